@@ -35,8 +35,8 @@ from sordino.bench import command_line
 from sordino.bench.resnet import resnet50_shapes
 from sordino.report import Results, machines, records, verdicts
 from sordino.report.tables import format_bytes
+from sordino.runtime.collectives.operation import Sum
 from sordino.runtime.dtypes import DTYPE_CODES
-from sordino.runtime.operation import Sum
 from sordino.timing import Participants, Run, Samples, Watch, rotated
 
 COPY_LIMIT = 0.9

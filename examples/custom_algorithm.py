@@ -23,8 +23,8 @@ from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.strategy import Runtime, Strategy
 from sordino.algorithms.traffic import Copies, Exchange, Model, Phase, Traffic, groups_of
 from sordino.errors import UsageError
-from sordino.runtime.flat_buffer import FlatBuffer, ParameterBuffer
-from sordino.runtime.groups import new_channel
+from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
+from sordino.runtime.exchange.groups import new_channel
 
 
 @dataclass(frozen=True)

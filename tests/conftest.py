@@ -15,8 +15,8 @@ import results
 from cluster import Cluster, mpirun
 from results import ResultsOf
 from sordino._core import kernels
-from sordino.cli import mpi
 from sordino.errors import NotBuilt
+from sordino.launcher import mpi
 
 pytest_plugins = ["no_skips", "pace", "selection"]
 os.environ.setdefault("UCX_NET_DEVICES", "lo")  # what UCX carries here does not leave the machine

@@ -24,9 +24,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 
-from sordino.cli import mpi
 from sordino.cli.run import job_environment
 from sordino.errors import NotBuilt, UsageError
+from sordino.launcher import mpi
 
 Rates = float | Sequence[float | None] | None
 

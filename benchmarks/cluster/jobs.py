@@ -17,8 +17,8 @@ import sordino.torch as hvd
 from cluster import Cluster
 from sordino._core import build_info
 from sordino.algorithms import Algorithm
-from sordino.cli import mpi
 from sordino.errors import NotBuilt, SordinoError, UsageError
+from sordino.launcher import mpi
 from sordino.report import Results, machines, records
 from sordino.timing import Participants, Watch
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sordino.cli.processes import state_and_parent
 from sordino.errors import SordinoError
+from sordino.launcher.processes import state_and_parent
 from sordino.report import machines
 
 _MARK = "SORDINO_SOAK_JOB"
@@ -97,7 +97,7 @@ class Job:
         here = {}
         for pid, environment in self._processes().items():
             number = next((environment[name] for name in _RANK if name in environment), None)
-            if number is not None and b"keeper.py" not in _read(pid, "cmdline"):
+            if number is not None and b"supervisor.py" not in _read(pid, "cmdline"):
                 here[pid] = int(number), int(environment.get("SORDINO_RESTART", 0))
         # A rank's own children carry its number too.
         return {rank: (pid, start) for pid, (rank, start) in here.items() if state_and_parent(pid)[1] not in here}

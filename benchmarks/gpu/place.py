@@ -121,7 +121,7 @@ def find(program: str, pretend: bool, local_rank: int = 0) -> Place:
 
 def enter(place: Place) -> None:
     """Have the CPU's tensors stand for the memory of a simulated GPU, in the current world, if on the host."""
-    current().pretended = None if place.on_gpu else sim_device(0)
+    current().host_device = None if place.on_gpu else sim_device(0)
 
 
 def in_turn(calls: Sequence[Callable[[], object]]) -> Run:

@@ -10,8 +10,8 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from gpu.place import Call, Place
 from sordino._core import kernels
+from sordino.runtime.collectives.operation import Sum
 from sordino.runtime.dtypes import DTYPE_CODES
-from sordino.runtime.operation import Sum
 
 
 class ResNet:

@@ -30,7 +30,7 @@ bool one_of(std::string_view value, std::initializer_list<std::string_view> know
   return std::find(known.begin(), known.end(), value) != known.end();
 }
 
-bool goes_on(const std::string& name, const std::string& value) {
+bool continues(const std::string& name, const std::string& value) {
   if (value != "raise" && value != "continue") {
     throw UsageError(name + "='" + value + "' is neither raise nor continue");
   }
@@ -47,7 +47,7 @@ const std::vector<Row>& rows() {
       {{"SORDINO_ON_PEER_LOST", "", "raise",
         "what becomes of the ranks that are left when one is lost: raise (every operation raises PeerLost) or continue "
         "(they go on without it); init(on_peer_lost=...) comes first"},
-       [](Config& c, auto& n, auto& v) { c.outlast = goes_on(n, v); }},
+       [](Config& c, auto& n, auto& v) { c.survive_losses = continues(n, v); }},
       {{"SORDINO_TRANSPORT", "", "auto",
         "how ranks reach each other: mpi, ucx, local (one machine, shared memory alone), or auto: MPI where its "
         "launcher started them, else local on one machine and UCX between several"},

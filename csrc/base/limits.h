@@ -1,5 +1,5 @@
 // Limits of this process: memory and open files. Only this class reads them; the launcher uses it, too
-// (python/sordino/cli/room.py).
+// (python/sordino/launcher/capacity.py).
 //
 // Control groups limit memory on several levels: the group of a container, the one of its job, and so on up. All levels
 // are read, in version 1 (a separate hierarchy for memory, below /sys/fs/cgroup/memory) and in version 2 (one for all,

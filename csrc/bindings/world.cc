@@ -104,7 +104,7 @@ void register_world(py::module_& module) {
           "The world of the ranks that are left. Where this one has not failed, it fails with `error` now.")
       .def_property_readonly("epoch", &World::epoch, "How many worlds there have been before this one.")
       .def_property_readonly("identities", &World::identities, "The ranks that this world's had in the first one.")
-      .def_property_readonly("outlasts", &World::outlasts, "Whether the ranks go on without those that are lost.")
+      .def_property_readonly("survives_losses", &World::survives_losses, "Whether the ranks go on without those that are lost.")
       .def_property_readonly("awake_seconds", &World::awake_seconds,
                              "Seconds in which this rank ran, since some moment; time in which its process was "
                              "stopped does not count.")
@@ -129,7 +129,7 @@ void register_world(py::module_& module) {
            "Seconds in which operations were under way, bytes sent by rank, the spans since the last time (what, begin "
            "and end on Python's monotonic clock, peer, bytes, name), and how many of them found no room.")
       .def("names_in_flight", &World::names_in_flight)
-      .def("outlive_peers", &World::outlive_peers, py::call_guard<py::gil_scoped_release>(),
+      .def("tolerate_losses", &World::tolerate_losses, py::call_guard<py::gil_scoped_release>(),
            "From now on ranks that are lost have left: only operations that need them fail.")
       .def(
           "promise",

@@ -65,9 +65,9 @@ class PythonMeeting : public Meeting {
   Gather gather_;
 };
 
-Config config_for(std::optional<bool> outlast) {
+Config config_for(std::optional<bool> survive_losses) {
   Config config = Config::from_environment();
-  config.outlast = outlast.value_or(config.outlast);
+  config.survive_losses = survive_losses.value_or(config.survive_losses);
   return config;
 }
 
@@ -83,33 +83,33 @@ void register_worlds(py::module_& module) {
   py::implicitly_convertible<py::list, sim::Network>();
   module.def(
       "sim_worlds",
-      [](const sim::Network& network, std::optional<bool> outlast) {
-        const Config config = config_for(outlast);
+      [](const sim::Network& network, std::optional<bool> survive_losses) {
+        const Config config = config_for(survive_losses);
         std::vector<std::shared_ptr<World>> worlds;
         for (auto& transport : network.transports()) worlds.push_back(make_world(std::move(transport), config));
         return worlds;
       },
-      py::arg("network"), py::arg("outlast") = py::none(),
+      py::arg("network"), py::arg("survive_losses") = py::none(),
       "Connected worlds for threads of this process, one for each rank of a network, or for each node in a list.");
   module.def(
       "mpi_world",
       [](std::optional<int> fortran_handle, std::vector<int> ranks, std::string fingerprint,
-         std::function<void(const std::vector<std::string>&)> compare, std::optional<bool> outlast) {
-        const Config config = config_for(outlast);
+         std::function<void(const std::vector<std::string>&)> compare, std::optional<bool> survive_losses) {
+        const Config config = config_for(survive_losses);
         const mpi::Members members{fortran_handle, std::move(ranks), {std::move(fingerprint), std::move(compare)}};
         py::gil_scoped_release released;
         return make_world(mpi::open(members, config), config);
       },
       py::arg("fortran_handle") = py::none(), py::arg("ranks") = std::vector<int>{}, py::arg("fingerprint") = "",
-      py::arg("compare") = py::none(), py::arg("outlast") = py::none(),
+      py::arg("compare") = py::none(), py::arg("survive_losses") = py::none(),
       "The world of an MPI communicator (MPI_COMM_WORLD by default). Collective. Before anything else `compare` is "
       "called with the fingerprints of all its ranks; what it raises ends the call.");
   module.def(
       "process_world",
       [](int rank, int size, PythonMeeting::Gather gather, std::string fingerprint,
          std::function<void(const std::vector<std::string>&)> compare, bool by_ucx, const std::string& token,
-         std::optional<bool> outlast) {
-        const Config config = config_for(outlast);
+         std::optional<bool> survive_losses) {
+        const Config config = config_for(survive_losses);
         const Comparison comparison{std::move(fingerprint), std::move(compare)};
         PythonMeeting meeting(rank, size, std::move(gather));
         LinkMaker far;
@@ -118,7 +118,7 @@ void register_worlds(py::module_& module) {
         return make_world(process::meet(meeting, comparison, config, far), config);
       },
       py::arg("rank"), py::arg("size"), py::arg("gather"), py::arg("fingerprint") = "", py::arg("compare") = py::none(),
-      py::arg("by_ucx") = false, py::arg("token") = "", py::arg("outlast") = py::none(),
+      py::arg("by_ucx") = false, py::arg("token") = "", py::arg("survive_losses") = py::none(),
       "The world of processes that meet by `gather`, which shows what it is given to all ranks and returns what each "
       "has shown, by rank. Collective. Ranks of other nodes are reached by UCX, or there are none. Then as mpi_world.");
   module.def(
@@ -127,7 +127,7 @@ void register_worlds(py::module_& module) {
   module.def("host_name", &process::host_name, "The name of this host.");
   module.def("hint_ucx", &ucx::hint, py::arg("folder"), "Where the libraries of UCX's wheel are.");
   module.def(
-      "outlasts", [] { return Config::from_environment().outlast; },
+      "survives_losses", [] { return Config::from_environment().survive_losses; },
       "Whether SORDINO_ON_PEER_LOST says that ranks go on without those that are lost.");
   module.def(
       "transport", [] { return Config::from_environment().transport; },

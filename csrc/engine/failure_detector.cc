@@ -37,7 +37,7 @@ void FailureDetector::watch_losses() {
   common_.transport.poll(receive_);  // a goodbye may have been sent just before the end
   for (const Loss& loss : losses) {
     if (common_.peers.gone(loss.rank)) continue;
-    if (common_.peers.outlived()) {
+    if (common_.peers.tolerates_losses()) {
       lose(loss.rank, loss.cause, loss.certain);
       continue;
     }
@@ -67,7 +67,7 @@ void FailureDetector::watch_set(ProcessSet& set, AwakeTime now) {
   try {
     watch_running(*set.running, now);
   } catch (const PeerLost& error) {
-    if (!common_.peers.outlived()) throw;
+    if (!common_.peers.tolerates_losses()) throw;
     scheduler_.give_up(set, error);
   }
 }
@@ -227,7 +227,7 @@ void FailureDetector::tell_membership(const std::exception_ptr& failure) {
 }
 
 void FailureDetector::receive_failure(int from, Reader& reader) {
-  if (common_.peers.outlived()) {
+  if (common_.peers.tolerates_losses()) {
     reader.one_of(kLastFailure);
     return lose(from, "it has failed: " + reader.text(), true);
   }

@@ -2,7 +2,7 @@
 // failure (FailureLatch), tells the other ranks, and fails all operations, so that every wait raises it. What fails
 // when a rank is lost depends on the world:
 //
-//   Peers::outlived()         only operations that need the lost rank; the world goes on
+//   Peers::tolerates_losses()         only operations that need the lost rank; the world goes on
 //   else, with a membership   the world, on all ranks; the membership learns which ranks are to blame
 //   else                      the world, on all ranks
 #pragma once

@@ -31,11 +31,11 @@ class Peers {
   }
 
   // From now on a lost rank counts as one that has left: only operations that need it fail, and this rank goes on.
-  void outlive() {
-    outlived_ = true;
-    transport_.outlive_peers();
+  void tolerate_losses() {
+    tolerates_losses_ = true;
+    transport_.tolerate_losses();
   }
-  bool outlived() const { return outlived_.load(); }  // from any thread
+  bool tolerates_losses() const { return tolerates_losses_.load(); }  // from any thread
 
   // These post neither to this rank itself nor to a rank that has left.
   void post(int to, const Bytes& message) {
@@ -59,7 +59,7 @@ class Peers {
   Transport& transport_;
   std::vector<bool> gone_;
   std::vector<std::string> causes_;
-  std::atomic<bool> outlived_{false};
+  std::atomic<bool> tolerates_losses_{false};
 };
 
 }  // namespace sordino

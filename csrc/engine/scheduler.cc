@@ -42,7 +42,7 @@ std::shared_ptr<Handle> Scheduler::submit(Request request) {
   if (in_flight_.fetch_add(1) == 0 && common_.ledger.open_now()) common_.ledger.busy(std::chrono::steady_clock::now());
   found->second->in_flight.fetch_add(1);
   if (request.device) on_devices_.fetch_add(1);
-  request.runs_ahead = request.device && request.device->waits_for_words() && !common_.peers.outlived();
+  request.runs_ahead = request.device && request.device->waits_for_words() && !common_.peers.tolerates_losses();
   handle->submitted = true;
   submitted_.push_back({std::move(request), handle, std::chrono::steady_clock::now(), common_.clock.now()});
   submitted_any_ = true;
@@ -207,7 +207,7 @@ void Scheduler::give_up(ProcessSet& set, const PeerLost& error) {
 // If this rank has already ended the operation, nothing is left to do. If it has not begun it, it fails at its
 // beginning.
 void Scheduler::hear_of_given_up(ProcessSet& set, std::uint64_t sequence, const PeerLost& error) {
-  if (!common_.peers.outlived()) throw error;
+  if (!common_.peers.tolerates_losses()) throw error;
   if (set.running && set.running->participants->sequence == sequence) {
     give_up(set, std::make_exception_ptr(error));
   } else if (sequence > set.sequence()) {

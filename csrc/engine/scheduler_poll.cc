@@ -145,7 +145,7 @@ bool Scheduler::advance() {
     try {
       moved |= advance(*set);
     } catch (const PeerLost& error) {
-      if (!common_.peers.outlived() || !set->running) throw;
+      if (!common_.peers.tolerates_losses() || !set->running) throw;
       give_up(*set, error);
     }
   }
@@ -223,7 +223,7 @@ void Scheduler::obey(ProcessSet& set, Decision decision) {
     const PeerLost error("'" + decision.names.front() + "' needs rank " + std::to_string(gone.front()) +
                              ", which had ended before this rank could map its memory",
                          gone);
-    if (!common_.peers.outlived()) throw error;
+    if (!common_.peers.tolerates_losses()) throw error;
     return fail(submissions, error);
   }
   Running& running = set.running.emplace();

@@ -32,7 +32,7 @@ std::chrono::microseconds spin_for(const Transport& transport, const Config& con
 }  // namespace
 
 World::Place World::place_of(std::unique_ptr<Transport> transport, const Config& config) {
-  if (config.outlast) return place_in(std::make_shared<Membership>(std::move(transport), config.silence_s));
+  if (config.survive_losses) return place_in(std::make_shared<Membership>(std::move(transport), config.silence_s));
   Place place;
   for (int rank = 0; rank < transport->size(); ++rank) place.view.members.push_back(rank);
   place.transport = std::move(transport);
@@ -232,10 +232,10 @@ void World::close_service(int number) {
 }
 
 // First waits until no work is in flight on devices: such work ends as in a world that fails as a whole.
-void World::outlive_peers() {
+void World::tolerate_losses() {
   require_own_process();
   progress_->wait([this] { return common_.failure.latched() || scheduler_->device_in_flight().empty(); }, interrupt_);
-  progress_->alone([this] { common_.peers.outlive(); });
+  progress_->alone([this] { common_.peers.tolerate_losses(); });
 }
 
 // ---- polling -------------------------------------------------------------------------------------------------------

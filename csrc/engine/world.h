@@ -31,7 +31,7 @@ class World {
   World(std::unique_ptr<Transport> transport, const Config& config);
   ~World();
 
-  // Returns the world of the remaining ranks once they have agreed on it, where ranks survive losses (Config::outlast).
+  // Returns the world of the remaining ranks once they have agreed on it, where ranks survive losses (Config::survive_losses).
   // This world has failed, or fails now with `error`; its holder then releases it. Throws NoQuorum or Evicted if this
   // rank cannot go on, and `error` itself in a world that ends with its first loss.
   std::shared_ptr<World> successor(std::exception_ptr error);
@@ -39,7 +39,7 @@ class World {
   std::uint32_t epoch() const { return view_.epoch; }
   // This world's ranks as numbered in the first world.
   const std::vector<int>& identities() const { return view_.members; }
-  bool outlasts() const { return membership_ != nullptr; }
+  bool survives_losses() const { return membership_ != nullptr; }
 
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }
@@ -90,7 +90,7 @@ class World {
   // This rank is about to end because of `cause`: all others fail with PeerLost, which names it. Waits for no rank.
   void abort(const std::string& cause);
   // From now on a lost rank counts as one that has left: only operations that need it fail, and this rank goes on.
-  void outlive_peers();
+  void tolerate_losses();
 
   const Traffic& traffic() const { return common_.traffic; }
   // Seconds in which this rank ran, since an arbitrary moment: the clock of its deadlines. From any thread.

@@ -39,7 +39,7 @@ class EpochTransport : public Transport {
   bool rings_always() const override { return below().rings_always(); }
 
   std::vector<Loss> take_losses() override;
-  void outlive_peers() override { membership_->outlive_peers(); }
+  void tolerate_losses() override { membership_->tolerate_losses(); }
   void abandon() override { below().abandon(); }
 
  private:

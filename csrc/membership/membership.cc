@@ -31,7 +31,7 @@ Membership::Membership(std::unique_ptr<Transport> transport, double silence_s)
       heard_(static_cast<std::size_t>(transport_->size())),
       was_watched_(heard_.size(), false),
       last_tick_(steady_clock::now()) {
-  transport_->outlive_peers();
+  transport_->tolerate_losses();
   view_.members.resize(heard_.size());
   std::iota(view_.members.begin(), view_.members.end(), 0);
   agreement_ = make_agreement();
@@ -148,7 +148,7 @@ void Membership::follow() {
     return;
   }
   view_ = next;
-  outlives_ = false;  // until the next world asks for it
+  tolerates_losses_ = false;  // until the next world asks for it
   losses_.clear();
   agreement_ = make_agreement();
   for (const int rank : view_.members) heard_[static_cast<std::size_t>(rank)] = clock_.now();
@@ -210,7 +210,7 @@ void Membership::lose(const Loss& loss) {
   } else {
     agreement_->silence(loss.rank, loss.cause);
   }
-  if (outlives_) {
+  if (tolerates_losses_) {
     losses_.push_back(loss);
   } else {
     begin();
@@ -267,7 +267,7 @@ std::vector<int> Membership::watched() const {
 }
 
 void Membership::look_for_silence() {
-  if (outlives_ && !agreement_->begun()) return;
+  if (tolerates_losses_ && !agreement_->begun()) return;
   std::vector<bool> is_watched(heard_.size(), false);
   bool found = false;
   for (const int rank : watched()) {

@@ -59,7 +59,7 @@ class Membership : public std::enable_shared_from_this<Membership> {
   void begin();
   void count_tags(int next) { agreement_->count_tags(next); }
   // From now on losses do not end the epoch; take_losses() reports them.
-  void outlive_peers() { outlives_ = true; }
+  void tolerate_losses() { tolerates_losses_ = true; }
   std::vector<Loss> take_losses();
 
  private:
@@ -95,7 +95,7 @@ class Membership : public std::enable_shared_from_this<Membership> {
   std::vector<Held> held_;
   End end_ = End::kNone;
   std::string ending_;
-  bool outlives_ = false;
+  bool tolerates_losses_ = false;
   std::vector<Loss> losses_;
   AwakeClock clock_;
   std::vector<AwakeTime> heard_;

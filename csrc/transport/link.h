@@ -29,7 +29,7 @@ class Link {
   // True while transfers are in flight whose end rings no bell.
   virtual bool silent_work() const { return false; }
   virtual std::vector<Loss> take_losses() { return {}; }
-  virtual void outlive_peers() {}
+  virtual void tolerate_losses() {}
   virtual void abandon() {}
   // True if a process that has used this link ends only when the others do.
   virtual bool ends_together() const { return false; }

@@ -83,7 +83,7 @@ class Transport {
   virtual std::vector<Loss> take_losses() = 0;
   // From now on control messages to and from lost ranks fail silently, and take_losses() reports the ranks. Bulk
   // transfers with them throw PeerLost as before.
-  virtual void outlive_peers() = 0;
+  virtual void tolerate_losses() = 0;
   // Called once when the world has failed, so that closing waits for no rank.
   virtual void abandon() = 0;
 };

@@ -11,8 +11,8 @@ from sordino._core import Device, SimNetwork, sim_worlds
 from sordino.algorithms import Algorithm
 from sordino.log.core import listen
 from sordino.runtime.context import Context, use
-from sordino.runtime.helpers import Helpers
-from sordino.torch.start import goes_on, helped
+from sordino.runtime.exchange.helpers import Helpers
+from sordino.torch.start import helped, survives_losses
 
 Result = TypeVar("Result")
 
@@ -45,14 +45,14 @@ def run(
         network: network of `size` ranks with their nodes, through which a test can cause faults; None: a new one.
     """
     dedicated = helped(algorithm)
-    outlast = goes_on(on_peer_lost, algorithm)
+    survivable = survives_losses(on_peer_lost, algorithm)
     place = network if network is not None else _nodes(size, ranks_per_node)
-    everybody = _contexts(place, devices if dedicated is None else (), outlast)  # helpers have no GPUs
+    everybody = _contexts(place, devices if dedicated is None else (), survivable)  # helpers have no GPUs
     nodes = everybody[0].world.nodes
     chosen, workers = list(range(size)), everybody
     if dedicated is not None:
         chosen = dedicated.roles(nodes).workers
-        workers = _contexts([nodes[rank] for rank in chosen], devices, outlast)
+        workers = _contexts([nodes[rank] for rank in chosen], devices, survivable)
     results: list[Any] = [None] * len(workers)
     failures: list[BaseException] = []
     finished: list[int] = []
@@ -93,25 +93,25 @@ def run(
         thread.start()
     for thread in threads:
         thread.join()
-    if failures and not (outlast and finished):
+    if failures and not (survivable and finished):
         raise failures[0]
     return results
 
 
 def contexts(
-    size: int, ranks_per_node: int = 0, devices: Sequence[Device] = (), outlast: bool = False
+    size: int, ranks_per_node: int = 0, devices: Sequence[Device] = (), survive_losses: bool = False
 ) -> list[Context]:
     """Return the contexts that `run` would use, for tests that manage the threads themselves."""
-    return _contexts(_nodes(size, ranks_per_node), devices, outlast)
+    return _contexts(_nodes(size, ranks_per_node), devices, survive_losses)
 
 
 def _nodes(size: int, ranks_per_node: int) -> list[int]:
     return [rank // ranks_per_node if ranks_per_node else 0 for rank in range(size)]
 
 
-def _contexts(network: SimNetwork | list[int], devices: Sequence[Device], outlast: bool) -> list[Context]:
+def _contexts(network: SimNetwork | list[int], devices: Sequence[Device], survive_losses: bool) -> list[Context]:
     listen()
-    made = [Context(world) for world in sim_worlds(network, outlast)]
+    made = [Context(world) for world in sim_worlds(network, survive_losses)]
     for context in made if devices else ():
-        context.pretended = devices[context.rank % len(devices)]
+        context.host_device = devices[context.rank % len(devices)]
     return made

@@ -50,7 +50,7 @@ def main() -> None:
             began = time.monotonic()
             try:
                 hvd.init(algorithm=check.algorithm(size))
-                current().pretended = gpu if order["gpu"] else None
+                current().host_device = gpu if order["gpu"] else None
                 line["log"] = check.run("processes", str(scratch))
             except SystemExit as end:  # of a helper
                 line.update(helper=True, error=None if end.code == 0 else f"status {end.code}")

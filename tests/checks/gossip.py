@@ -23,7 +23,7 @@ from sordino.algorithms import (
 )
 from sordino.algorithms.gossip import Gossip, MixingGossip
 from sordino.errors import UsageError
-from sordino.runtime.flat_buffer import segment_numbers
+from sordino.runtime.exchange.flat_buffer import segment_numbers
 
 CHOICES: dict[str, MixingGossip] = {
     "crossover": Crossover(seed=3),

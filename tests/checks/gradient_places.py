@@ -16,7 +16,7 @@ import sordino.torch as hvd
 from checks.registry import Seat, check
 from sordino.errors import StepOrderError
 from sordino.runtime.context import current
-from sordino.runtime.deferred_step import Watch
+from sordino.runtime.gradients.deferred_step import Watch
 
 # What a user may keep of a gradient.
 KEEPING: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -84,7 +84,7 @@ def gradients_that_persist_move_once(seat: Seat) -> None:
         found.append([parameter.grad for parameter in job.parameters])
     assert all(grad is last for grads in found[2:] for grad, last in zip(grads, found[-1]))
     world = current().world
-    if world.shares_memory and current().pretended is None:
+    if world.shares_memory and current().host_device is None:
         for grad in found[-1]:
             assert grad is not None
             assert world.in_shared_memory(grad.data_ptr(), grad.nbytes)

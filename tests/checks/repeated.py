@@ -30,7 +30,7 @@ def fits(seat: Seat, tensor: torch.Tensor) -> bool:
     world = current().world
     one_node = len(set(world.nodes)) == 1 and world.shares_memory  # where each rank reads all inputs
     most = 128 * 1024 // seat.size if one_node else 64 * 1024
-    return seat.size > 1 and current().pretended is None and tensor.numel() * tensor.element_size() <= most
+    return seat.size > 1 and current().host_device is None and tensor.numel() * tensor.element_size() <= most
 
 
 @check(dtype=DTYPES)

@@ -16,7 +16,7 @@ from sordino.algorithms import LocalSGD, ParameterSkipping
 from sordino.algorithms.caps.items import Items
 from sordino.algorithms.caps.parameter_server import ParameterServer
 from sordino.runtime.context import current
-from sordino.runtime.flat_buffer import ParameterBuffer
+from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 from sordino.runtime.process_set import global_process_set
 
 DETECTORS = ("naive", "random", "history", "movement")

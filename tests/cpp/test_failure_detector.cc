@@ -184,15 +184,15 @@ void kill(Engines& ranks, int rank) {
 }
 
 void a_loss_ends_the_world_or_what_needs_the_lost() {
-  for (const bool outlive : {false, true}) {
+  for (const bool tolerates : {false, true}) {
     Engines ranks({0, 1, 1}, config());
     const auto needs_it = ranks[0].scheduler.submit(barrier_called("all"));
     ranks[1].scheduler.submit(barrier_called("all"));
     ranks.settle();
-    if (outlive) ranks[0].common.peers.outlive();
+    if (tolerates) ranks[0].common.peers.tolerate_losses();
     kill(ranks, 2);
     Heard heard;
-    if (!outlive) {
+    if (!tolerates) {
       CHECK(thrown<PeerLost>(ranks[0], 0).find("rank 2 on ") == 0);
       CHECK(!needs_it->done());
       continue;
@@ -226,7 +226,7 @@ void who_leaves_in_the_middle_fails_what_runs() {
     ranks[1].poll();
     ranks[0].poll();
     CHECK(!ranks[0].scheduler.settled());
-    if (how == How::kAlone) ranks[0].common.peers.outlive();
+    if (how == How::kAlone) ranks[0].common.peers.tolerate_losses();
     ranks[0].failures.leave(1, true, "ValueError: no");
     CHECK(how == How::kServing || (thrown<PeerLost>(ranks[0], 0.5).empty() && !handle->done()));
     const std::string error = thrown<PeerLost>(ranks[0], 2);
@@ -245,7 +245,7 @@ void who_gives_up_an_operation_tells_the_others() {
     std::vector<std::vector<float>> values(4, std::vector<float>(1 << 20));
     std::vector<std::shared_ptr<Handle>> handles;
     for (int rank = 0; rank < 4; ++rank) {
-      ranks[rank].common.peers.outlive();
+      ranks[rank].common.peers.tolerate_losses();
       handles.push_back(ranks[rank].scheduler.submit(allreduce_of("x", values[static_cast<std::size_t>(rank)])));
       if (rank > 0) ranks[rank].poll();
     }

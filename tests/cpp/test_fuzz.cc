@@ -409,9 +409,9 @@ std::vector<Bytes> with_epochs(const std::vector<Bytes>& messages) {
 // A world of three ranks on three nodes, or on one, of which only `me` is one: what the others say is up to the test.
 class Victim {
  public:
-  Victim(const std::vector<int>& nodes, int me, bool outlasts) : me_(me), outlasts_(outlasts) {
+  Victim(const std::vector<int>& nodes, int me, bool survives_losses) : me_(me), survives_losses_(survives_losses) {
     Config config = Config::from_environment();
-    config.outlast = outlasts;
+    config.survive_losses = survives_losses;
     transports_ = sim::Network(nodes).transports();
     const std::vector<TensorSpec> tensors = {{"w", DType::kFloat32, {8}}};
     const auto layout = std::make_shared<Layout>(tensors, std::size_t{1} << 20);
@@ -456,7 +456,7 @@ class Victim {
   bool lives(int from) {
     const std::string end = "end " + std::to_string(++ends_);
     Bytes bytes = message(Message::kService, kMailbox, end);
-    post(from, outlasts_ ? joined(Writer().put(std::uint32_t{0}).take(), bytes) : bytes);
+    post(from, survives_losses_ ? joined(Writer().put(std::uint32_t{0}).take(), bytes) : bytes);
     try {
       for (int turn = 0; turn < 200; ++turn) {
         for (const Mailbox::Event& event : mailbox_->wait(0.1)) {
@@ -481,7 +481,7 @@ class Victim {
   }
 
   const int me_;
-  const bool outlasts_;
+  const bool survives_losses_;
   int ends_ = 0;
   alignas(64) std::byte values_[1024]{}, outputs_[1024]{};
   std::vector<std::unique_ptr<Transport>> transports_;
@@ -492,13 +492,13 @@ class Victim {
   std::vector<std::shared_ptr<Handle>> handles_;
 };
 
-void worlds(int me, bool outlasts, unsigned seed, int turns) {
-  const std::vector<Bytes> said = outlasts ? with_epochs(world_messages()) : world_messages();
+void worlds(int me, bool survives_losses, unsigned seed, int turns) {
+  const std::vector<Bytes> said = survives_losses ? with_epochs(world_messages()) : world_messages();
   Random random(seed);
   std::unique_ptr<Victim> victim;
   for (int turn = 0; turn < turns; ++turn) {
     if (!victim) {
-      victim = std::make_unique<Victim>(std::vector<int>{0, 1, 2}, me, outlasts);
+      victim = std::make_unique<Victim>(std::vector<int>{0, 1, 2}, me, survives_losses);
       victim->submit();
     }
     const auto from = (me + 1 + static_cast<int>(draw(random, 2))) % 3;

@@ -233,7 +233,7 @@ void a_limit_while_mapping_is_told() {
 
 // A rank ends before another has mapped its memory, and an operation with it has been decided: that is a loss.
 void memory_of_a_rank_that_has_ended_is_not_used() {
-  for (const bool outlive : {false, true}) {
+  for (const bool tolerates : {false, true}) {
     Engines ranks({0, 0, 0});
     ranks.network().hinder([](int rank) {
       if (rank == 2) throw MemoryGone("it is gone", rank);
@@ -242,11 +242,11 @@ void memory_of_a_rank_that_has_ended_is_not_used() {
     std::vector<std::shared_ptr<Handle>> handles;
     for (int rank = 0; rank < 3; ++rank) {
       handles.push_back(ranks[rank].scheduler.submit(allreduce_of("x", values[static_cast<std::size_t>(rank)])));
-      if (outlive) ranks[rank].common.peers.outlive();
+      if (tolerates) ranks[rank].common.peers.tolerate_losses();
     }
     ranks[1].poll();
     ranks[2].poll();
-    if (!outlive) {
+    if (!tolerates) {
       CHECK_THROWS(PeerLost, ranks[0].poll());
       continue;
     }

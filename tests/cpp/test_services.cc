@@ -58,7 +58,7 @@ std::vector<Rank> make(const std::vector<int>& nodes, const std::shared_ptr<cons
     rank.snapshots = std::make_shared<SnapshotStore>(rank.world->service_context(), kSnapshots, layout, rank.mailbox);
     rank.world->open_service(kMailbox, rank.mailbox);
     rank.world->open_service(kSnapshots, rank.snapshots);
-    rank.world->outlive_peers();
+    rank.world->tolerate_losses();
   }
   for (std::size_t here = 0; here < ranks.size(); ++here) {
     for (std::size_t there = 0; there < ranks.size(); ++there) {

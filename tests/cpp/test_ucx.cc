@@ -274,11 +274,11 @@ void other_sizes_than_expected_are_errors() {
 }
 
 void the_others_go_on_when_one_is_killed() {
-  for (const bool outlives : {false, true}) {
+  for (const bool tolerates : {false, true}) {
     in_processes(
         3,
         [&](Rank& self) {
-          if (outlives) self.link->outlive_peers();
+          if (tolerates) self.link->tolerate_losses();
           const auto memory = kept(64 * kMiB), other = kept(10), more = kept(64 * kMiB);
           for (const auto& [one, another] : {std::pair(0, 1), std::pair(0, 2), std::pair(1, 2)}) {
             if (self.rank == one) self.exchange(another, 1, 10);
@@ -301,7 +301,7 @@ void the_others_go_on_when_one_is_killed() {
           }
           self.poll_until([&] { return !self.losses.empty(); });
           CHECK(self.losses.size() == 1 && self.losses[0].rank == 2 && !self.losses[0].certain);
-          if (outlives) {
+          if (tolerates) {
             self.link->post(2, pattern(10, 0));
           } else {
             CHECK_THROWS(PeerLost, self.link->post(2, pattern(10, 0)));

@@ -38,7 +38,7 @@ class Unreachable : public Transport {
   void keep(std::shared_ptr<Segment> segment) override { below_->keep(std::move(segment)); }
   bool rings_always() const override { return below_->rings_always(); }
   std::vector<Loss> take_losses() override { return below_->take_losses(); }
-  void outlive_peers() override { below_->outlive_peers(); }
+  void tolerate_losses() override { below_->tolerate_losses(); }
   void abandon() override { below_->abandon(); }
 
  private:

@@ -98,11 +98,11 @@ class Launched:
         return pid
 
     def rank(self, number: int) -> int:
-        """Its process: not its keeper's, not one that stands for it (tests/forked), and not one that it has started."""
+        """The rank's process: not its supervisor, its stand-in (tests/forked), or a child of it."""
         here = self._those(
             lambda pid, words, environ: (
                 environ.get("SORDINO_RANK", environ.get("OMPI_COMM_WORLD_RANK")) == str(number)
-                and "keeper.py" not in words
+                and "supervisor.py" not in words
                 and "forked/client.py" not in words
             )
         )

@@ -22,7 +22,7 @@ import pytest
 from pace import HANG_S, bound, stretched
 
 import sordino
-from sordino.cli import mpi
+from sordino.launcher import mpi
 
 WORKER = Path(__file__).with_name("mismatch_worker.py")
 RANKS = 3

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from launched import Launched
 from pace import HANG_S, bound
 
-from sordino.cli.outcomes import Outcomes, over_stderr
+from sordino.launcher.outcomes import Outcomes, over_stderr
 
 WORKER = Path(__file__).with_name("launched_worker.py")
 CONTINUE = ["--on-peer-lost", "continue"]
@@ -36,7 +36,7 @@ def test_kill_9_of_the_launcher_leaves_nothing(
         victim = "copy"  # there is none above it
     with Launched(tmp_path, ["-np", "2", *options, "--", "python", str(WORKER), str(tmp_path)]) as job:
         job.wait_for(lambda: all((tmp_path / f"ready.{rank}").exists() for rank in range(2)))
-        by_mpirun = 1 + 2 * bool(options)  # itself, and a keeper above each rank
+        by_mpirun = 1 + 2 * bool(options)  # itself, and a supervisor above each rank
         assert len(job.processes()) == 6 + by_mpirun * (starter == "mpi")  # front, copy; ranks, their children
         assert job.files, "the job has nothing in shared memory, so nothing can be left there"
         pid = {"front": lambda: job.front.pid, "copy": job.copy, "mpirun": job.mpirun}[victim]()
@@ -47,8 +47,8 @@ def test_kill_9_of_the_launcher_leaves_nothing(
         note_time("the launcher killed, until nothing is left", time.monotonic() - struck)
 
 
-@pytest.mark.drill("keepers left alone")
-def test_keepers_end_the_ranks_when_nobody_else_is_left(by_mpirun: None, tmp_path: Path) -> None:
+@pytest.mark.drill("supervisors left alone")
+def test_supervisors_end_the_ranks_when_nobody_else_is_left(by_mpirun: None, tmp_path: Path) -> None:
     """As on another host, where only mpirun's daemon is above them."""
     with Launched(tmp_path, ["-np", "2", *CONTINUE, "--", "python", str(WORKER), str(tmp_path)]) as job:
         job.wait_for(lambda: all((tmp_path / f"ready.{rank}").exists() for rank in range(2)))
@@ -99,7 +99,7 @@ def test_mpirun_that_does_not_stop_is_killed(by_mpirun: None, tmp_path: Path, op
 # --- How ranks end and what that makes of the job ---------------------------------------------------------------------
 
 # Ranks end in the order of their turns, however long each takes to start: a rank waits until those before it are gone,
-# which is when their keepers have seen it, and a moment more, in which these tell.
+# which is when their supervisors have seen it, and a moment more, in which these tell.
 ENDS = """
 import json, os, pathlib, sys, time
 hows, folder = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
@@ -221,7 +221,7 @@ def test_judgement(codes: dict[int, int], of_mpirun: int, status: int, text: str
 
 
 @given(texts=st.lists(st.binary(max_size=50), min_size=3, max_size=3), cut=st.integers(1, 40))
-def test_what_keepers_say_is_taken_out_of_stderr(
+def test_what_supervisors_say_is_taken_out_of_stderr(
     capfdbinary: pytest.CaptureFixture[bytes], texts: list[bytes], cut: int
 ) -> None:
     capfdbinary.readouterr()

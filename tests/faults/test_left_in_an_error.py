@@ -11,7 +11,7 @@ import pytest
 from checks.commands import SORDINO
 from pace import HANG_S
 
-from sordino.cli.outcomes import Outcome, Outcomes
+from sordino.launcher.outcomes import Outcome, Outcomes
 
 # The others end at once; rank 1 takes its time, as it does where it writes a checkpoint in another `finally:`.
 SCRIPT = """

@@ -13,7 +13,7 @@ from crew import PATIENCE_S, Crew, Member, metric
 import sordino.torch as hvd
 from sordino.errors import OperationMismatch, PeerLost, SordinoError, UsageError
 from sordino.runtime.context import use
-from sordino.runtime.recovery import go_on_after, together
+from sordino.runtime.recovery.losses import go_on_after, together
 
 ELEMENTS = 6_000_000
 

@@ -13,8 +13,8 @@ from launched import Launched, eventually
 from pace import stretched
 
 from sordino._core import variables
-from sordino.cli import outcomes
-from sordino.cli.outcomes import Deadlines, Outcomes
+from sordino.launcher import outcomes
+from sordino.launcher.outcomes import Deadlines, Outcomes
 
 CONTINUE = ["--on-peer-lost", "continue"]
 # Rank 1 ends in the job's first start, in the way that argv[1] says.

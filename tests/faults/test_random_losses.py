@@ -26,7 +26,7 @@ from sordino.algorithms import (
     ScheduledPull,
     SegmentedGossip,
 )
-from sordino.runtime.recovery import go_on_after
+from sordino.runtime.recovery.losses import go_on_after
 
 STEPS = 9
 EXAMPLES = int(os.environ.get("SORDINO_TEST_EXAMPLES", 5))

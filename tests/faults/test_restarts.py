@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from launched import Launched
 
-from sordino.cli import restarts
+from sordino.launcher import restarts
 
 # Fails in the first starts, as many as argv[2] says, in the way that argv[1] says; then all is well.
 FAILS = """

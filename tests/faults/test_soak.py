@@ -17,7 +17,7 @@ import soak
 from drills.course import Line, course, lines_of, told
 from drills.job import Job, Kill
 from results import ResultsOf
-from sordino.cli import mpi
+from sordino.launcher import mpi
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHORT = ["--data", "digits", "--minutes", "0.2", "--every", "6", "--checkpoint-every", "20"]
@@ -70,7 +70,7 @@ def test_the_ranks_of_a_job_are_found_and_killed(launcher: mpi.Launcher, tmp_pat
             assert job.wait(0) is None
         pids = [int(file.read_text()) for file in files]
         ranks = job.ranks()
-        assert ranks == {0: (pids[0], 0), 1: (pids[1], 0)}  # neither keepers nor children
+        assert ranks == {0: (pids[0], 0), 1: (pids[1], 0)}  # neither supervisors nor children
         kill = job.kill(ranks, [0, 1])
         assert (kill.ranks, kill.alive, kill.start) == ((0, 1), 2, 0)
         while (status := job.wait(kill.time + HANG_S)) is None:

@@ -16,8 +16,8 @@ from checks.registry import compare
 from pace import HANG_S, bound
 from rank_seat import WAYS, all_checks
 
-from sordino.cli import mpi
 from sordino.errors import NotBuilt
+from sordino.launcher import mpi
 
 WORKER = Path(__file__).with_name("gpu_worker.py")
 HEARS_WITHIN_S = 1.5  # on an idle machine; a GPU's first operations take a while

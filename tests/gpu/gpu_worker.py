@@ -42,7 +42,7 @@ def place(options: argparse.Namespace, folder: Path, number: int) -> Seat:
         device = torch.device("cuda", hvd.local_rank() % count)
         torch.cuda.set_device(device)
         apart = hvd.local_size() <= count
-    current().pretended = gpu
+    current().host_device = gpu
     scratch = folder / f"scratch{number}"
     scratch.mkdir(exist_ok=True)
     route = os.environ.get("SORDINO_GPU_ROUTE", "")

@@ -17,7 +17,7 @@ from checks.registry import digest
 
 from sordino._core import Device, sim_device
 from sordino.runtime.context import Context, current
-from sordino.runtime.flat_buffer import FlatBuffer, Mirror
+from sordino.runtime.exchange.flat_buffer import FlatBuffer, Mirror
 
 MODULES = (
     "rank_operations",
@@ -82,11 +82,11 @@ class Seat:
     @contextmanager
     def on_host(self) -> Iterator[None]:
         """Within it the device is the host: for twins that are computed there."""
-        device, self.device, current().pretended = self.device, HOST, None
+        device, self.device, current().host_device = self.device, HOST, None
         try:
             yield
         finally:
-            self.device, current().pretended = device, self.gpu
+            self.device, current().host_device = device, self.gpu
 
     def twins(self, run: Callable[[], Iterable[torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Pairs of what `run` gives on the device and on the host, both on the host."""
@@ -166,9 +166,9 @@ def pretended(number: int | None) -> Device | None:
         return None
 
     def mirror(self: Mirror, context: Context, arena: FlatBuffer) -> None:
-        gpu, context.pretended = context.pretended, None
+        gpu, context.host_device = context.host_device, None
         self._arena, self._host = arena, FlatBuffer(context, arena.layout)
-        context.pretended = gpu
+        context.host_device = gpu
 
     Mirror.__init__ = mirror  # type: ignore[method-assign]
     return sim_device(number)

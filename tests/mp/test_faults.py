@@ -20,7 +20,7 @@ import forked
 import pytest
 from pace import HANG_S, bound, stretched
 
-from sordino.cli import mpi
+from sordino.launcher import mpi
 
 WORKER = Path(__file__).with_name("fault_worker.py")
 RANKS = 3

@@ -12,7 +12,7 @@ import forked
 import pytest
 from pace import HANG_S
 
-from sordino.cli import mpi
+from sordino.launcher import mpi
 
 WORKER = Path(__file__).with_name("helper_worker.py")
 

@@ -11,7 +11,7 @@ import forked
 import pytest
 from pace import HANG_S
 
-from sordino.cli import mpi
+from sordino.launcher import mpi
 
 DEADLINE_S = 60
 WORKER = Path(__file__).with_name("outliving_worker.py")

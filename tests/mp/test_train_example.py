@@ -21,7 +21,7 @@ import torch
 
 from laboratory import recipes
 from sordino import checkpoint
-from sordino.cli import mpi
+from sordino.launcher import mpi
 from sordino.record.reading import Reader
 from sordino.report.page.contents import contents
 

@@ -17,7 +17,7 @@ ERRORS = [
     Error(
         "a stranger may show something at the launcher",
         "lost message",
-        _LAUNCH + "socket_rendezvous.py",
+        "python/sordino/rendezvous/sockets.py",
         "if not hmac.compare_digest(payload, self._token):",
         "if hmac.compare_digest(payload, self._token) is None:",
         (tests("socket_rendezvous"),),
@@ -25,7 +25,7 @@ ERRORS = [
     Error(
         "what is shown is handed out in the order in which it came",
         "swapped rank",
-        _LAUNCH + "socket_rendezvous.py",
+        "python/sordino/rendezvous/sockets.py",
         "                for rank in ranks:\n",
         "                for rank in shown:\n",
         (tests("socket_rendezvous"),),
@@ -33,7 +33,7 @@ ERRORS = [
     Error(
         "who has ended is waited for",
         "missing wait",
-        _LAUNCH + "socket_rendezvous.py",
+        "python/sordino/rendezvous/sockets.py",
         "        self._gone.add(rank)\n",
         "",
         (tests("socket_rendezvous"),),
@@ -41,7 +41,7 @@ ERRORS = [
     Error(
         "anybody's signature will do",
         "lost message",
-        _LAUNCH + "store_rendezvous.py",
+        "python/sordino/rendezvous/store.py",
         "if not hmac.compare_digest(signature, self._signature(name, value)):",
         "if len(signature) != length:",
         (tests("launchers"),),
@@ -49,7 +49,7 @@ ERRORS = [
     Error(
         "each init() begins to count worlds anew",
         "stale copy",
-        _LAUNCH + "starts.py",
+        "python/sordino/rendezvous/starts.py",
         "    key = (os.getpid(), store, prefix, rank, size)\n",
         "    key = (os.getpid(), object(), prefix, rank, size)\n",
         (tests("launchers"),),
@@ -57,7 +57,7 @@ ERRORS = [
     Error(
         "an srun for an MPI meets at a store",
         "swapped rank",
-        _LAUNCH + "environment.py",
+        "python/sordino/rendezvous/environment.py",
         "return mpi_variable == _SRUN[0] and not any(environment.get(name) for name in _PMI)",
         "return mpi_variable == _SRUN[0]",
         (tests("launchers"),),
@@ -65,7 +65,7 @@ ERRORS = [
     Error(
         "the status of a job is that of whoever is seen last",
         "swapped rank",
-        "python/sordino/cli/local.py",
+        "python/sordino/launcher/local.py",
         "first = self._told.first_of(self._failures)",
         "first = self._told.first_of(self._failures[::-1])",
         (tests("cli", "the_status_of_the_first_rank"),),
@@ -367,15 +367,15 @@ ERRORS = [
     Error(
         "more ranks than there is room for",
         "off by one",
-        "python/sordino/cli/room.py",
+        "python/sordino/launcher/capacity.py",
         "    if ranks > most:",
         "    if ranks > beyond:",
-        (tests("room"),),
+        (tests("capacity"),),
     ),
     Error(
         "the status is that of the kill, not of the signal before it",
         "lost message",
-        "python/sordino/cli/processes.py",
+        "python/sordino/launcher/processes.py",
         "128 + (stopped or -status)",
         "128 - status",
         ("tests/faults/test_launcher.py -k not_stop",),
@@ -383,7 +383,7 @@ ERRORS = [
     Error(
         "who has been left out is waited for",
         "missing wait",
-        "python/sordino/cli/outcomes.py",
+        "python/sordino/launcher/outcomes.py",
         'if left and left <= told["left"]:',
         'if left and left <= told["left"] & known.keys():',
         ("tests/faults/test_meeting.py -k 'left_out'",),
@@ -391,7 +391,7 @@ ERRORS = [
     Error(
         "every look begins the deadline of the start anew",
         "off by one",
-        "python/sordino/cli/outcomes.py",
+        "python/sordino/launcher/outcomes.py",
         "        if self._since[0] != hopeless.cause:\n",
         "        if self._since[0] != hopeless.text:\n",
         ("tests/faults/test_meeting.py -k 'deadline'",),
@@ -399,7 +399,7 @@ ERRORS = [
     Error(
         "one rank of mpirun's is never beside others",
         "off by one",
-        "python/sordino/launch/environment.py",
+        "python/sordino/rendezvous/environment.py",
         "(mpi_size == 1 or environment.get(_TORCHRUN))",
         "(mpi_size == 0 or environment.get(_TORCHRUN))",
         (tests("launchers"),),

@@ -37,7 +37,7 @@ ERRORS = [
     Error(
         "asynchronous algorithms count time in which their rank was stopped",
         "wrong weight",
-        "python/sordino/runtime/async_agent.py",
+        "python/sordino/runtime/exchange/async_agent.py",
         "return self._world.awake_seconds\n",
         'return __import__("time").monotonic()\n',
         (tests("awake"),),
@@ -251,7 +251,7 @@ ERRORS = [
     Error(
         "restarts wait ever longer",
         "off by one",
-        "python/sordino/cli/restarts.py",
+        "python/sordino/launcher/restarts.py",
         "min(max(FIRST_WAIT_S, 2 * wait), LONGEST_WAIT_S)",
         "max(FIRST_WAIT_S, 2 * wait)",
         (tests("launching"),),
@@ -259,7 +259,7 @@ ERRORS = [
     Error(
         "of two ranks that end at once any is named",
         "swapped rank",
-        "python/sordino/cli/local.py",
+        "python/sordino/launcher/local.py",
         "for rank in sorted(ended, key=lambda rank: rank.process.wait() >= 0):",
         "for rank in sorted(ended, key=lambda rank: rank.number):",
         (tests("launching"),),
@@ -267,7 +267,7 @@ ERRORS = [
     Error(
         "patience goes on from where there was hope",
         "stale copy",
-        "python/sordino/cli/outcomes.py",
+        "python/sordino/launcher/outcomes.py",
         '        if hopeless is None:\n            self._since = ("", 0.0)\n',
         "        if hopeless is None:\n",
         (tests("launching"),),

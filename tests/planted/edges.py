@@ -94,7 +94,7 @@ ERRORS = [
     Error(
         "gradients that are negated in memory are sent as they lie there",
         "wrong weight",
-        "python/sordino/runtime/bucket.py",
+        "python/sordino/runtime/gradients/bucket.py",
         "                or grad.is_neg()\n",
         "",
         _STORAGE,

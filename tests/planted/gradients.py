@@ -1,11 +1,11 @@
-"""Errors of hooks, reductions in backward, and who may step what (runtime/gradient_hooks.py, torch/claims.py, ...)."""
+"""Errors of hooks, reductions in backward, and who may step what (runtime/gradients/hooks.py, torch/claims.py, ...)."""
 
 from __future__ import annotations
 
 from planted.error import Error, checks
 
-_HOOKS = "python/sordino/runtime/gradient_hooks.py"
-_REDUCER = "python/sordino/runtime/reducer.py"
+_HOOKS = "python/sordino/runtime/gradients/hooks.py"
+_REDUCER = "python/sordino/runtime/gradients/reducer.py"
 _CLAIMS = "python/sordino/torch/claims.py"
 _OPTIMIZER = "python/sordino/torch/optimizer.py"
 
@@ -165,7 +165,7 @@ ERRORS = [
     Error(
         "a graph does not hear of broadcasts in place",
         "stale copy",
-        "python/sordino/runtime/collectives.py",
+        "python/sordino/runtime/collectives/ops.py",
         "        note_change([dense])\n",
         "        pass\n",
         (checks("autograd.what_a_graph_has_saved"),),

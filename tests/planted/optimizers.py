@@ -15,7 +15,7 @@ ERRORS = [
     Error(
         "a factor that is no number is sent",
         "wrong weight",
-        "python/sordino/runtime/operation.py",
+        "python/sordino/runtime/collectives/operation.py",
         "        finite = math.isfinite(factor)  #",
         "        finite = math.isfinite(factor) or factor != factor  #",
         (checks("agreement.arguments_that_cannot_be"),),
@@ -23,7 +23,7 @@ ERRORS = [
     Error(
         "what is no handle is taken for one that was waited for",
         "missing wait",
-        "python/sordino/runtime/context.py",
+        "python/sordino/runtime/pending.py",
         "type(ticket) is int and 0 < ticket <= self._last_ticket",
         "type(ticket) is int and 0 < ticket",
         (checks("agreement.poll_and_synchronize"),),
@@ -32,7 +32,7 @@ ERRORS = [
     Error(
         "what is divided before is not multiplied after",
         "wrong weight",
-        "python/sordino/runtime/reducer.py",
+        "python/sordino/runtime/gradients/reducer.py",
         "            predivide,\n",
         "            1.0,\n",
         (checks("optimizer_options.gradient_predivide_factor"),),
@@ -64,7 +64,7 @@ ERRORS = [
     Error(
         "gradients of earlier steps are overwritten while somebody looks at them",
         "stale copy",
-        "python/sordino/runtime/places.py",
+        "python/sordino/runtime/gradients/places.py",
         "            if (_count(views[k]), ",
         "            if (self._unseen[k][0], ",
         (checks("gradient_places"),),
@@ -72,7 +72,7 @@ ERRORS = [
     Error(
         "views of gradients of earlier steps are overwritten",
         "stale copy",
-        "python/sordino/runtime/places.py",
+        "python/sordino/runtime/gradients/places.py",
         "_sharers(stores[k]._cdata)) !=",
         "self._unseen[k][2]) !=",
         (checks("gradient_places"),),
@@ -80,7 +80,7 @@ ERRORS = [
     Error(
         "places are where they were before a model was cast",
         "stale copy",
-        "python/sordino/runtime/places.py",
+        "python/sordino/runtime/gradients/places.py",
         "        if list(map(torch.Tensor.data_ptr, views)) != self._addresses:",
         "        if False:",
         (checks("gradient_places"),),
@@ -88,7 +88,7 @@ ERRORS = [
     Error(
         "gradients are what they were in the first step",
         "stale copy",
-        "python/sordino/runtime/bucket.py",
+        "python/sordino/runtime/gradients/bucket.py",
         "                self.templates = []\n",
         "",
         (checks("gradient_places"),),
@@ -96,7 +96,7 @@ ERRORS = [
     Error(
         "gradients of the step before lie in the arena",
         "stale copy",
-        "python/sordino/runtime/places.py",
+        "python/sordino/runtime/gradients/places.py",
         "            views[k].zero_()",
         "            pass",
         (checks("optimizer_gradients"),),
@@ -104,7 +104,7 @@ ERRORS = [
     Error(
         "sparse gradients are not divided",
         "wrong weight",
-        "python/sordino/runtime/reducer.py",
+        "python/sordino/runtime/gradients/reducer.py",
         "op = Sum if self.settings.op != Average else Average",
         "op = Sum",
         (checks("optimizer_gradients.sparse"),),
@@ -283,7 +283,7 @@ ERRORS = [
         "what is gathered is forgotten when the world ends",
         "missing wait",
         "python/sordino/algorithms/local_sgd/gathering.py",
-        "        reducer.context.on_shutdown[id(self)] = weakref.WeakMethod(self._before_shutdown)\n",
+        "        reducer.context.callbacks.on_shutdown.add(self._before_shutdown)\n",
         "",
         _GATHERING,
     ),
@@ -314,7 +314,7 @@ ERRORS = [
     Error(
         "compilers and fused functions see guarded parameters",
         "missing wait",
-        "python/sordino/runtime/guard.py",
+        "python/sordino/runtime/gradients/guard.py",
         "module.parameters() if _is_opaque(module) else module._parameters.values()",
         "module._parameters.values()",
         _GATHERING,
@@ -322,7 +322,7 @@ ERRORS = [
     Error(
         "a copy is guarded for ever",
         "stale copy",
-        "python/sordino/runtime/guard.py",
+        "python/sordino/runtime/gradients/guard.py",
         "        _use(self)\n        return copy.deepcopy(self, memo)",
         "        return super().__deepcopy__(memo)  # type: ignore[misc]",
         _GATHERING,
@@ -330,7 +330,7 @@ ERRORS = [
     Error(
         "clearing gradients waits for parameters",
         "missing wait",
-        "python/sordino/runtime/guard.py",
+        "python/sordino/runtime/gradients/guard.py",
         "not (harmless and guard.values_only)",
         "not (harmless and not guard.values_only)",
         _GATHERING,
@@ -395,7 +395,7 @@ ERRORS = [
     Error(
         "segments take one tensor too few",
         "off by one",
-        "python/sordino/runtime/segments.py",
+        "python/sordino/runtime/exchange/segments.py",
         "if used > 0 and used + size > limit:",
         "if used > 0 and used + size >= limit:",
         (tests("layout"),),
@@ -494,7 +494,7 @@ ERRORS = [
     Error(
         "arguments by keyword do not complete a step",
         "missing wait",
-        "python/sordino/runtime/deferred_step.py",
+        "python/sordino/runtime/gradients/deferred_step.py",
         "            self._look(kwargs.values())\n",
         "",
         (checks("postponed"),),
@@ -502,7 +502,7 @@ ERRORS = [
     Error(
         "hidden parameters come back as NaN",
         "forgotten rollback",
-        "python/sordino/runtime/deferred_step.py",
+        "python/sordino/runtime/gradients/deferred_step.py",
         "            tensor.data.copy_(values)",
         "            pass",
         (checks("postponed"),),
@@ -510,7 +510,7 @@ ERRORS = [
     Error(
         "half an exchange stays",
         "forgotten rollback",
-        "python/sordino/runtime/rollback.py",
+        "python/sordino/runtime/exchange/rollback.py",
         "            tensor.data.copy_(value)\n        self._under_way = None",
         "            pass\n        self._under_way = None",
         (tests("rollback"),),
@@ -518,7 +518,7 @@ ERRORS = [
     Error(
         "what is repeated is not undone",
         "forgotten rollback",
-        "python/sordino/runtime/recovery.py",
+        "python/sordino/runtime/recovery/losses.py",
         "            lockstep.undo()",
         "            pass",
         ("tests/faults/test_locksteps.py",),
@@ -526,15 +526,15 @@ ERRORS = [
     Error(
         "one that has arrived is enough",
         "quorum of one too few",
-        "python/sordino/runtime/recovery.py",
-        "max(min(arrived for arrived, _ in counts),",
-        "max(max(arrived for arrived, _ in counts),",
+        "python/sordino/runtime/recovery/losses.py",
+        "max(min(received for received, _ in counts),",
+        "max(max(received for received, _ in counts),",
         ("tests/faults/test_locksteps.py", *_LEFT),
     ),
     Error(
         "the end of a backward is not noticed",
         "missing wait",
-        "python/sordino/runtime/gradient_hooks.py",
+        "python/sordino/runtime/gradients/hooks.py",
         "                self._backward_ended()",
         "                pass",
         (checks("final_gradients"),),
@@ -542,7 +542,7 @@ ERRORS = [
     Error(
         "a checkpoint's backward is taken for the whole one",
         "missing wait",
-        "python/sordino/runtime/gradient_hooks.py",
+        "python/sordino/runtime/gradients/hooks.py",
         "        if node is None:",
         "        if node is None or True:",
         (checks("final_gradients"),),
@@ -558,15 +558,15 @@ ERRORS = [
     Error(
         "a name is free before somebody has waited",
         "swapped rank",
-        "python/sordino/runtime/operation.py",
-        "        if self._name in self.context.taken:",
+        "python/sordino/runtime/collectives/operation.py",
+        "        if self._name in self.context.pending.taken:",
         "        if False:",
         (checks("agreement"),),
     ),
     Error(
         "what some ranks have let go already is made again by the others",
         "missing wait",
-        "python/sordino/runtime/recovery.py",
+        "python/sordino/runtime/recovery/losses.py",
         "one.renew() if all(one.name in gathered[rank][2] for rank in others) else one.give_up()",
         "one.renew()",
         ("tests/faults/test_after_losses.py",),
@@ -583,7 +583,7 @@ ERRORS = [
     Error(
         "a refused step leaves its gradients under way",
         "forgotten rollback",
-        "python/sordino/runtime/nonfinite.py",
+        "python/sordino/runtime/gradients/nonfinite.py",
         "                refused()\n",
         "",
         (tests("check_finite") + " tests/python/test_check_finite_more.py",),
@@ -591,7 +591,7 @@ ERRORS = [
     Error(
         "each rank refuses alone",
         "lost message",
-        "python/sordino/runtime/nonfinite.py",
+        "python/sordino/runtime/gradients/nonfinite.py",
         "        if not asks:\n            return mine",
         "        if not asks or mine:\n            return mine",
         (tests("check_finite") + " tests/python/test_check_finite_parameters.py",),
@@ -599,7 +599,7 @@ ERRORS = [
     Error(
         "adasum adds to the step that was taken",
         "wrong weight",
-        "python/sordino/algorithms/adasum.py",
+        "python/sordino/algorithms/allreduce/adasum.py",
         "p.copy_(start + self.settings.compression.decompress(change, state))",
         "p.add_(self.settings.compression.decompress(change, state))",
         (checks("optimizer_options.adasum"),),
@@ -607,7 +607,7 @@ ERRORS = [
     Error(
         "a refused adasum keeps its steps",
         "forgotten rollback",
-        "python/sordino/algorithms/adasum.py",
+        "python/sordino/algorithms/allreduce/adasum.py",
         "                    torch._foreach_copy_(parameters, before)\n",
         "",
         (tests("check_finite_parameters"),),

@@ -69,7 +69,7 @@ ERRORS = [
     Error(
         "a comparison of ranks is on the default device",
         "wrong bucket",
-        "python/sordino/runtime/agreement.py",
+        "python/sordino/runtime/gradients/agreement.py",
         "torch.tensor([digest], device=HOST)",
         "torch.tensor([digest])",
         (tests("default_device"),),
@@ -77,7 +77,7 @@ ERRORS = [
     Error(
         "a worker of a loader joins as the rank that started it",
         "swapped rank",
-        _LAUNCH + "starts.py",
+        "python/sordino/rendezvous/starts.py",
         "        return os.getppid()  #",
         "        return None  #",
         (_LOADERS + " -k 'do_not_join and spawn'",),
@@ -85,7 +85,7 @@ ERRORS = [
     Error(
         "variables that a script has set make its loader's workers ranks",
         "swapped rank",
-        _LAUNCH + "starts.py",
+        "python/sordino/rendezvous/starts.py",
         "    if not inherited and json.dumps(mine) != environment.get(RANK_VARIABLES):\n",
         "    if not inherited:\n",
         (_LOADERS + " -k a_script_has_set",),
@@ -93,7 +93,7 @@ ERRORS = [
     Error(
         "a child with variables of its own is no rank",
         "swapped rank",
-        _LAUNCH + "starts.py",
+        "python/sordino/rendezvous/starts.py",
         "inherited = mine == _values(_environment_of(parent), names)",
         "inherited = mine.keys() == _values(_environment_of(parent), names).keys()",
         (_LOADERS + " -k told_who_they_are",),
@@ -109,7 +109,7 @@ ERRORS = [
     Error(
         "the first rank that ends is blamed",
         "swapped rank",
-        "python/sordino/cli/outcomes.py",
+        "python/sordino/launcher/outcomes.py",
         "for rank in self._failures if rank in ended), None)",
         "for rank in () if rank in ended), None)",
         (_ERROR,),
@@ -117,7 +117,7 @@ ERRORS = [
     Error(
         "errors are in the order of the folder",
         "wrong order of summation",
-        "python/sordino/cli/outcomes.py",
+        "python/sordino/launcher/outcomes.py",
         "sorted(new, key=lambda one: one.lstat().st_mtime_ns)",
         "sorted(new)",
         (_ERROR + " -k the_order_of_errors",),
@@ -125,7 +125,7 @@ ERRORS = [
     Error(
         "a wrapper's name is a block",
         "wrong bucket",
-        "python/sordino/runtime/segments.py",
+        "python/sordino/runtime/exchange/segments.py",
         'for part in name.split(".")[:-1] if part not in _WRAPPERS)',
         'for part in name.split(".")[:-1])',
         (tests("segments"),),
@@ -133,7 +133,7 @@ ERRORS = [
     Error(
         "blocks are sought at the top of the model only",
         "wrong bucket",
-        "python/sordino/runtime/segments.py",
+        "python/sordino/runtime/exchange/segments.py",
         "    for place, part in enumerate(path):\n        if not part.isdigit():\n",
         "    for place, part in enumerate(path[:2]):\n        if not part.isdigit():\n",
         (tests("segments"),),
@@ -141,7 +141,7 @@ ERRORS = [
     Error(
         "a model without blocks is one segment",
         "wrong bucket",
-        "python/sordino/runtime/segments.py",
+        "python/sordino/runtime/exchange/segments.py",
         "    if max(numbers, default=0) >= _FEW:\n",
         "    if True:\n",
         (tests("segments"),),
@@ -165,7 +165,7 @@ ERRORS = [
     Error(
         "ranks that freeze differently are not told",
         "lost message",
-        "python/sordino/runtime/agreement.py",
+        "python/sordino/runtime/gradients/agreement.py",
         '" frozen" * (index < self._trained and not tensor.requires_grad)',
         '""',
         (checks("frozen"),),
@@ -261,7 +261,7 @@ ERRORS = [
     Error(
         "the wait between starts has no limit",
         "wrong weight",
-        "python/sordino/cli/restarts.py",
+        "python/sordino/launcher/restarts.py",
         "min(max(FIRST_WAIT_S, 2 * wait), LONGEST_WAIT_S)",
         "max(FIRST_WAIT_S, 2 * wait)",
         (tests("launch_decisions"),),
@@ -269,7 +269,7 @@ ERRORS = [
     Error(
         "of two that end at once the first rank is blamed",
         "swapped rank",
-        "python/sordino/cli/local.py",
+        "python/sordino/launcher/local.py",
         "sorted(ended, key=lambda rank: rank.process.wait() >= 0)",
         "ended",
         (tests("launch_decisions"),),
@@ -277,7 +277,7 @@ ERRORS = [
     Error(
         "patience that was lost stays lost",
         "stale copy",
-        "python/sordino/cli/outcomes.py",
+        "python/sordino/launcher/outcomes.py",
         '        if hopeless is None:\n            self._since = ("", 0.0)\n',
         "        if hopeless is None:\n",
         (tests("launch_decisions"),),
@@ -285,16 +285,16 @@ ERRORS = [
     Error(
         "a part that is repeated counts as arrived",
         "forgotten rollback",
-        "python/sordino/runtime/recovery.py",
-        "            lockstep.undo()\n            lockstep.arrived = lockstep.begun - 1\n",
+        "python/sordino/runtime/recovery/losses.py",
+        "            lockstep.undo()\n            lockstep.received_part = lockstep.begun_part - 1\n",
         "            lockstep.undo()\n",
         (tests("recovery_decisions"),),
     ),
     Error(
         "losses of the whole job count as losses in a row",
         "stale copy",
-        "python/sordino/runtime/recovery.py",
-        "                context.fruitless = 0\n                break\n",
+        "python/sordino/runtime/recovery/losses.py",
+        "                context.losses.empty_recoveries = 0\n                break\n",
         "                break\n",
         (tests("recovery_decisions"),),
     ),

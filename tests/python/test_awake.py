@@ -15,13 +15,13 @@ from test_socket_rendezvous import Launcher
 
 from sordino import sim
 from sordino.awake import LONGEST_STEP_S, AwakeClock, Deadline
-from sordino.cli.outcomes import Deadlines, Outcomes
 from sordino.errors import Timeout
-from sordino.launch import socket_rendezvous, store_rendezvous
-from sordino.launch.store_rendezvous import StoreRendezvous
-from sordino.runtime.actions import Message
-from sordino.runtime.async_agent import Agent
+from sordino.launcher.outcomes import Deadlines, Outcomes
+from sordino.rendezvous import sockets, store
+from sordino.rendezvous.store import StoreRendezvous
 from sordino.runtime.context import Context, current
+from sordino.runtime.exchange.actions import Message
+from sordino.runtime.exchange.async_agent import Agent
 
 HOUR = 3600.0
 
@@ -142,7 +142,7 @@ class Store:
 
 
 def test_ranks_that_were_stopped_meet_at_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_rendezvous, "AwakeClock", functools.partial(AwakeClock, clock=Jumping(HOUR)))
+    monkeypatch.setattr(store, "AwakeClock", functools.partial(AwakeClock, clock=Jumping(HOUR)))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     assert StoreRendezvous(Store(4), "p", 0, b"", 20, 20).gather("k", [0, 1], b"mine") == [b"mine", b"theirs"]
     with pytest.raises(Timeout, match="waits for ranks 1 to come"):
@@ -150,7 +150,7 @@ def test_ranks_that_were_stopped_meet_at_a_store(monkeypatch: pytest.MonkeyPatch
 
 
 def test_ranks_that_were_stopped_meet_at_the_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(socket_rendezvous, "Deadline", functools.partial(Deadline, clock=Jumping(HOUR)))
+    monkeypatch.setattr(sockets, "Deadline", functools.partial(Deadline, clock=Jumping(HOUR)))
     launcher = Launcher(tmp_path)
     launcher.start()
     try:

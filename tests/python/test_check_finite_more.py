@@ -16,7 +16,7 @@ from sordino.algorithms import (  # fmt: skip
     LocalSGD,
 )
 from sordino.errors import NonFinite, PeerLost
-from sordino.runtime.nonfinite import Evidence, largest_of
+from sordino.runtime.gradients.nonfinite import Evidence, largest_of
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BAD = {"NaN": [math.nan], "Inf": [math.inf, -math.inf]}

@@ -18,11 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pace import HANG_S
 
-from sordino.cli import jobs, mpi, run
+from sordino.cli import run
 from sordino.cli.app import main
-from sordino.cli.processes import Ended, StopSignals
-from sordino.cli.scratch import scratch, sweep
 from sordino.errors import NotBuilt, UsageError
+from sordino.launcher import jobs, mpi
+from sordino.launcher.processes import Ended, StopSignals
+from sordino.launcher.scratch import scratch, sweep
 
 OPENMPI = mpi.Launcher(Path("/opt/mpi/bin/mpirun"), "openmpi", "mpirun (Open MPI) 5.0.11")
 HYDRA = mpi.Launcher(Path("/opt/mpi/bin/mpirun"), "hydra", "Version: 4.3")

@@ -20,7 +20,7 @@ from sordino.algorithms.caps.items import Items
 from sordino.algorithms.caps.statistics import SkippingStatistics
 from sordino.errors import UsageError
 from sordino.runtime.context import current
-from sordino.runtime.flat_buffer import ParameterBuffer
+from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

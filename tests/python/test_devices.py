@@ -100,7 +100,7 @@ def test_a_route_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpu_against_a_cpu() -> None:
     def differ() -> str:
-        current().pretended = sim_device(0) if hvd.rank() == 1 else None
+        current().host_device = sim_device(0) if hvd.rank() == 1 else None
         with pytest.raises(OperationMismatch, match="device: the CPU against a GPU") as found:
             hvd.allreduce(torch.ones(3), name="where")
         return str(found.value)
@@ -129,7 +129,7 @@ def own_gpu() -> Device:
     gpu = sim_device(0)
     stream = sim_stream(gpu)
     gpu.current_stream = lambda: stream
-    current().pretended = gpu
+    current().host_device = gpu
     return gpu
 
 
@@ -195,7 +195,7 @@ def test_what_a_gpu_still_reads_is_kept_when_another_stream_has_waited(
     gpus = devices("nccl", 2, monkeypatch)
 
     def work() -> None:
-        gpu = current().pretended
+        gpu = current().host_device
         assert gpu is not None
         one, other = sim_stream(gpu), sim_stream(gpu)
         hvd.allreduce(torch.ones(3), name="first")

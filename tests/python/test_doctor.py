@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from checks.commands import fake_mpirun, launch
 
-from sordino.cli import check_transports, checks, mpi, probe
+from sordino.cli import check_transports, checks
 from sordino.cli.app import main
 from sordino.cli.check import Check
+from sordino.launcher import mpi, probe
 
 BUILD: dict[str, Any] = {
     "version": "0.1.0",

@@ -17,7 +17,7 @@ import sordino.torch as hvd
 from sordino import _core
 from sordino.algorithms import Layered
 from sordino.errors import SordinoError, UsageError
-from sordino.torch.start import goes_on
+from sordino.torch.start import survives_losses
 
 ROOT = Path(__file__).resolve().parents[2]
 # Benchmarks may need what is not installed; of the package's programs nobody catches anything.
@@ -73,17 +73,17 @@ def test_on_peer_lost_has_one_reader(monkeypatch: pytest.MonkeyPatch, value: str
     monkeypatch.delenv("SORDINO_ON_PEER_LOST", raising=False)
     if value is not None:
         monkeypatch.setenv("SORDINO_ON_PEER_LOST", value)
-    assert _core.outlasts() == goes_on(None, None) == expected
-    assert goes_on("continue", None) and not goes_on("raise", None)
+    assert _core.survives_losses() == survives_losses(None, None) == expected
+    assert survives_losses("continue", None) and not survives_losses("raise", None)
 
 
 def test_a_value_that_is_none_is_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SORDINO_ON_PEER_LOST", "hope")
     with pytest.raises(UsageError, match="SORDINO_ON_PEER_LOST='hope' is neither raise nor continue"):
-        goes_on(None, None)
+        survives_losses(None, None)
     monkeypatch.setenv("SORDINO_ON_PEER_LOST", "continue")
     with pytest.raises(UsageError, match="ranks that have no model"):
-        goes_on(None, Layered(communicator="rank"))
+        survives_losses(None, Layered(communicator="rank"))
 
 
 def test_only_the_core_reads_it_and_only_the_launcher_sets_it() -> None:

@@ -32,10 +32,11 @@ from claims import claim, running
 from drills.course import lines_of
 from sordino import algorithms, checkpoint, data, fingerprint
 from sordino.checkpoint import Folder, files
-from sordino.cli import probe, simulate
+from sordino.cli import simulate
 from sordino.errors import ConfigurationMismatch, SordinoError, TransportError, UsageError
+from sordino.launcher import probe
 from sordino.report import records
-from sordino.runtime import async_agent
+from sordino.runtime.exchange import async_agent
 from sordino.simulate.choices import plan_of
 from sordino.simulate.links import Links
 

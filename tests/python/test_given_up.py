@@ -48,7 +48,7 @@ def test_memory_of_an_operation_that_was_given_up_stays() -> None:
     network = SimNetwork([0, 1, 2])
     worlds = sim_worlds(network)
     for world in worlds:
-        world.outlive_peers()
+        world.tolerate_losses()
     lost = worlds[2].submit(Memory(1 << 20).request("x"))
     time.sleep(0.3)
     network.stop(2)

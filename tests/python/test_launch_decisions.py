@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sordino.awake import AwakeClock
-from sordino.cli import outcomes, restarts
-from sordino.cli.local import LocalJob, _Rank
-from sordino.cli.outcomes import Outcomes
-from sordino.cli.processes import Ended
+from sordino.launcher import outcomes, restarts
+from sordino.launcher.local import LocalJob, _Rank
+from sordino.launcher.outcomes import Outcomes
+from sordino.launcher.processes import Ended
 
 
 def test_waits_between_starts_double_up_to_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from torch.distributed import HashStore
 import sordino.torch as hvd
 from sordino import _core, errors
 from sordino.errors import UsageError
-from sordino.launch.environment import first_host, place_of
-from sordino.launch.starts import ProcessStart, find_start
-from sordino.launch.store_rendezvous import StoreRendezvous
+from sordino.rendezvous.environment import first_host, place_of
+from sordino.rendezvous.starts import ProcessStart, find_start
+from sordino.rendezvous.store import StoreRendezvous
 
 TORCHRUN = {
     "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "job7", "MASTER_ADDR": "node0",

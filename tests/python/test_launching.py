@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sordino.cli import outcomes, restarts
-from sordino.cli.local import LocalJob
-from sordino.cli.outcomes import Deadlines, Outcomes
-from sordino.cli.processes import Ended, StopSignals
+from sordino.launcher import outcomes, restarts
+from sordino.launcher.local import LocalJob
+from sordino.launcher.outcomes import Deadlines, Outcomes
+from sordino.launcher.processes import Ended, StopSignals
 
 
 class Clock:

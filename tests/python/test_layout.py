@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sordino._core import Layout
 from sordino.errors import UsageError
-from sordino.runtime.flat_buffer import segment_numbers
+from sordino.runtime.exchange.flat_buffer import segment_numbers
 
 SIZES = [1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8]  # by dtype code
 ALIGNMENT = 64

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sordino.algorithms import ADPSGD
 from sordino.algorithms.adpsgd.pairing import Average, Cancel, Pairing, Step
-from sordino.runtime.actions import Message, Skip, Tell, Wake
+from sordino.runtime.exchange.actions import Message, Skip, Tell, Wake
 from sordino.simulate.averaging import Averaging
 from sordino.simulate.job import Job
 from sordino.simulate.links import Links

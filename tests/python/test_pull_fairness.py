@@ -11,7 +11,7 @@ import pytest
 
 from sordino.algorithms import ScheduledPull
 from sordino.algorithms.scheduled_pull.manager import Manager
-from sordino.runtime.actions import Tell
+from sordino.runtime.exchange.actions import Tell
 from sordino.simulate.job import Job
 from sordino.simulate.links import Links
 from sordino.simulate.pulling import Pulling

@@ -13,7 +13,7 @@ from sordino.algorithms.draws import Draws, Peers
 from sordino.algorithms.scheduled_pull.manager import Manager, Pool
 from sordino.algorithms.scheduled_pull.negotiation import Autonomous, Managed
 from sordino.algorithms.scheduled_pull.schedule import Action, Pull, PullAfter, PullFirst, update_time
-from sordino.runtime.actions import Skip, Tell, Wake, Warn
+from sordino.runtime.exchange.actions import Skip, Tell, Wake, Warn
 
 PATIENCE = 1.0
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sordino.algorithms.scheduled_pull import ScheduledPull
 from sordino.algorithms.scheduled_pull.schedule import update_time
-from sordino.runtime.actions import Message
+from sordino.runtime.exchange.actions import Message
 from sordino.simulate.job import Job, Outcome
 from sordino.simulate.links import Links
 from sordino.simulate.pulling import Pulling

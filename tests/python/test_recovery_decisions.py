@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sordino.errors import PeerLost
-from sordino.runtime import recovery
-from sordino.runtime.context import Lockstep
+from sordino.runtime.loss_state import Lockstep, LossState
+from sordino.runtime.names import Names
+from sordino.runtime.recovery import losses
 
 OPERATIONS = "all.operations"
 
@@ -20,23 +20,23 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lockstep = Lockstep(OPERATIONS, [0, 1, 2])
-        self.epoch, self.fruitless, self.size = 0, 0, 3
-        self.is_plain, self.identity = False, 0
-        self.locksteps = {OPERATIONS: self.lockstep}
+        self.epoch, self.size, self.identity = 0, 3, 0
+        self.losses = LossState(survivable=True, locksteps={OPERATIONS: self.lockstep})
         self.process_sets: list[Any] = []
-        self.losses: list[dict[int, int]] = []  # for each, how far the others have come
+        self.names = Names(self.process_sets)
+        self.coming: list[dict[int, int]] = []  # losses: for each, how far the others have come
         self.told: list[tuple[int, int]] = []
-        monkeypatch.setattr(recovery, "_say_arrived", lambda *_: self._arrive())
-        monkeypatch.setattr(recovery, "recover", lambda *_: self._recover())
-        monkeypatch.setattr(recovery, "_gather", self._gather)
+        monkeypatch.setattr(losses, "_say_arrived", lambda *_: self._arrive())
+        monkeypatch.setattr(losses, "recover", lambda *_: self._recover())
+        monkeypatch.setattr(losses, "_gather", self._gather)
 
     def _arrive(self) -> None:
-        if self.losses:
+        if self.coming:
             raise PeerLost("rank 2 is lost")
 
     def _recover(self) -> None:
-        self.others = self.losses.pop(0)
-        recovery._meet_again(self)  # type: ignore[arg-type]
+        self.others = self.coming.pop(0)
+        losses._meet_again(self)  # type: ignore[arg-type]
         self.epoch += 1
 
     def _gather(self, _: Any, value: Any, __: str) -> list[Any]:
@@ -46,22 +46,12 @@ class World:
             (one, {OPERATIONS: (arrived, 0)}, []) for one, arrived in self.others.items()
         ]
 
-    def living_recoverables(self) -> list[Any]:
-        return []
-
-    def names_until_now(self) -> Any:
-        return lambda: None
-
-    @contextmanager
-    def plainly(self) -> Any:
-        yield
-
 
 def test_a_second_loss_in_a_repeat_does_not_bring_back_the_first_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """This rank had the result when the first loss came, and another one had not, so all repeat it. The second loss
     comes in the repeat: by then this rank has no result of it any more."""
     world: Any = World(monkeypatch)
-    world.losses = [{1: 0}, {1: 1}]
+    world.coming = [{1: 0}, {1: 1}]
     tries: list[int] = []
 
     def work() -> int:
@@ -70,7 +60,7 @@ def test_a_second_loss_in_a_repeat_does_not_bring_back_the_first_result(monkeypa
             raise PeerLost("rank 1 is lost")
         return tries[-1]
 
-    found = recovery.together(world, SimpleNamespace(), work, lockstep=world.lockstep)  # type: ignore[arg-type]
+    found = losses.together(world, SimpleNamespace(), work, lockstep=world.lockstep)  # type: ignore[arg-type]
     assert world.told == [(1, 0), (0, 0)]
     assert (found, tries) == (2, [0, 1, 2])
 
@@ -79,9 +69,9 @@ def test_a_second_loss_in_a_repeat_does_not_bring_back_the_first_result(monkeypa
 def test_what_is_completed_is_a_new_beginning(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """The limit is for recoveries in a row after which no rank is missing."""
     world: Any = World(monkeypatch)
-    world.fruitless = recovery._FRUITLESS
+    world.losses.empty_recoveries = losses._FRUITLESS
     if how == "together":
-        recovery.together(world, SimpleNamespace(), lambda: 1, lockstep=world.lockstep)  # type: ignore[arg-type]
+        losses.together(world, SimpleNamespace(), lambda: 1, lockstep=world.lockstep)  # type: ignore[arg-type]
     else:
-        recovery.again(world, lambda: 1)
-    assert world.fruitless == 0
+        losses.again(world, lambda: 1)
+    assert world.losses.empty_recoveries == 0

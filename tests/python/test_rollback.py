@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from sordino.errors import PeerLost
-from sordino.runtime.rollback import Rollback
+from sordino.runtime.exchange.rollback import Rollback
 
 
 def undo_where_ranks_outlast(lasts: bool) -> Rollback:
-    return Rollback(SimpleNamespace(outlasts=lasts))  # type: ignore[arg-type]
+    return Rollback(SimpleNamespace(survives_losses=lasts))  # type: ignore[arg-type]
 
 
 def test_a_loss_is_undone_in_memory_of_its_own() -> None:

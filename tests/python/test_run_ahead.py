@@ -36,7 +36,7 @@ def own_gpu(waits_for_words: bool = True) -> Device:
     gpu = sim_device(0, waits_for_words=waits_for_words)
     stream = sim_stream(gpu)
     gpu.current_stream = lambda: stream
-    current().pretended = gpu
+    current().host_device = gpu
     settle()  # and the ranks have found out what their devices can do
     return gpu
 

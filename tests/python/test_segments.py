@@ -10,7 +10,7 @@ from torch import nn
 import sordino.torch as hvd
 from sordino import sim
 from sordino.algorithms import Crossover
-from sordino.runtime.segments import segment_numbers
+from sordino.runtime.exchange.segments import segment_numbers
 
 DEPTH = 6
 

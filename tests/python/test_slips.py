@@ -7,7 +7,7 @@ import pytest
 import sordino.algorithms
 from sordino.cli.app import main
 from sordino.errors import UsageError
-from sordino.slips import meant, misspelt_variables
+from sordino.suggestions import meant, misspelt_variables
 
 
 @pytest.mark.parametrize(

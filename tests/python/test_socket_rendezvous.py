@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sordino.errors import PeerLost, Timeout, TransportError
-from sordino.launch.socket_rendezvous import Desk, SocketRendezvous, _frame
+from sordino.rendezvous.sockets import Desk, SocketRendezvous, _frame
 
 TOKEN = b"t" * 64
 

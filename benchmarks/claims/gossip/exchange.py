@@ -31,8 +31,8 @@ from sordino.bench import baselines, command_line
 from sordino.bench.baselines import Baselines
 from sordino.bench.resnet import resnet50_shapes
 from sordino.report import Results, machines, records, verdicts
+from sordino.runtime.collectives.operation import Sum
 from sordino.runtime.dtypes import DTYPE_CODES
-from sordino.runtime.operation import Sum
 from sordino.timing import Participants, Watch, race
 
 _GROUP = 2

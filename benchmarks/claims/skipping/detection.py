@@ -28,7 +28,7 @@ from sordino.algorithms.caps.items import Items
 from sordino.bench.resnet import resnet50_shapes
 from sordino.report import Results
 from sordino.runtime.context import current
-from sordino.runtime.flat_buffer import ParameterBuffer
+from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 from sordino.timing import Participants, Run, race
 
 RATIO = ParameterSkipping().sample_ratio

@@ -10,9 +10,9 @@ import torch
 import sordino.torch as hvd
 from sordino._core import Mailbox, SnapshotStore
 from sordino.errors import SordinoError, Timeout
-from sordino.runtime.async_agent import service_numbers
 from sordino.runtime.context import current
-from sordino.runtime.flat_buffer import ParameterBuffer
+from sordino.runtime.exchange.async_agent import service_numbers
+from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 
 PATIENCE = 60.0  # seconds that anything is waited for
 

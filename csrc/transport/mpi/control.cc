@@ -54,7 +54,7 @@ bool Control::poll(const Sink& sink) {
 // recorded; otherwise it throws.
 bool Control::fine(int code, const char* what, int peer) {
   if (code == MPI_SUCCESS) return true;
-  if (!outlives_) check_peer(code, what, peer);
+  if (!tolerates_losses_) check_peer(code, what, peer);
   lose(peer);
   return false;
 }
@@ -68,7 +68,7 @@ bool Control::take(int from, const Sink& sink) {
   int waiting = 0;
   MPI_Status status;
   const int code = MPI_Iprobe(from, kTag, comm_, &waiting, &status);
-  if (code != MPI_SUCCESS && outlives_) {
+  if (code != MPI_SUCCESS && tolerates_losses_) {
     // Once a process has failed, MPI refuses MPI_ANY_SOURCE.
     for (const int peer : failed_in(comm_)) lose(peer);
     if (from != MPI_ANY_SOURCE) lose(from);

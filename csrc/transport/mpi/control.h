@@ -23,7 +23,7 @@ class Control {
   bool idle() const { return outgoing_.empty(); }
 
   // From now on ranks that MPI does not reach are recorded, and cause no exception.
-  void outlive_peers() { outlives_ = true; }
+  void tolerate_losses() { tolerates_losses_ = true; }
   std::vector<Loss> take_losses() { return std::exchange(heard_, {}); }
 
  private:
@@ -40,7 +40,7 @@ class Control {
   MPI_Comm comm_;  // freed by MPI_Finalize: freeing it here would have to wait for all ranks
   int rank_ = 0, size_ = 1;
   std::list<Outgoing> outgoing_, graveyard_;  // graveyard_: MPI may still use these
-  bool outlives_ = false, one_by_one_ = false;
+  bool tolerates_losses_ = false, one_by_one_ = false;
   std::set<int> lost_;
   std::vector<Loss> heard_;
 };

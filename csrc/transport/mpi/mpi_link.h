@@ -27,7 +27,7 @@ class MpiLink : public Link {
   bool takes_device_memory() const override { return takes_device_memory_; }
   bool silent_work() const override { return transfers_ != 0; }
   std::vector<Loss> take_losses() override { return control_.take_losses(); }
-  void outlive_peers() override { control_.outlive_peers(); }
+  void tolerate_losses() override { control_.tolerate_losses(); }
   void abandon() override;
   bool ends_together() const override { return true; }  // by MPI_Finalize
 

@@ -132,8 +132,8 @@ class ProcessTransport : public Transport {
     return losses;
   }
 
-  void outlive_peers() override {
-    if (far_) far_->outlive_peers();
+  void tolerate_losses() override {
+    if (far_) far_->tolerate_losses();
   }
   void abandon() override {
     will_not_wait();

@@ -279,7 +279,7 @@ class SimTransport : public Transport {
     std::lock_guard lock(box.mutex);
     return std::exchange(box.losses, {});
   }
-  void outlive_peers() override {}
+  void tolerate_losses() override {}
   void abandon() override {}
 
  private:

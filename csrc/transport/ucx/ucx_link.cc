@@ -223,7 +223,7 @@ void UcxLink::post(int to, Bytes message) {
   if (!whom.lost()) {
     message.insert(message.begin(), digest_.begin(), digest_.end());
     send_frame(whom, std::move(message), Use::kMessage);
-  } else if (whom.told && !outlives_) {
+  } else if (whom.told && !tolerates_losses_) {
     throw lost(to, whom.endpoint->cause);
   }
 }

@@ -34,7 +34,7 @@ class UcxLink : public Link {
   bool takes_device_memory() const override { return takes_device_memory_; }
   bool silent_work() const override { return !transfers_.empty(); }
   std::vector<Loss> take_losses() override;
-  void outlive_peers() override { outlives_ = true; }
+  void tolerate_losses() override { tolerates_losses_ = true; }
   void abandon() override { session_.will_not_wait(); }
   bool ends_together() const override { return true; }  // by Session::take_leave
 
@@ -75,7 +75,7 @@ class UcxLink : public Link {
   std::vector<Peer> peers_;
   Frames outgoing_, incoming_;              // incoming_: in the order in which they began to arrive
   std::set<class UcxTransfer*> transfers_;  // those that exist
-  bool outlives_ = false, warned_ = false;
+  bool tolerates_losses_ = false, warned_ = false;
   // Flush request of UCX that idle() waits for, or null.
   mutable void* flushing_ = nullptr;
   bool takes_device_memory_;

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from sordino.algorithms.checks import check_kinds
 from sordino.errors import UsageError
-from sordino.slips import meant
+from sordino.suggestions import meant
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from sordino.algorithms.strategy import Runtime, Strategy
     from sordino.algorithms.traffic import Model, Traffic
-    from sordino.runtime.helpers import Helpers, Service
-    from sordino.runtime.options import Options
+    from sordino.runtime.exchange.helpers import Helpers, Service
+    from sordino.runtime.gradients.options import Options
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,11 @@ class Simulation:
     """Description of the simulation of an algorithm by `sordino simulate`.
 
     Attributes:
-        world: "module:Class" that runs workers in virtual time if they do not take their steps together; None: they
-            do, and the time of a step is the time of its traffic.
-        arrays: "module:Class" that applies a step to the parameters of all workers at once; None: every worker is a
-            thread with the real optimizer, also in a simulation without data.
+        world: name in `sordino.simulate.command.WORLDS`, or "module:Class", of the class that runs workers in virtual
+            time if they do not take their steps together; None: they do, and the time of a step is that of its traffic.
+        arrays: name in `sordino.simulate.vectorized.NUMERICS`, or "module:Class", of the class that applies a step to
+            the parameters of all workers at once; None: every worker is a thread with the real optimizer, also in a
+            simulation without data.
         imitated: the settings that `arrays` imitates.
         refused: settings that mean nothing in a simulation, each with the reason.
         modes: variants to compare, by name, each with its settings as in `--set`. Used if none of these settings is

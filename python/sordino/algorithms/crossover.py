@@ -16,7 +16,7 @@ from sordino.algorithms.checks import NO_BUFFERS, require
 from sordino.algorithms.gossip import RandomGossip
 from sordino.algorithms.traffic import Model, Traffic, gradients, groups_of
 from sordino.errors import UsageError
-from sordino.runtime.segments import Segments
+from sordino.runtime.exchange.segments import Segments
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Crossover(RandomGossip):
             object.__setattr__(self, "roulette", weights)
 
     simulation = Simulation(
-        arrays="sordino.simulate.vectorized:Mixing",
+        arrays="mixing",
         imitated=frozenset({"interval", "segments", "seed", "group_size", "within", "roulette", "bucket_bytes"}),
         refused={"buffers": NO_BUFFERS},
     )

@@ -22,7 +22,7 @@ class DPSGD(MixingGossip):
     """
 
     simulation = Simulation(
-        arrays="sordino.simulate.vectorized:Mixing",
+        arrays="mixing",
         imitated=frozenset({"interval", "segments"}),
         refused={"buffers": NO_BUFFERS},
     )

@@ -18,14 +18,15 @@ import torch
 from sordino.algorithms.base import Algorithm
 from sordino.algorithms.strategy import Closure, Runtime, Strategy
 from sordino.errors import UsageError
-from sordino.runtime.autograd import allreduce
-from sordino.runtime.context import Recoverable, members_of
+from sordino.runtime.collectives.autograd import allreduce
+from sordino.runtime.collectives.operation import Max
+from sordino.runtime.context import members_of
 from sordino.runtime.devices import HOST
-from sordino.runtime.operation import Max
+from sordino.runtime.exchange.rollback import Rollback, take_mean
+from sordino.runtime.gradients.reducer import GradientReducer
+from sordino.runtime.loss_state import Recoverable
 from sordino.runtime.process_set import ProcessSet
-from sordino.runtime.recovery import LOSSES, again, recover, together
-from sordino.runtime.reducer import GradientReducer
-from sordino.runtime.rollback import Rollback, take_mean
+from sordino.runtime.recovery.losses import LOSSES, again, recover, together
 
 
 class ExchangingStrategy(Strategy):
@@ -117,7 +118,7 @@ class ExchangingStrategy(Strategy):
         All communication of the exchange is part of `work()`, so that the remaining ranks do all or none of it after a
         loss.
         """
-        if not self.context.outlasts:
+        if not self.context.survives_losses:
             work()
         elif self.round >= self._floor:
             self._exchanging = True
@@ -155,23 +156,23 @@ class ExchangingStrategy(Strategy):
             self.reducer.release()
             self.reducer = None
         self._met = True
-        self.context.on_join[id(self)] = weakref.WeakMethod(self.before_join)
-        if self.context.outlasts:
-            self.context.recoverables[id(self)] = Recoverable(
+        self.context.callbacks.on_join.add(self.before_join)
+        if self.context.survives_losses:
+            self.context.losses.recoverables[id(self)] = Recoverable(
                 weakref.WeakMethod(self.renew),
                 weakref.WeakMethod(self.give_up),
-                self.context.lasting_name(self.settings.agreement.name, self.settings.process_set),
+                self.context.names.lasting(self.settings.agreement.name, self.settings.process_set),
                 self.settings.process_set,
             )
 
     def _part(self, keeps_place: bool = False) -> None:
         """Undo a meeting. With `keeps_place` the registration for recovery stays, because another meeting follows."""
         state = self.carried_state()
-        recoverable = self.context.recoverables.get(id(self))
+        recoverable = self.context.losses.recoverables.get(id(self))
         reducer, self.reducer = self.reducer, None  # not released by `detach`: it may be running
         self.detach()
         if keeps_place and recoverable is not None:
-            self.context.recoverables[id(self)] = recoverable
+            self.context.losses.recoverables[id(self)] = recoverable
         self.settings.agreement.part()
         self.prepare()
         self._met = False
@@ -189,8 +190,8 @@ class ExchangingStrategy(Strategy):
         self.reducer = GradientReducer(self.context, self.names, self.parameters, within, True, everybody)
 
     def detach(self) -> None:
-        self.context.on_join.pop(id(self), None)
-        self.context.recoverables.pop(id(self), None)
+        self.context.callbacks.on_join.discard(self)
+        self.context.losses.recoverables.pop(id(self), None)
         super().detach()
 
     # ---- losses ------------------------------------------------------------------------------------------------
@@ -312,7 +313,7 @@ class ExchangingStrategy(Strategy):
             self.meet()
         elif self._frozen:
             self._take_in_unfrozen(optimizer)
-        if self.context.outlasts:
+        if self.context.survives_losses:
             again(self.context, lambda: self._begin_if_active(optimizer))
         else:
             self.before_step(optimizer)
@@ -352,14 +353,14 @@ class ExchangingStrategy(Strategy):
         """Call `after_step`, also after a skipped step, and recover if a rank is lost meanwhile."""
         if not self.active:  # a loss may have left this rank alone
             return
-        if not self.context.outlasts:
+        if not self.context.survives_losses:
             self.after_step()
             return
         epoch = self.context.epoch
         try:
-            with self.context.plainly():
+            with self.context.losses.raise_on_loss():
                 self.after_step()
-            self.context.fruitless = 0
+            self.context.losses.empty_recoveries = 0
         except LOSSES as error:
             recover(self.context, error, epoch)
 

@@ -23,7 +23,7 @@ class GossipGraD(RandomGossip):
     """
 
     simulation = Simulation(
-        arrays="sordino.simulate.vectorized:Mixing",
+        arrays="mixing",
         imitated=frozenset({"interval", "segments", "seed"}),
         refused={"buffers": NO_BUFFERS},
     )

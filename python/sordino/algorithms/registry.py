@@ -15,7 +15,7 @@ from typing import Literal
 
 from sordino.algorithms.base import Algorithm
 from sordino.errors import UsageError
-from sordino.slips import meant
+from sordino.suggestions import meant
 
 GROUP = "sordino.algorithms"
 

@@ -9,7 +9,7 @@ from sordino._core import RandomPull, Topology
 from sordino.algorithms.base import Simulation
 from sordino.algorithms.checks import NO_BUFFERS, require
 from sordino.algorithms.gossip import RandomGossip
-from sordino.runtime.segments import Segments
+from sordino.runtime.exchange.segments import Segments
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SegmentedGossip(RandomGossip):
         require(self.replicas >= 1, self, "replicas", "must be at least 1")
 
     simulation = Simulation(
-        arrays="sordino.simulate.vectorized:Mixing",
+        arrays="mixing",
         imitated=frozenset({"interval", "segments", "seed", "replicas"}),
         refused={"buffers": NO_BUFFERS},
     )

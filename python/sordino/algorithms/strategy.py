@@ -18,11 +18,11 @@ import torch
 from sordino.algorithms.base import Algorithm
 from sordino.algorithms.traffic import Sent
 from sordino.errors import NoSuchAttribute, StepOrderError, UsageError
-from sordino.runtime.bucket import Settings
+from sordino.runtime.collectives.operation import Adasum
 from sordino.runtime.context import Context
-from sordino.runtime.operation import Adasum
+from sordino.runtime.gradients.bucket import Settings
+from sordino.runtime.gradients.reducer import GradientReducer
 from sordino.runtime.process_set import ProcessSet
-from sordino.runtime.reducer import GradientReducer
 
 Named = Sequence[tuple[str, torch.Tensor]]
 Closure = Callable[[], Any] | None

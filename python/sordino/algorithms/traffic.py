@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino._core import FromOwner, ToOwner, Topology
-from sordino.runtime.segments import Segments, segment_numbers
+from sordino.runtime.exchange.segments import Segments, segment_numbers
 
 Sets = NDArray[np.int64]
 Sent = NDArray[np.bool_]

@@ -32,8 +32,8 @@ from sordino.bench.baselines import Baselines
 from sordino.bench.report import REPORTS
 from sordino.report import Results, machines, records, verdicts
 from sordino.report.tables import format_bytes, format_seconds
+from sordino.runtime.collectives.operation import Sum
 from sordino.runtime.dtypes import DTYPE_CODES
-from sordino.runtime.operation import Sum
 from sordino.timing import Participants, Watch, race
 
 SIZES = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"

@@ -10,7 +10,7 @@ from importlib import metadata
 
 from sordino.cli import bench, completion, doctor, examples, plan, report, run, simulate
 from sordino.errors import SordinoError, UsageError
-from sordino.slips import meant
+from sordino.suggestions import meant
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,10 +9,11 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from sordino.cli import jobs, mpi, run
+from sordino.cli import run
 from sordino.cli.check import REBUILD, Check
-from sordino.cli.processes import Ended, StopSignals
 from sordino.errors import NotBuilt
+from sordino.launcher import jobs, mpi
+from sordino.launcher.processes import Ended, StopSignals
 
 _SMOKE = [sys.executable, "-m", "sordino.cli.smoke"]
 _SMOKE_TIMEOUT_S = 30.0

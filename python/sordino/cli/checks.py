@@ -25,7 +25,7 @@ from sordino.cli.check_transports import (
     check_two_ranks,
     check_ucx,
 )
-from sordino.cli.probe import ask_python
+from sordino.launcher.probe import ask_python
 
 _PROBE = """
 import json, sys
@@ -62,7 +62,7 @@ try:
     gpus["nccl"] = _core.nccl()
 except Exception as error:
     gpus["error"] = str(error)
-from sordino.launch.starts import find_ucx
+from sordino.rendezvous.starts import find_ucx
 find_ucx()
 answer = {"build": _core.build_info(), "mpi": _core.probe_mpi(), "ucx": _core.probe_ucx(), "gpus": gpus}
 print(json.dumps(answer))

@@ -23,13 +23,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from sordino.cli import jobs, mpi, room
-from sordino.cli.guard import guarded
-from sordino.cli.processes import GRACE_S, Ended, StopSignals
-from sordino.cli.restarts import repeat
 from sordino.errors import NotBuilt, UsageError
-from sordino.launch.environment import RANK, RENDEZVOUS, SIZE
+from sordino.launcher import capacity, jobs, mpi
+from sordino.launcher.guard import guarded
+from sordino.launcher.processes import GRACE_S, Ended, StopSignals
+from sordino.launcher.restarts import repeat
 from sordino.record.writing import Lines, job_file
+from sordino.rendezvous.environment import RANK, RENDEZVOUS, SIZE
 
 _LONGEST_GRACE_S = 86400.0
 
@@ -94,7 +94,7 @@ def main(options: argparse.Namespace) -> int:
         environment["SORDINO_RECORD"] = os.path.abspath(options.record)
     ranks, exports = _ranks(options.ranks, hosts), mpi.parse_exports(options.env, hosts, environment)
     extra = mpi.parse_extra(options.mpi_args)
-    room.check(ranks, hosts, extra, environment, room.this_machine(), options.oversubscribe)
+    capacity.check(ranks, hosts, extra, environment, capacity.this_machine(), options.oversubscribe)
     job = mpi.Job(ranks, options.command, hosts, exports, extra)
     by_mpi = options.launcher == "mpi" or (options.launcher is None and bool(hosts or extra))
     by_mpi = by_mpi or (options.prefers_mpi and _has_mpirun(environment))
@@ -130,14 +130,16 @@ def _has_mpirun(environment: dict[str, str]) -> bool:
 
 def _locally(options: argparse.Namespace, job: mpi.Job, environment: dict[str, str], record: Lines | None) -> int:
     # Otherwise each rank computes with one thread per core, and the ranks slow each other down.
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, room.this_machine().cores // job.ranks)))
-    outlasts = environment.get("SORDINO_ON_PEER_LOST") == "continue"
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, capacity.this_machine().cores // job.ranks)))
+    survives_losses = environment.get("SORDINO_ON_PEER_LOST") == "continue"
     if options.verbose:
         print(f"sordino run: {job.ranks} ranks: {shlex.join(mpi.resolve(job.command))}", file=sys.stderr, flush=True)
     with jobs.local_place() as place:
 
         def start(number: int, stop: StopSignals) -> Ended:
-            return jobs.start_locally(job, {**environment, "SORDINO_RESTART": str(number)}, place, outlasts, stop)
+            return jobs.start_locally(
+                job, {**environment, "SORDINO_RESTART": str(number)}, place, survives_losses, stop
+            )
 
         work = partial(repeat, _noted(start, record), options.restarts)
         return guarded(work, place.clear, options.grace)

@@ -17,8 +17,8 @@ import sordino.torch as hvd
 from sordino._core import MOST_DOUBLED, Exponential, Layout
 from sordino.plan.costs import Line, Load, Rates
 from sordino.runtime.context import Context, current
-from sordino.runtime.flat_buffer import FlatBuffer
-from sordino.runtime.groups import new_channel, part_of
+from sordino.runtime.exchange.flat_buffer import FlatBuffer
+from sordino.runtime.exchange.groups import new_channel, part_of
 from sordino.runtime.tensors import dtype_code
 from sordino.timing import Participants, time_block
 

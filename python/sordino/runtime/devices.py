@@ -53,7 +53,7 @@ def core_device(device: torch.device, context: Context | None = None) -> Device 
     """
     if device.type == "cpu":
         context = context or current_or_none()
-        return context.pretended if context is not None else None
+        return context.host_device if context is not None else None
     if device.type != "cuda":
         raise NotBuilt(f"tensors on {device} are not supported; move them to the CPU or to a CUDA device")
     return _gpu(torch.cuda.current_device() if device.index is None else device.index)

@@ -108,7 +108,7 @@ class Recorder:
             host=context.world.host(context.rank),
             pid=self._process,
             transport=context.world.transport,
-            outlasts=context.outlasts,
+            survives_losses=context.survives_losses,
             time=self._since,
         )
         self._attach()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sordino.algorithms.adpsgd import ADPSGD
 from sordino.algorithms.adpsgd.pairing import Average, Cancel, Pairing, Step
-from sordino.runtime.actions import Message, Skip, Tell, Wake, Warn
+from sordino.runtime.exchange.actions import Message, Skip, Tell, Wake, Warn
 from sordino.simulate.events import WAIT, Process, World
 from sordino.simulate.job import Job, Progress
 

@@ -21,7 +21,7 @@ from sordino.simulate.checks import check
 from sordino.simulate.job import Job
 from sordino.simulate.links import LONGEST, SLOWEST_GBPS, Floats, Links, exact
 from sordino.simulate.problem import problem_of
-from sordino.slips import meant
+from sordino.suggestions import meant
 
 _STEPS, _STEPS_WITHOUT_DATA = 2400, 400  # steps in the default virtual time
 _COMPUTE = 10e-3  # seconds; long compared with a transfer, as in the source on Fashion-MNIST

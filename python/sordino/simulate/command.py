@@ -26,6 +26,8 @@ from sordino.simulate.job import Job, Outcome, Progress
 from sordino.simulate.recording import Records
 
 _FIRST, _LINE = 3.0, 10.0  # seconds until the first line of progress, and between lines, if there is no bar
+WORLDS = {"averaging": "sordino.simulate.averaging:Averaging", "pulling": "sordino.simulate.pulling:Pulling"}
+"""Classes by their names in `Simulation.world`. Only the one that is used is imported."""
 _POLL = 0.2  # seconds
 
 Told = tuple[int, float]
@@ -66,7 +68,7 @@ def simulate(job: Job, progress: Progress) -> Outcome:
     world = job.algorithm.simulation.world
     if world is not None:
         check(job)
-        outcome: Outcome = load(world)(job, progress).run()
+        outcome: Outcome = load(WORLDS.get(world, world))(job, progress).run()
         return outcome
     from sordino.simulate import lockstep
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from simpy.events import NORMAL, Event
 
-from sordino.runtime.actions import Message
+from sordino.runtime.exchange.actions import Message
 from sordino.simulate.clock import Clock, Late, cycles_are_rare
 from sordino.simulate.job import Job, Outcome, Progress
 from sordino.simulate.problem import Problem, problem_of

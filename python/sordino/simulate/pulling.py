@@ -17,7 +17,7 @@ from torch import Tensor
 from sordino.algorithms.scheduled_pull import ScheduledPull
 from sordino.algorithms.scheduled_pull.manager import Manager
 from sordino.algorithms.scheduled_pull.schedule import Action, Pull, Schedule
-from sordino.runtime.actions import Message, Skip, Tell, Wake, Warn
+from sordino.runtime.exchange.actions import Message, Skip, Tell, Wake, Warn
 from sordino.simulate.events import WAIT, Process, World
 from sordino.simulate.job import Job, Progress
 

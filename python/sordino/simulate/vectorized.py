@@ -20,7 +20,7 @@ from sordino.algorithms.gossip import MixingGossip
 from sordino.algorithms.layered import Layered
 from sordino.algorithms.local_sgd import LocalSGD
 from sordino.algorithms.push_sum import PushSum as PushSumAlgorithm
-from sordino.runtime.segments import segment_numbers
+from sordino.runtime.exchange.segments import segment_numbers
 from sordino.simulate.phases import Booleans
 from sordino.simulate.quadratic import Floats, Quadratic
 from sordino.simulate.traffic import Rows, SharedRows
@@ -43,8 +43,9 @@ def numerics_of(algorithm: Algorithm, problem: Quadratic, rows: SharedRows | Non
     """
     if problem.workers == 1:
         return _Alone(problem)
-    assert algorithm.simulation.arrays is not None
-    numerics: Numerics = load(algorithm.simulation.arrays)(algorithm, problem, rows or SharedRows())
+    name = algorithm.simulation.arrays
+    assert name is not None
+    numerics: Numerics = (NUMERICS.get(name) or load(name))(algorithm, problem, rows or SharedRows())
     return numerics
 
 
@@ -258,3 +259,14 @@ class PushSum(Mixing):
             values[:, columns] *= scale.astype(np.float32)
             weights[:, [number]] *= scale
         self._under_way.append((parcel, their_weights))
+
+
+NUMERICS = {
+    "synchronous": Synchronous,
+    "local": Local,
+    "elastic": Elastic,
+    "skipping": Skipping,
+    "mixing": Mixing,
+    "push-sum": PushSum,
+}
+"""Classes by their names in `Simulation.arrays`."""

@@ -22,7 +22,7 @@ from sordino.errors import (
     Unreadable,
     UsageError,
 )
-from sordino.runtime.autograd import (
+from sordino.runtime.collectives.autograd import (
     allgather,
     allreduce,
     alltoall,
@@ -32,7 +32,8 @@ from sordino.runtime.autograd import (
     grouped_reducescatter,
     reducescatter,
 )
-from sordino.runtime.collectives import (
+from sordino.runtime.collectives.operation import Adasum, Average, Max, Min, Product, Sum, poll, synchronize
+from sordino.runtime.collectives.ops import (
     allgather_async,
     allreduce_,
     allreduce_async,
@@ -50,8 +51,7 @@ from sordino.runtime.collectives import (
     join,
     reducescatter_async,
 )
-from sordino.runtime.operation import Adasum, Average, Max, Min, Product, Sum, poll, synchronize
-from sordino.runtime.sparse import sparse_allreduce_async
+from sordino.runtime.collectives.sparse import sparse_allreduce_async
 from sordino.torch import elastic, mpi_lib_v2
 from sordino.torch.compression import Compression
 from sordino.torch.consensus import average_parameters, consensus_distance

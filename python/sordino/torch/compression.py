@@ -1,5 +1,11 @@
 """Classes for `compression=`, in the module where Horovod has them."""
 
-from sordino.runtime.compression import BF16Compressor, Compression, Compressor, FP16Compressor, NoneCompressor
+from sordino.runtime.collectives.compression import (
+    BF16Compressor,
+    Compression,
+    Compressor,
+    FP16Compressor,
+    NoneCompressor,
+)
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]

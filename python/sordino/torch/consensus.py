@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 
 from sordino.errors import UsageError
-from sordino.runtime.autograd import allreduce
-from sordino.runtime.collectives import grouped_allreduce_
+from sordino.runtime.collectives.autograd import allreduce
+from sordino.runtime.collectives.operation import Average
+from sordino.runtime.collectives.ops import grouped_allreduce_
 from sordino.runtime.context import current
 from sordino.runtime.devices import HOST
-from sordino.runtime.operation import Average
 from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.runtime.tensors import squared_distance
 
@@ -49,7 +49,7 @@ def average_parameters(
         if name not in extra and value.is_floating_point() and (name in parameters or buffers == "average")
     ]
     if current().size > 1 and means:
-        label = current().plan_name("average_parameters", process_set.process_set_id)
+        label = current().names.plan("average_parameters", process_set.process_set_id)
         grouped_allreduce_(means, op=Average, name=label, process_set=process_set)
     return state
 
@@ -66,5 +66,5 @@ def consensus_distance(model: torch.nn.Module, process_set: ProcessSet = global_
         if parameter.is_floating_point()
     )
     mine = torch.tensor([math.sqrt(squares)], dtype=torch.float64, device=HOST)
-    label = current().plan_name("consensus_distance", process_set.process_set_id)
+    label = current().names.plan("consensus_distance", process_set.process_set_id)
     return allreduce(mine, op=Average, name=label, process_set=process_set).item()

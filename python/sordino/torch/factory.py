@@ -8,12 +8,12 @@ import torch
 
 from sordino.algorithms.strategy import Runtime, Strategy
 from sordino.errors import UsageError
-from sordino.runtime.agreement import Agreement, fingerprint_of
-from sordino.runtime.bucket import Settings
+from sordino.runtime.collectives.operation import Product, Sum, name_of_op
 from sordino.runtime.context import current
-from sordino.runtime.nonfinite import FiniteCheck
-from sordino.runtime.operation import Product, Sum, name_of_op
-from sordino.runtime.options import Options
+from sordino.runtime.gradients.agreement import Agreement, fingerprint_of
+from sordino.runtime.gradients.bucket import Settings
+from sordino.runtime.gradients.nonfinite import FiniteCheck
+from sordino.runtime.gradients.options import Options
 from sordino.runtime.tensors import address_of
 from sordino.torch.arguments import group_indices
 from sordino.torch.start import INSTEAD
@@ -40,7 +40,7 @@ def make_strategy(
     """
     context, algorithm = current(), options.algorithm
     _check_memory(parameters, names)
-    if context.outlasts:
+    if context.survives_losses:
         _check_outlasting(options)
     buffers = [(name, buffer) for name, buffer in options.named_buffers or () if buffer.is_floating_point()]
     groups = group_indices(options.groups, parameters)

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from sordino.errors import UsageError
-from sordino.runtime.collectives import broadcast_async_
+from sordino.runtime.collectives.objects import Root, allgather_object, broadcast_object
+from sordino.runtime.collectives.operation import synchronize
+from sordino.runtime.collectives.ops import broadcast_async_
 from sordino.runtime.context import current
-from sordino.runtime.objects import Root, allgather_object, broadcast_object
-from sordino.runtime.operation import synchronize
 from sordino.runtime.process_set import ProcessSet, global_process_set
-from sordino.runtime.recovery import together
+from sordino.runtime.recovery.losses import together
 from sordino.runtime.tensors import check
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
@@ -55,7 +55,7 @@ def broadcast_parameters(
 
     def work() -> list[torch.Tensor]:
         tensors = [tensor for _, tensor in named]
-        if context.outlasts:  # data that an ended world has begun to send may still arrive
+        if context.survives_losses:  # data that an ended world has begun to send may still arrive
             tensors = [tensor.detach().clone() for tensor in tensors]
         handles = [
             broadcast_async_(

@@ -15,17 +15,18 @@ from typing import Any, Literal
 from sordino import _core
 from sordino.algorithms import Algorithm, AlgorithmName
 from sordino.errors import PeerLost, UsageError
-from sordino.launch.starts import MpiStart, ProcessStart, Start, find_start, note_the_variables, started_by_a_rank
-from sordino.launch.telling import tell_of_the_exit, tell_of_the_failure
 from sordino.log import logger
 from sordino.log.core import finish, listen
-from sordino.runtime.context import Context, Resized, current, current_or_none, is_no_rank, replace_current
-from sordino.runtime.helpers import Helpers
+from sordino.rendezvous.notices import tell_of_the_exit, tell_of_the_failure
+from sordino.rendezvous.starts import MpiStart, ProcessStart, Start, find_start, note_the_variables, started_by_a_rank
+from sordino.runtime.context import Context, current, current_or_none, is_no_rank, replace_current
+from sordino.runtime.exchange.helpers import Helpers
+from sordino.runtime.loss_state import Resized
 from sordino.runtime.process_set import ProcessSet, unbind_all
 from sordino.runtime.recorder import Recorder, folder_of
-from sordino.slips import misspelt_variables
+from sordino.suggestions import misspelt_variables
 from sordino.torch.process_sets import add_process_set
-from sordino.torch.start import goes_on, helped
+from sordino.torch.start import helped, survives_losses
 
 _log = logger(__name__)
 _NO_RANK = (
@@ -100,7 +101,7 @@ def init(
         _require_the_same(before, given)
         return
     dedicated = helped(algorithm)
-    outlast = goes_on(on_peer_lost, algorithm)
+    survivable = survives_losses(on_peer_lost, algorithm)
     folder = folder_of(record)
     _check_type(comm)
     if not hasattr(comm, "py2f") and store is None:
@@ -112,7 +113,7 @@ def init(
     start = find_start(comm, store, rank, world_size)
     ranks = () if comm is None or hasattr(comm, "py2f") else tuple(comm)
     if dedicated is None:
-        context = Context(start.world(None, outlast, ranks))
+        context = Context(start.world(None, survivable, ranks))
     else:
         context = _with_helpers(start, ranks, dedicated)
     replace_current(context)
@@ -148,7 +149,7 @@ def _require_the_same(context: Context, given: dict[str, Any]) -> None:
         if value is None:
             continue
         if name == "on_peer_lost":
-            same = goes_on(value, given["algorithm"]) == context.outlasts
+            same = survives_losses(value, given["algorithm"]) == context.survives_losses
         elif name == "algorithm":
             same = helped(value) == (context.helpers.algorithm if context.helpers is not None else None)
         else:
@@ -236,7 +237,7 @@ def _install_exit_handlers() -> None:
         sys.stderr.flush()
         # An orderly exit would wait for ranks that no longer answer. The launcher ends the job because of this status.
         # If the others continue, it would wait for a process that exits so. Only a signal tells it that a rank is lost.
-        if context.outlasts or os.environ.get("OMPI_MCA_mpi_ft_enable", "0") != "0":
+        if context.survives_losses or os.environ.get("OMPI_MCA_mpi_ft_enable", "0") != "0":
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(1)
 
@@ -248,7 +249,7 @@ def _note_failure(context: Context, error: BaseException) -> None:
     if context.recorder is not None:
         context.recorder.failed(error)
     # Not if this error reports another rank's loss, whose failure ends the job, or if no failure ends it.
-    if not isinstance(error, PeerLost) and not context.world.failed and not context.outlasts:
+    if not isinstance(error, PeerLost) and not context.world.failed and not context.survives_losses:
         tell_of_the_failure()
 
 
@@ -302,7 +303,7 @@ def on_resize(callback: Callable[[int, int], None]) -> None:
     like all ranks. If another rank is lost in one of them, it is called again, with the same `before`.
     """
     context = current()
-    context.on_resize.append(Resized(callback, context.size))
+    context.losses.on_resize.append(Resized(callback, context.size))
 
 
 def is_initialized() -> bool:

@@ -11,8 +11,8 @@ from sordino.errors import UsageError
 from sordino.runtime.context import Context, current
 from sordino.runtime.devices import HOST
 from sordino.runtime.dtypes import DTYPE_CODES
-from sordino.runtime.flat_buffer import FlatBuffer
-from sordino.runtime.places import WHOLE
+from sordino.runtime.exchange.flat_buffer import FlatBuffer
+from sordino.runtime.gradients.places import WHOLE
 from sordino.runtime.tensors import check
 
 

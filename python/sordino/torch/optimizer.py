@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,10 +19,10 @@ import torch
 from sordino.algorithms import Algorithm, AlgorithmName, resolve
 from sordino.algorithms.strategy import Strategy
 from sordino.errors import StepOrderError, UsageError
-from sordino.runtime.compression import Compression, Compressor
+from sordino.runtime.collectives.compression import Compression, Compressor
+from sordino.runtime.collectives.operation import Average, resolve_op
 from sordino.runtime.context import current, members_of
-from sordino.runtime.operation import Average, resolve_op
-from sordino.runtime.options import Groups, Options
+from sordino.runtime.gradients.options import Groups, Options
 from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.torch import dcp
 from sordino.torch.arguments import Named, name_parameters, parameters_of
@@ -131,7 +130,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         strategy = make_strategy(self._inner, parameters, names, self._options, compare)
         strategy.stepping = self._claim.stepping
         strategy.follow(self._claim.has_changed)
-        strategy.context.on_end[id(self)] = weakref.WeakMethod(self._world_ended)
+        strategy.context.callbacks.on_end.add(self._world_ended)
         return strategy
 
     def _world_ended(self) -> None:

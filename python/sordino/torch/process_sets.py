@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from sordino.errors import UsageError
+from sordino.runtime.collectives.objects import allgather_object
 from sordino.runtime.context import Context, current
-from sordino.runtime.objects import allgather_object
 from sordino.runtime.process_set import ProcessSet, global_process_set, new_set_id, remove_set
-from sordino.runtime.recovery import together
+from sordino.runtime.recovery.losses import together
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
 

@@ -15,7 +15,7 @@ def helped(algorithm: Algorithm | str | None) -> Algorithm | None:
     return chosen if chosen.dedicated else None
 
 
-def goes_on(on_peer_lost: str | None, algorithm: Algorithm | str | None) -> bool:
+def survives_losses(on_peer_lost: str | None, algorithm: Algorithm | str | None) -> bool:
     """Return whether ranks continue after a loss, by the argument of `init`, or else by the environment.
 
     Raises:
@@ -24,7 +24,7 @@ def goes_on(on_peer_lost: str | None, algorithm: Algorithm | str | None) -> bool
     """
     if on_peer_lost not in (None, "raise", "continue"):
         raise UsageError(f"on_peer_lost={on_peer_lost!r} is neither 'raise' nor 'continue'")
-    wanted = _core.outlasts() if on_peer_lost is None else on_peer_lost == "continue"
+    wanted = _core.survives_losses() if on_peer_lost is None else on_peer_lost == "continue"
     if wanted and helped(algorithm) is not None:
         raise UsageError(f"on_peer_lost='continue' does not go with ranks that have no model; {INSTEAD}")
     return wanted

@@ -10,9 +10,9 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
-from sordino.runtime.collectives import allreduce_
+from sordino.runtime.collectives.operation import Sum
+from sordino.runtime.collectives.ops import allreduce_
 from sordino.runtime.context import current
-from sordino.runtime.operation import Sum
 from sordino.runtime.process_set import ProcessSet, global_process_set
 
 

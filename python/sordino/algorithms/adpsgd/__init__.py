@@ -43,7 +43,7 @@ class ADPSGD(Asynchronous):
         require(self.patience > 0, self, "patience", "must be above 0")
 
     steps = "sordino.algorithms.adpsgd.strategy:PairStrategy"
-    simulation = Simulation(world="sordino.simulate.averaging:Averaging", refused={"buffers": NO_BUFFERS})
+    simulation = Simulation(world="averaging", refused={"buffers": NO_BUFFERS})
 
     def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
         return self._exchanges(model, nodes, ways=2, copied=8, hidden=self.overlap > 0)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sordino.algorithms.draws import Draws, Peers
-from sordino.runtime.actions import Message, Skip, Tell, Wake
+from sordino.runtime.exchange.actions import Message, Skip, Tell, Wake
 
 _DECLINES = 8  # after which a worker skips this averaging
 _PRIORITIES = 1 << 20

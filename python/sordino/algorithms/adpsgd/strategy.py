@@ -22,10 +22,10 @@ from sordino.algorithms.adpsgd.pairing import Average, Cancel
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.strategy import Closure
 from sordino.errors import NonFinite
-from sordino.runtime.actions import Message, Skip
-from sordino.runtime.async_agent import Agent, meet, service_numbers
 from sordino.runtime.context import Context
-from sordino.runtime.flat_buffer import FlatBuffer, ParameterBuffer
+from sordino.runtime.exchange.actions import Message, Skip
+from sordino.runtime.exchange.async_agent import Agent, meet, service_numbers
+from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
 
 
 @dataclass
@@ -154,9 +154,9 @@ class PairStrategy(ExchangingStrategy):
             context.world, number + 1, self._arena.layout, self._copy.address, self._averager.mailbox, self._copy.arena
         )
         self._averager.use(self._core)
-        context.world.outlive_peers()
+        context.world.tolerate_losses()
         self._averager.start()
-        context.on_shutdown[id(self)] = weakref.WeakMethod(self._close)
+        context.callbacks.on_shutdown.add(self._close)
         weakref.finalize(self, self._averager.close)
 
     @property
@@ -289,6 +289,6 @@ class PairStrategy(ExchangingStrategy):
 
     def detach(self) -> None:
         super().detach()
-        self.context.on_shutdown.pop(id(self), None)
+        self.context.callbacks.on_shutdown.discard(self)
         if self._met:
             self._close()

@@ -12,7 +12,7 @@ from sordino.errors import UsageError
 
 if TYPE_CHECKING:
     from sordino.algorithms.strategy import Runtime, Strategy
-    from sordino.runtime.options import Options
+    from sordino.runtime.gradients.options import Options
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,7 @@ class AllReduce(Algorithm):
         if not isinstance(self.double_buffering, bool):
             raise UsageError(f"AllReduce(double_buffering={self.double_buffering!r}): must be True or False")
 
-    simulation = Simulation(
-        arrays="sordino.simulate.vectorized:Synchronous", imitated=frozenset({"bucket_bytes", "double_buffering"})
-    )
+    simulation = Simulation(arrays="synchronous", imitated=frozenset({"bucket_bytes", "double_buffering"}))
 
     @property
     def traits(self) -> Traits:
@@ -63,7 +61,7 @@ class AllReduce(Algorithm):
 
     def strategy(self, runtime: Runtime) -> Strategy:
         if runtime.adasum:
-            steps = "sordino.algorithms.adasum:AdasumStrategy"
+            steps = "sordino.algorithms.allreduce.adasum:AdasumStrategy"
         elif self.double_buffering:
             steps = "sordino.algorithms.allreduce.double_buffering:BufferedStrategy"
         else:

@@ -17,9 +17,9 @@ from sordino.algorithms.allreduce import AllReduce
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.strategy import Closure
 from sordino.errors import StepOrderError, UsageError
-from sordino.runtime.bucket import Bucket, Settings
 from sordino.runtime.context import Context
-from sordino.runtime.reducer import QUIETLY, GradientReducer
+from sordino.runtime.gradients.bucket import Bucket, Settings
+from sordino.runtime.gradients.reducer import QUIETLY, GradientReducer
 
 
 class BufferedReducer(GradientReducer):

@@ -10,7 +10,7 @@ import torch
 
 from sordino.algorithms.allreduce import AllReduce
 from sordino.algorithms.strategy import Closure, Runtime, Strategy
-from sordino.runtime.reducer import GradientReducer
+from sordino.runtime.gradients.reducer import GradientReducer
 
 
 class AllReduceStrategy(Strategy):

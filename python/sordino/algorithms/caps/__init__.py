@@ -25,7 +25,7 @@ from sordino.algorithms.traffic import (
 from sordino.errors import UsageError
 
 if TYPE_CHECKING:
-    from sordino.runtime.helpers import Helpers, Service
+    from sordino.runtime.exchange.helpers import Helpers, Service
 
 Detection = Literal["naive", "random", "history", "movement"]
 _MOST_MESSAGES = 10_000_000  # per step of all workers, in a simulation
@@ -209,7 +209,7 @@ class ParameterSkipping(Algorithm):
     parts: ClassVar = {"scheduler": ThresholdScheduler}
     steps = "sordino.algorithms.caps.strategy:SkippingStrategy"
     simulation = Simulation(
-        arrays="sordino.simulate.vectorized:Skipping",
+        arrays="skipping",
         # `seed` belongs to a detector that cannot be chosen in a simulation without data.
         imitated=frozenset(
             {"threshold", "digits", "probe_interval", "exchange", "servers", "granularity", "block_bytes", "seed"}

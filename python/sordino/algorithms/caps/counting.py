@@ -13,7 +13,7 @@ from sordino.algorithms import ParameterSkipping
 from sordino.algorithms.caps.items import Items, Part
 from sordino.errors import UsageError
 from sordino.runtime.devices import HOST
-from sordino.runtime.flat_buffer import ParameterBuffer
+from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 
 
 class Detector(ABC):

@@ -18,7 +18,7 @@ from sordino.algorithms.caps.items import Items, Part
 from sordino.errors import UsageError
 from sordino.runtime.devices import HOST
 from sordino.runtime.dtypes import DTYPES
-from sordino.runtime.flat_buffer import ParameterBuffer
+from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, to spread seeds that are close together
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.runtime.dtypes import DTYPES
-from sordino.runtime.flat_buffer import ParameterBuffer
+from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 from sordino.runtime.tensors import dtype_code
 
 

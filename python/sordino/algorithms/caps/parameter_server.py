@@ -24,9 +24,9 @@ from sordino.algorithms.caps.items import Items
 from sordino.algorithms.caps.recent import Recent
 from sordino.runtime.context import Context
 from sordino.runtime.dtypes import DTYPE_CODES
-from sordino.runtime.flat_buffer import FlatBuffer
-from sordino.runtime.groups import new_channel
-from sordino.runtime.helpers import Helpers
+from sordino.runtime.exchange.flat_buffer import FlatBuffer
+from sordino.runtime.exchange.groups import new_channel
+from sordino.runtime.exchange.helpers import Helpers
 from sordino.runtime.process_set import ProcessSet, global_process_set
 
 

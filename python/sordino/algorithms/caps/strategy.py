@@ -7,7 +7,6 @@ that all skip, so ranks cannot disagree. The number of steps that each item has 
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -30,15 +29,15 @@ from sordino.algorithms.strategy import Closure, Strategy
 from sordino.algorithms.traffic import Sent
 from sordino.errors import UsageError
 from sordino.runtime import opcode
-from sordino.runtime.autograd import allreduce
-from sordino.runtime.collectives import grouped_allreduce_
+from sordino.runtime.collectives.autograd import allreduce
+from sordino.runtime.collectives.operation import Average, Min
+from sordino.runtime.collectives.ops import grouped_allreduce_
 from sordino.runtime.devices import HOST, core_device
 from sordino.runtime.dtypes import DTYPES
-from sordino.runtime.flat_buffer import ParameterBuffer
-from sordino.runtime.helpers import helpers_of
-from sordino.runtime.operation import Average, Min
+from sordino.runtime.exchange.flat_buffer import ParameterBuffer
+from sordino.runtime.exchange.helpers import helpers_of
 from sordino.runtime.process_set import global_process_set
-from sordino.runtime.recovery import LOSSES
+from sordino.runtime.recovery.losses import LOSSES
 from sordino.runtime.tensors import describe
 
 
@@ -80,7 +79,7 @@ class SkippingStrategy(ExchangingStrategy):
                 raise UsageError("dedicated_servers=True trains on all workers, not on a process set")
             context = helpers.context  # so that parameters lie in memory that servers can reach
         self._arena = ParameterBuffer(context, self.exchanged_names, self.exchanged, "model")
-        self._name = self.context.plan_name(f"skipping.{self._arena.layout.hash:x}", everybody.process_set_id)
+        self._name = self.context.names.plan(f"skipping.{self._arena.layout.hash:x}", everybody.process_set_id)
         block = algorithm.block_bytes if algorithm.granularity == "block" else None
         self._items = Items.of(self._arena, block)
         self._detector = detector_of(self._arena, self._items, algorithm)
@@ -96,7 +95,7 @@ class SkippingStrategy(ExchangingStrategy):
             )
         elif algorithm.exchange == "parameter-server":
             self._server = ParameterServer(self.context, everybody, algorithm, self._items, self._arena)
-        self.context.on_shutdown[id(self)] = weakref.WeakMethod(self._warn)
+        self.context.callbacks.on_shutdown.add(self._warn)
         self._restore(self._detector)
 
     # ---- the step ----------------------------------------------------------------------------------------------
@@ -238,7 +237,7 @@ class SkippingStrategy(ExchangingStrategy):
 
     def detach(self) -> None:
         super().detach()
-        self.context.on_shutdown.pop(id(self), None)
+        self.context.callbacks.on_shutdown.discard(self)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -13,7 +13,7 @@ from sordino.algorithms.traffic import Copies, Model, Phase, Reduction, Traffic,
 
 if TYPE_CHECKING:
     from sordino.algorithms.gossip.mixing import Mixing, Peers
-    from sordino.runtime.flat_buffer import ParameterBuffer
+    from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ElasticAveraging(Gossip):
 
     optional_state = frozenset({"centre"})  # it exists from the first step on
     simulation = Simulation(
-        arrays="sordino.simulate.vectorized:Elastic",
+        arrays="elastic",
         imitated=frozenset({"interval", "moving_rate"}),
         refused={"buffers": NO_BUFFERS},
     )

@@ -8,9 +8,9 @@ import torch
 
 from sordino.algorithms.elastic_averaging import ElasticAveraging
 from sordino.algorithms.gossip.mixing import Peers
-from sordino.runtime.collectives import grouped_allreduce_
-from sordino.runtime.flat_buffer import FlatBuffer, ParameterBuffer
-from sordino.runtime.operation import Average
+from sordino.runtime.collectives.operation import Average
+from sordino.runtime.collectives.ops import grouped_allreduce_
+from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
 
 
 class ElasticMixing:

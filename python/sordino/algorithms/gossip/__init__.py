@@ -16,11 +16,11 @@ from sordino._core import Topology
 from sordino.algorithms.base import Algorithm, Simulation, Traits, made
 from sordino.algorithms.checks import NO_BUFFERS, Buffers, is_count, require
 from sordino.algorithms.traffic import Exchange, Model, Phase, Sent, Traffic, groups_of
-from sordino.runtime.segments import Segments
+from sordino.runtime.exchange.segments import Segments
 
 if TYPE_CHECKING:
     from sordino.algorithms.gossip.mixing import Mixing, Peers
-    from sordino.runtime.flat_buffer import ParameterBuffer
+    from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 
 
 @dataclass(frozen=True)

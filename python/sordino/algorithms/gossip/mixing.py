@@ -13,9 +13,9 @@ import torch
 
 from sordino._core import Handle
 from sordino.algorithms.gossip import MixingGossip
-from sordino.runtime.channel import Channel
 from sordino.runtime.context import Context
-from sordino.runtime.flat_buffer import FlatBuffer, ParameterBuffer
+from sordino.runtime.exchange.channel import Channel
+from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
 from sordino.runtime.process_set import ProcessSet
 
 

@@ -14,8 +14,8 @@ from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.gossip import Gossip
 from sordino.algorithms.gossip.mixing import Mixing, Peers
 from sordino.algorithms.strategy import Closure
-from sordino.runtime.flat_buffer import ParameterBuffer
-from sordino.runtime.groups import channel_of, group_of
+from sordino.runtime.exchange.flat_buffer import ParameterBuffer
+from sordino.runtime.exchange.groups import channel_of, group_of
 from sordino.runtime.process_set import ProcessSet
 
 
@@ -40,7 +40,7 @@ class GossipStrategy(ExchangingStrategy):
             algorithm.cut,
             weighted=algorithm.weighted,
         )
-        name = context.plan_name(f"gossip.{arena.layout.hash:x}", everybody.process_set_id)
+        name = context.names.plan(f"gossip.{arena.layout.hash:x}", everybody.process_set_id)
         channel = channel_of(context, everybody)
         channel.compare([arena])
         place = ranks.index(context.rank)

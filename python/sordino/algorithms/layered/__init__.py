@@ -15,8 +15,8 @@ from sordino.algorithms.traffic import Exchange, Model, Operation, Phase, Traffi
 from sordino.errors import UsageError
 
 if TYPE_CHECKING:
-    from sordino.runtime.helpers import Helpers, Service
-    from sordino.runtime.options import Options
+    from sordino.runtime.exchange.helpers import Helpers, Service
+    from sordino.runtime.gradients.options import Options
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Layered(Algorithm):
 
     steps = "sordino.algorithms.layered.strategy:LayeredStrategy"
     simulation = Simulation(
-        arrays="sordino.simulate.vectorized:Synchronous",
+        arrays="synchronous",
         imitated=frozenset({"group_size", "bucket_bytes"}),
         refused={"communicator": "here all ranks are workers; there are no dedicated communicators"},
     )

@@ -19,12 +19,12 @@ import torch
 
 from sordino._core import FromOwner, Handle, Layout, Mean, ToOwner, Topology
 from sordino.algorithms.layered import Roles
-from sordino.runtime.channel import Channel, wait_for_all
 from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
-from sordino.runtime.flat_buffer import FlatBuffer
-from sordino.runtime.groups import own_channel
-from sordino.runtime.helpers import Helpers
+from sordino.runtime.exchange.channel import Channel, wait_for_all
+from sordino.runtime.exchange.flat_buffer import FlatBuffer
+from sordino.runtime.exchange.groups import own_channel
+from sordino.runtime.exchange.helpers import Helpers
 from sordino.runtime.process_set import ProcessSet, global_process_set
 
 

@@ -1,13 +1,12 @@
 """Strategy for Layered SGD: the optimizer step is postponed until the first use of a parameter.
 
 Backward starts the averaging of gradients (routes.py). `step()` records the step. The first use of a parameter, which
-runtime/deferred_step.py intercepts, completes it.
+runtime/gradients/deferred_step.py intercepts, completes it.
 """
 
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,14 +18,14 @@ from sordino.algorithms.layered import Layered
 from sordino.algorithms.layered.routes import BucketSpec, Route, helper_route
 from sordino.algorithms.strategy import Closure
 from sordino.errors import NonFinite, UsageError
-from sordino.runtime.bucket import Bucket, Settings
 from sordino.runtime.context import Context
-from sordino.runtime.deferred_step import hide, storage_of, watch, watch_modules
 from sordino.runtime.devices import common_device, on_stream, stream_of
-from sordino.runtime.flat_buffer import FlatBuffer
-from sordino.runtime.flat_reducer import FlatGradients, FlatReducer
-from sordino.runtime.helpers import Helpers, helpers_of
-from sordino.runtime.reducer import versions_of
+from sordino.runtime.exchange.flat_buffer import FlatBuffer
+from sordino.runtime.exchange.helpers import Helpers, helpers_of
+from sordino.runtime.gradients.bucket import Bucket, Settings
+from sordino.runtime.gradients.deferred_step import hide, storage_of, watch, watch_modules
+from sordino.runtime.gradients.flat_reducer import FlatGradients, FlatReducer
+from sordino.runtime.gradients.reducer import versions_of
 from sordino.runtime.tensors import dtype_code
 
 OpenRoute = Callable[[Sequence[BucketSpec], torch.device], Route]
@@ -184,8 +183,8 @@ class LayeredStrategy(ExchangingStrategy):
     def attach(self) -> None:
         self._layers = LayeredReducer(self.context, self.names, self.parameters, self.settings, self._route_opener())
         self.reducer = self._layers
-        self.context.on_shutdown[id(self)] = weakref.WeakMethod(self._before_shutdown)
-        self.context.while_joined[id(self)] = weakref.WeakMethod(self._layers.stand_in)
+        self.context.callbacks.on_shutdown.add(self._before_shutdown)
+        self.context.callbacks.while_joined.add(self._layers.stand_in)
 
     def _route_opener(self) -> OpenRoute:
         everybody, algorithm = self.settings.process_set, self.algorithm
@@ -322,8 +321,8 @@ class LayeredStrategy(ExchangingStrategy):
 
     def detach(self) -> None:
         self.complete()
-        self.context.on_shutdown.pop(id(self), None)
-        self.context.while_joined.pop(id(self), None)
+        self.context.callbacks.on_shutdown.discard(self)
+        self.context.callbacks.while_joined.discard(self._layers)
         super().detach()
 
 

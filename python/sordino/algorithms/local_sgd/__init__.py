@@ -118,7 +118,7 @@ class LocalSGD(Algorithm):
     parts: ClassVar = {"adaptive": AdaptiveInterval}
     steps = "sordino.algorithms.local_sgd.strategy:LocalSGDStrategy"
     simulation = Simulation(
-        arrays="sordino.simulate.vectorized:Local",
+        arrays="local",
         imitated=frozenset({"interval", "group_size", "exchange", "start", "aggregate", "bucket_bytes", "overlap"}),
         refused={
             "adaptive": "the interval would follow losses that nobody reports here; give interval=...",

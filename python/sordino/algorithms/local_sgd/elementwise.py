@@ -18,10 +18,10 @@ from sordino.algorithms.local_sgd.sharded_state import gather_state, in_memory_o
 from sordino.algorithms.local_sgd.sharding import ShardedReducer
 from sordino.errors import UsageError
 from sordino.fingerprint import rank_list
-from sordino.runtime.autograd import allreduce
+from sordino.runtime.collectives.autograd import allreduce
+from sordino.runtime.collectives.objects import allgather_object
+from sordino.runtime.collectives.operation import Max
 from sordino.runtime.devices import HOST
-from sordino.runtime.objects import allgather_object
-from sordino.runtime.operation import Max
 from sordino.runtime.process_set import ProcessSet
 
 _ELEMENTWISE = (

@@ -19,9 +19,9 @@ import torch
 from sordino._core import Handle
 from sordino.algorithms.local_sgd.sharding import ShardedReducer
 from sordino.errors import SordinoError
-from sordino.runtime.deferred_step import watch_modules
 from sordino.runtime.devices import on_stream, stream_of
-from sordino.runtime.guard import Guard
+from sordino.runtime.gradients.deferred_step import watch_modules
+from sordino.runtime.gradients.guard import Guard
 
 
 class Gathering:
@@ -37,7 +37,7 @@ class Gathering:
         self._stream: torch.cuda.Stream | None = None  # the stream on which step() was called
         self._lock = threading.RLock()  # makes a thread wait while another one waits for the same bucket
         watch_modules()
-        reducer.context.on_shutdown[id(self)] = weakref.WeakMethod(self._before_shutdown)
+        reducer.context.callbacks.on_shutdown.add(self._before_shutdown)
         _all.add(self)
 
     @property
@@ -108,7 +108,7 @@ class Gathering:
     def close(self) -> None:
         """Wait until all parameters have been gathered, and end the registration for shutdown."""
         self.complete()
-        self._reducer.context.on_shutdown.pop(id(self), None)
+        self._reducer.context.callbacks.on_shutdown.discard(self)
 
 
 _all: weakref.WeakSet[Gathering] = weakref.WeakSet()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from sordino.algorithms.local_sgd.sharding import ShardedReducer, Slice
-from sordino.runtime.objects import allgather_object
+from sordino.runtime.collectives.objects import allgather_object
 
 
 def numbered_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -20,15 +20,15 @@ import torch
 
 from sordino._core import FromOwner, Handle, Layout, ToOwner
 from sordino.errors import StepOrderError
-from sordino.runtime.autograd import allreduce
-from sordino.runtime.bucket import Bucket, Settings
-from sordino.runtime.channel import Channel, wait_for_all
-from sordino.runtime.collectives import grouped_allreduce_
+from sordino.runtime.collectives.autograd import allreduce
+from sordino.runtime.collectives.operation import Average, Max, Sum
+from sordino.runtime.collectives.ops import grouped_allreduce_
 from sordino.runtime.context import Context
-from sordino.runtime.flat_buffer import FlatBuffer, move
-from sordino.runtime.flat_reducer import FlatGradients, FlatReducer, part_length
-from sordino.runtime.guard import uses_of
-from sordino.runtime.operation import Average, Max, Sum
+from sordino.runtime.exchange.channel import Channel, wait_for_all
+from sordino.runtime.exchange.flat_buffer import FlatBuffer, move
+from sordino.runtime.gradients.bucket import Bucket, Settings
+from sordino.runtime.gradients.flat_reducer import FlatGradients, FlatReducer, part_length
+from sordino.runtime.gradients.guard import uses_of
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.tensors import dtype_code
 

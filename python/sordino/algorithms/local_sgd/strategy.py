@@ -21,14 +21,14 @@ from sordino.algorithms.local_sgd.sharded_state import gather_state, scatter_sta
 from sordino.algorithms.local_sgd.sharding import ShardedReducer
 from sordino.algorithms.strategy import Runtime
 from sordino.errors import UsageError
-from sordino.runtime.autograd import allreduce
-from sordino.runtime.channel import PreparedReduction
-from sordino.runtime.collectives import grouped_allreduce_
+from sordino.runtime.collectives.autograd import allreduce
+from sordino.runtime.collectives.operation import Average, Max, Sum
+from sordino.runtime.collectives.ops import grouped_allreduce_
 from sordino.runtime.devices import HOST
-from sordino.runtime.flat_buffer import ParameterBuffer
-from sordino.runtime.groups import group_of, new_channel, peers_of
-from sordino.runtime.operation import Average, Max, Sum
-from sordino.runtime.rollback import take_mean
+from sordino.runtime.exchange.channel import PreparedReduction
+from sordino.runtime.exchange.flat_buffer import ParameterBuffer
+from sordino.runtime.exchange.groups import group_of, new_channel, peers_of
+from sordino.runtime.exchange.rollback import take_mean
 from sordino.runtime.tensors import squared_distance
 
 
@@ -165,7 +165,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         if logged and self.steps > self._furthest:  # not in a repeated step, which other ranks do not repeat
             self.distances.append((self.steps, self._distance()))
         if due:
-            self.exchange(self._averages() if self.context.outlasts else (), self._average)
+            self.exchange(self._averages() if self.context.survives_losses else (), self._average)
         if self._gathering is not None:
             self._gathering.start()
         elif self._shards is not None:

@@ -14,7 +14,7 @@ from sordino.algorithms.traffic import Model, Traffic
 
 if TYPE_CHECKING:
     from sordino.algorithms.gossip.mixing import Mixing, Peers
-    from sordino.runtime.flat_buffer import ParameterBuffer
+    from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 
 _WEIGHT = 8  # bytes of a segment's weight
 
@@ -57,7 +57,7 @@ class PushSum(MixingGossip):
         require(self.overlap >= 0, self, "overlap", "must be at least 0")
 
     simulation = Simulation(
-        arrays="sordino.simulate.vectorized:PushSum",
+        arrays="push-sum",
         imitated=frozenset({"interval", "segments", "peers", "overlap"}),
         refused={"buffers": NO_BUFFERS},
     )

@@ -9,7 +9,7 @@ import torch
 from sordino._core import Handle
 from sordino.algorithms.gossip.mixing import Averaging, Peers
 from sordino.algorithms.push_sum import PushSum
-from sordino.runtime.flat_buffer import FlatBuffer, ParameterBuffer
+from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
 
 
 class PushSumMixing(Averaging):

@@ -66,7 +66,7 @@ class ScheduledPull(Asynchronous):
 
     steps = "sordino.algorithms.scheduled_pull.strategy:PullStrategy"
     simulation = Simulation(
-        world="sordino.simulate.pulling:Pulling",
+        world="pulling",
         refused={"buffers": NO_BUFFERS},
         modes={
             "no overlap": ("overlap=none",),

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from sordino.algorithms.draws import Draws
 from sordino.algorithms.scheduled_pull.schedule import Action, bound, update_time
-from sordino.runtime.actions import Message, Tell
+from sordino.runtime.exchange.actions import Message, Tell
 
 
 class Pool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 
 from sordino.algorithms.scheduled_pull.schedule import Action, LateStart, bound, update_time
-from sordino.runtime.actions import Message, Skip, Tell, Wake, Warn
+from sordino.runtime.exchange.actions import Message, Skip, Tell, Wake, Warn
 
 _REFUSALS = 3  # in a window, before a worker trades
 _PATIENCE = 8  # refusals after which it waits

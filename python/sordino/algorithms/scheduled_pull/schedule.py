@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 from sordino.algorithms.draws import Draws, Peers
-from sordino.runtime.actions import Message, Skip, Tell, Wake, Warn
+from sordino.runtime.exchange.actions import Message, Skip, Tell, Wake, Warn
 
 
 class Pull(NamedTuple):

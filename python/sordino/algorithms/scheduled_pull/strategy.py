@@ -26,11 +26,11 @@ from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.scheduled_pull import ScheduledPull
 from sordino.algorithms.scheduled_pull.schedule import Pull
 from sordino.errors import UsageError
-from sordino.runtime.actions import Message, Skip
-from sordino.runtime.async_agent import Agent, meet, service_numbers
+from sordino.runtime.collectives.objects import allgather_object
 from sordino.runtime.context import Context
-from sordino.runtime.flat_buffer import Mirror, ParameterBuffer
-from sordino.runtime.objects import allgather_object
+from sordino.runtime.exchange.actions import Message, Skip
+from sordino.runtime.exchange.async_agent import Agent, meet, service_numbers
+from sordino.runtime.exchange.flat_buffer import Mirror, ParameterBuffer
 
 _TO_MANAGER = ("ask", "done", "failed")
 _WINDOWS = 5  # last windows, whose median duration is the estimate for the next one
@@ -197,13 +197,13 @@ class PullStrategy(ExchangingStrategy):
         self._puller = Puller(context, ranks, number, algorithm)
         self._snapshots = SnapshotStore(context.world, number + 1, self._arena.layout, self._puller.mailbox)
         self._puller.use(self._snapshots)
-        name = context.plan_name("snapshots", everybody.process_set_id)
+        name = context.names.plan("snapshots", everybody.process_set_id)
         for rank, place in zip(ranks, allgather_object(self._snapshots.location, name=name, process_set=everybody)):
             if context.world.nodes[rank] == context.world.nodes[context.rank]:
                 self._snapshots.connect(rank, place)
-        context.world.outlive_peers()
+        context.world.tolerate_losses()
         self._puller.start()
-        context.on_shutdown[id(self)] = weakref.WeakMethod(self._close)
+        context.callbacks.on_shutdown.add(self._close)
         weakref.finalize(self, self._puller.close)
 
     def _part(self, keeps_place: bool = False) -> None:
@@ -312,6 +312,6 @@ class PullStrategy(ExchangingStrategy):
 
     def detach(self) -> None:
         super().detach()
-        self.context.on_shutdown.pop(id(self), None)
+        self.context.callbacks.on_shutdown.discard(self)
         if self._met:
             self._close()

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, overload
 from sordino.errors import NotBuilt, SordinoError, UsageError
 from sordino.log import logger
 from sordino.runtime.context import current
-from sordino.runtime.recovery import go_on_after
+from sordino.runtime.recovery.losses import go_on_after
 from sordino.torch.elastic.state import HostsUpdatedInterrupt, State
 
 _log = logger(__name__)

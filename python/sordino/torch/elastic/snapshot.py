@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sordino.runtime.collectives import broadcast_
+from sordino.runtime.collectives.ops import broadcast_
 from sordino.runtime.context import current
 from sordino.runtime.process_set import ProcessSet
 from sordino.torch.functions import broadcast_object

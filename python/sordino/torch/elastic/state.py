@@ -25,11 +25,11 @@ from typing import Any
 import torch
 
 from sordino.errors import UsageError
-from sordino.runtime.autograd import allgather
+from sordino.runtime.collectives.autograd import allgather
 from sordino.runtime.context import current
 from sordino.runtime.devices import HOST
 from sordino.runtime.process_set import global_process_set
-from sordino.runtime.recovery import together
+from sordino.runtime.recovery.losses import together
 from sordino.torch.elastic.handlers import (
     Handled,
     ModelStateHandler,

@@ -1,0 +1,1 @@
+"""`sordino run`: it starts the ranks of a job, supervises them, and restarts them."""

@@ -1,0 +1,178 @@
+"""One start of a job, by mpirun or by `sordino run` itself: the folder of its files, and its result."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from sordino.launcher import mpi, outcomes
+from sordino.launcher.local import LocalJob
+from sordino.launcher.outcomes import Deadlines, Outcomes
+from sordino.launcher.processes import Ended, StopSignals, supervise
+from sordino.launcher.scratch import scratch
+
+# Open MPI's shared memory takes 16 MiB per rank. If it does not fit, a rank that uses it dies of SIGBUS.
+_BYTES_PER_RANK = 17 << 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder for a job's files on this machine, and a descriptor that holds its lock."""
+
+    folder: Path
+    lock: int
+
+    def clear(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def local_place() -> Iterator[Place]:
+    """Yield the place of a job that is started without mpirun. It gets some links and a socket."""
+    shm = Path("/dev/shm")
+    with scratch(shm if os.access(shm, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())) as (folder, lock):
+        yield Place(folder, lock)
+
+
+def start_locally(
+    job: mpi.Job,
+    environment: Mapping[str, str],
+    place: Place,
+    survives_losses: bool,
+    stop: StopSignals,
+    timeout: float | None = None,
+    output: BinaryIO | None = None,
+) -> Ended:
+    """Run a job on this machine to its end, without mpirun.
+
+    Args:
+        job: the job.
+        environment: environment of the ranks.
+        place: folder for the job's files.
+        survives_losses: whether ranks survive losses.
+        stop: signals that are passed to the ranks.
+        timeout: limit in seconds; None: no limit.
+        output: file for stdout and stderr; None: those of this process.
+
+    Returns:
+        the end of the job, as from `supervise`.
+    """
+    variables = {**environment, **(job.exports or {})}
+    with _subfolder(place.folder) as folder:
+        words = mpi.resolve(job.command)
+        made = LocalJob(job.ranks, words, variables, folder, survives_losses, _deadlines(variables), output)
+        return made.run(stop, timeout)
+
+
+@contextlib.contextmanager
+def place_for(launcher: mpi.Launcher, job: mpi.Job) -> Iterator[Place | None]:
+    """Yield the place of a job for mpirun.
+
+    It is None if the launcher has no options for it, or uses other hosts, which would not have the folder.
+
+    A killed mpirun leaves its session files and 16 MiB of shared memory for each rank. So they go to a folder that is
+    removed.
+    """
+    if launcher.family != "openmpi" or job.hosts:
+        yield None
+        return
+    with scratch(_base(job.ranks)) as (folder, lock):
+        yield Place(folder, lock)
+
+
+def _base(ranks: int) -> Path:
+    shm, other = Path("/dev/shm"), Path(tempfile.gettempdir())
+    if not os.access(shm, os.W_OK | os.X_OK):
+        return other
+    room = os.statvfs(shm)
+    free, needed = room.f_bavail * room.f_frsize, ranks * _BYTES_PER_RANK
+    if room.f_blocks and free < needed:  # a tmpfs without a limit reports 0 blocks
+        text = f"sordino run: {shm} has {free >> 10:,} KiB free, {ranks} ranks of Open MPI take {needed >> 10:,} KiB"
+        print(f"{text}; their shared memory goes to {other}", file=sys.stderr, flush=True)
+        return other
+    return shm
+
+
+def start(
+    launcher: mpi.Launcher,
+    job: mpi.Job,
+    environment: Mapping[str, str],
+    place: Place | None,
+    stop: StopSignals,
+    timeout: float | None = None,
+    output: BinaryIO | None = None,
+) -> Ended:
+    """Run a job by mpirun to its end, and remove its files on this machine. See `supervise` and `start_locally`."""
+    with contextlib.ExitStack() as stack:
+        variables = dict(environment)
+        folder = None
+        if place is not None:
+            folder = stack.enter_context(_subfolder(place.folder))
+            variables.setdefault("OMPI_MCA_btl_sm_backing_directory", str(folder))
+            variables.setdefault("PRTE_MCA_prte_local_tmpdir_base", str(folder))
+
+        def run(job: mpi.Job, told: Outcomes | None = None, errors: int | None = None) -> Ended:
+            words, over = mpi.command_line(launcher, job), told.over if told else None
+            inherited = (place.lock,) if place else ()
+            return supervise(words, variables, stop, timeout, output, errors, inherited, over)
+
+        deadlines = _deadlines({**environment, **(job.exports or {})})
+        if folder is not None:
+            told, where = outcomes.in_folder(job.ranks, folder / "outcomes", job.fault_tolerant, deadlines)
+            variables["SORDINO_LAUNCHER"] = where
+            return _judged(run(_kept(job, where) if job.fault_tolerant else job, told), told)
+        if not job.fault_tolerant:
+            return run(job)
+        with outcomes.over_stderr(job.ranks, deadlines) as (told, where, errors):
+            ended = run(_kept(job, where), told, errors)
+        return _judged(ended, told)
+
+
+def _deadlines(environment: Mapping[str, str]) -> Deadlines:
+    """Return the deadlines of the ranks (csrc/base/config.cc). Ranks refuse a bad number, so it is ignored here."""
+
+    def seconds(default: float, *names: str) -> float:
+        text = next((environment[name] for name in names if name in environment), "")
+        with contextlib.suppress(ValueError):
+            return float(text)
+        return default
+
+    standard = Deadlines()
+    return Deadlines(
+        start=seconds(standard.start, "SORDINO_TIMEOUT_S"),
+        warning=seconds(standard.warning, "SORDINO_STALL_WARN_S", "HOROVOD_STALL_CHECK_TIME_SECONDS"),
+    )
+
+
+def _kept(job: mpi.Job, where: str) -> mpi.Job:
+    return replace(job, command=[*outcomes.supervisor(where), *mpi.resolve(job.command)])
+
+
+@contextlib.contextmanager
+def _subfolder(folder: Path) -> Iterator[Path]:
+    """Make a subfolder for one start, and remove it."""
+    made = Path(tempfile.mkdtemp(dir=folder))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _judged(ended: Ended, told: Outcomes) -> Ended:
+    """Return mpirun's end, with the status that follows from the ranks' outcomes."""
+    if ended.killed:
+        return ended
+    status, why = told.judge(ended.status)
+    if ended.stopped and status not in (0, ended.status):
+        return replace(ended, status=128 + ended.stopped)
+    if why:
+        print(f"sordino run: {why}", file=sys.stderr, flush=True)
+    return replace(ended, status=status, why=why)

@@ -1,0 +1,289 @@
+"""Local job: starts the ranks of a job on this machine, without MPI, and runs them to their end.
+
+One loop waits for all events: output of ranks, their rendezvous (rendezvous/sockets.py), their ends, and their
+notices (rendezvous/notices.py). A rank's stdout comes through a pseudo-terminal, as with mpirun, so that it is written
+line by line. Lines of several ranks are never mixed. The remaining ranks get signals in these cases:
+
+| case | SIGTERM | SIGKILL |
+|---|---|---|
+| the time limit has passed, or `Outcomes.over()` | at once | 1 s later |
+| a rank has failed, and ranks do not survive losses | after 0.3 s, for the errors of other ranks | 1 s later |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from sordino.awake import AwakeClock, Deadline
+from sordino.launcher import outcomes
+from sordino.launcher.outcomes import Deadlines, Outcome
+from sordino.launcher.processes import Ended, StopSignals, end_with_parent, subreaper
+from sordino.rendezvous.environment import RANK, RENDEZVOUS, SIZE, TOKEN
+from sordino.rendezvous.sockets import Desk
+
+_LOOK_S = 0.05
+_SAY_S = 0.3  # from the first failure to SIGTERM, so that the others can print their errors
+_TOLD_S = 10.0  # for ranks that wait for an ended rank to get an error, and to end by themselves
+_GRACE_S = 1.0  # from SIGTERM to SIGKILL
+_LONGEST_LINE = 1 << 16
+
+
+class _Rank:
+    """One rank: its process, and its output that is not a complete line yet."""
+
+    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        self.number, self.process = number, process
+        self.pidfd = os.pidfd_open(process.pid)
+        self.streams: dict[int, tuple[int, bytes]] = {}  # target and held output, by the rank's descriptor
+
+    def send(self, number: int) -> None:
+        """Send a signal to the rank's process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    def read(self, descriptor: int) -> bool:
+        """Pass on the rank's output in complete lines. Return False at its end."""
+        try:
+            data = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return True
+        except OSError:  # the end of a pseudo-terminal
+            data = b""
+        target, held = self.streams[descriptor]
+        held += data
+        cut = held.rfind(b"\n") + 1
+        if not data or len(held) - cut > _LONGEST_LINE:
+            cut = len(held)
+        _write(target, held[:cut])
+        self.streams[descriptor] = target, held[cut:]
+        return bool(data)
+
+    def flush(self) -> None:
+        """Write an incomplete line, such as a prompt."""
+        for descriptor, (target, held) in self.streams.items():
+            _write(target, held)
+            self.streams[descriptor] = target, b""
+
+
+class LocalJob:
+    """Ranks of one start.
+
+    Args:
+        ranks: number of ranks.
+        words: command of each rank.
+        environment: environment of all ranks.
+        folder: folder for the job's files.
+        survives_losses: whether ranks survive losses.
+        deadlines: deadlines of the start.
+        output: file for stdout and stderr; None: those of this process.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        survives_losses: bool,
+        deadlines: Deadlines,
+        output: BinaryIO | None = None,
+    ) -> None:
+        self._size, self._words, self._folder, self._survives_losses = ranks, list(words), folder, survives_losses
+        self._told, where = outcomes.in_folder(ranks, folder / "told", True, deadlines)
+        self._told.patience_s = _TOLD_S
+        token = secrets.token_hex(32)
+        self._environment = {
+            **environment,
+            "SORDINO_LAUNCHER": where,
+            RENDEZVOUS: str(folder / "meet"),
+            TOKEN: token,
+            SIZE: str(ranks),
+        }
+        self._targets = (output.fileno(), output.fileno()) if output else (1, 2)
+        self._events = selectors.DefaultSelector()
+        self._desk = Desk(folder / "meet", token.encode(), self._events)
+        self._living: dict[int, _Rank] = {}
+        self._failures: list[Outcome] = []  # in the order of observation, if a failure ends the job
+        self._clock = AwakeClock()
+        self._ends: list[tuple[float, int]] | None = None  # times of signals to the remaining ranks
+
+    def run(self, stop: StopSignals, timeout: float | None = None) -> Ended:
+        """Run the job to its end. No process of it remains.
+
+        Args:
+            stop: signals that are passed to the ranks.
+            timeout: limit in seconds; None: no limit.
+        """
+        limit = None if timeout is None else Deadline(timeout)
+        late = False
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._close)
+            stack.enter_context(subreaper())
+            stack.enter_context(stop.to(self._send))
+            if not stop.received:
+                # If a rank cannot be started, the others are not tried.
+                all(self._start(number) for number in range(self._size))
+            while self._living:
+                self._wait(_LOOK_S)
+                late = late or (limit is not None and limit.passed())
+                self._end_if_over(late)
+        stopped = stop.received[0] if stop.received else 0
+        if late:
+            return Ended(124)
+        status, why = self._judged()
+        if stopped and status != 0:
+            return Ended(128 + stopped, stopped)
+        if why:
+            print(f"sordino run: {why}", file=sys.stderr, flush=True)
+        return Ended(status, stopped, why=why)
+
+    # ---- ranks
+
+    def _start(self, number: int) -> bool:
+        """Start a rank. Return whether that succeeded."""
+        master, slave = os.openpty()
+        _make_raw(slave)
+        errors, errors_in = os.pipe()
+        try:
+            process = subprocess.Popen(
+                self._words,
+                env={**self._environment, RANK: str(number)},
+                stdin=None if number == 0 else subprocess.DEVNULL,
+                stdout=slave,
+                stderr=errors_in,
+                preexec_fn=_prepare_rank,
+            )
+        except OSError as error:
+            print(f"sordino run: {self._words[0]}: {error.strerror}{self._mend()}", file=sys.stderr, flush=True)
+            for descriptor in (master, errors):
+                os.close(descriptor)
+            self._note(number, 127)
+            return False
+        finally:
+            os.close(slave)
+            os.close(errors_in)
+        rank = _Rank(number, process)
+        self._living[number] = rank
+        for descriptor, target in zip((master, errors), self._targets):
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NONBLOCK)
+            rank.streams[descriptor] = target, b""
+            self._events.register(descriptor, selectors.EVENT_READ, self._reader(rank, descriptor))
+        self._events.register(rank.pidfd, selectors.EVENT_READ, rank)
+        return True
+
+    def _mend(self) -> str:
+        """Return the suggestion for a program that is a Python script; else ""."""
+        script = self._words[0].endswith(".py") and os.path.isfile(self._words[0])
+        return f"; did you mean `python {self._words[0]}`?" if script else ""
+
+    def _reader(self, rank: _Rank, descriptor: int) -> Callable[[], None]:
+        def read() -> None:
+            if not rank.read(descriptor):
+                self._shut(rank, descriptor)
+
+        return read
+
+    def _shut(self, rank: _Rank, descriptor: int) -> None:
+        if rank.streams.pop(descriptor, None) is not None:
+            self._events.unregister(descriptor)
+            os.close(descriptor)
+
+    def _collect(self, rank: _Rank) -> None:
+        """Note that a rank has ended. Later output of its children is lost."""
+        self._events.unregister(rank.pidfd)
+        os.close(rank.pidfd)
+        for descriptor in list(rank.streams):
+            for _ in range(1 << 10):  # pending output, limited because a child of the rank may still write
+                before = rank.streams[descriptor]
+                if not rank.read(descriptor) or rank.streams[descriptor] == before:
+                    break
+            rank.flush()
+            self._shut(rank, descriptor)
+        del self._living[rank.number]
+        self._note(rank.number, rank.process.wait())
+
+    def _note(self, number: int, code: int) -> None:
+        self._desk.left(number)
+        if self._ends is not None and not self._failures:
+            return  # the launcher has ended it
+        outcome = Outcome(time.time(), number, code)
+        self._told.note(outcome.rank, outcome.code, outcome.at)
+        if code != 0 and not self._survives_losses:
+            self._failures.append(outcome)
+
+    def _send(self, number: int) -> None:
+        for rank in list(self._living.values()):
+            rank.send(number)
+
+    # ---- the loop
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for events, at most `seconds`, and handle them."""
+        events = [key.data for key, _ in self._events.select(seconds)]
+        ended = [happened for happened in events if isinstance(happened, _Rank)]
+        for happened in events:
+            if not isinstance(happened, _Rank):
+                happened()
+        # If the ends of two ranks are seen at once, the rank that a signal ended is the cause of the other's end.
+        for rank in sorted(ended, key=lambda rank: rank.process.wait() >= 0):
+            self._collect(rank)
+        if not events:
+            for rank in self._living.values():
+                rank.flush()
+
+    def _end_if_over(self, late: bool) -> None:
+        """Send the signals that are due to the remaining ranks, if the job is over (see the module's table)."""
+        now = self._clock.now()
+        if self._ends is None and self._living:
+            if late or self._told.over():
+                self._ends = [(now, signal.SIGTERM), (now + _GRACE_S, signal.SIGKILL)]
+            elif self._failures:
+                self._ends = [(now + _SAY_S, signal.SIGTERM), (now + _SAY_S + _GRACE_S, signal.SIGKILL)]
+        while self._ends and now >= self._ends[0][0]:
+            self._send(self._ends.pop(0)[1])
+
+    def _judged(self) -> tuple[int, str]:
+        if self._failures:
+            first = self._told.first_of(self._failures)
+            return first.status, outcomes.because(first, len(self._failures))
+        return self._told.judge(0)
+
+    def _close(self) -> None:
+        for rank in self._living.values():
+            for descriptor in list(rank.streams):
+                self._shut(rank, descriptor)
+        self._desk.close()
+        self._events.close()
+
+
+def _make_raw(terminal: int) -> None:
+    """Make a pseudo-terminal pass on bytes unchanged."""
+    attributes = termios.tcgetattr(terminal)
+    attributes[1] &= ~termios.OPOST
+    attributes[3] &= ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSANOW, attributes)
+
+
+def _prepare_rank() -> None:
+    """Prepare the rank's process before its program: its own process group, and SIGTERM if the launcher dies."""
+    os.setpgid(0, 0)
+    end_with_parent()
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Write all data. If the reader has gone, they are lost, as with mpirun."""
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(descriptor, data) :]

@@ -1,0 +1,1 @@
+"""Collective operations on tensors and objects, and how to wait for them."""

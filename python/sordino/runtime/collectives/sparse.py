@@ -1,0 +1,54 @@
+"""All-reduce of sparse tensors: every rank gets the entries of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from sordino.errors import UsageError
+from sordino.runtime.collectives.operation import Average, Sum, synchronize
+from sordino.runtime.collectives.ops import allgather_async
+from sordino.runtime.process_set import ProcessSet, global_process_set
+
+
+def no_rows(parameter: torch.Tensor) -> torch.Tensor:
+    """Return a sparse gradient without entries."""
+    return torch.sparse_coo_tensor(
+        torch.empty((1, 0), dtype=torch.int64, device=parameter.device),
+        torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device),
+        parameter.shape,
+    )
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Start an all-reduce of a sparse COO tensor.
+
+    Indices and values are gathered. So the result is uncoalesced: entries of several ranks at one index are separate,
+    and count as their sum. Average divides the values by the number of ranks.
+
+    Args:
+        tensor: sparse COO, the same shape on all ranks.
+        name: name of the operation, the same on all ranks.
+        op: Sum or Average.
+        process_set: the ranks that take part.
+
+    Returns:
+        A function that waits and returns the result.
+    """
+    if op not in (Average, Sum):
+        raise UsageError("a sparse all-reduce can take the Sum or the Average")
+    coalesced = tensor.coalesce() if not tensor.is_coalesced() else tensor
+    indices = allgather_async(coalesced.indices().t().contiguous(), name=f"{name}.indices", process_set=process_set)
+    values = allgather_async(coalesced.values(), name=f"{name}.values", process_set=process_set)
+
+    def finish() -> torch.Tensor:
+        all_values = synchronize(values)
+        if op == Average:
+            all_values = all_values / process_set.size()
+        places = synchronize(indices).t()
+        return torch.sparse_coo_tensor(places, all_values, tensor.shape, dtype=tensor.dtype, check_invariants=False)
+
+    return finish

@@ -1,0 +1,1 @@
+"""Exchanges of parameters between ranks, and the memory that they use."""

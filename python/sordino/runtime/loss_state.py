@@ -1,0 +1,127 @@
+"""State of one rank from which it recovers after a loss (`sordino.runtime.recovery.losses`)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sordino.errors import UsageError
+
+
+@dataclass
+class Lockstep:
+    """A sequence of parts that some ranks execute together, in the same order (`sordino.runtime.recovery.losses`).
+
+    Attributes:
+        key: name, the same on all ranks.
+        identities: identities of the ranks (their numbers in the first world).
+        begun_part: number of the part in progress, or of the last one.
+        received_part: the last part whose results this rank has.
+        committed_part: the last part whose results all ranks are known to have.
+        completed_part: the last complete part, as determined by the remaining ranks after a loss.
+        undo: restores the state of this rank before the part in progress.
+    """
+
+    key: str
+    identities: list[int]
+    begun_part: int = 0
+    received_part: int = 0
+    committed_part: int = 0
+    completed_part: int = 0
+    undo: Callable[[], None] = field(default=lambda: None, repr=False)
+    _working: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @contextmanager
+    def next(self, undo: Callable[[], None]) -> Iterator[int]:
+        """Yield the number of the next part, which the block executes. If the block raises, the part is not counted.
+
+        Raises:
+            UsageError: another thread of this rank executes a part.
+        """
+        if not self._working.acquire(blocking=False):
+            raise UsageError(
+                f"another thread of this rank is in the middle of a blocking operation ({self.key}): where ranks go on "
+                "without those that are lost, all must take their operations in one order, so call them from one thread"
+            )
+        try:
+            self.begun_part += 1
+            self.undo = undo
+            yield self.begun_part
+        except BaseException:
+            self.begun_part -= 1
+            raise
+        finally:
+            self._working.release()
+
+
+@dataclass
+class Recoverable:
+    """An object that is renewed when the remaining ranks meet after a loss.
+
+    Attributes:
+        renew: weak method that renews the object, if all of its ranks still have it.
+        give_up: weak method that undoes what the loss has interrupted, if some of its ranks no longer have the object.
+        name: name, the same on all ranks that renew it together; "" if each rank renews it alone.
+        process_set: the ranks that have the object.
+    """
+
+    renew: Callable[[], Callable[[], None] | None]
+    give_up: Callable[[], Callable[[], None] | None]
+    name: str = ""
+    process_set: Any = None
+
+
+@dataclass
+class Resized:
+    """A callback for changes of the number of ranks, and the last number of ranks that it knows."""
+
+    callback: Callable[[int, int], None]
+    size: int
+
+
+@dataclass
+class LossState:
+    """State of one rank that its recovery needs.
+
+    Attributes:
+        survivable: whether the remaining ranks continue after a loss.
+        locksteps: sequences of parts, by their names.
+        recoverables: objects to renew, by id(), in the order of registration.
+        on_resize: callbacks for changes of the number of ranks.
+        recovering: held by the thread that recovers.
+        empty_recoveries: number of successive recoveries without a lost rank.
+    """
+
+    survivable: bool = False
+    locksteps: dict[str, Lockstep] = field(default_factory=dict)
+    recoverables: dict[int, Recoverable] = field(default_factory=dict)
+    on_resize: list[Resized] = field(default_factory=list)
+    recovering: threading.RLock = field(default_factory=threading.RLock)
+    empty_recoveries: int = 0
+    _thread: threading.local = field(default_factory=threading.local)
+
+    def living_recoverables(self) -> list[Recoverable]:
+        """Return the objects to renew after a loss that still exist."""
+        self.recoverables = {key: one for key, one in self.recoverables.items() if one.renew() is not None}
+        return list(self.recoverables.values())
+
+    @contextmanager
+    def raise_on_loss(self) -> Iterator[None]:
+        """Make this thread's operations raise within the block when a rank is lost.
+
+        The caller repeats them.
+        """
+        before = self.raises_on_loss
+        self._thread.raises = True
+        try:
+            yield
+        finally:
+            self._thread.raises = before
+
+    @property
+    def raises_on_loss(self) -> bool:
+        """Whether this thread's operations raise when a rank is lost, instead of recovering."""
+        return not self.survivable or getattr(self._thread, "raises", False)

@@ -1,0 +1,60 @@
+"""Operations of a rank that have started and that it has not yet waited for, and the names that they reserve."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sordino._core import Handle
+
+
+@dataclass
+class Pending:
+    """An operation that `synchronize()` can wait for."""
+
+    handle: Handle
+    finish: Callable[[Handle], Any]
+    epoch: int  # of the context at the start
+    name: tuple[int, str]  # process set and name, reserved until the operation has been waited for
+
+
+class PendingOperations:
+    """The operations by their tickets, which are the handles that users get.
+
+    Attributes:
+        taken: reserved names, with the ticket of the operation, until its end has been observed.
+    """
+
+    def __init__(self) -> None:
+        self.taken: dict[tuple[int, str], int] = {}
+        self._operations: dict[int, Pending] = {}
+        self._last_ticket = 0
+        self._counting = threading.Lock()
+
+    def add(self, operation: Pending) -> int:
+        """Add an operation and return its ticket, for `poll` and `synchronize`."""
+        with self._counting:
+            self._last_ticket += 1
+            ticket = self._last_ticket
+        self._operations[ticket] = operation
+        self.taken[operation.name] = ticket
+        return ticket
+
+    def find(self, ticket: object) -> Pending | None:
+        """Return the operation with this ticket; None if there is none, or it has been waited for."""
+        return self._operations.get(ticket) if isinstance(ticket, int) and self.has_given(ticket) else None
+
+    def remove(self, ticket: int) -> Pending | None:
+        """Remove and return the operation with this ticket; None if another thread has removed it."""
+        return self._operations.pop(ticket, None)
+
+    def free_name(self, ticket: int, name: tuple[int, str]) -> None:
+        """Release the name of an operation that has ended, unless another operation has it already."""
+        if self.taken.get(name) == ticket:
+            del self.taken[name]
+
+    def has_given(self, ticket: object) -> bool:
+        """Return whether `add` has ever returned this number."""
+        return type(ticket) is int and 0 < ticket <= self._last_ticket

@@ -1,0 +1,251 @@
+"""Recovery from lost ranks: the remaining ranks all complete, or all repeat, the operation that a loss interrupted.
+
+A `Lockstep` is a sequence of numbered parts that some ranks execute together, in one order. It has these counters:
+
+| counter | set to the number of the part |
+|---|---|
+| begun_part | when the part begins (`Lockstep.next`) |
+| received_part | when this rank has its results. Then it enters a barrier, and uses the results only after that |
+| committed_part | after the barrier, or a recovery, has shown that all ranks have their results |
+| completed_part | after a loss: max(least `received_part`, greatest `committed_part`) over the remaining ranks |
+
+After a loss the remaining ranks compare their counters (`_meet_again`). A part up to `completed_part` is complete. No
+rank has used results of a later part, so all ranks undo and repeat it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import torch
+
+from sordino._core import Request
+from sordino.errors import (
+    ConfigurationMismatch,
+    Evicted,
+    LayoutMismatch,
+    NonFinite,
+    NoQuorum,
+    OperationMismatch,
+    PeerLost,
+    SordinoError,
+    Timeout,
+    TransportError,
+)
+from sordino.log import logger
+from sordino.rendezvous.notices import tell_of_the_lost
+from sordino.runtime import opcode
+from sordino.runtime.context import Context
+from sordino.runtime.devices import HOST
+from sordino.runtime.loss_state import Lockstep
+from sordino.runtime.process_set import ProcessSet, register_again
+from sordino.runtime.tensors import describe, from_result
+
+_log = logger(__name__)
+LOSSES = (PeerLost, Timeout, TransportError)
+"""Errors that end a world but that its remaining ranks can survive."""
+_OF_ALL = (OperationMismatch, ConfigurationMismatch, LayoutMismatch, NonFinite)  # errors that all ranks raise together
+_FRUITLESS = 3  # maximum of successive recoveries without a lost rank
+
+Result = TypeVar("Result")
+
+
+def nothing() -> None:
+    """Undo nothing, for work that can simply be repeated."""
+
+
+def together(
+    context: Context,
+    process_set: ProcessSet,
+    work: Callable[[], Result],
+    undo: Callable[[], None] = nothing,
+    lockstep: Lockstep | None = None,
+) -> Result:
+    """Call `work()`, which communicates, so that all remaining ranks complete it or all repeat it. Collective.
+
+    Args:
+        context: the context of this rank.
+        process_set: the ranks that call this.
+        work: called again, in a smaller world, if a rank is lost before all have their results.
+        undo: called before the repetition; restores what `work` has changed.
+        lockstep: the sequence of which this is the next part; None: that of all operations of these ranks.
+
+    Returns:
+        the result of `work`.
+
+    Raises:
+        SordinoError: as raised by `work`; NoQuorum or Evicted if this rank cannot continue.
+        UsageError: another thread of this rank executes a part of the same sequence.
+    """
+    if context.losses.raises_on_loss:
+        return work()
+    if lockstep is None:
+        lockstep = context.lockstep("operations", process_set)
+    with lockstep.next(undo) as number:
+        name_again = context.names.until_now()
+        while True:
+            epoch = context.epoch
+            try:
+                with context.losses.raise_on_loss():
+                    outcome = _outcome_of(work)
+                    lockstep.received_part = number
+                    _say_arrived(context, lockstep, number, process_set)
+                context.losses.empty_recoveries = 0
+                break
+            except LOSSES as error:
+                recover(context, error, epoch)
+                if lockstep.completed_part >= number:
+                    break
+                name_again()
+        lockstep.committed_part = number
+    return outcome()
+
+
+def _outcome_of(work: Callable[[], Result]) -> Callable[[], Result]:
+    """Call `work()`. Return a function that returns its result, or raises its error if all ranks raise that."""
+    try:
+        result = work()
+    except _OF_ALL as error:
+        refusal = error  # a second name, because Python deletes `error` at the end of the block
+
+        def refuse() -> Result:
+            raise refusal
+
+        return refuse
+    return lambda: result
+
+
+def _say_arrived(context: Context, lockstep: Lockstep, number: int, process_set: ProcessSet) -> None:
+    identity = process_set.process_set_id or 0
+    name = f"{lockstep.key}.{number}.arrived"
+    context.world.run(Request(opcode.BARRIER, name, [], process_set=identity)).wait()
+
+
+def again(context: Context, work: Callable[[], Result]) -> Result:
+    """Call `work()`, and again in a smaller world if a rank is lost meanwhile.
+
+    There is no barrier after it, so after a loss some ranks may have completed `work` that others repeat.
+    """
+    if context.losses.raises_on_loss:
+        return work()
+    name_again = context.names.until_now()
+    while True:
+        epoch = context.epoch
+        try:
+            with context.losses.raise_on_loss():
+                result = work()
+            context.losses.empty_recoveries = 0
+            return result
+        except LOSSES as error:
+            recover(context, error, epoch)
+            name_again()
+
+
+def recover(context: Context, error: SordinoError, epoch: int) -> None:
+    """Continue in the world of the remaining ranks.
+
+    Collective over these: each calls this when one of its operations fails, wherever it is in its program.
+
+    Args:
+        context: the context of this rank, which adopts the next world.
+        error: the error that has ended the world of `epoch`. It is raised again if ranks do not survive losses, or
+            after too many recoveries without a lost rank.
+        epoch: epoch of the context when the failed operation began. If it has changed, this returns at once.
+
+    Raises:
+        NoQuorum, Evicted: this rank cannot continue.
+    """
+    if not context.survives_losses:
+        raise error
+    with context.losses.recovering:
+        if context.epoch != epoch:
+            return
+        before, recorder = context.size, context.recorder
+        with recorder.recovery(f"{type(error).__name__}: {error}") if recorder is not None else nullcontext():
+            _go_on_among_those_left(context, error)
+        context.losses.empty_recoveries = context.losses.empty_recoveries + 1 if context.size == before else 0
+        if context.losses.empty_recoveries > _FRUITLESS:
+            raise error
+
+
+def _go_on_among_those_left(context: Context, failure: SordinoError) -> None:
+    while True:
+        try:
+            _go_on(context, f"{type(failure).__name__}: {failure}")
+            with context.losses.raise_on_loss(), context.names.of_epoch():
+                _meet_again(context)
+                for one in list(context.losses.on_resize):
+                    if one.size != context.size:
+                        one.callback(one.size, context.size)
+                        one.size = context.size
+            break
+        except LOSSES as another:
+            failure = another
+
+
+def go_on_after(context: Context, error: SordinoError) -> None:
+    """Continue after an error of an operation: with the remaining ranks if the world has failed, else unchanged.
+
+    Collective over the remaining ranks. Raises `error` if this rank cannot continue.
+    """
+    if isinstance(error, (NoQuorum, Evicted)):
+        raise error
+    if context.world.failed:
+        recover(context, error, context.epoch)
+
+
+def _go_on(context: Context, why: str) -> None:
+    """Adopt the next world, and tell the launcher which ranks are lost."""
+    before = set(context.world.identities)
+    context.adopt(context.world.successor(why))
+    lost = sorted(before.difference(context.world.identities))
+    if lost and context.rank == 0:
+        ranks = f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
+        text = f"{context.size} ranks go on without {ranks} (numbered as at the start): {why}"
+        _log.warning("%s", text, extra={"rank": context.rank})
+    tell_of_the_lost(lost, context.identity, context.started)
+
+
+def _gather(context: Context, value: Any, name: str) -> list[Any]:
+    """Return the values of all ranks, sent as JSON, in rank order. Collective.
+
+    It uses the core only, because higher layers are renewed after this.
+    """
+
+    def gathered(what: str, tensor: torch.Tensor) -> torch.Tensor:
+        handle = context.world.run(Request(opcode.ALLGATHER, f"{name}.{what}", [describe(tensor)], keep=tensor))
+        handle.wait()
+        return from_result(handle.results[0], tensor.dtype)
+
+    mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    lengths: list[int] = gathered("lengths", torch.tensor([len(mine)], device=HOST)).tolist()
+    return [json.loads(part.numpy().tobytes()) for part in gathered("words", mine).split(lengths)]
+
+
+def _meet_again(context: Context) -> None:
+    """Compare the counters of the remaining ranks, and renew objects. Collective over the remaining ranks.
+
+    An object is renewed if all of its ranks still have it. Some ranks may have released an optimizer that others are
+    about to release; then these only give up its interrupted work.
+    """
+    mine = {key: (one.received_part, one.committed_part) for key, one in context.losses.locksteps.items()}
+    recoverables = context.losses.living_recoverables()
+    made = [one.name for one in recoverables]
+    gathered = _gather(context, (context.identity, mine, made), f"survivors {context.epoch}")
+    told: dict[int, Any] = {identity: counts for identity, counts, _ in gathered}
+    for key, lockstep in context.losses.locksteps.items():
+        counts = [told[one].get(key, (0, 0)) for one in lockstep.identities if one in told]
+        lockstep.completed_part = max(min(received for received, _ in counts), *(committed for _, committed in counts))
+        if lockstep.begun_part > max(lockstep.committed_part, lockstep.completed_part):
+            lockstep.undo()
+            lockstep.received_part = lockstep.begun_part - 1
+    for process_set in context.process_sets:
+        register_again(context, process_set)
+    for one in recoverables:
+        others = one.process_set.ranks if one.name else []
+        method = one.renew() if all(one.name in gathered[rank][2] for rank in others) else one.give_up()
+        if method is not None:
+            method()
