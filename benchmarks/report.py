@@ -13,7 +13,7 @@ from pathlib import Path
 from claims.gossip.report import REPORTS as GOSSIP
 from claims.layered.report import REPORTS as LAYERED
 from claims.local_sgd.report import REPORTS as LOCAL_SGD
-from claims.wide_area.report import REPORTS as WIDE_AREA
+from claims.scheduled_pull.report import REPORTS as WIDE_AREA
 from drills.report import REPORTS as DRILLS
 from gpu.kernels_report import REPORTS as GPU_KERNELS
 from gpu.ranks_report import REPORTS as GPU_RANKS

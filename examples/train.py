@@ -8,7 +8,7 @@ See minimal.py for the smallest training.
   sordino run -np 4 -- python examples/train.py --algorithm local-sgd --group-size 2 --interval 4
   sordino run -np 5 -- python examples/train.py --algorithm layered --communicator rank
   sordino run -np 4 -- python examples/train.py --recipe large-batch --batch-size 512 --accumulate 2
-  sordino run -np 4 -- python examples/train.py --algorithm pushsum --set overlap=1
+  sordino run -np 4 -- python examples/train.py --algorithm push-sum --set overlap=1
   sordino run -np 4 -- python examples/train.py --algorithm caps --detector naive --statistics skipped.json
   sordino run -np 4 -- python examples/train.py --algorithm scheduled-pull --set schedule=manager
   sordino run -np 4 --record runs/first -- python examples/train.py ; sordino report runs/first

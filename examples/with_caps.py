@@ -7,7 +7,7 @@ least `threshold` percent of its elements have not changed. `optimizer.statistic
 """
 
 from minimal import train
-from sordino.algorithms import ParameterSkipping
+from sordino.algorithms import CaPS
 
 if __name__ == "__main__":
-    train(ParameterSkipping(detector="naive", digits=4, threshold=90))
+    train(CaPS(detector="naive", digits=4, threshold=90))

@@ -18,11 +18,11 @@ import sordino.torch as hvd
 from _ext.inline_svg import COLOURS, INK, picture, style
 from _ext.markdown import parsed
 from sordino import sim
-from sordino.algorithms import ParameterSkipping
+from sordino.algorithms import CaPS
 
 STEPS = 24
 _ROWS, _WIDTH, _BATCH = 1024, 16, 16
-ALGORITHM = ParameterSkipping(threshold=100, granularity="block", block_bytes=1024, statistics_interval=1)
+ALGORITHM = CaPS(threshold=100, granularity="block", block_bytes=1024, statistics_interval=1)
 
 
 def train() -> dict[str, Any]:

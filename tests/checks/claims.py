@@ -15,7 +15,7 @@ from checks.agreement import raises
 from checks.models import batch, loss_of, make_model
 from checks.registry import Seat, check
 from checks.training import ROWS, Twins, sgd
-from sordino.algorithms import AllReduce, Crossover, Layered, LocalSGD, ParameterSkipping
+from sordino.algorithms import AllReduce, CaPS, Crossover, Layered, LocalSGD
 from sordino.errors import LayoutMismatch, OperationMismatch, StepOrderError, UsageError
 
 
@@ -200,7 +200,7 @@ ANY = {
     "local": lambda seat: LocalSGD(2),
     "sharded": lambda seat: LocalSGD(1, seat.size),
     "layered": lambda seat: Layered(group_size=1),
-    "caps": lambda seat: ParameterSkipping(threshold=1.0),
+    "caps": lambda seat: CaPS(threshold=1.0),
 }
 
 

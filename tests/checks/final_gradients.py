@@ -15,7 +15,7 @@ from checks.local_sgd import OPTIMIZERS, Odd, batch, wrap
 from checks.models import loss_of
 from checks.registry import Seat, check
 from checks.training import Twins
-from sordino.algorithms import AllReduce, Crossover, Layered, LocalSGD, ParameterSkipping
+from sordino.algorithms import AllReduce, CaPS, Crossover, Layered, LocalSGD
 from sordino.errors import StepOrderError
 from sordino.runtime.context import current
 
@@ -285,7 +285,7 @@ ANY = {
     "allreduce": lambda seat: AllReduce(),
     "sharded": lambda seat: LocalSGD(1, seat.size),
     "layered": lambda seat: Layered(group_size=1),
-    "caps": lambda seat: ParameterSkipping(threshold=1.0),
+    "caps": lambda seat: CaPS(threshold=1.0),
     "groups": lambda seat: Crossover(group_size=seat.size),
 }
 

@@ -12,12 +12,12 @@ from sordino.algorithms import (
     DPSGD,
     Algorithm,
     AllReduce,
+    CaPS,
     Crossover,
     ElasticAveraging,
     GossipGraD,
     Layered,
     LocalSGD,
-    ParameterSkipping,
     PushSum,
     ScheduledPull,
     SegmentedGossip,
@@ -30,12 +30,12 @@ TOGETHER: dict[str, Algorithm] = {
     "dpsgd": DPSGD(),
     "gossipgrad": GossipGraD(),
     "segmented": SegmentedGossip(),
-    "pushsum": PushSum(overlap=1),
+    "push-sum": PushSum(overlap=1),
     "elastic": ElasticAveraging(),
     "local": LocalSGD(2),
     "local-gradients": LocalSGD(2, aggregate="gradients"),
     "local-groups": LocalSGD(2, group_size=2, exchange="allreduce"),
-    "skipping": ParameterSkipping(),
+    "caps": CaPS(),
 }
 ALONE: dict[str, Algorithm] = {"scheduled-pull": ScheduledPull(), "adpsgd": ADPSGD(overlap=0)}
 GRADIENTS: dict[str, Algorithm] = {
@@ -120,7 +120,7 @@ def unfrozen_parameters_are_exchanged_from_then_on(seat: Seat, kind: str) -> Non
         assert values == list(range(seat.size))
     else:
         assert max(values) - min(values) < seat.size - 1, values
-    if kind in ("crossover", "dpsgd", "pushsum", "local", "skipping"):
+    if kind in ("crossover", "dpsgd", "push-sum", "local", "caps"):
         assert sum(values) == pytest.approx(sum(range(seat.size)), rel=1e-5)
 
 
@@ -160,7 +160,7 @@ def ranks_that_are_not_in_step_refuse_to_unfreeze(seat: Seat, kind: str) -> None
     hvd.barrier()
 
 
-@check(least=2, kind=("crossover", "local", "skipping"))
+@check(least=2, kind=("crossover", "local", "caps"))
 def ranks_that_freeze_differently_are_told(seat: Seat, kind: str) -> None:
     model = Adapted(seat.rank)
     model.base.requires_grad_(seat.rank == 0)
@@ -168,7 +168,7 @@ def ranks_that_freeze_differently_are_told(seat: Seat, kind: str) -> None:
         wrap(model, TOGETHER[kind])
 
 
-@check(least=2, kind=("crossover", "local", "skipping", "elastic"))
+@check(least=2, kind=("crossover", "local", "caps", "elastic"))
 def all_parameters_are_frozen_at_first(seat: Seat, kind: str) -> None:
     model = Adapted(seat.rank)
     model.adapter.requires_grad_(False)

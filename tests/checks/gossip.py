@@ -34,9 +34,9 @@ CHOICES: dict[str, MixingGossip] = {
     "dpsgd-blocks": DPSGD(segments="blocks"),
     "gossipgrad": GossipGraD(seed=5),
     "segmented": SegmentedGossip(seed=1),
-    "pushsum": PushSum(),
+    "push-sum": PushSum(),
 }
-MORE: dict[str, Gossip] = {"pushsum-overlap": PushSum(overlap=2), "elastic": ElasticAveraging()}
+MORE: dict[str, Gossip] = {"push-sum-overlap": PushSum(overlap=2), "elastic": ElasticAveraging()}
 
 
 class Strange(torch.nn.Module):

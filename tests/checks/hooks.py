@@ -19,7 +19,7 @@ from checks.local_sgd import batch as odd_batch
 from checks.models import batch, loss_of, make_model
 from checks.registry import Seat, check
 from checks.training import ROWS, sgd
-from sordino.algorithms import AllReduce, Crossover, Layered, LocalSGD, ParameterSkipping
+from sordino.algorithms import AllReduce, CaPS, Crossover, Layered, LocalSGD
 from sordino.errors import StepOrderError, UsageError
 from sordino.runtime.context import current
 
@@ -29,7 +29,7 @@ ALGORITHMS: dict[str, Callable[[Seat], Any]] = {
     "local": lambda seat: LocalSGD(1, seat.size, "allreduce"),
     "sharded": lambda seat: LocalSGD(1, seat.size),
     "crossover": lambda seat: Crossover(group_size=seat.size),
-    "caps": lambda seat: ParameterSkipping(threshold=100.0, probe_interval=1),
+    "caps": lambda seat: CaPS(threshold=100.0, probe_interval=1),
     "layered": lambda seat: Layered(group_size=1),
 }
 

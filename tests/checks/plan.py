@@ -8,7 +8,7 @@ import torch
 import sordino.torch as hvd
 from checks.registry import Seat, check
 from sordino import plan
-from sordino.algorithms import AllReduce, ElasticAveraging, Layered, LocalSGD, ParameterSkipping
+from sordino.algorithms import AllReduce, CaPS, ElasticAveraging, Layered, LocalSGD
 from sordino.plan import links
 
 SHAPES = [(f"blocks.{k}.weight", (length,)) for k, length in enumerate((30000, 50000, 41000, 60000, 25000))]
@@ -19,7 +19,7 @@ STEPS = 8
 def the_bytes_of_a_plan_are_those_of_the_transport(seat: Seat) -> None:
     """Of every algorithm, rank by rank, between nodes."""
     nodes = plan.nodes_of_ranks()
-    skipping = [ParameterSkipping(threshold=101, exchange=way) for way in ("allreduce", "parameter-server")]
+    skipping = [CaPS(threshold=101, exchange=way) for way in ("allreduce", "parameter-server")]
     for algorithm in [*plan.candidates(nodes, interval=2), *skipping]:
         named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in SHAPES]
         for _, parameter in named:

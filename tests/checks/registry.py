@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import sordino.torch as hvd
-from sordino.algorithms import Layered, ParameterSkipping
+from sordino.algorithms import CaPS, Layered
 from sordino.runtime.context import current_or_none
 
 MODULES = (
@@ -54,13 +54,13 @@ MODULES = (
     "repeated",
     "shards",
     "shared",
-    "skipping",
-    "skipping_life",
+    "caps",
+    "caps_life",
     "sparse",
     "storage",
     "sync_batch_norm",
     "plan",
-    "wide_area",
+    "scheduled_pull",
 )
 
 # What is worth running again where only the way of moving bytes differs.
@@ -82,10 +82,10 @@ _MOVING = {
     "repeated",
     "shards",
     "shared",
-    "skipping",
-    "skipping_life",
+    "caps",
+    "caps_life",
     "plan",
-    "wide_area",
+    "scheduled_pull",
 }
 
 
@@ -141,7 +141,7 @@ class Check:
         """Whether it depends on how bytes move."""
         return self.name.partition(".")[0] in _MOVING
 
-    def algorithm(self, size: int) -> Layered | ParameterSkipping | None:
+    def algorithm(self, size: int) -> Layered | CaPS | None:
         """What `init()` is told of helpers in a job of so many ranks."""
         if self.helpers == "servers":
             return skipping_on_servers(max(1, size // 2 - 1))
@@ -160,9 +160,9 @@ class Check:
         return seat.log
 
 
-def skipping_on_servers(servers: int, **settings: Any) -> ParameterSkipping:
+def skipping_on_servers(servers: int, **settings: Any) -> CaPS:
     """With servers that are ranks of their own."""
-    return ParameterSkipping(exchange="parameter-server", servers=servers, dedicated_servers=True, **settings)
+    return CaPS(exchange="parameter-server", servers=servers, dedicated_servers=True, **settings)
 
 
 def wait_for_leftovers() -> None:

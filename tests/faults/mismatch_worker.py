@@ -39,7 +39,7 @@ if cases == ["version"] and me == odd:
 import torch  # noqa: E402
 
 import sordino.torch as hvd  # noqa: E402
-from sordino.algorithms import Algorithm, AllReduce, Crossover, Layered, LocalSGD, ParameterSkipping  # noqa: E402
+from sordino.algorithms import Algorithm, AllReduce, CaPS, Crossover, Layered, LocalSGD  # noqa: E402
 
 torch.set_num_threads(1)
 torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)  # the first imports much of torch, for seconds
@@ -111,7 +111,7 @@ def settings() -> None:
 
 def not_finite() -> None:
     """NaN on one rank, with algorithms that exchange gradients, parameters, or shards."""
-    chosen: list[Algorithm] = [AllReduce(), Crossover(), LocalSGD(2, hvd.size()), Layered(1), ParameterSkipping()]
+    chosen: list[Algorithm] = [AllReduce(), Crossover(), LocalSGD(2, hvd.size()), Layered(1), CaPS()]
     for algorithm in chosen:
         model = network()
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)

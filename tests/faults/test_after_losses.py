@@ -17,10 +17,10 @@ import sordino.torch as hvd
 from sordino.algorithms import (
     ADPSGD,
     Algorithm,
+    CaPS,
     Crossover,
     ElasticAveraging,
     LocalSGD,
-    ParameterSkipping,
     PushSum,
     ScheduledPull,
 )
@@ -273,7 +273,7 @@ def test_some_have_let_their_optimizer_go_already(crew_of: MakeCrew, algorithm: 
 
 
 COLLECTED = [
-    ParameterSkipping(threshold=101),
+    CaPS(threshold=101),
     PushSum(overlap=2),
     ElasticAveraging(),
     ADPSGD(),

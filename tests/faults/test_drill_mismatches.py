@@ -180,7 +180,7 @@ def test_a_missing_tensor(drill: Drill, timeout_s: float, odd: int) -> None:
 @pytest.mark.parametrize("odd", (0, 2))
 def test_nan_on_one_rank(drill: Drill, odd: int) -> None:
     attempts = drill(WITHIN, odd)["not finite"]
-    for number, label in enumerate(("AllReduce", "Crossover", "LocalSGD", "Layered", "ParameterSkipping")):
+    for number, label in enumerate(("AllReduce", "Crossover", "LocalSGD", "Layered", "CaPS")):
         text = everywhere(attempts, number, label, "NonFinite")
         assert f"rank {odd} has NaN in '1.weight'" in text, text
         for report in attempts:

@@ -17,12 +17,12 @@ from sordino.algorithms import (
     DPSGD,
     Algorithm,
     AllReduce,
+    CaPS,
     Crossover,
     ElasticAveraging,
     GossipGraD,
     Layered,
     LocalSGD,
-    ParameterSkipping,
     PushSum,
     ScheduledPull,
     SegmentedGossip,
@@ -39,8 +39,8 @@ EQUAL: Makers = {  # after which all ranks have the same parameters
     "local SGD, pseudo-gradients": lambda n: LocalSGD(interval=STEPS, aggregate="gradients", exchange="allreduce"),
     "layered": lambda n: Layered(n),
     "layered, small groups": lambda n: Layered(max(1, n // 2)),
-    "skipping, nothing": lambda n: ParameterSkipping(threshold=100.5),
-    "skipping by servers": lambda n: ParameterSkipping(threshold=100.5, exchange="parameter-server"),
+    "skipping, nothing": lambda n: CaPS(threshold=100.5),
+    "skipping by servers": lambda n: CaPS(threshold=100.5, exchange="parameter-server"),
 }
 OWN: Makers = {  # after which each has its own
     "crossover": lambda n: Crossover(seed=3),
@@ -49,10 +49,10 @@ OWN: Makers = {  # after which each has its own
     "dpsgd": lambda n: DPSGD(),
     "gossipgrad": lambda n: GossipGraD(seed=5),
     "segmented": lambda n: SegmentedGossip(seed=1),
-    "pushsum": lambda n: PushSum(),
-    "pushsum, overlapping": lambda n: PushSum(overlap=2),
+    "push-sum": lambda n: PushSum(),
+    "push-sum, overlapping": lambda n: PushSum(overlap=2),
     "elastic": lambda n: ElasticAveraging(),
-    "skipping by random samples": lambda n: ParameterSkipping("random", 40.0, sample_ratio=0.5),
+    "skipping by random samples": lambda n: CaPS("random", 40.0, sample_ratio=0.5),
 }
 
 
@@ -93,7 +93,7 @@ def each_is_its_twin(seat: Seat, which: str) -> None:
         near(seat.twins(lambda name=name: trained(seat, OWN[which](seat.size), name)))
 
 
-@check(least=2, each=("crossover", "dpsgd", "pushsum", "local SGD, whole models"))
+@check(least=2, each=("crossover", "dpsgd", "push-sum", "local SGD, whole models"))
 def the_expected_way(seat: Seat, which: str) -> None:
     with seat.goes(seat.reduces, alone=False):
         trained(seat, (OWN | EQUAL)[which](seat.size))
@@ -123,7 +123,7 @@ def skipped(seat: Seat, detector: str, granularity: str, digits: int | None) -> 
     """Gradients are planted, in numbers that all devices add up to the same bits; returns what was decided."""
     sizes = (1000, 640, 77, 64, 5000)
     tensors = [torch.nn.Parameter(seat.put(torch.arange(size, dtype=torch.float32) + 1)) for size in sizes]
-    algorithm = ParameterSkipping(
+    algorithm = CaPS(
         detector,  # type: ignore[arg-type]
         70.0,
         digits=digits,

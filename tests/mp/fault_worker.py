@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 import sordino.torch as hvd
-from sordino.algorithms import Algorithm, Crossover, Layered, LocalSGD, ParameterSkipping, PushSum
+from sordino.algorithms import Algorithm, CaPS, Crossover, Layered, LocalSGD, PushSum
 
 STUCK_S = 200
 BIG = 1 << 25  # 128 MiB: a tenth of a second and more
@@ -94,11 +94,11 @@ def layers(strike: Strike) -> None:
 
 
 def skip(strike: Strike) -> None:
-    gossip(strike, ParameterSkipping(threshold=101))
+    gossip(strike, CaPS(threshold=101))
 
 
 def serve(strike: Strike) -> None:
-    gossip(strike, ParameterSkipping(threshold=101, exchange="parameter-server"))
+    gossip(strike, CaPS(threshold=101, exchange="parameter-server"))
 
 
 def gossip(strike: Strike, algorithm: Algorithm) -> None:

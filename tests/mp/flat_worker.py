@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import sordino.torch as hvd
-from sordino.algorithms import ADPSGD, AllReduce, Crossover, Layered, LocalSGD, ParameterSkipping, ScheduledPull
+from sordino.algorithms import ADPSGD, AllReduce, CaPS, Crossover, Layered, LocalSGD, ScheduledPull
 
 ALGORITHMS = (
     AllReduce(),
@@ -24,7 +24,7 @@ ALGORITHMS = (
     LocalSGD(2, group_size=2),
     LocalSGD(1, group_size=2, exchange="allreduce"),
     Layered(group_size=1),
-    ParameterSkipping(),
+    CaPS(),
     ScheduledPull(),
     ADPSGD(),
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import sordino.torch as hvd
-from sordino.algorithms import Algorithm, Layered, ParameterSkipping
+from sordino.algorithms import Algorithm, CaPS, Layered
 
 STUCK_S = 60
 STEPS = 20
@@ -24,7 +24,7 @@ def algorithm_of(helpers: str) -> Algorithm:
     count = int("".join(filter(str.isdigit, helpers)))
     if helpers.startswith("groups"):
         return Layered(count, "rank")
-    return ParameterSkipping(threshold=101, exchange="parameter-server", servers=count, dedicated_servers=True)
+    return CaPS(threshold=101, exchange="parameter-server", servers=count, dedicated_servers=True)
 
 
 def train(algorithm: Algorithm, what: str, victim: bool) -> list[float]:

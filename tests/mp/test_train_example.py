@@ -74,7 +74,7 @@ def test_it_prints_what_the_report_of_its_record_shows(
 ) -> None:
     """Two evaluations, and checkpoints within the epochs, for which models are averaged, are besides the steps."""
     monkeypatch.setenv("SORDINO_RECORD", str(tmp_path / "run"))
-    options = ["--algorithm", "pushsum", "--epochs", "2", "--batch-size", "256", "--checkpoint-every", "4"]
+    options = ["--algorithm", "push-sum", "--epochs", "2", "--batch-size", "256", "--checkpoint-every", "4"]
     printed = train(launcher, 2, tmp_path, *options, "--checkpoint", tmp_path / "saved.pt")
     found = contents(Reader(tmp_path / "run"))["summary"]
     assert found["steps"] == printed["steps"] == 12
@@ -259,7 +259,7 @@ def test_a_person_at_a_terminal_sees_a_bar(launcher: mpi.Launcher, ranks: int) -
         (["--algorithm", "telepathy"], "--algorithm telepathy: unknown; there are: adpsgd, allreduce"),
         (["--statistics", "s.json"], "--statistics s.json: allreduce has none; they are of --algorithm caps"),
         (["--algorithm", "caps", "--set", "scheduler={'often': 1}"], "there are: history_length, frequency, step"),
-        (["--algorithm", "caps", "--threshold", "-1"], "ParameterSkipping(threshold=-1): must be at least 0"),
+        (["--algorithm", "caps", "--threshold", "-1"], "CaPS(threshold=-1): must be at least 0"),
         (["--set", "group_size=2"], "--set group_size=2: allreduce has no setting group_size; it has: bucket_bytes"),
         (["--algorithm", "crossover", "--set", "interval=0"], "Crossover(interval=0): must be at least 1"),
         (["--label-smoothing", "1"], "--label-smoothing 1.0: must be at least 0 and below 1"),
@@ -330,9 +330,9 @@ def test_gossip_learns_as_well_and_continues_from_the_mean(
 @pytest.mark.parametrize(
     "options",
     [
-        ("pushsum", "overlap=1", "--bfloat16"),
+        ("push-sum", "overlap=1", "--bfloat16"),
         ("crossover", "group_size=2", "--label-smoothing", 0.1),
-        ("elasticaveraging", "interval=2"),
+        ("elastic-averaging", "interval=2"),
         ("local-sgd", "group_size=2", "--interval", 4),
         ("scheduled-pull", "schedule=manager", "--interval", 8),
         ("adpsgd", "overlap=2"),

@@ -295,7 +295,7 @@ ERRORS = [
         "python/sordino/algorithms/caps/__init__.py",
         "key=lambda index: (-sizes[index], index)",
         "key=lambda index: (sizes[index], index)",
-        (tests("skipping"),),
+        (tests("caps"),),
     ),
     Error(
         "the threshold falls beyond its bound",
@@ -303,7 +303,7 @@ ERRORS = [
         "python/sordino/algorithms/caps/__init__.py",
         "max(threshold - self.step, self.lower)",
         "max(threshold, self.lower) - self.step",
-        (tests("skipping"),),
+        (tests("caps"),),
     ),
     # ---- the simulator
     Error(

@@ -28,7 +28,7 @@ _DEVICE = "csrc/device/device.cc"
 _TOPOLOGIES = (tests("topology", "destinations or rows or exponential or combo or serve"),)
 _GOSSIP = (checks("gossip.an_exchange or gossip.two_workers or gossip.buffers"),)
 _ALLREDUCE = (checks("allreduce.every_op or allreduce.megabytes or allreduce.odd_lengths"),)
-_SERVICES = ("cpp.test_services", checks("wide_area"))
+_SERVICES = ("cpp.test_services", checks("scheduled_pull"))
 _LEFT = ("tests/faults/test_after_losses.py tests/faults/test_random_faults.py",)
 
 ERRORS = [

@@ -154,7 +154,7 @@ ERRORS = [
         "csrc/base/limits.cc",
         "      if (inner.empty()) break;\n",
         "      break;\n",
-        (tests("room", "control_groups"),),
+        (tests("capacity", "control_groups"),),
     ),
     Error(
         "cached files do not make room in version 1",
@@ -162,7 +162,7 @@ ERRORS = [
         "csrc/base/limits.cc",
         '"total_active_file",\n                         "total_inactive_file"}',
         '"active_file", "inactive_file"}',
-        (tests("room", "control_groups"),),
+        (tests("capacity", "control_groups"),),
     ),
     # ---- late ranks
     Error(

@@ -8,7 +8,7 @@ _LEFT = ("tests/faults/test_after_losses.py tests/faults/test_random_faults.py",
 _GATHERING = (checks("gathering"),)
 _LOCAL = (checks("local_sgd"),)
 _PUSH = (checks("push_sum"),)
-_WIDE = (checks("wide_area"),)
+_WIDE = (checks("scheduled_pull"),)
 
 ERRORS = [
     # ---- operations
@@ -115,7 +115,7 @@ ERRORS = [
         "python/sordino/torch/optimizer.py",
         "            self._strategy.go_on_from(own)",
         "            pass",
-        (checks("local_sgd or skipping_life or double_buffering"),),
+        (checks("local_sgd or caps_life or double_buffering"),),
     ),
     Error(
         "a new strategy begins anew",
@@ -123,7 +123,7 @@ ERRORS = [
         "python/sordino/torch/optimizer.py",
         "        self._strategy.take_over(old)",
         "        pass",
-        (checks("gossip or local_sgd or skipping_life or double_buffering or push_sum"),),
+        (checks("gossip or local_sgd or caps_life or double_buffering or push_sum"),),
     ),
     Error(
         "gradients stay scaled",
@@ -407,7 +407,7 @@ ERRORS = [
         "python/sordino/algorithms/caps/strategy.py",
         "self._skipped < self.algorithm.probe_interval",
         "self._skipped <= self.algorithm.probe_interval",
-        (checks("skipping"),),
+        (checks("caps"),),
     ),
     Error(
         "what was skipped is not saved",
@@ -415,7 +415,7 @@ ERRORS = [
         "python/sordino/algorithms/caps/strategy.py",
         '{"skipped": self._skipped.clone(), "detector"',
         '{"skipped": torch.zeros_like(self._skipped), "detector"',
-        (checks("skipping_life"),),
+        (checks("caps_life"),),
     ),
     Error(
         "what others have sent is compared with what was before",
@@ -423,7 +423,7 @@ ERRORS = [
         "python/sordino/algorithms/caps/detectors.py",
         "        self._copy.take(sent)",
         "        pass",
-        (tests("detectors"), checks("skipping")),
+        (tests("detectors"), checks("caps")),
     ),
     Error(
         "each step takes the same samples",
@@ -431,7 +431,7 @@ ERRORS = [
         "python/sordino/algorithms/caps/detectors.py",
         "key = (self._seed * _GOLDEN + step) % 2**64",
         "key = (self._seed * _GOLDEN) % 2**64",
-        (tests("detectors"), checks("skipping")),
+        (tests("detectors"), checks("caps")),
     ),
     Error(
         "changes of all are counted once",
@@ -439,7 +439,7 @@ ERRORS = [
         "python/sordino/algorithms/caps/detectors.py",
         "return not self._known or step % self._interval == 0",
         "return not self._known",
-        (tests("detectors"), checks("skipping")),
+        (tests("detectors"), checks("caps")),
     ),
     # ---- asynchronous ones
     Error(

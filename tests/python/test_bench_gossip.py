@@ -125,7 +125,7 @@ def test_exchanges_run(tmp_path: Path, ranks: int, results_of: ResultsOf) -> Non
     done = run("-m", "sordino.cli", "run", "-np", str(ranks), "--", "python", *EXCHANGE, *words)
     assert done.returncode == 0, done.stderr
     found = results_of(f"gossip_exchange_np{ranks}")
-    assert {"crossover_blocks", "pushsum", "allreduce", "floor"} <= found["contestants"].keys()
+    assert {"crossover_blocks", "push-sum", "allreduce", "floor"} <= found["contestants"].keys()
     assert all(one["right"] for one in found["contestants"].values())
 
 

@@ -14,10 +14,10 @@ from sordino.algorithms import (
     ADPSGD,
     Algorithm,
     AllReduce,
+    CaPS,
     Crossover,
     ElasticAveraging,
     LocalSGD,
-    ParameterSkipping,
     PushSum,
     ScheduledPull,
 )
@@ -35,7 +35,7 @@ def broken_by_the_optimizer(algorithm: Algorithm) -> None:
 
 
 EXCHANGING = (
-    Crossover(), ElasticAveraging(), LocalSGD(1), LocalSGD(1, exchange="allreduce"), ParameterSkipping(), PushSum(),
+    Crossover(), ElasticAveraging(), LocalSGD(1), LocalSGD(1, exchange="allreduce"), CaPS(), PushSum(),
     PushSum(overlap=1),
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ import sordino
 import sordino.torch as hvd
 from sordino import sim
 from sordino.algorithms import ADPSGD, Algorithm, AllReduce, Crossover, LocalSGD, names, resolve
-from sordino.algorithms.caps import ParameterSkipping
+from sordino.algorithms.caps import CaPS
 from sordino.algorithms.local_sgd import AdaptiveInterval
 
 _PACKAGE = Path(sordino.__file__).parent
@@ -44,9 +44,9 @@ ALGORITHMS = [
     LocalSGD(interval=2, start=2, log_distance=1, aggregate="gradients"),
     Crossover(group_size=2),
     AllReduce(double_buffering=True),
-    ParameterSkipping(detector="movement"),
-    ParameterSkipping(detector="random"),
-    ParameterSkipping(detector="history"),
+    CaPS(detector="movement"),
+    CaPS(detector="random"),
+    CaPS(detector="history"),
     resolve("layered"),
 ]
 

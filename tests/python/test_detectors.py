@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import sordino.torch as hvd
-from sordino.algorithms import ParameterSkipping
+from sordino.algorithms import CaPS
 from sordino.algorithms.caps.counting import Detector
 from sordino.algorithms.caps.detectors import detector_of
 from sordino.algorithms.caps.items import Items
-from sordino.algorithms.caps.statistics import SkippingStatistics
+from sordino.algorithms.caps.statistics import CaPSStatistics
 from sordino.errors import UsageError
 from sordino.runtime.context import current
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
@@ -37,7 +37,7 @@ class Bench:
 
     def __init__(self, tensors: list[torch.Tensor], **settings: Any) -> None:
         self.tensors = tensors
-        algorithm = ParameterSkipping(**settings)
+        algorithm = CaPS(**settings)
         self.arena = ParameterBuffer(current(), [f"t{k}" for k in range(len(tensors))], tensors, "model")
         self.items = Items.of(self.arena, algorithm.block_bytes if algorithm.granularity == "block" else None)
         self.detector: Detector = detector_of(self.arena, self.items, algorithm)
@@ -201,7 +201,7 @@ def test_movement_goes_on_where_its_state_was_kept() -> None:
 
 def test_movement_does_not_round() -> None:
     with pytest.raises(UsageError, match=r"digits.*is for detectors that compare"):
-        ParameterSkipping("movement", digits=3)
+        CaPS("movement", digits=3)
 
 
 def test_blocks_are_items() -> None:
@@ -215,8 +215,8 @@ def test_blocks_are_items() -> None:
 # ---- statistics ----------------------------------------------------------------------------------------------------
 
 
-def noted(bench: Bench, interval: int = 2) -> SkippingStatistics:
-    statistics = SkippingStatistics(interval)
+def noted(bench: Bench, interval: int = 2) -> CaPSStatistics:
+    statistics = CaPSStatistics(interval)
     statistics.describe(bench.arena.names, bench.items)
     for step in range(1, 6):
         bench.tensors[0][: 4 * step] += 1

@@ -24,7 +24,7 @@ def deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SORDINO_TIMEOUT_S", "60")
 
 
-@pytest.mark.parametrize("algorithm", ["allreduce", "layered", "crossover", "pushsum", "adpsgd", "caps", "local-sgd"])
+@pytest.mark.parametrize("algorithm", ["allreduce", "layered", "crossover", "push-sum", "adpsgd", "caps", "local-sgd"])
 @pytest.mark.parametrize("size", SIZES)
 def test_faults_change_nothing(size, algorithm) -> None:
     """Where all ranks come back, training comes to the same bits as without faults. (ADPSGD depends on timing, and

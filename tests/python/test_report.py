@@ -22,7 +22,7 @@ import sordino.algorithms
 import sordino.torch as hvd
 from sordino import sim
 from sordino._core import SimNetwork
-from sordino.algorithms import Layered, LocalSGD, ParameterSkipping, PushSum, ScheduledPull
+from sordino.algorithms import CaPS, Layered, LocalSGD, PushSum, ScheduledPull
 from sordino.cli.app import main
 from sordino.errors import NotBuilt, UsageError
 from sordino.record.reading import Reader, readers
@@ -412,7 +412,7 @@ def test_pulls_have_ages(tmp_path: Path) -> None:
 
 
 def test_skipping_has_a_map(tmp_path: Path) -> None:
-    sim.run(2, train, str(tmp_path), ParameterSkipping(statistics_interval=5), 20)
+    sim.run(2, train, str(tmp_path), CaPS(statistics_interval=5), 20)
     found = shown(tmp_path)["skips"]
     assert sorted(found["names"]) == ["bias", "weight"] and found["step"] == [5, 10, 15, 20]
 
@@ -497,7 +497,7 @@ def test_simulations_write_the_same(words: list[str], tmp_path: Path) -> None:
 def test_of_many_workers_the_first_are_shown(tmp_path: Path) -> None:
     words = ["simulate", "--workers", "70", "--data", "none", "--steps", "5", "--message-mib", "1", "--quiet"]
     run = tmp_path / "run"
-    assert main([*words, "--processes", "1", "--algorithm", "pushsum", "--record", str(run)]) == 0
+    assert main([*words, "--processes", "1", "--algorithm", "push-sum", "--record", str(run)]) == 0
     found = shown(run)
     assert found["notes"] == ["The first 64 of 70 workers are shown."] and found["summary"]["bytes"] > 2**20
     assert found["links"]["columns"][-1] == "all others"
@@ -510,7 +510,7 @@ def test_of_many_workers_the_first_are_shown(tmp_path: Path) -> None:
 def everything(tmp_path_factory: pytest.TempPathFactory) -> str:
     place = tmp_path_factory.mktemp("runs")
     recorded.write(place / "<b>@DATA@&<!--<script>", ranks=2, steps=40)
-    recorded.write(place / "caps", "ParameterSkipping()", skips=True, ages=True)
+    recorded.write(place / "caps", "CaPS()", skips=True, ages=True)
     return page([contents(reader) for reader in readers([place])])
 
 

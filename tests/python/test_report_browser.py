@@ -45,7 +45,7 @@ def browser() -> Iterator[Any]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs")
     recorded.write(place / "allreduce", faults=True)
-    recorded.write(place / "caps", "ParameterSkipping(threshold=60)", skips=True, seed=2)
+    recorded.write(place / "caps", "CaPS(threshold=60)", skips=True, seed=2)
     recorded.write(place / "pull", "ScheduledPull(interval=2)", ages=True, seed=3)
     return place
 

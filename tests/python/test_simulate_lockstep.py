@@ -23,7 +23,7 @@ from sordino._core import (
 )
 from sordino.algorithms import (
     AllReduce,
-    ParameterSkipping,
+    CaPS,
 )
 from sordino.simulate import lockstep
 from sordino.simulate.images import Images
@@ -110,13 +110,13 @@ def test_arrays_do_what_the_real_optimizer_does(choice: str) -> None:
     for step, (values, really_sent) in enumerate(zip(wanted, skipped)):
         sent = numerics.step(step)
         np.testing.assert_allclose(problem.parameters, values, atol=3e-6)
-        if isinstance(job.algorithm, ParameterSkipping):
+        if isinstance(job.algorithm, CaPS):
             assert sent is not None and really_sent is not None and np.array_equal(sent, really_sent)
     if choice.startswith("caps-") and choice != "caps-server":
         assert not all(one.all() for one in skipped if one is not None)  # something has been skipped
 
 
-@pytest.mark.parametrize("choice", ("allreduce", "crossover", "pushsum-overlap", "layered", "caps"))
+@pytest.mark.parametrize("choice", ("allreduce", "crossover", "push-sum-overlap", "layered", "caps"))
 def test_with_data_it_is_the_real_algorithm_bit_for_bit(choice: str) -> None:
     job = job_of(CHOICES[choice], data="digits", lr=0.1, steps=5, points=5, message_bytes=1e6)
     problem = Images(job)
@@ -154,7 +154,7 @@ def exchanged(choice: str, workers: int, rounds: int) -> Iterator[np.ndarray]:
 @pytest.mark.parametrize("workers", (2, 5, 64, 1000))
 @pytest.mark.parametrize("choice", [choice for choice in MIXES if choice != "crossover-roulette"])
 def test_mixing_keeps_the_mean_and_brings_workers_together(choice: str, workers: int) -> None:
-    if choice == "pushsum-two" and workers == 2:
+    if choice == "push-sum-two" and workers == 2:
         return  # one worker has no two peers
     values = list(exchanged(choice, workers, 12))
     start = np.random.default_rng(workers).normal(size=values[0].shape).mean(axis=0)

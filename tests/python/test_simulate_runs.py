@@ -18,11 +18,11 @@ from sordino.algorithms import (
     DPSGD,
     AdaptiveInterval,
     Algorithm,
+    CaPS,
     Crossover,
     ElasticAveraging,
     Layered,
     LocalSGD,
-    ParameterSkipping,
     ThresholdScheduler,
     names,
     resolve,
@@ -62,7 +62,7 @@ def test_a_step_begins_only_if_its_computation_ends_in_time() -> None:
         assert out.record.curve[-1]["time"] == out.seconds
 
 
-@pytest.mark.parametrize("choice", ("crossover", "caps", "pushsum-overlap"))
+@pytest.mark.parametrize("choice", ("crossover", "caps", "push-sum-overlap"))
 def test_one_worker_trains_alone(choice: str) -> None:
     for data in ("none", "digits"):
         out = lockstep.run(job_of(CHOICES[choice], 1, steps=3, data=data), silent)
@@ -142,18 +142,18 @@ class Refused:
     "case",
     [
         Refused(Layered(communicator="rank"), r"communicator='rank'"),
-        Refused(ParameterSkipping(exchange="parameter-server", servers=1, dedicated_servers=True), "dedicated_servers"),
-        Refused(ParameterSkipping(scheduler=ThresholdScheduler()), "scheduler="),
-        Refused(ParameterSkipping(statistics_interval=5), "statistics_interval=5"),
+        Refused(CaPS(exchange="parameter-server", servers=1, dedicated_servers=True), "dedicated_servers"),
+        Refused(CaPS(scheduler=ThresholdScheduler()), "scheduler="),
+        Refused(CaPS(statistics_interval=5), "statistics_interval=5"),
         Refused(LocalSGD(adaptive=AdaptiveInterval(4)), "adaptive="),
         Refused(LocalSGD(start="decay"), "start='decay'"),
         Refused(LocalSGD(log_distance=3), "log_distance=3"),
         Refused(DPSGD(buffers="average"), "buffers='average'"),
         Refused(ElasticAveraging(buffers="average"), "buffers='average'"),
-        Refused(ParameterSkipping(detector="random"), "detector='random'", "none"),
-        Refused(ParameterSkipping(sample_ratio=0.5), "sample_ratio=0.5", "none"),
-        Refused(ParameterSkipping(detector="history", survey_interval=3), "detector='history'", "none"),
-        Refused(ParameterSkipping(memory=0.5), "memory=0.5", "none"),
+        Refused(CaPS(detector="random"), "detector='random'", "none"),
+        Refused(CaPS(sample_ratio=0.5), "sample_ratio=0.5", "none"),
+        Refused(CaPS(detector="history", survey_interval=3), "detector='history'", "none"),
+        Refused(CaPS(memory=0.5), "memory=0.5", "none"),
         Refused(Layered(check_stale=True), "check_stale=True", "none"),
         Refused(Crossover(segments=("nothing*",)), r"'nothing\*' matches no parameter", "none"),
         Refused(Crossover(group_size=3), "does not divide 4", "none"),
@@ -169,10 +169,10 @@ def test_other_refusals() -> None:
     with pytest.raises(UsageError, match=r"--kill 1@2\.5: .*DPSGD"):
         lockstep.run(job_of(DPSGD(), kills=((1, 2.5),)), silent)
     with pytest.raises(UsageError, match=r"servers=None.*20000000000 messages"):
-        lockstep.run(job_of(ParameterSkipping(exchange="parameter-server"), 100_000), silent)
+        lockstep.run(job_of(CaPS(exchange="parameter-server"), 100_000), silent)
 
 
-@pytest.mark.parametrize("choice", ("allreduce", "crossover", "pushsum", "gossipgrad", "dpsgd", "layered-groups"))
+@pytest.mark.parametrize("choice", ("allreduce", "crossover", "push-sum", "gossipgrad", "dpsgd", "layered-groups"))
 def test_many_workers(choice: str) -> None:
     workers = 20_000
     run: Callable[[], Outcome] = lambda: seconds_of(CHOICES[choice], [1.0] * workers, steps=2)  # noqa: E731

@@ -15,11 +15,11 @@ from lockstep_cases import CHOICES, WORKERS, job_of, really_trained, seconds_of,
 from sordino.algorithms import (
     DPSGD,
     AllReduce,
+    CaPS,
     Crossover,
     ElasticAveraging,
     Layered,
     LocalSGD,
-    ParameterSkipping,
     PushSum,
 )
 from sordino.algorithms.traffic import Model
@@ -39,7 +39,7 @@ from sordino.simulate.timeline import Timeline
 def test_there_are_as_many_blocks_as_in_training(scale: float, exchange: Any) -> None:
     """Links may see more or fewer bytes than there are; tensors are cut where they are cut in training."""
     sizes = [786432, 4096, 3 * 4096, 4 * 999]
-    algorithm = ParameterSkipping(granularity="block", block_bytes=4096, exchange=exchange)
+    algorithm = CaPS(granularity="block", block_bytes=4096, exchange=exchange)
     count = len(algorithm.items_of(sizes))
     (phase,) = algorithm.traffic(Model("abcd", [size * scale for size in sizes], scale), range(4)).phases
     assert len(phase.at(0, np.ones(count, dtype=bool))) >= 2
@@ -62,7 +62,7 @@ def test_bytes_are_those_that_the_transport_counts(choice: str) -> None:
         small: dict[str, Any] = {"bucket_bytes": 20_000} if choice == "allreduce-segments" else {"segments": 20_000}
         algorithm = replace(algorithm, **small)
         first = 2  # the plan is made in the first step, and later gradients are the first to be sent
-    if isinstance(algorithm, ParameterSkipping):
+    if isinstance(algorithm, CaPS):
         algorithm = replace(algorithm, digits=3, threshold=40.0)
     job = job_of(algorithm, dimension=dimension, message_bytes=4.0 * dimension, lr=0.2)
     _, trainees, sent = really_trained(job, 8)

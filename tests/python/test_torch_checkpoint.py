@@ -23,10 +23,10 @@ from sordino import sim
 from sordino.algorithms import (
     Algorithm,
     AllReduce,
+    CaPS,
     Crossover,
     ElasticAveraging,
     LocalSGD,
-    ParameterSkipping,
     PushSum,
 )
 
@@ -50,7 +50,7 @@ ALGORITHMS = [
     Crossover(segments="model"),
     ElasticAveraging(interval=2),
     LocalSGD(interval=3),
-    ParameterSkipping(),
+    CaPS(),
     AllReduce(double_buffering=True),
     AllReduce(),
 ]

@@ -5,7 +5,7 @@
 Contestants, each with memory of its own, each checked: the sum over the ranks stays what it was.
   crossover_blocks, crossover_model   Crossover of the blocks, and of the whole model as one segment
   hierarchical                        Crossover among groups of two ranks, from four ranks on (with two it is AllReduce)
-  pushsum, dpsgd                      PushSum and D-PSGD
+  push-sum, dpsgd                      PushSum and D-PSGD
   allreduce                           sordino allreduce_(op=Average) of one hvd.shared_empty tensor, in place
   horovod                             horovod.torch.allreduce_(op=Average) of one tensor
   floor                               no communication: all ranks at once read and write an array of their own, in place
@@ -109,7 +109,7 @@ def algorithms(size: int) -> dict[str, Algorithm]:
         "crossover_blocks": Crossover(segments="blocks"),
         "crossover_model": Crossover(segments="model"),
         "hierarchical": Crossover(group_size=_GROUP),
-        "pushsum": PushSum(),
+        "push-sum": PushSum(),
         "dpsgd": DPSGD(),
     }
     if size <= _GROUP or size % _GROUP:

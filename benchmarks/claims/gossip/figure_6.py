@@ -16,7 +16,7 @@ BATCH, WORKERS, SEEDS = 2048, 8, 10
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
 COLLAPSED = 50.0  # percent; the others have more than 70
 _SHOWN = 12.0  # points below the best, in the picture
-_COMPARED = ("allreduce", "pushsum", "crossover")
+_COMPARED = ("allreduce", "push-sum", "crossover")
 
 
 def plan(quick: bool) -> Plan:
@@ -38,8 +38,8 @@ def plan(quick: bool) -> Plan:
     spread = "deviation over the learning rates, points"
     evidence = [
         above(f"AllReduce - Crossover: {spread}", differences(spreads["allreduce"], spreads["crossover"])),
-        above(f"SGP - Crossover: {spread}", differences(spreads["pushsum"], spreads["crossover"])),
-        above(f"AllReduce - SGP: {spread}", differences(spreads["allreduce"], spreads["pushsum"])),
+        above(f"SGP - Crossover: {spread}", differences(spreads["push-sum"], spreads["crossover"])),
+        above(f"AllReduce - SGP: {spread}", differences(spreads["allreduce"], spreads["push-sum"])),
         exact(
             f"Crossover's collapses, of {len(rates) * seeds} trainings; not more than AllReduce's",
             collapsed["crossover"],

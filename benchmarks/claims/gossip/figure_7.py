@@ -22,7 +22,7 @@ from sordino.report import Results
 
 BATCHES, WORKERS, SEEDS = (512, 1024, 2048), 8, 10
 RATES = (0.05, 0.1, 0.2, 0.4)
-_COMPARED = ("allreduce", "pushsum", "crossover")
+_COMPARED = ("allreduce", "push-sum", "crossover")
 
 
 def plan(quick: bool) -> Plan:
@@ -43,7 +43,7 @@ def plan(quick: bool) -> Plan:
             f"From {least} to {most}, AllReduce loses more than {METHODS[name]}, points",
             differences(lost("allreduce"), lost(name)),
         )
-        for name in ("crossover", "pushsum")
+        for name in ("crossover", "push-sum")
     ]
     evidence += crossover_above(tests, workers, batches)
     return Found(evidence, {"points": shapes(tests, best)})

@@ -13,7 +13,7 @@ from sordino.report import Results
 BATCH, COUNTS, SEEDS = 2048, (8, 16, 32, 64), 10
 RATES = (0.1, 0.2, 0.4)
 MARGIN = 0.5  # points, within which methods are alike
-_COMPARED = ("pushsum", "crossover", "hierarchical")
+_COMPARED = ("push-sum", "crossover", "hierarchical")
 
 
 def plan(quick: bool) -> Plan:
@@ -33,12 +33,12 @@ def plan(quick: bool) -> Plan:
 
     all_reduce = at("allreduce", few)
     evidence = [
-        above(f"{many} workers: Crossover - SGP, points", differences(at("crossover", many), at("pushsum", many))),
-        above(f"From {few} to {many} workers SGP loses, points", lost("pushsum")),
+        above(f"{many} workers: Crossover - SGP, points", differences(at("crossover", many), at("push-sum", many))),
+        above(f"From {few} to {many} workers SGP loses, points", lost("push-sum")),
         above(f"From {few} to {many} workers Crossover loses, points", lost("crossover")),
         above(
             f"From {few} to {many} workers SGP loses more than Crossover, points",
-            differences(lost("pushsum"), lost("crossover")),
+            differences(lost("push-sum"), lost("crossover")),
         ),
         alike(
             f"{many} workers: hierarchical Crossover - AllReduce, points, within {MARGIN:g}",
@@ -51,7 +51,7 @@ def plan(quick: bool) -> Plan:
         ),
         alike(
             f"{many} workers: SGP - AllReduce, points, within {MARGIN:g}",
-            differences(at("pushsum", many), all_reduce),
+            differences(at("push-sum", many), all_reduce),
             MARGIN,
         ),
     ]

@@ -48,11 +48,11 @@ def plan(quick: bool) -> Plan:
     judged = _JUDGED if _JUDGED in lengths else lengths[0]
     evidence = [
         above(f"Crossover over AllReduce, throughput, {judged:g} ms", over("crossover", "allreduce", judged), 1.0, 1.4),
-        above(f"SGP over AllReduce, throughput, {judged:g} ms", over("pushsum", "allreduce", judged), 1.0, 1.4),
-        above(f"Crossover over SGP, at least 0.96, {judged:g} ms", over("crossover", "pushsum", judged), 0.96, 0.965),
+        above(f"SGP over AllReduce, throughput, {judged:g} ms", over("push-sum", "allreduce", judged), 1.0, 1.4),
+        above(f"Crossover over SGP, at least 0.96, {judged:g} ms", over("crossover", "push-sum", judged), 0.96, 0.965),
         alike(
             f"Crossover of one segment over SGP - 1, within 0.04, {judged:g} ms",
-            [value - 1 for value in over("crossover, one segment", "pushsum", judged)],
+            [value - 1 for value in over("crossover, one segment", "push-sum", judged)],
             0.04,
         ),
     ]

@@ -22,7 +22,7 @@ from sordino.timing import Participants, race
 GROUP = 2
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "allreduce": AllReduce,
-    "pushsum": PushSum,
+    "push-sum": PushSum,
     "crossover": Crossover,
     "crossover, one segment": lambda: Crossover(segments="model"),
     "hierarchical": lambda: Crossover(group_size=GROUP),

@@ -12,8 +12,8 @@ from claims.evidence import Evidence, above, differences
 from claims.training import Training
 from sordino.report import Results
 
-METHODS = {"allreduce": "AllReduce", "pushsum": "SGP", "crossover": "Crossover", "hierarchical": "hierarchical"}
-COLOURS = {"allreduce": "#3d5a80", "pushsum": "#c8553d", "crossover": "#0b6e4f", "hierarchical": "#8d6a9f"}
+METHODS = {"allreduce": "AllReduce", "push-sum": "SGP", "crossover": "Crossover", "hierarchical": "hierarchical"}
+COLOURS = {"allreduce": "#3d5a80", "push-sum": "#c8553d", "crossover": "#0b6e4f", "hierarchical": "#8d6a9f"}
 GROUPS = 4  # of hierarchical Crossover
 _TUNED_BY = 3  # seeds; of one alone the best is often one that is good by chance, and above what others bear
 
@@ -76,7 +76,7 @@ def crossover_above(
     found = []
     for batch in reversed(batches):
         crossover = tests[Point("crossover", workers, batch)]
-        for name in ("allreduce", "pushsum"):
+        for name in ("allreduce", "push-sum"):
             what = f"Mini-batches of {batch}{how}: Crossover - {METHODS[name]}, points"
             found.append(above(what, differences(crossover, tests[Point(name, workers, batch)])))
     return found

@@ -12,7 +12,7 @@ _EXCHANGES = {
     "crossover_blocks": "Crossover, by blocks",
     "crossover_model": "Crossover, by model",
     "hierarchical": "Crossover, groups of 2",
-    "pushsum": "PushSum",
+    "push-sum": "PushSum",
     "dpsgd": "D-PSGD",
     "allreduce": "our all-reduce",
     "horovod": "Horovod's all-reduce",
@@ -24,7 +24,7 @@ _COLOURS = {
     "crossover_blocks": "#0b6e4f",
     "crossover_model": "#5fb49c",
     "hierarchical": "#3d5a80",
-    "pushsum": "#c8553d",
+    "push-sum": "#c8553d",
     "dpsgd": "#e0a458",
     "allreduce": "#555555",
     "horovod": "#8d6a9f",
@@ -127,7 +127,7 @@ def draw_topology(results: Results, figure: Any) -> None:
     ours = [row["ours"]["median"] * 1e3 for row in rows]
     left.plot([row["workers"] for row in rows], ours, "-o", color=_COLOURS["crossover"], label="ours")
     times = [row["source"]["median"] * 1e3 for row in measured]
-    left.plot([row["workers"] for row in measured], times, "-o", color=_COLOURS["pushsum"], label="Algorithm 2")
+    left.plot([row["workers"] for row in measured], times, "-o", color=_COLOURS["push-sum"], label="Algorithm 2")
     left.axhline(results["step_ms"], color="black", lw=0.8, ls="--", label=f"a step of {results['step_ms']:g} ms")
     left.set(xscale="log", yscale="log", xlabel="workers", ylabel="ms a step", title="Finding peers, on one worker")
     for name, label, shift in (("crossover", "Crossover", -0.2), ("combo", "COMBO", 0.2)):

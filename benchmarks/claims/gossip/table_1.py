@@ -21,7 +21,7 @@ from sordino.report import Results
 
 BATCHES, WORKERS, SEEDS = (512, 2048), 8, 10
 RATES = (1.0, 2.0, 4.0, 8.0, 16.0)
-_COMPARED = ("allreduce", "pushsum", "crossover")
+_COMPARED = ("allreduce", "push-sum", "crossover")
 
 
 def plan(quick: bool) -> Plan:

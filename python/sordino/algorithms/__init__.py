@@ -7,10 +7,13 @@ name through the entry-point group `sordino.algorithms`.
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 from sordino.algorithms.adpsgd import ADPSGD
 from sordino.algorithms.allreduce import AllReduce
 from sordino.algorithms.base import Algorithm, Simulation, Traits
-from sordino.algorithms.caps import ParameterSkipping, ThresholdScheduler
+from sordino.algorithms.caps import CaPS, ThresholdScheduler
 from sordino.algorithms.crossover import Crossover
 from sordino.algorithms.dpsgd import DPSGD
 from sordino.algorithms.elastic_averaging import ElasticAveraging
@@ -29,12 +32,12 @@ __all__ = [
     "Algorithm",
     "AlgorithmName",
     "AllReduce",
+    "CaPS",
     "Crossover",
     "ElasticAveraging",
     "GossipGraD",
     "Layered",
     "LocalSGD",
-    "ParameterSkipping",
     "PushSum",
     "ScheduledPull",
     "SegmentedGossip",
@@ -45,3 +48,11 @@ __all__ = [
     "names",
     "resolve",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return the class of a former name, with a FutureWarning."""
+    if name == "ParameterSkipping":
+        warnings.warn("ParameterSkipping is called CaPS now", FutureWarning, stacklevel=2)
+        return CaPS
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -121,6 +121,8 @@ class Algorithm(metaclass=_Checked):
     The module, and torch with it, is imported only when an optimizer is wrapped.
     """
     simulation: ClassVar[Simulation] = Simulation()
+    former_labels: ClassVar[tuple[str, ...]] = ()
+    """Labels in checkpoints of earlier versions, which can be loaded."""
     told: ClassVar[tuple[str, ...]] = ()
     """Settings that `written` includes even if they have their defaults."""
     parts: ClassVar[Mapping[str, type]] = {}

@@ -9,6 +9,7 @@ A package registers an algorithm in its pyproject.toml:
 from __future__ import annotations
 
 import functools
+import warnings
 from dataclasses import is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Literal
@@ -25,30 +26,33 @@ AlgorithmName = Literal[
     "caps",
     "crossover",
     "dpsgd",
-    "elasticaveraging",
+    "elastic-averaging",
     "gossipgrad",
     "layered",
     "local-sgd",
-    "pushsum",
+    "push-sum",
     "scheduled-pull",
-    "segmentedgossip",
+    "segmented-gossip",
 ]
 """Names of this package's algorithms, for type checkers. Other strings are valid, too (`names`, or module:Class)."""
 
 _SHIPPED: dict[AlgorithmName, str] = {
     "adpsgd": "sordino.algorithms.adpsgd:ADPSGD",
     "allreduce": "sordino.algorithms.allreduce:AllReduce",
-    "caps": "sordino.algorithms.caps:ParameterSkipping",
+    "caps": "sordino.algorithms.caps:CaPS",
     "crossover": "sordino.algorithms.crossover:Crossover",
     "dpsgd": "sordino.algorithms.dpsgd:DPSGD",
-    "elasticaveraging": "sordino.algorithms.elastic_averaging:ElasticAveraging",
+    "elastic-averaging": "sordino.algorithms.elastic_averaging:ElasticAveraging",
     "gossipgrad": "sordino.algorithms.gossipgrad:GossipGraD",
     "layered": "sordino.algorithms.layered:Layered",
     "local-sgd": "sordino.algorithms.local_sgd:LocalSGD",
-    "pushsum": "sordino.algorithms.push_sum:PushSum",
+    "push-sum": "sordino.algorithms.push_sum:PushSum",
     "scheduled-pull": "sordino.algorithms.scheduled_pull:ScheduledPull",
-    "segmentedgossip": "sordino.algorithms.segmented_gossip:SegmentedGossip",
+    "segmented-gossip": "sordino.algorithms.segmented_gossip:SegmentedGossip",
 }
+
+_FORMER = {"elasticaveraging": "elastic-averaging", "pushsum": "push-sum", "segmentedgossip": "segmented-gossip"}
+"""Names of earlier versions, which work with a warning."""
 
 
 @functools.cache
@@ -64,11 +68,14 @@ def names() -> list[str]:
 
 
 def class_of(name: str) -> type[Algorithm]:
-    """Return the class of an algorithm, by its name or as module:Class.
+    """Return the class of an algorithm, by its name or as module:Class. A former name works with a FutureWarning.
 
     Raises:
         UsageError: the name is unknown, the class cannot be imported, or it is not an algorithm.
     """
+    if name in _FORMER:
+        warnings.warn(f"algorithm {name!r} is called {_FORMER[name]!r} now", FutureWarning, stacklevel=3)
+        name = _FORMER[name]
     known = _known().get(name)
     if known is None and ":" not in name:
         raise UsageError(

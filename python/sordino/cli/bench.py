@@ -30,7 +30,7 @@ IN_A_CLONE = (
     "transports",
     "walk",
     "speed",
-    "wide_area",
+    "scheduled_pull",
 )
 
 

@@ -2,7 +2,7 @@
 
   sordino run --record runs/first -np 4 -- python train.py
   sordino report runs/first                         # writes runs/first/report.html
-  sordino report runs/allreduce runs/pushsum runs/localsgd -o compare.html
+  sordino report runs/allreduce runs/push-sum runs/localsgd -o compare.html
   sordino report --live runs/first                  # prints an address for a browser on this machine
 
 The file needs no other files, server or network. A folder of records means all of them.

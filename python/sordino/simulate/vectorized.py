@@ -14,7 +14,7 @@ import numpy as np
 from sordino.algorithms import Algorithm
 from sordino.algorithms.allreduce import AllReduce
 from sordino.algorithms.base import load
-from sordino.algorithms.caps import ParameterSkipping
+from sordino.algorithms.caps import CaPS
 from sordino.algorithms.elastic_averaging import ElasticAveraging
 from sordino.algorithms.gossip import MixingGossip
 from sordino.algorithms.layered import Layered
@@ -139,7 +139,7 @@ class Elastic:
 class Skipping:
     """Each worker moves by its own gradient, then items that have changed are averaged. This is the naive detector."""
 
-    def __init__(self, algorithm: ParameterSkipping, problem: Quadratic, rows: SharedRows) -> None:
+    def __init__(self, algorithm: CaPS, problem: Quadratic, rows: SharedRows) -> None:
         self._algorithm, self._problem = algorithm, problem
         items = [int(size) // 4 for size in algorithm.items_of([4 * count for _, count in problem.tensors])]
         self._item_of = np.repeat(np.arange(len(items)), items)
@@ -265,7 +265,7 @@ NUMERICS = {
     "synchronous": Synchronous,
     "local": Local,
     "elastic": Elastic,
-    "skipping": Skipping,
+    "caps": Skipping,
     "mixing": Mixing,
     "push-sum": PushSum,
 }

@@ -58,7 +58,7 @@ def init(
         process_sets: process sets to register at once, the same list on all ranks. ("dynamic" is accepted for
             compatibility with Horovod: sets can always be added later.)
         algorithm: the algorithm to be used. Only some algorithms need it: with `Layered(communicator="rank")` the last
-            rank of each group has no model, with `ParameterSkipping(dedicated_servers=True)` the last ranks of all have
+            rank of each group has no model, with `CaPS(dedicated_servers=True)` the last ranks of all have
             none. There init() serves the workers until they shut down, and then ends the script with status 0. `rank()`
             and `size()` count workers only. Possible once per process.
         on_peer_lost: effect of a lost rank on the others. "raise": every operation raises `PeerLost`. "continue": the

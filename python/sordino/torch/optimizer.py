@@ -260,7 +260,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _own_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the algorithm's state without its name. UsageError if it is another algorithm's state."""
         algorithm, named = self._strategy.algorithm, state.get("algorithm", "another algorithm")
-        foreign = "algorithm" in state and named != algorithm.label
+        foreign = "algorithm" in state and named not in (algorithm.label, *algorithm.former_labels)
         if foreign or self._strategy.state_dict() is None:
             raise UsageError(
                 f"this state was saved by {named}, and the optimizer uses {algorithm}. Use the algorithm that it was "
@@ -399,7 +399,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Apply everything that is in flight, so that the parameters are the complete state of the model. Collective.
 
         Between steps, `PushSum(overlap=...)`, `ADPSGD` and `LocalSGD(overlap=True)` have parameters in flight, and
-        `AllReduce(double_buffering=True)` a gradient. `ParameterSkipping` has skipped parameters, which are averaged
+        `AllReduce(double_buffering=True)` a gradient. `CaPS` has skipped parameters, which are averaged
         here.
         """
         strategy = self._strategy
@@ -416,7 +416,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def statistics(self) -> Any:
         """Statistics of the algorithm. NoSuchAttribute if it keeps no statistics.
 
-        `ParameterSkipping` (`SkippingStatistics`): unchanged, skipped and sent elements. `ScheduledPull`
+        `CaPS` (`CaPSStatistics`): unchanged, skipped and sent elements. `ScheduledPull`
         (`PullStatistics`) and `ADPSGD` (`PairStatistics`): averagings, and their cost on this rank.
         """
         return self._strategy.statistics
@@ -424,7 +424,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def report_metric(self, metric: float) -> None:
         """Report a metric of the training to an adaptive algorithm. Collective.
 
-        For `LocalSGD(adaptive=...)` this is the loss, whenever it is known. For `ParameterSkipping` it is the metric of
+        For `LocalSGD(adaptive=...)` this is the loss, whenever it is known. For `CaPS` it is the metric of
         its scheduler, at the end of each epoch.
 
         Args:

@@ -102,7 +102,7 @@ class ServerRoles(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ParameterSkipping(Algorithm):
+class CaPS(Algorithm):
     """CaPS: workers step on their own gradients, then average those of their parameters that have changed.
 
     After each step every worker measures, for each tensor, the fraction of elements that the step has left unchanged.
@@ -207,9 +207,10 @@ class ParameterSkipping(Algorithm):
         require(is_count(self.seed, 0) and self.seed < 2**64, self, "seed", "must be an integer from 0 to 2^64 - 1")
 
     parts: ClassVar = {"scheduler": ThresholdScheduler}
-    steps = "sordino.algorithms.caps.strategy:SkippingStrategy"
+    steps = "sordino.algorithms.caps.strategy:CaPSStrategy"
+    former_labels = ("ParameterSkipping",)
     simulation = Simulation(
-        arrays="skipping",
+        arrays="caps",
         # `seed` belongs to a detector that cannot be chosen in a simulation without data.
         imitated=frozenset(
             {"threshold", "digits", "probe_interval", "exchange", "servers", "granularity", "block_bytes", "seed"}
@@ -228,7 +229,7 @@ class ParameterSkipping(Algorithm):
         return Traits(
             averages_buffers=self.buffers == "average",
             sends_gradients=False,
-            ends_with='ParameterSkipping(exchange="parameter-server")' if served else None,
+            ends_with='CaPS(exchange="parameter-server")' if served else None,
         )
 
     def items_of(self, sizes: Sequence[float]) -> list[float]:
@@ -268,7 +269,7 @@ class ParameterSkipping(Algorithm):
             messages = 2 * workers * len(self.serving_ranks(workers))
             if messages > _MOST_MESSAGES:
                 raise UsageError(
-                    f"ParameterSkipping(servers={self.servers}): {messages} messages a step among {workers} workers; "
+                    f"CaPS(servers={self.servers}): {messages} messages a step among {workers} workers; "
                     f"the simulation takes {_MOST_MESSAGES}. Give fewer servers or workers"
                 )
 
@@ -283,7 +284,7 @@ class ParameterSkipping(Algorithm):
         return self.dedicated_servers
 
     def helped_alike(self, other: Algorithm) -> bool:
-        return isinstance(other, ParameterSkipping) and other.dedicated and other.servers == self.servers
+        return isinstance(other, CaPS) and other.dedicated and other.servers == self.servers
 
     def open_service(self, helpers: Helpers, told: Any) -> Service:
         service: Service = made("sordino.algorithms.caps.parameter_server:helper_server", helpers, self, told)
@@ -310,7 +311,7 @@ class ParameterSkipping(Algorithm):
         if self.servers is None:
             return list(range(size))
         if self.servers > size:
-            raise UsageError(f"ParameterSkipping(servers={self.servers}): there are only {size} ranks")
+            raise UsageError(f"CaPS(servers={self.servers}): there are only {size} ranks")
         if self.dedicated_servers:
             return list(range(size - self.servers, size))
         return [index * size // self.servers for index in range(self.servers)]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sordino._core import Device, kernels
-from sordino.algorithms import ParameterSkipping
+from sordino.algorithms import CaPS
 from sordino.algorithms.caps.items import Items, Part
 from sordino.errors import UsageError
 from sordino.runtime.devices import HOST
@@ -24,7 +24,7 @@ class Detector(ABC):
         compared: number of elements of each item that `count` compared, int64 [items].
     """
 
-    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping, ratio: float = 1.0) -> None:
+    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: CaPS, ratio: float = 1.0) -> None:
         self._arena = arena
         rows = zip(items.offsets.tolist(), items.elements.tolist(), items.dtypes.tolist())
         self._kernels = _Kernels(kernels.Items(list(rows), ratio), arena.core_device)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sordino.algorithms import ParameterSkipping
+from sordino.algorithms import CaPS
 from sordino.algorithms.caps.counting import Copy, Detector
 from sordino.algorithms.caps.items import Items, Part
 from sordino.errors import UsageError
@@ -26,7 +26,7 @@ _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, to spread seeds that
 class NaiveDetector(Detector):
     """Detector that compares all elements. Its counts are exact."""
 
-    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> None:
+    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: CaPS) -> None:
         super().__init__(arena, items, algorithm)
         self._copy = Copy(arena)
 
@@ -45,7 +45,7 @@ class NaiveDetector(Detector):
 class _SamplingDetector(Detector):
     """Base class of detectors that compare and keep only some elements of each item."""
 
-    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> None:
+    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: CaPS) -> None:
         super().__init__(arena, items, algorithm, algorithm.sample_ratio)
         sampled, device = self._kernels.items, arena.device
         self._indices = torch.zeros(sampled.samples, dtype=torch.int32, device=device)  # the kernels read it as uint32
@@ -89,7 +89,7 @@ class RandomDetector(_SamplingDetector):
 class HistoryDetector(_SamplingDetector):
     """Detector that compares the elements that have changed most often. Surveys count the changes of all elements."""
 
-    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> None:
+    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: CaPS) -> None:
         super().__init__(arena, items, algorithm)
         self._interval = algorithm.survey_interval
         self._copy = Copy(arena)
@@ -157,7 +157,7 @@ class MovementDetector(Detector):
     moved counts all elements. So the threshold is the share of elements sent in every step, for any movement.
     """
 
-    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> None:
+    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: CaPS) -> None:
         super().__init__(arena, items, algorithm)
         self._copy = Copy(arena)
         self._memory = algorithm.memory
@@ -204,7 +204,7 @@ class MovementDetector(Detector):
         self._averages.copy_(state["averages"])
 
 
-def detector_of(arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> Detector:
+def detector_of(arena: ParameterBuffer, items: Items, algorithm: CaPS) -> Detector:
     """Return the detector that the algorithm's settings name."""
     detectors: dict[str, type[NaiveDetector | RandomDetector | HistoryDetector | MovementDetector]] = {
         "naive": NaiveDetector,

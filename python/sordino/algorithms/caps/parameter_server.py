@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from sordino._core import FromOwner, Handle, Layout, ToOwner
-from sordino.algorithms import ParameterSkipping
+from sordino.algorithms import CaPS
 from sordino.algorithms.caps import piece_bytes, place_by_size
 from sordino.algorithms.caps.items import Items
 from sordino.algorithms.caps.recent import Recent
@@ -40,7 +40,7 @@ class ParameterServer:
     """
 
     def __init__(
-        self, context: Context, everybody: ProcessSet, algorithm: ParameterSkipping, items: Items, values: FlatBuffer
+        self, context: Context, everybody: ProcessSet, algorithm: CaPS, items: Items, values: FlatBuffer
     ) -> None:
         ranks = everybody.ranks or []
         self._items, self._values, self._size = items, values, len(ranks)
@@ -103,7 +103,7 @@ class ParameterServer:
         return Layout.of_parts(self._pieces.parts(pieces, self._owners(pieces)), self._values.layout.bytes)
 
 
-def helper_server(helpers: Helpers, algorithm: ParameterSkipping, told: Any) -> ParameterServer:
+def helper_server(helpers: Helpers, algorithm: CaPS, told: Any) -> ParameterServer:
     """Return the view of a server without a model, from the workers' description of their items (`Items.as_lists`).
 
     Collective over all workers and servers.

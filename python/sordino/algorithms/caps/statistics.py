@@ -71,8 +71,8 @@ def _of_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class SkippingStatistics:
-    """Statistics of `ParameterSkipping` on this rank, as returned by `optimizer.statistics`.
+class CaPSStatistics:
+    """Statistics of `CaPS` on this rank, as returned by `optimizer.statistics`.
 
     Attributes:
         names, bytes: name and bytes of each tensor, in the order of the lists in points.
@@ -95,7 +95,7 @@ class SkippingStatistics:
         self.bytes = self._by_tensor(items.bytes).astype(int).tolist()
         self._clear()
 
-    def go_on_from(self, other: SkippingStatistics, step: int) -> None:
+    def go_on_from(self, other: CaPSStatistics, step: int) -> None:
         """Take over the points and the writer of `other`, which ends after `step`. Tensors may have been added."""
         if other._items is not None and other._steps > 0:
             other._close(step, None)

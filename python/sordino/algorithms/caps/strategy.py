@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 
 from sordino._core import Request
-from sordino.algorithms.caps import ParameterSkipping
+from sordino.algorithms.caps import CaPS
 from sordino.algorithms.caps.counting import Detector
 from sordino.algorithms.caps.detectors import detector_of
 from sordino.algorithms.caps.items import Items, Part
 from sordino.algorithms.caps.parameter_server import ParameterServer
 from sordino.algorithms.caps.recent import Recent
-from sordino.algorithms.caps.statistics import SkippingStatistics
+from sordino.algorithms.caps.statistics import CaPSStatistics
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.strategy import Closure, Strategy
 from sordino.algorithms.traffic import Sent
@@ -52,15 +52,15 @@ class _Sent(NamedTuple):
     values: list[torch.Tensor]
 
 
-class SkippingStrategy(ExchangingStrategy):
-    """Strategy for `ParameterSkipping`."""
+class CaPSStrategy(ExchangingStrategy):
+    """Strategy for `CaPS`."""
 
-    algorithm: ParameterSkipping
+    algorithm: CaPS
     _noted = 0  # points that are in the run record
 
     def prepare(self) -> None:
         self.threshold = float(self.algorithm.threshold)
-        self._told = SkippingStatistics(self.algorithm.statistics_interval)
+        self._told = CaPSStatistics(self.algorithm.statistics_interval)
         scheduler = self.algorithm.scheduler
         self._metrics: deque[float] = deque(maxlen=scheduler.history_length if scheduler else 1)
         self._epochs = 0  # metrics reported so far
@@ -195,7 +195,7 @@ class SkippingStrategy(ExchangingStrategy):
         return (self._skipped == 0).numpy()
 
     @property
-    def statistics(self) -> SkippingStatistics:
+    def statistics(self) -> CaPSStatistics:
         return self._told
 
     def state_of_copies(self) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class SkippingStrategy(ExchangingStrategy):
         if self.algorithm.scheduler is not None and self._epochs == 0 and self.steps > 0 and not self._warned:
             self._warned = True
             warnings.warn(
-                "ParameterSkipping(scheduler=...): optimizer.report_metric(loss) has not been called yet, so the "
+                "CaPS(scheduler=...): optimizer.report_metric(loss) has not been called yet, so the "
                 f"threshold stays at {self.threshold:g} %; call it once an epoch",
                 stacklevel=2,
             )
@@ -293,7 +293,7 @@ class SkippingStrategy(ExchangingStrategy):
         self._told.go_on_from(told, self.steps)
 
     def take_over(self, old: Strategy) -> None:
-        if isinstance(old, SkippingStrategy):
+        if isinstance(old, CaPSStrategy):
             self._told.go_on_from(old._told, old.steps)
         self.load_state_dict(
             {**(old.state_dict() or {}), **_no_items()}

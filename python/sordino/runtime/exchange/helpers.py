@@ -1,4 +1,4 @@
-"""Helpers: ranks without a model that serve workers (communicators of `Layered`, servers of `ParameterSkipping`).
+"""Helpers: ranks without a model that serve workers (communicators of `Layered`, servers of `CaPS`).
 
 There are two worlds. One has the workers only, and is visible to users. The other has all ranks, and exchanges
 gradients or parameters. There, workers call the helpers by an exchange of one number, and then broadcast a description

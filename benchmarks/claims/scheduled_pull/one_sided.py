@@ -1,0 +1,107 @@
+"""Two ways to have the bytes of a rank that computes: a request that its progress thread answers, and MPI's one-sided.
+
+  python benchmarks/scheduled_pull.py one_sided            # as root, in a clone: two of the jobs are on emulated hosts
+
+Rank 1 computes for --turn-ms, rank 0 takes the same bytes of it meanwhile, over and over:
+  snapshot       a pull as of scheduled pull gossip: on one machine a copy, else request and reply
+  get            MPI_Get under MPI_Win_lock, the window made by MPI_Win_create; rank 1 makes no MPI call
+  get_calls      the same while rank 1 calls MPI_Iprobe every millisecond
+  get_allocated  as get, the window made by MPI_Win_allocate
+  get_beside     as get, while Sordino is initialized: its progress thread, too, calls MPI
+  nobody         nothing is taken: what rank 1 computes undisturbed
+A Get that lasts until rank 1 has computed and calls MPI again has a time that is this benchmark's choice; it is marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from claims.scheduled_pull.report import GETS, REPORTS, where
+from claims.scheduled_pull.serving import PLACES, words_of
+from cluster.jobs import failed, machine_before, run_here, run_on_hosts
+from sordino.bench import command_line
+from sordino.errors import SordinoError
+from sordino.report import Results, records, verdicts
+from sordino.report.tables import format_bytes, format_seconds
+from sordino.timing import summarize
+
+_WORKER = "claims.scheduled_pull.one_sided_worker"
+_FULL = {"sizes": (64 << 10, 3670016, 25 << 20), "turn-ms": 700.0, "rounds": 5}
+_QUICK = {"sizes": (256 << 10,), "turn-ms": 150.0, "rounds": 1}
+
+
+def rows_of(job: Results, mbps: float | None) -> list[Results]:
+    """A row a size: what each way took, how often that was until rank 1 called MPI, and how it compares."""
+    rows = []
+    for size in job["sizes"]:
+        ways: dict[str, Results] = {}
+        for name, turns in size["ways"].items():
+            seconds = np.array([value for turn in turns for value in turn["seconds"]])
+            one: Results = {"late": sum(turn["late"] for turn in turns), "turns": len(turns)}
+            one["computed"] = summarize(np.array([turn["pieces"] for turn in turns]))
+            if seconds.size:
+                one["seconds"] = summarize(seconds)
+            ways[name] = one
+        ratios = {}
+        for name in GETS:
+            if "seconds" in ways.get(name, {}) and "seconds" in ways["snapshot"]:
+                ratios[name] = ways[name]["seconds"]["median"] / ways["snapshot"]["seconds"]["median"]
+        row = {"bytes": size["bytes"], "mbps": mbps, "cores_per_rank": job["cores_per_rank"], "ways": ways}
+        rows.append(row | {"right": size["right"], "ratios": ratios})
+    return rows
+
+
+def targets(rows: Sequence[Results]) -> list[Results]:
+    """What the core does must be no slower than a Get while the target computes."""
+    entries = []
+    for row in rows:
+        place, ratios = f"{format_bytes(row['bytes'])}, {where(row)}", row["ratios"]
+        what = f"{place}: MPI_Get from a rank that makes no MPI call, over snapshot"
+        entries.append(verdicts.target(what, ratios.get("get"), 1.0, at_least=True))
+        what = f"{place}: the same of an allocated window"
+        entries.append(verdicts.target(what, ratios.get("get_allocated"), 0.95, at_least=True))
+    return entries
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Starts the jobs. Status 1 if a job failed or brought wrong bytes, 2 if there can be no cluster."""
+    options = command_line.parser("scheduled_pull one_sided", __doc__, 0.0, "(not used)")
+    options.add_argument("--turn-ms", type=float, metavar="MS", help="that rank 1 computes in a turn (default 700)")
+    chosen = options.parse_args(argv)
+    settings = _QUICK if chosen.quick else _FULL
+    if chosen.turn_ms is not None:
+        settings = settings | {"turn-ms": chosen.turn_ms}
+    found_machine = machine_before()
+    rows: list[Results] = []
+    notes: dict[str, str] = {}
+    try:
+        for mbps in PLACES[-1:] if chosen.quick else PLACES:
+            words = words_of(settings)
+            job = run_here(2, _WORKER, words) if mbps is None else run_on_hosts(2, 1, mbps, _WORKER, words)
+            notes |= {name: f"not found ({why})" for name, why in job["missing"].items()}
+            notes |= {"MPI": job["library"]} if "library" in job else {}
+            for row in rows_of(job, mbps):
+                rows.append(row)
+                times = [
+                    f"{name} {format_seconds(one['seconds']['median'])}{' (late)' if one['late'] else ''}"
+                    for name, one in row["ways"].items()
+                    if "seconds" in one
+                ]
+                records.log(f"{format_bytes(row['bytes'])}, {where(row)}: {', '.join(times)}")
+    except SordinoError as error:
+        return failed("scheduled_pull", error)
+    wrong = [f"{format_bytes(row['bytes'])} {where(row)}" for row in rows if not row["right"]]
+    results: Results = {
+        "benchmark": "scheduled_pull_one_sided",
+        "name": "scheduled_pull_one_sided",
+        "machine": found_machine,
+        "baselines": notes,
+        "settings": settings,
+        "rows": rows,
+        "wrong": wrong,
+        "targets": targets(rows),
+    }
+    records.publish(results, command_line.results_folder(chosen), REPORTS)
+    return 1 if wrong else 0

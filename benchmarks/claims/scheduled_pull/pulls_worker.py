@@ -1,0 +1,133 @@
+"""One rank of the wide-area benchmark's pulls: steps that sleep, and what they wait for averaging now and then.
+
+Started by claims.scheduled_pull.pulls in a cluster of emulated hosts; rank 0 prints what it found as a line of JSON.
+Every turn of a contestant has an optimizer of its own, with a warm-up in which it learns what windows and pulls take:
+its pulls go by the clock, which runs on in the turns of others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import sordino.torch as hvd
+from cluster import jobs
+from sordino.algorithms import Algorithm, Crossover, LocalSGD, ScheduledPull
+from sordino.report import Results
+from sordino.timing import Participants, rotated
+
+_BLOCKS = 16  # of the model: what Crossover exchanges one by one
+_RATE = 1e-3
+
+
+def contestants(interval: int) -> dict[str, Algorithm | None]:
+    """By name; None computes and averages nothing."""
+    return {
+        "alone": None,
+        "none": ScheduledPull(interval=interval, overlap="none"),
+        "naive": ScheduledPull(interval=interval, overlap="naive"),
+        "manager": ScheduledPull(interval=interval, schedule="manager"),
+        "autonomous": ScheduledPull(interval=interval, schedule="autonomous"),
+        "local_sgd": LocalSGD(interval=interval, exchange="allreduce"),
+        "crossover": Crossover(interval=interval),
+    }
+
+
+class Training:
+    """Steps that sleep. In the first of each window all parameters change by as much, on every rank by something else,
+    so that whoever has something of two snapshots has unequal elements."""
+
+    def __init__(self, algorithm: Algorithm | None, model_bytes: int, seconds: float, interval: int) -> None:
+        count = model_bytes // 4 // _BLOCKS
+        named = [(f"block{k}.weight", torch.nn.Parameter(torch.zeros(count))) for k in range(_BLOCKS)]
+        self.parameters = [parameter for _, parameter in named]
+        sgd = torch.optim.SGD(self.parameters, lr=_RATE)
+        self._whole = isinstance(algorithm, ScheduledPull)  # models are averaged as they are, not by blocks
+        self.optimizer: Any = hvd.DistributedOptimizer(sgd, named, algorithm=algorithm) if algorithm else sgd
+        self._seconds, self._interval = seconds, interval
+        self._gradient = torch.tensor(-(hvd.rank() + 1.0)).expand(count)
+        self._windows = 0
+
+    def run(self, windows: int) -> None:
+        """Takes so many windows' steps."""
+        for _ in range(windows):
+            for step in range(self._interval):
+                time.sleep(self._seconds)
+                for parameter in self.parameters:
+                    parameter.grad = self._gradient if step == 0 else None
+                self.optimizer.step()
+        self._windows += windows
+
+    def counters(self) -> Results:
+        """What this rank has counted so far."""
+        found: Results = {key: hvd.stats()[key] for key in ("exposed_seconds", "bytes_sent")}
+        return found | self.optimizer.statistics.as_dict() if self._whole else found
+
+    def is_right(self) -> bool:
+        """Whether every block (for pulls: the model) is of one piece, and changed as far as it can have changed."""
+        ends = [tuple(map(float, parameter.detach().aminmax())) for parameter in self.parameters]
+        most = _RATE * hvd.size() * self._windows
+        even = all(low == high for low, high in ends) and (not self._whole or len(set(ends)) == 1)
+        return even and all(0 < low <= most * (1 + 1e-4) for low, _ in ends)
+
+
+def turn(algorithm: Algorithm | None, chosen: argparse.Namespace) -> list[Results]:
+    """What the ranks found in so many windows, in their order. Collective."""
+    training = Training(algorithm, chosen.model_bytes, chosen.compute_ms / 1e3, chosen.interval)
+    hvd.barrier()
+    training.run(chosen.warm_up)
+    before, begin = training.counters(), time.perf_counter()
+    training.run(chosen.windows)
+    seconds, after = time.perf_counter() - begin, training.counters()
+    found: Results = {"step": seconds / (chosen.windows * chosen.interval), "right": training.is_right()}
+    waited = "waited" if "waited" in after else "exposed_seconds"
+    found["waited"] = (after[waited] - before[waited]) / chosen.windows
+    found["bytes"] = (after["bytes_sent"] - before["bytes_sent"]) / chosen.windows
+    for name in ("pulls", "failed", "messages", "unpublished"):
+        if name in after:
+            found[name] = (after[name] - before[name]) / chosen.windows
+    for name in ("ages", "seconds", "behind"):
+        if name in after:
+            found[name] = [round(value, 6) for value in after[name][len(before[name]) :]]
+    told: list[Results] = hvd.allgather_object(found, name="bench.turn")
+    training.optimizer = None
+    del training
+    gc.collect()  # what belongs to it ends here, and not during the turn of another
+    hvd.barrier()
+    return told
+
+
+def measure(chosen: argparse.Namespace) -> Results:
+    """Every contestant in turn, as often as is asked for. Collective."""
+    everybody = contestants(chosen.interval)
+    rounds: dict[str, list[list[Results]]] = {name: [] for name in everybody}
+    for number in range(chosen.rounds):
+        for name in rotated(everybody, number):
+            rounds[name].append(turn(everybody[name], chosen))
+    return {"rounds": rounds}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs on all ranks."""
+    options = argparse.ArgumentParser(prog="wide_area_worker", description=__doc__)
+    options.add_argument("--model-bytes", type=int, required=True, metavar="N")
+    options.add_argument("--compute-ms", type=float, required=True, metavar="MS", help="that a step sleeps")
+    options.add_argument("--interval", type=int, required=True, metavar="T", help="steps of a window")
+    options.add_argument("--warm-up", type=int, required=True, metavar="N", help="windows of a turn before the others")
+    options.add_argument("--windows", type=int, required=True, metavar="N", help="that are measured in a turn")
+    options.add_argument("--rounds", type=int, required=True, metavar="N", help="turns of each contestant")
+    chosen = options.parse_args(argv)
+
+    def work(_: Participants) -> Results:
+        return measure(chosen)
+
+    return jobs.work(work)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,214 @@
+"""Tables and plots of the parts of the wide-area benchmark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sordino.report import Results, verdicts
+from sordino.report.records import Report
+from sordino.report.tables import format_bytes, format_quartiles, format_seconds, table
+
+_CONTESTANTS = {
+    "alone": "no communication",
+    "none": "no overlap",
+    "naive": "naive overlap",
+    "manager": "scheduled, manager",
+    "autonomous": "scheduled, autonomous",
+    "local_sgd": "LocalSGD, all-reduce",
+    "crossover": "Crossover",
+}
+GETS = ("get", "get_calls", "get_allocated", "get_beside")
+_SERVING = {
+    "alone": "alone",
+    "neighbour": "the other copies its own",
+    "pulled": "pulled from",
+    "publishing": "publishing",
+    "publishing_pulled": "publishing, pulled from",
+}
+_WAYS = {
+    "snapshot": "snapshot",
+    "get": "MPI_Get",
+    "get_calls": "MPI_Get, MPI_Iprobe every ms",
+    "get_allocated": "MPI_Get, allocated window",
+    "get_beside": "MPI_Get beside Sordino",
+    "nobody": "nothing is taken",
+}
+_COLOURS = {
+    "alone": "#888888",
+    "none": "#c8553d",
+    "naive": "#e0a458",
+    "manager": "#0b6e4f",
+    "autonomous": "#5fb49c",
+    "local_sgd": "#3d5a80",
+    "crossover": "#98c1d9",
+}
+
+
+# ---- pulls ---------------------------------------------------------------------------------------------------------
+
+
+def pulls(results: Results) -> str:
+    """Steps, waiting, ages and messages, a table a number of wide links."""
+    settings, mbps = results["settings"], results["mbps"]
+    interval, compute = settings["interval"], settings["compute-ms"]
+    what = (
+        f"A rank on each of {results['rows'][0]['hosts']} emulated hosts with links of {mbps['wide'] / 1e3:g} Gbps "
+        f"(wide) or {mbps['narrow'] / 1e3:g} Gbps; a model of {format_bytes(settings['model-bytes'])}; {interval} "
+        f"steps a window, each of which sleeps for {compute:g} ms, so that the machine's cores do not decide. "
+        f"{settings['rounds']} turns of {settings['windows']} windows after {settings['warm-up']} of warm-up, "
+        "contestants in turn. Median and quartiles: of steps and waiting over the turns (a turn's is the mean over the "
+        "ranks), of ages over all pulls. Age: of a pulled model when it is averaged in, since it was published. Pull: "
+        "what the pull took, so the age cannot be less; beyond: their difference. Behind: steps of the puller less "
+        "those of the peer when it published. Messages: a window and rank."
+    )
+    blocks = verdicts.head(results, "Pulls over links that differ", what, labels=_CONTESTANTS)
+    for row in results["rows"]:
+        steps, ages = [], []
+        for name, one in row["contestants"].items():
+            waited = "–" if name == "alone" else format_quartiles(one["waited"])
+            over, sent = f"{one['over_alone']['median']:.3f}×", f"{one['bytes']['median'] / 1e6:.3g} MB"
+            steps.append([_CONTESTANTS[name], format_quartiles(one["step"]), over, waited, sent])
+            if "age" in one:
+                behind = f"{one['behind']['mean']:+.1f} ± {one['behind']['deviation']:.1f}"
+                parts = [
+                    format_quartiles(one["age"]),
+                    *(format_seconds(one[key]["median"]) for key in ("pull", "beyond")),
+                ]
+                counts = [f"{one[key]:.3g}" for key in ("messages", "failed", "unpublished")]
+                ages.append([_CONTESTANTS[name], *parts, behind, *counts])
+        blocks += [
+            f"## {row['wide']} of {row['hosts']} links wide",
+            table(["", "A step", "Over alone", "Waited a window", "Sent a window"], steps),
+            table(["", "Age", "Pull", "Beyond", "Behind, steps", "Messages", "Failed", "Unpublished"], ages),
+        ]
+    return "\n\n".join(blocks)
+
+
+def draw_pulls(results: Results, figure: Any) -> None:
+    """Waiting, and ages over what pulls take, by the number of wide links."""
+    left, right = figure.subplots(1, 2)
+    rows = results["rows"]
+    names = [name for name in rows[0]["contestants"] if name != "alone"]
+    for k, name in enumerate(names):
+        places = [place + (k - len(names) / 2) * 0.13 for place in range(len(rows))]
+        waited = [1e3 * row["contestants"][name]["waited"]["median"] for row in rows]
+        left.bar(places, waited, 0.12, color=_COLOURS[name], label=_CONTESTANTS[name])
+        if "age" not in rows[0]["contestants"][name]:
+            continue
+        for key, look in (("age", {"alpha": 0.5}), ("pull", {})):
+            values = [1e3 * row["contestants"][name][key]["median"] for row in rows]
+            label = f"{_CONTESTANTS[name]}: {key}"
+            right.bar(places, values, 0.12, color=_COLOURS[name], label=label, **look)
+    for axes, what in ((left, "waited a window, ms"), (right, "age of the pulled model, ms")):
+        axes.set_xticks(range(len(rows)), [f"{row['wide']} of {row['hosts']} wide" for row in rows])
+        axes.set_ylabel(what)
+        axes.legend(fontsize=6)
+
+
+def where(row: Results) -> str:
+    """The place, in words."""
+    return "on one machine" if row["mbps"] is None else f"between hosts, {row['mbps'] / 1e3:g} Gbps"
+
+
+# ---- serving -------------------------------------------------------------------------------------------------------
+
+
+def serving(results: Results) -> str:
+    """Step times and their ratios; snapshots beside copies."""
+    settings = results["settings"]
+    what = (
+        f"A rank computes, about {settings['step-ms']:g} ms a step on one core; another pulls its snapshots all the "
+        f"time. {settings['rounds']} turns of {settings['steps']} steps of each way. Ratios are of the turns' medians, "
+        'median (and quartiles) over the rounds. "The other copies its own" disturbs by using memory alone.'
+    )
+    blocks = verdicts.head(results, "What being pulled from costs", what)
+    for row in results["rows"]:
+        lines = []
+        for name, one in row["ways"].items():
+            taken = one["times_a_second"] * row["bytes"] / 1e9 if name not in ("alone", "publishing") else 0.0
+            told = f"{taken:.2f} GB/s" if taken else "–"
+            lines.append([_SERVING[name], format_quartiles(one["step"]), told, str(one["unpublished"])])
+        ratios = []
+        for pair, one in row["ratios"].items():
+            over, under = (_SERVING[name] for name in pair.split(" / "))
+            ratios.append([f"{over}, over {under}", f"{one['median']:.3f}× ({one['q1']:.3f} to {one['q3']:.3f})"])
+        blocks += [
+            f"## {format_bytes(row['bytes'])}, {where(row)}",
+            table(["", "A step", "Pulled, or copied", "Unpublished so far"], lines),
+            table(["", "Ratio"], ratios),
+        ]
+        if row["mbps"] is None:
+            times = ", ".join(f"{name} {format_quartiles(one)}" for name, one in row["publication"].items())
+            blocks.append(f"A snapshot and copies of as many bytes, nobody pulling: {times}.")
+    return "\n\n".join(blocks)
+
+
+def draw_serving(results: Results, figure: Any) -> None:
+    """Ratios by place and size."""
+    axes = figure.subplots()
+    rows = results["rows"]
+    pairs = list(rows[0]["ratios"])
+    for k, pair in enumerate(pairs):
+        places = [place + (k - len(pairs) / 2) * 0.18 for place in range(len(rows))]
+        label = ", over ".join(_SERVING[name] for name in pair.split(" / "))
+        axes.bar(places, [row["ratios"][pair]["median"] for row in rows], 0.17, label=label)
+    axes.axhline(1, color="black", lw=0.8)
+    names = [f"{format_bytes(row['bytes'])}\n{where(row)}" for row in rows]
+    axes.set_xticks(range(len(rows)), names, fontsize=6)
+    axes.set_ylabel("ratio of step times")
+    axes.legend(fontsize=7)
+
+
+# ---- one_sided -----------------------------------------------------------------------------------------------------
+
+
+def one_sided(results: Results) -> str:
+    """Times, what is late, ratios, and what the other rank computed."""
+    turn = results["settings"]["turn-ms"]
+    what = (
+        f"Rank 1 computes for {turn:g} ms a turn; meanwhile rank 0 takes its bytes, over and over; "
+        f"{results['settings']['rounds']} turns of each way, in turn in one run. Late: turns in which already the "
+        "first Get lasted until rank 1 had computed and called MPI again; its time is then this benchmark's choice: "
+        "that of a step that makes no MPI call. Computed: what rank 1 got done, over what it did undisturbed."
+    )
+    blocks = verdicts.head(results, "Having another rank's bytes: request and reply, or MPI's one-sided", what)
+    for row in results["rows"]:
+        lines = []
+        undisturbed = row["ways"]["nobody"]["computed"]["median"]
+        for name, label in _WAYS.items():
+            one = row["ways"].get(name)
+            if one is None or "seconds" not in one:
+                continue
+            ratio = f"{row['ratios'][name]:.2f}×" if name in row["ratios"] else "1×"
+            late = f"{one['late']} of {one['turns']}"
+            computed = f"{one['computed']['median'] / undisturbed:.0%}"
+            lines.append([label, format_quartiles(one["seconds"]), ratio, str(one["seconds"]["count"]), late, computed])
+        heads = ["", "Until the bytes are here", "Over snapshot", "Times", "Late", "Computed"]
+        blocks += [f"## {format_bytes(row['bytes'])}, {where(row)}", table(heads, lines)]
+    return "\n\n".join(blocks)
+
+
+def draw_one_sided(results: Results, figure: Any) -> None:
+    """Times by size, a panel a place; what was late is hollow."""
+    places = list(dict.fromkeys(row["mbps"] for row in results["rows"]))
+    panels = figure.subplots(1, len(places), sharey=True, squeeze=False)[0]
+    for axes, mbps in zip(panels, places, strict=True):
+        rows = [row for row in results["rows"] if row["mbps"] == mbps]
+        for k, name in enumerate(("snapshot", *GETS)):
+            found = [row for row in rows if "seconds" in row["ways"].get(name, {})]
+            sizes = [row["bytes"] / 2**20 for row in found]
+            ways = [row["ways"][name] for row in found]
+            axes.plot(sizes, [1e3 * one["seconds"]["median"] for one in ways], color=f"C{k}", lw=0.8, label=_WAYS[name])
+            for size, one in zip(sizes, ways, strict=True):
+                fill = "white" if one["late"] else f"C{k}"
+                axes.plot(size, 1e3 * one["seconds"]["median"], "o", ms=5, mec=f"C{k}", mfc=fill)
+        axes.set(xscale="log", yscale="log", xlabel="MiB", title=where(rows[0]))
+    panels[0].set_ylabel("ms until the bytes are here (hollow: when rank 1 calls MPI)")
+    panels[0].legend(fontsize=6)
+
+
+REPORTS = {
+    "scheduled_pull_one_sided": Report(one_sided, draw_one_sided),
+    "scheduled_pull_pulls": Report(pulls, draw_pulls),
+    "scheduled_pull_serving": Report(serving, draw_serving),
+}

@@ -1,0 +1,31 @@
+"""Wide-area gossip: what steps wait, what serving costs, and beside MPI's one-sided.
+
+  python benchmarks/scheduled_pull.py pulls                # as root: it makes hosts and starts the ranks by itself
+  python benchmarks/scheduled_pull.py serving              # as root, too
+  python benchmarks/scheduled_pull.py one_sided            # as root, too
+
+Each part says more with --help.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from claims import parts
+from claims.scheduled_pull import one_sided, pulls, serving
+
+_PARTS = {
+    "pulls": pulls.main,
+    "serving": serving.main,
+    "one_sided": one_sided.main,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one part; what follows its name goes to it."""
+    return parts.run_part("scheduled_pull", __doc__, _PARTS, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

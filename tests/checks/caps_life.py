@@ -1,0 +1,281 @@
+"""Parameter skipping over a training's life: the threshold, checkpoints, parameters that come later, and misuse."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import sordino.torch as hvd
+from checks.caps import DETECTORS, NEVER, Planted, first, skipping, states
+from checks.local_sgd import Odd, step, wrap
+from checks.registry import Seat, check, skipping_on_servers
+from sordino.algorithms import CaPS, LocalSGD, ThresholdScheduler
+from sordino.errors import UsageError
+from sordino.runtime.context import current
+
+# ---- threshold and checkpoints ---------------------------------------------------------------------------------------
+
+ONE_CATCHES = threading.Lock()
+"""Who catches warnings does so for the whole process, and ranks may be its threads."""
+
+
+@check(least=1, helpers=("", "servers"))
+def the_threshold_follows_the_mean_metric(seat: Seat) -> None:
+    scheduler = ThresholdScheduler(history_length=2, frequency=2, step=3.0)
+    planted = Planted(skipping(threshold=50, scheduler=scheduler), 40)
+    found = []
+    for metric in (5.0, 4.0, 3.0, 4.0, 9.0, 8.0):
+        planted.step(1.0)
+        planted.optimizer.report_metric(metric + (seat.rank - (seat.size - 1) / 2) * 100)
+        found.append(planted.optimizer.state_dict()["sordino"]["threshold"])
+    assert found == [50, 47, 47, 50, 50, 47]
+    metrics = [point.metric for point in planted.optimizer.statistics.points]
+    assert metrics == pytest.approx([5, 4, 3, 4, 9, 8])
+
+
+@check(least=2)
+def schedulers_that_are_told_nothing_say_so(seat: Seat) -> None:
+    planted = Planted(skipping(scheduler=ThresholdScheduler()), 40)
+    planted.step(1.0)
+    with ONE_CATCHES, pytest.warns(UserWarning, match=r"report_metric\(loss\) has not been called"):
+        planted.optimizer.state_dict()
+    planted.optimizer.report_metric(1.0)
+    with ONE_CATCHES, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        planted.optimizer.state_dict()
+
+
+def same_from_here(seat: Seat, pairs: Sequence[tuple[torch.nn.Module, Any]], turns: range) -> None:
+    for turn in turns:
+        for model, optimizer in pairs:
+            step(seat, model, optimizer, turn)
+        (one, mine), (other, theirs) = pairs
+        for left, right in zip(one.parameters(), other.parameters()):
+            assert torch.equal(left, right)
+        assert states(mine) == states(theirs)
+
+
+@check(least=2, helpers=("", "servers"), detector=DETECTORS)
+def a_checkpoint_goes_on_bit_for_bit(seat: Seat, detector: str) -> None:
+    scheduler = ThresholdScheduler(history_length=2, frequency=1, step=2.0)
+    digits = None if detector == "movement" else 3
+    algorithm = skipping(
+        detector=detector, threshold=20, digits=digits, sample_ratio=0.3, survey_interval=3, scheduler=scheduler
+    )
+    model = Odd()
+    optimizer = wrap(model, algorithm)
+    for turn in range(7):
+        step(seat, model, optimizer, turn)
+    for metric in (3.0, 2.0):
+        optimizer.report_metric(metric)
+    state = copy.deepcopy(optimizer.state_dict())  # load_state_dict() takes tensors as they are
+    assert state["sordino"]["threshold"] == 18 and state["sordino"]["metrics"] == [3.0, 2.0]
+    twin = Odd()
+    twin.load_state_dict(model.state_dict())
+    resumed = wrap(twin, algorithm)
+    resumed.load_state_dict(state)
+    assert states(resumed) == states(optimizer)
+    same_from_here(seat, [(model, optimizer), (twin, resumed)], range(7, 20))
+    for one in (optimizer, resumed):
+        one.report_metric(5.0)
+        assert one.state_dict()["sordino"]["threshold"] == 20
+
+
+@check(least=2)
+def states_of_something_else_are_refused(seat: Seat) -> None:
+    """As a whole: what refuses one stays as it was."""
+    model = Odd()
+    optimizer = wrap(model, CaPS("history"))
+    step(seat, model, optimizer, 0)
+    state = optimizer.state_dict()
+    state["sordino"]["threshold"] = 77.0
+    other = Planted(CaPS("history"), 7, 7, 7, 7, 7, 7, momentum=0.9)
+    with pytest.raises(UsageError, match="counters of"):
+        other.optimizer.load_state_dict({**other.optimizer.state_dict(), "sordino": state["sordino"]})
+    assert other.optimizer.state_dict()["sordino"]["threshold"] == 10
+    with pytest.raises(UsageError, match="no counters of changes"):
+        optimizer.load_state_dict(wrap(Odd(), CaPS()).state_dict())
+    with pytest.raises(UsageError, match="6 tensors or blocks, and there are"):
+        wrap(Odd(), CaPS("history", granularity="block", block_bytes=64)).load_state_dict(state)
+    with pytest.raises(UsageError, match="of detector='history'"):
+        wrap(Odd(), CaPS()).load_state_dict(state)
+    with pytest.raises(UsageError, match="no averages of movement"):
+        wrap(Odd(), CaPS("movement")).load_state_dict(state)
+    moving = wrap(Odd(), CaPS("movement")).state_dict()
+    with pytest.raises(UsageError, match="no counters of changes"):
+        optimizer.load_state_dict(moving)
+    with pytest.raises(UsageError, match="of detector='movement'"):
+        wrap(Odd(), CaPS()).load_state_dict(moving)
+    with pytest.raises(UsageError, match="saved by CaPS"):
+        wrap(Odd(), LocalSGD()).load_state_dict(state)
+
+
+@check(least=2, helpers=("", "servers"))
+def parameters_that_are_added_take_part(seat: Seat) -> None:
+    """The threshold and the statistics stay; nothing that was skipped is lost."""
+    scheduler = ThresholdScheduler(history_length=2, frequency=1, step=5.0)
+    planted = Planted(skipping(threshold=60, scheduler=scheduler), 20)
+    planted.step(first(5, float(seat.rank)))
+    for metric in (2.0, 1.0):
+        planted.optimizer.report_metric(metric)
+    added = torch.nn.Parameter(torch.ones(30))
+    planted.tensors.append(added)
+    planted.optimizer.add_param_group({"params": [added]})
+    seat.same("settled", planted.tensors[0])
+    assert planted.optimizer.state_dict()["sordino"]["threshold"] == 55
+    planted.step(0.0, float(seat.rank))
+    assert states(planted.optimizer) == [1, 0]
+    torch.testing.assert_close(added, torch.ones(30) - 0.5 * (seat.size - 1) / 2)
+    planted.optimizer.report_metric(3.0)
+    statistics = planted.optimizer.statistics
+    assert [point.metric for point in statistics.points] == [2.0, 1.0, 3.0]
+    assert statistics.points[0].ratios == [1 if seat.rank == 0 else 0.75, None] and statistics.names[0] == "t0"
+    # What add_param_group() averaged is with the step after it.
+    assert [point.bytes_sent for point in statistics.points] == [0, 0, 80 + 120]
+    statistics.plot(f"{seat.folder}/{seat.rank}.png")
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        planted.optimizer.add_param_group({"params": [added]})
+    planted.step(0.0, float(seat.rank))
+
+
+@check(least=2, helpers=("", "servers"))
+def copies_go_on(seat: Seat) -> None:
+    planted = Planted(skipping(threshold=60, scheduler=ThresholdScheduler(history_length=2, frequency=1)), 20)
+    planted.step(first(5, float(seat.rank)))
+    for metric in (2.0, 1.0):
+        planted.optimizer.report_metric(metric)
+    pair = copy.deepcopy((planted.tensors, planted.optimizer))
+    assert states(pair[1]) == [1] and pair[1].state_dict()["sordino"]["threshold"] == 59
+
+
+@check(least=2, helpers=("", "servers"))
+def what_changes_between_steps_is_seen(seat: Seat) -> None:
+    """By hand, after a step or after flush()."""
+    planted = Planted(skipping(threshold=100, probe_interval=1000), 20)
+    planted.step(0.0)
+    for _ in range(2):
+        planted.tensors[0].data.fill_(float(seat.rank))
+        planted.step(0.0)
+        torch.testing.assert_close(planted.tensors[0], torch.full((20,), (seat.size - 1) / 2))
+        planted.optimizer.flush()
+
+
+@check(least=2)
+def ranks_that_are_set_up_differently_say_so(seat: Seat) -> None:
+    for mine, others in (({"threshold": 101}, {}), ({"servers": 1, "exchange": "parameter-server"}, {})):
+        with pytest.raises(UsageError, match="are set up differently"):
+            Planted(skipping(**(mine if seat.rank == seat.last else others)), 20)
+
+
+@check(least=2)
+def dropped_optimizers_are_gone(seat: Seat) -> None:
+    """Without a garbage collector's help: what they left would make join() fail on some ranks."""
+    for exchange in ("allreduce", "parameter-server"):
+        planted = Planted(skipping(exchange=exchange), 20)
+        planted.step(1.0)
+        gone = weakref.ref(planted.optimizer._strategy)
+        del planted
+        assert gone() is None
+    hvd.join()
+
+
+@check(least=2)
+def frozen_parameters_and_left_out_steps(seat: Seat) -> None:
+    """A parameter without a gradient does not move, and a frozen one is not looked at; what GradScaler leaves out on
+    one worker the others do not wait for."""
+    tensors = [torch.nn.Parameter(torch.ones(20)) for _ in range(3)]
+    tensors[2].requires_grad_(False)
+    inner = torch.optim.SGD(tensors, lr=1.0)
+    optimizer = hvd.DistributedOptimizer(inner, list(zip("abc", tensors)), algorithm=skipping(threshold=50))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale((tensors[0] * (seat.rank + 1.0)).sum()).backward()
+    if seat.rank == seat.last:
+        tensors[0].grad.fill_(float("inf"))
+    scaler.step(optimizer)
+    scaler.update()
+    assert states(optimizer) == [0, 1]
+    moved = sum(range(seat.size)) / seat.size
+    torch.testing.assert_close(tensors[0], torch.full((20,), 1 - moved))
+
+
+def some(seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A gradient of ones in about half of the elements, so that a count depends on which elements are compared."""
+
+    def fill(gradient: torch.Tensor) -> torch.Tensor:
+        drawn = torch.rand(gradient.numel(), generator=torch.Generator().manual_seed(seed))
+        return gradient.masked_fill(drawn < 0.5, 1.0)
+
+    return fill
+
+
+@check(least=2, detector=DETECTORS)
+def a_detector_goes_on_bit_for_bit(seat: Seat, detector: str) -> None:
+    """A run from a checkpoint compares and decides in every step as one that was not interrupted."""
+    algorithm = skipping(detector=detector, threshold=50, seed=5, survey_interval=3, sample_ratio=0.3)
+    whole, resumed = Planted(algorithm, 400, 90), Planted(algorithm, 400, 90)
+    for turn in range(5):
+        whole.step(some(turn), some(100 + turn))
+    for mine, theirs in zip(whole.tensors, resumed.tensors):
+        theirs.data.copy_(mine.data)
+    resumed.optimizer.load_state_dict(copy.deepcopy(whole.optimizer.state_dict()))
+    for turn in range(5, 9):
+        for one in (whole, resumed):
+            one.step(some(turn), some(100 + turn))
+        here, there = whole.optimizer._strategy._detector, resumed.optimizer._strategy._detector
+        assert torch.equal(here.counts, there.counts), turn
+        assert states(whole.optimizer) == states(resumed.optimizer)
+        if detector in ("random", "history"):
+            assert torch.equal(here._indices, there._indices), turn
+    for mine, theirs in zip(whole.tensors, resumed.tensors):
+        assert torch.equal(mine, theirs)
+
+
+# ---- misuse ----------------------------------------------------------------------------------------------------------
+
+
+@check(least=2)
+def misuse_is_told(seat: Seat) -> None:
+    with pytest.raises(UsageError, match=r"needs hvd\.init\(algorithm="):
+        Planted(skipping_on_servers(1), 10)
+    with pytest.raises(UsageError, match="there are no statistics of AllReduce"):
+        _ = hvd.DistributedOptimizer(torch.optim.SGD(Odd().parameters(), lr=1)).statistics
+    planted = Planted(skipping(), 10)
+    with pytest.raises(UsageError, match=r"join\(\) cannot stand in for a worker of CaPS"):
+        hvd.join()
+    planted.step(1.0)
+
+
+@check(least=3, helpers=("servers",))
+def servers_are_those_that_init_made(seat: Seat) -> None:
+    helpers = current().helpers
+    assert hvd.size() == helpers.context.size - len(helpers.roles.helpers)
+    with pytest.raises(UsageError, match=r"needs hvd\.init\(algorithm="):
+        Planted(skipping_on_servers(helpers.algorithm.servers + 1), 10)
+    first_model, second_model = Planted(skipping(threshold=NEVER), 10), Planted(skipping(threshold=NEVER), 20)
+    for _ in range(3):  # each has servers' threads of its own
+        first_model.step(float(seat.rank))
+        second_model.step(float(seat.rank))
+    near_mean = 0.5 * 3 * (seat.size - 1) / 2
+    torch.testing.assert_close(second_model.tensors[0], torch.arange(20.0) + 1 - near_mean)
+
+
+@check(least=2)
+def buffers_are_averaged_if_asked(seat: Seat) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    model.load_state_dict({name: torch.ones_like(value) for name, value in model.state_dict().items()})
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        model.named_parameters(),
+        algorithm=CaPS(threshold=NEVER, buffers="average"),
+        named_buffers=model.named_buffers(),
+    )
+    model(torch.full((2, 4), float(seat.rank))).sum().backward()
+    optimizer.step()
+    seat.same("running mean", model[1].running_mean)
