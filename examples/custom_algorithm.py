@@ -17,14 +17,24 @@ from typing import Any
 
 import torch
 
-from sordino._core import RandomCycle
-from sordino.algorithms import Algorithm, Traits
-from sordino.algorithms.exchanging import ExchangingStrategy
-from sordino.algorithms.strategy import Runtime, Strategy
-from sordino.algorithms.traffic import Copies, Exchange, Model, Phase, Traffic, groups_of
-from sordino.errors import UsageError
-from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
-from sordino.runtime.exchange.groups import new_channel
+from sordino.extend import (
+    Algorithm,
+    Copies,
+    Exchange,
+    ExchangingStrategy,
+    FlatBuffer,
+    Model,
+    ParameterBuffer,
+    Phase,
+    RandomCycle,
+    Runtime,
+    Strategy,
+    Traffic,
+    Traits,
+    groups_of,
+    new_channel,
+    require,
+)
 
 
 @dataclass(frozen=True)
@@ -48,8 +58,9 @@ class EmaGossip(Algorithm):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.interval < 1 or not 0 <= self.decay < 1 or not 0 < self.pull <= 1:
-            raise UsageError(f"{self!r}: interval must be at least 1, decay in [0, 1) and pull in (0, 1]")
+        require(self.interval >= 1, self, "interval", "must be at least 1")
+        require(0 <= self.decay < 1, self, "decay", "must be at least 0 and below 1")
+        require(0 < self.pull <= 1, self, "pull", "must be above 0 and at most 1")
 
     @property
     def traits(self) -> Traits:
@@ -59,9 +70,9 @@ class EmaGossip(Algorithm):
         return EmaStrategy(runtime, self)
 
     def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
-        everybody, peers = groups_of(len(nodes), len(nodes)), RandomCycle(len(nodes), self.seed)
+        workers, peers = groups_of(len(nodes), len(nodes)), RandomCycle(len(nodes), self.seed)
         exchange = Phase(
-            lambda round, sent: [Exchange(everybody, peers, [model.bytes], round, models=True)], self.interval
+            lambda round, sent: [Exchange(workers, peers, [model.bytes], round, models=True)], self.interval
         )
         return Traffic([Phase([Copies(3 * model.bytes)]), exchange])  # each step reads both and writes the average
 
@@ -76,12 +87,12 @@ class EmaStrategy(ExchangingStrategy):
         self._begun = False
 
     def attach(self) -> None:
-        everybody = self.settings.process_set
+        workers = self.settings.process_set
         self._values = ParameterBuffer(self.context, self.names, self.parameters, "model")
         self._averages = FlatBuffer(self.context, self._values.layout, self._values.device)
-        self._channel = new_channel(self.context, everybody)
+        self._channel = new_channel(self.context, workers)
         self._channel.compare([self._averages])
-        self._peers = RandomCycle(len(everybody.ranks or []), self.algorithm.seed)
+        self._peers = RandomCycle(len(workers.ranks or []), self.algorithm.seed)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._begun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 import sordino.torch as hvd
-from sordino import plan, sim
+from sordino import extend, plan, sim
 from sordino._core import RandomCycle, Ring
 from sordino.algorithms import AllReduce, registry, resolve
 from sordino.algorithms.strategy import Runtime, Strategy
@@ -51,6 +52,61 @@ def trained(algorithm: EmaGossip, steps: int, state: Any = None, stop: int | Non
     return weight.detach().clone(), saved
 
 
+def mixed(topology: extend.Topology, round: int, values: list[float]) -> list[float]:
+    """The value of every rank after one mixing."""
+    rows = [topology.row(round, 0, rank) for rank in range(topology.size)]
+    return [
+        scale * (sum(values[one] for one in sources) + keeps_own * own)
+        for (sources, keeps_own, scale), own in zip(rows, values, strict=True)
+    ]
+
+
+def imported(source: str) -> set[str]:
+    """The modules that a source file imports."""
+    nodes = list(ast.walk(ast.parse(source)))
+    names = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return names | {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+
+
+def test_it_imports_nothing_of_sordino_but_what_is_for_it() -> None:
+    found = imported((EXAMPLES / "custom_algorithm.py").read_text())
+    assert {name for name in found if name.partition(".")[0] not in sys.stdlib_module_names} == {
+        "sordino.extend",
+        "torch",
+    }
+
+
+def test_everything_in_extend_is_public_and_there() -> None:
+    assert extend.__all__ == sorted(extend.__all__)
+    assert all(getattr(extend, name).__doc__ for name in extend.__all__ if name != "Closure")
+
+
+def test_a_gossip_algorithm_that_only_chooses_its_peers_is_short() -> None:
+    """The one in docs/extending.md, which is run as it stands."""
+    page = (ROOT / "docs" / "extending.md").read_text()
+    source = page.partition("```python\n")[2].partition("```")[0]
+    assert "class RingAndRandom" in source and len(source.splitlines()) <= 40
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(compile(source, "docs/extending.md", "exec", flags=0, dont_inherit=True), names)
+    algorithm, size = names["RingAndRandom"](interval=2, seed=3), 5
+
+    def train() -> float:
+        weight = torch.nn.Parameter(torch.tensor([float(hvd.rank())], dtype=torch.float64))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=LR), [("w", weight)], algorithm=algorithm)
+        for _ in range(4):
+            optimizer.zero_grad()
+            (weight * hvd.rank()).sum().backward()
+            optimizer.step()
+        return weight.item()
+
+    weights = [float(rank) for rank in range(size)]
+    for round in (0, 1):
+        weights = [w - 2 * LR * rank for rank, w in enumerate(weights)]
+        for topology in algorithm.rounds_of(size, 1):
+            weights = mixed(topology, round, weights)
+    assert sim.run(size, train) == pytest.approx(weights)
+
+
 def by_formula(algorithm: EmaGossip, size: int) -> list[float]:
     peers = registry.class_of("crossover")().rounds_of(size, 1)[0]  # type: ignore[attr-defined]
     weights, averages = [float(rank) for rank in range(size)], [float(rank) for rank in range(size)]
@@ -59,11 +115,7 @@ def by_formula(algorithm: EmaGossip, size: int) -> list[float]:
         averages = [algorithm.decay * e + (1 - algorithm.decay) * w for e, w in zip(averages, weights)]
         round, rest = divmod(step + 1, algorithm.interval)
         if rest == 0:
-            mixed = []
-            for rank in range(size):
-                sources, keeps_own, scale = peers.row(round - 1, 0, rank)
-                mixed.append(scale * (sum(averages[one] for one in sources) + keeps_own * averages[rank]))
-            averages = mixed
+            averages = mixed(peers, round - 1, averages)
             weights = [w + algorithm.pull * (e - w) for w, e in zip(weights, averages)]
     return weights
 

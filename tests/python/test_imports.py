@@ -40,6 +40,7 @@ ROOMS = {
     "runtime.exchange": "errors _core log runtime runtime.collectives runtime.recovery",
     "runtime.gradients": "errors _core fingerprint runtime runtime.collectives runtime.exchange runtime.recovery",
     "algorithms": "errors _core files fingerprint suggestions report runtime runtime.*",
+    "extend": "errors _core runtime runtime.* algorithms",
     "torch": "errors _core suggestions log rendezvous runtime runtime.* algorithms",
     "sim": "_core log runtime runtime.* algorithms torch",
     "timing": "torch",

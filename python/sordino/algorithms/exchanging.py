@@ -79,7 +79,6 @@ class ExchangingStrategy(Strategy):
     def prepare(self) -> None:
         """Set up the state of the algorithm before the ranks meet. Called again before they meet again."""
 
-    @abstractmethod
     def attach(self) -> None:
         """Set up what exchanges need. Collective."""
 
@@ -90,13 +89,13 @@ class ExchangingStrategy(Strategy):
     def after_step(self) -> None:
         """Count a step, and exchange if it is time. Also called for a step skipped because of infinite gradients."""
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the algorithm for `DistributedOptimizer.state_dict()`."""
+        """Return the state of the algorithm for `DistributedOptimizer.state_dict()`: by default, its two counters."""
+        return {"steps": self.steps, "round": self.round}
 
-    @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict()`."""
+        self.steps, self.round = state["steps"], state["round"]
 
     def carried_state(self) -> dict[str, Any]:
         """Return the part of the state that stays valid after ranks have been lost."""
