@@ -8,44 +8,27 @@ from typing import Any
 
 import pytest
 import torch
+from algorithm_table import DEFAULTS
 from torch import nn
 
 import sordino.torch as hvd
 from checks.optimizers import Twins
 from checks.registry import Seat, check
 from sordino.algorithms import (
-    ADPSGD,
-    DPSGD,
     AllReduce,
-    CaPS,
     Crossover,
-    ElasticAveraging,
-    GossipGraD,
     Layered,
     LocalSGD,
-    PushSum,
-    ScheduledPull,
-    SegmentedGossip,
 )
 from sordino.errors import ConfigurationMismatch, UsageError
 from sordino.fingerprint import rank_list
 
 Options = dict[str, Any]
 ALGORITHMS: dict[str, Any] = {
-    "adpsgd": ADPSGD(),
-    "allreduce": AllReduce(),
+    **DEFAULTS,
     "buffered": AllReduce(double_buffering=True),
-    "caps": CaPS(),
-    "crossover": Crossover(),
-    "dpsgd": DPSGD(),
-    "elastic": ElasticAveraging(),
-    "gossipgrad": GossipGraD(),
     "layered": Layered(1),
-    "local": LocalSGD(),
     "local whole": LocalSGD(exchange="allreduce"),
-    "pull": ScheduledPull(),
-    "push-sum": PushSum(),
-    "segmented": SegmentedGossip(),
 }
 # What most ranks give DistributedOptimizer and what the odd one does, and how the error calls both.
 CASES: dict[str, tuple[Options, Options, str, str]] = {

@@ -4,40 +4,29 @@ from __future__ import annotations
 
 import pytest
 import torch
+from algorithm_table import ASYNCHRONOUS, EXCHANGING, often
 
 import sordino.torch as hvd
 from checks.registry import Seat, check
 from sordino.algorithms import (
     ADPSGD,
-    DPSGD,
     Algorithm,
     AllReduce,
-    CaPS,
     Crossover,
-    ElasticAveraging,
-    GossipGraD,
     Layered,
     LocalSGD,
     PushSum,
-    ScheduledPull,
-    SegmentedGossip,
 )
 from sordino.errors import LayoutMismatch, UsageError
 
 TOGETHER: dict[str, Algorithm] = {
-    "crossover": Crossover(),
+    **{name: often(one) for name, one in EXCHANGING.items()},
     "crossover-groups": Crossover(group_size=2),
-    "dpsgd": DPSGD(),
-    "gossipgrad": GossipGraD(),
-    "segmented": SegmentedGossip(),
     "push-sum": PushSum(overlap=1),
-    "elastic": ElasticAveraging(),
-    "local": LocalSGD(2),
     "local-gradients": LocalSGD(2, aggregate="gradients"),
     "local-groups": LocalSGD(2, group_size=2, exchange="allreduce"),
-    "caps": CaPS(),
 }
-ALONE: dict[str, Algorithm] = {"scheduled-pull": ScheduledPull(), "adpsgd": ADPSGD(overlap=0)}
+ALONE: dict[str, Algorithm] = {**ASYNCHRONOUS, "adpsgd": ADPSGD(overlap=0)}
 GRADIENTS: dict[str, Algorithm] = {
     "allreduce": AllReduce(),
     "layered": Layered(group_size=1),

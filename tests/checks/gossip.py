@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from algorithm_table import GOSSIPING, MIXING
 
 import sordino.torch as hvd
 from checks.models import batch, make_model, part
@@ -17,7 +18,6 @@ from sordino.algorithms import (
     AllReduce,
     Crossover,
     ElasticAveraging,
-    GossipGraD,
     PushSum,
     SegmentedGossip,
 )
@@ -26,17 +26,17 @@ from sordino.errors import UsageError
 from sordino.runtime.exchange.flat_buffer import segment_numbers
 
 CHOICES: dict[str, MixingGossip] = {
+    **MIXING,  # type: ignore[dict-item]
     "crossover": Crossover(seed=3),
     "crossover-model": Crossover(segments="model"),
     "crossover-bytes": Crossover(segments=700),
     "crossover-patterns": Crossover(segments=("body.0.*", "*odd*")),
-    "dpsgd": DPSGD(),
     "dpsgd-blocks": DPSGD(segments="blocks"),
-    "gossipgrad": GossipGraD(seed=5),
-    "segmented": SegmentedGossip(seed=1),
-    "push-sum": PushSum(),
 }
-MORE: dict[str, Gossip] = {"push-sum-overlap": PushSum(overlap=2), "elastic": ElasticAveraging()}
+MORE: dict[str, Gossip] = {
+    **{name: one for name, one in GOSSIPING.items() if name not in MIXING},  # type: ignore[dict-item]
+    "push-sum-overlap": PushSum(overlap=2),
+}
 
 
 class Strange(torch.nn.Module):

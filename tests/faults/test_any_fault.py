@@ -18,6 +18,7 @@ from pathlib import Path
 
 import forked
 import pytest
+from algorithm_table import SURVIVING, has
 from launched import Launched, environ_of
 from pace import stretched
 from struck_train import STATUS
@@ -31,20 +32,10 @@ DEADLINE_S = 5  # for operations
 SILENCE_S = 2
 
 ALGORITHMS = [
-    "allreduce",
-    "crossover",
+    *(f"{name} --set patience=5" if has(one, "patience") else name for name, one in SURVIVING.items()),
     "crossover --set group_size=2",
-    "dpsgd",
-    "gossipgrad",
-    "segmented-gossip",
-    "push-sum",
     "push-sum --set overlap=1",
-    "elastic-averaging",
-    "local-sgd",
     "local-sgd --set group_size=2 --set exchange=allreduce",
-    "caps",
-    "adpsgd --set patience=5",
-    "scheduled-pull --set patience=5",
     "scheduled-pull --set patience=5 --set schedule=manager",
 ]
 NOT_OUTLIVED = ["layered", "local-sgd --set group_size=2"]  # refused in "continue"

@@ -8,19 +8,17 @@ import time
 
 import pytest
 import torch
+from algorithm_table import EXCHANGING, SURVIVING, SYNCHRONOUS
 from crew import PATIENCE_S, Crew, Member, metric
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sordino.torch as hvd
 from sordino.algorithms import (
-    ADPSGD,
-    DPSGD,
     Algorithm,
     CaPS,
     Crossover,
     ElasticAveraging,
-    GossipGraD,
     LocalSGD,
     PushSum,
     ScheduledPull,
@@ -32,15 +30,12 @@ STEPS = 9
 EXAMPLES = int(os.environ.get("SORDINO_TEST_EXAMPLES", 5))
 EVEN = tuple(tuple(float(i != j) for j in range(6)) for i in range(6))
 ALGORITHMS: list[Algorithm] = [
-    Crossover(),
+    *(one for name, one in SURVIVING.items() if name not in SYNCHRONOUS or name in EXCHANGING),
     Crossover(interval=2),
     Crossover(roulette=EVEN),
-    DPSGD(),
-    GossipGraD(),
     SegmentedGossip(replicas=3),
     PushSum(peers=2),
     PushSum(overlap=2),
-    ElasticAveraging(),
     LocalSGD(4),
     LocalSGD(1),
     LocalSGD(3, aggregate="gradients"),
@@ -51,9 +46,7 @@ ALGORITHMS: list[Algorithm] = [
     Crossover(group_size=3),
     Crossover(group_size=3, within="leader", interval=2),
     CaPS(threshold=101),
-    ScheduledPull(),
     ScheduledPull(schedule="manager", manager=3),
-    ADPSGD(),
 ]
 
 

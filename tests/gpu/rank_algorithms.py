@@ -8,24 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from algorithm_table import CONSERVING, GOSSIPING
 from checks.local_sgd import OPTIMIZERS, Odd, batch
 from rank_seat import Seat, check
 
 import sordino.torch as hvd
 from sordino.algorithms import (
     ADPSGD,
-    DPSGD,
     Algorithm,
     AllReduce,
     CaPS,
     Crossover,
-    ElasticAveraging,
-    GossipGraD,
     Layered,
     LocalSGD,
     PushSum,
     ScheduledPull,
-    SegmentedGossip,
 )
 
 STEPS = 7
@@ -43,15 +40,10 @@ EQUAL: Makers = {  # after which all ranks have the same parameters
     "skipping by servers": lambda n: CaPS(threshold=100.5, exchange="parameter-server"),
 }
 OWN: Makers = {  # after which each has its own
-    "crossover": lambda n: Crossover(seed=3),
+    **{name: lambda n, one=one: one for name, one in GOSSIPING.items()},  # type: ignore[misc]
     "crossover of the model": lambda n: Crossover(segments="model"),
     "crossover of groups": lambda n: Crossover(group_size=2) if n > 2 and n % 2 == 0 else Crossover(),
-    "dpsgd": lambda n: DPSGD(),
-    "gossipgrad": lambda n: GossipGraD(seed=5),
-    "segmented": lambda n: SegmentedGossip(seed=1),
-    "push-sum": lambda n: PushSum(),
     "push-sum, overlapping": lambda n: PushSum(overlap=2),
-    "elastic": lambda n: ElasticAveraging(),
     "skipping by random samples": lambda n: CaPS("random", 40.0, sample_ratio=0.5),
 }
 
@@ -102,7 +94,7 @@ def the_expected_way(seat: Seat, which: str) -> None:
 @check(least=2)
 def exchanges_conserve_the_mean(seat: Seat) -> None:
     """Of many values, at once after steps that are slow on a GPU."""
-    for algorithm in (Crossover(), DPSGD(), GossipGraD()):
+    for algorithm in (one for one in CONSERVING.values() if not one.weighted):  # type: ignore[attr-defined]
         parameter = torch.nn.Parameter(seat.put(torch.full((300_007,), float(seat.rank + 1))))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), algorithm=algorithm)
         for _ in range(5):

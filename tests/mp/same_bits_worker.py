@@ -15,36 +15,27 @@ from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from algorithm_table import SYNCHRONOUS, often
+
 import sordino.torch as hvd
 from sordino.algorithms import (
-    DPSGD,
-    AllReduce,
     CaPS,
     Crossover,
-    ElasticAveraging,
-    GossipGraD,
     Layered,
     LocalSGD,
     PushSum,
-    SegmentedGossip,
 )  # fmt: skip
 
 STEPS = 6
 ALGORITHMS = {
-    "AllReduce": AllReduce(),
-    "Crossover": Crossover(),
-    "Crossover in pairs": Crossover(group_size=2),
-    "DPSGD": DPSGD(),
-    "ElasticAveraging": ElasticAveraging(),
-    "GossipGraD": GossipGraD(),
-    "Layered": Layered(group_size=2),
-    "LocalSGD": LocalSGD(interval=2),
-    "LocalSGD, sharded": LocalSGD(interval=2, group_size=2),
-    "CaPS": CaPS(),
-    "CaPS, server": CaPS(exchange="parameter-server"),
-    "PushSum": PushSum(),
-    "PushSum, overlapping": PushSum(overlap=1),
-    "SegmentedGossip": SegmentedGossip(),
+    **{name: often(one) for name, one in SYNCHRONOUS.items()},
+    "crossover in pairs": Crossover(group_size=2),
+    "layered": Layered(group_size=2),
+    "local-sgd, sharded": LocalSGD(interval=2, group_size=2),
+    "caps, server": CaPS(exchange="parameter-server"),
+    "push-sum, overlapping": PushSum(overlap=1),
 }
 
 

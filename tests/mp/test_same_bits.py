@@ -54,7 +54,7 @@ def test_on_one_machine(tmp_path: Path, per_node: int) -> None:
     assert (local["transport"], by_mpirun["transport"]) == ("local", "mpi + shared memory")
     assert local["nodes"] == by_mpirun["nodes"] == (2 if per_node else 1)
     assert (
-        len(set(local["AllReduce"])) == 1 and len(set(local["Crossover"])) > 1
+        len(set(local["allreduce"])) == 1 and len(set(local["crossover"])) > 1
     )  # these differ, and agree all the same
     if build_info()["ucx"]:
         assert models(of_this_machine(tmp_path / "ucx", per_node, SORDINO_TRANSPORT="ucx")) == models(local)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from algorithm_table import CONSERVING, SYNCHRONOUS
 
 import sordino.torch as hvd
 from sordino.algorithms import (
@@ -16,7 +17,6 @@ from sordino.algorithms import (
     CaPS,
     Crossover,
     ElasticAveraging,
-    GossipGraD,
     Layered,
     LocalSGD,
     PushSum,
@@ -30,30 +30,26 @@ from sordino.simulate.training import train
 
 WORKERS = 4
 MIXES: dict[str, Algorithm] = {
-    "crossover": Crossover(seed=3),
+    **CONSERVING,
+    "crossover-seed": Crossover(seed=3),
     "crossover-model": Crossover(segments="model", interval=2),
     "crossover-bytes": Crossover(segments=20),
     "crossover-patterns": Crossover(segments=("layers.1.*", "layers.[23].*")),
     "crossover-roulette": Crossover(roulette=[[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0]]),
-    "dpsgd": DPSGD(),
     "dpsgd-blocks": DPSGD(segments="blocks"),
-    "gossipgrad": GossipGraD(seed=5),
-    "push-sum": PushSum(),
     "push-sum-two": PushSum(peers={0: 2, 3: 1}, segments="blocks"),
 }
 """Those that keep the sum over workers."""
 CHOICES: dict[str, Algorithm] = MIXES | {
-    "allreduce": AllReduce(),
+    **SYNCHRONOUS,
     "allreduce-late": AllReduce(double_buffering=True),
     "allreduce-segments": AllReduce(bucket_bytes=16),
-    "layered": Layered(),
     "layered-groups": Layered(group_size=2),
     "local-sgd": LocalSGD(interval=2),
     "local-sgd-groups": LocalSGD(interval=3, group_size=2, start=2),
     "local-sgd-allreduce": LocalSGD(interval=2, group_size=2, start=1, exchange="allreduce"),
     "local-sgd-gradients": LocalSGD(interval=2, group_size=2, aggregate="gradients"),
     "local-sgd-one": LocalSGD(interval=2, group_size=4),
-    "caps": CaPS(),
     "caps-digits": CaPS(digits=0, threshold=50, probe_interval=2),
     "caps-probes": CaPS(threshold=0, probe_interval=2),
     "caps-blocks": CaPS(digits=0, threshold=40, granularity="block", block_bytes=64),
@@ -62,11 +58,10 @@ CHOICES: dict[str, Algorithm] = MIXES | {
     "crossover-groups": Crossover(group_size=2, seed=1),
     "crossover-leaders": Crossover(group_size=2, within="leader"),
     "crossover-one": Crossover(group_size=4),
-    "segmented": SegmentedGossip(seed=1),
     "segmented-replicas": SegmentedGossip(replicas=2),
     "push-sum-overlap": PushSum(overlap=2),
     "push-sum-overlap-two": PushSum(peers=2, overlap=1, interval=2),
-    "elastic": ElasticAveraging(interval=2),
+    "elastic-averaging": ElasticAveraging(interval=2),
 }
 
 

@@ -8,51 +8,41 @@ from typing import Any
 
 import pytest
 import torch
+from algorithm_table import SYNCHRONOUS, often
 
 import sordino.torch as hvd
 from sordino import sim
 from sordino.algorithms import (
     ADPSGD,
-    DPSGD,
     Algorithm,
     AllReduce,
     CaPS,
     Crossover,
-    ElasticAveraging,
-    GossipGraD,
     Layered,
     LocalSGD,
     PushSum,
     ScheduledPull,
-    SegmentedGossip,
 )
 from sordino.errors import NonFinite
 
 SHAPES = {"a": (7,), "b": (3, 5), "c": (1001,), "d": (1,), "e": (2, 1, 3)}
 BAD_STEP, STEPS = 2, 6
 ALGORITHMS: dict[str, Algorithm] = {
-    "allreduce": AllReduce(),
+    **{name: often(one) for name, one in SYNCHRONOUS.items()},
     "allreduce in small segments": AllReduce(bucket_bytes=64),
     "caps": CaPS(threshold=101),
     "caps by servers": CaPS(exchange="parameter-server"),
-    "crossover": Crossover(),
     "crossover every 2": Crossover(interval=2),
     "crossover in groups": Crossover(group_size=2),
     "crossover by leaders": Crossover(group_size=2, within="leader"),
-    "dpsgd": DPSGD(),
-    "elastic": ElasticAveraging(),
-    "gossipgrad": GossipGraD(),
     "layered": Layered(1),
     "layered pairs": Layered(2),
-    "local": LocalSGD(2),
     "local in groups": LocalSGD(2, 2),
     "local of gradients": LocalSGD(2, 2, aggregate="gradients"),
     "local whole": LocalSGD(2, exchange="allreduce"),
     "local whole in groups": LocalSGD(3, 2, exchange="allreduce"),
     "local later": LocalSGD(2, 2, start=3),
-    "push-sum": PushSum(),
     "push-sum overlapped": PushSum(overlap=2),
-    "segmented": SegmentedGossip(),
 }
 CULPRITS = {"the first": [0], "the last": [-1], "two": [1, -1]}
 # What is bad, where it is, and in which tensors.

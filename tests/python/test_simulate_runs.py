@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from algorithm_table import CONSERVING
 from lockstep_cases import CHOICES, WORKERS, OnTorch, job_of, seconds_of, silent
 
 from sordino.algorithms import (
@@ -172,7 +173,7 @@ def test_other_refusals() -> None:
         lockstep.run(job_of(CaPS(exchange="parameter-server"), 100_000), silent)
 
 
-@pytest.mark.parametrize("choice", ("allreduce", "crossover", "push-sum", "gossipgrad", "dpsgd", "layered-groups"))
+@pytest.mark.parametrize("choice", ("allreduce", *CONSERVING, "layered-groups"))
 def test_many_workers(choice: str) -> None:
     workers = 20_000
     run: Callable[[], Outcome] = lambda: seconds_of(CHOICES[choice], [1.0] * workers, steps=2)  # noqa: E731

@@ -10,9 +10,9 @@ begun if its computation would end after `job.seconds` on some worker. A point o
 worker.
 
 Cost without data, for models of 8 numbers, on one core: 10^5 workers take 0.05 s per step with all-reduce, 0.2 s with
-algorithms that mix one segment (push-sum, gossipgrad, dpsgd), and 0.7 s with four segments (crossover,
-segmented-gossip). 10^4 workers take a tenth of that, 10^3 a hundredth. Peak memory per worker is 0.4 kB with
-all-reduce, 0.5 to 0.6 kB with one segment and 0.8 kB with four (growth of the resident set for 10^5 workers).
+algorithms that mix one segment (such as push-sum), and 0.7 s with four segments (crossover, segmented-gossip). 10^4
+workers take a tenth of that, 10^3 a hundredth. Peak memory per worker is 0.4 kB with all-reduce, 0.5 to 0.6 kB with one
+segment and 0.8 kB with four (growth of the resident set for 10^5 workers).
 """
 
 from __future__ import annotations

@@ -1,0 +1,62 @@
+"""The algorithms that tests run, taken from the registry: a new one is tested everywhere as soon as it is registered.
+
+Tests add the settings that are worth a case of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+from sordino.algorithms import Algorithm, names, resolve
+from sordino.algorithms.gossip import Gossip, MixingGossip
+
+Table = dict[str, Algorithm]
+DEFAULTS: Table = {name: resolve(name) for name in names()}
+"""Every algorithm with its defaults, by its name."""
+
+
+def chosen(condition: Callable[[Algorithm], bool]) -> Table:
+    """The algorithms for which a condition holds."""
+    return {name: one for name, one in DEFAULTS.items() if condition(one)}
+
+
+def has(algorithm: Algorithm, setting: str) -> bool:
+    """Whether the algorithm has a setting of this name."""
+    return setting in {one.name for one in fields(algorithm)}
+
+
+def often(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with exchanges at least every second step, for short trainings."""
+    if not has(algorithm, "interval"):
+        return algorithm
+    return replace(algorithm, interval=min(2, algorithm.interval))  # type: ignore[attr-defined, call-arg]
+
+
+def keeps_the_sum(algorithm: Algorithm) -> bool:
+    """Whether a mixing leaves the sum over the workers as it is."""
+    if not isinstance(algorithm, MixingGossip):
+        return False
+    size, sums = 4, [0.0] * 4
+    for topology in algorithm.rounds_of(size, 1):
+        for rank in range(size):
+            sources, keeps_own, scale = topology.row(0, 0, rank)
+            for one in [*sources, *[rank] * keeps_own]:
+                sums[one] += scale / len(algorithm.rounds_of(size, 1))
+    return algorithm.weighted or all(abs(one - 1) < 1e-9 for one in sums)
+
+
+SYNCHRONOUS = chosen(lambda one: one.traits.synchronous)
+"""Workers take their steps together."""
+EXCHANGING = chosen(lambda one: one.traits.synchronous and not one.traits.same_gradients)
+"""Workers take their steps together, with their own gradients, and exchange parameters."""
+ASYNCHRONOUS = chosen(lambda one: not one.traits.synchronous)
+"""Workers do not wait for each other's steps."""
+SURVIVING = chosen(lambda one: one.traits.ends_with is None)
+"""The remaining ranks can continue after a loss."""
+GOSSIPING = chosen(lambda one: isinstance(one, Gossip))
+"""Derived from `Gossip`."""
+MIXING = chosen(lambda one: isinstance(one, MixingGossip))
+"""Derived from `MixingGossip`: they differ in their topology."""
+CONSERVING = chosen(keeps_the_sum)
+"""A mixing leaves the sum over the workers as it is."""
