@@ -1,7 +1,7 @@
 """Writes what pages have of the code: python docs/make_pages.py
 
 A page says where: what stands between `<!-- made: options crossover -->` and `<!-- end -->` is what the maker of that
-name returns. So a page is whole wherever it is read; tests/python/test_pages.py compares.
+name returns. So a page is whole wherever it is read; tests/python/project/test_pages.py compares.
 """
 
 from __future__ import annotations

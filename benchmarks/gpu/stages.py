@@ -14,6 +14,7 @@ PRETENDED = "tests/mp/test_gpu_worker.py"
 # Words of commands that stand for what is known only on the machine: {python}, {root}, {work}, {out}, {architecture}.
 PYTEST = "{python} -m pytest -v --tier all -p no:cacheprovider"
 SANITIZER = "compute-sanitizer --error-exitcode 86 --print-limit 20 --tool"
+HOST_KERNELS = "tests/python/core/test_kernels.py tests/python/core/test_unchanged.py"
 KERNELS = f"tests/gpu --ignore={RANKS} -m 'gpu and not large'"
 RACES = "-k '(reduce or sums or elements or samples) and float32 or selected'"
 RUN_2 = "{python} -m sordino.cli run --launcher local -np 2 -- {python}"
@@ -62,7 +63,7 @@ STAGES = (
     Stage("ctest", 40, "{python} -m benchmarks.gpu.build --ctest {work}", ("a build",),
           "{python} -m benchmarks.gpu.build --ctest {work}", "as on a GPU"),
     Stage("kernels", 100, f"{PYTEST} {KERNELS}",
-          dry=f"{PYTEST} tests/python/test_kernels.py tests/python/test_unchanged.py", instead="the host's kernels"),
+          dry=f"{PYTEST} {HOST_KERNELS}", instead="the host's kernels"),
     Stage("one_rank", 90, f"{PYTEST} {RANKS} -k 1-on1",
           dry=f"{PYTEST} {PRETENDED} -k 1-pretended", instead="a simulated device"),
     Stage("racecheck", 160, f"{SANITIZER} racecheck {PYTEST} -x {KERNELS} {RACES}",

@@ -1,4 +1,4 @@
-// Topologies: what a pair of peers costs at any number of workers. Their properties are tests/python/test_topology.py.
+// Topologies: what a pair of peers costs at any number of workers. Their properties are tests/python/core/test_topology.py.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

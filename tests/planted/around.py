@@ -101,7 +101,7 @@ ERRORS = [
         "python/sordino/torch/elastic/parts.py",
         "        self._sampler.revert(self._memento)",
         "        pass",
-        (tests("elastic_states") + " tests/python/test_elastic_sampler.py tests/python/test_elastic.py",),
+        (tests("elastic_states") + " tests/python/torch/test_elastic_sampler.py tests/python/torch/test_elastic.py",),
     ),
     Error(
         "a commit that others have saved is dropped",
@@ -239,7 +239,7 @@ ERRORS = [
         "python/sordino/algorithms/scheduled_pull/manager.py",
         "return j, end - takes",
         "return j, end",
-        (tests("pull_schedule") + " tests/python/test_pulls_together.py",),
+        (tests("pull_schedule") + " tests/python/algorithms/test_pulls_together.py",),
     ),
     Error(
         "a node is given to two",
@@ -247,7 +247,7 @@ ERRORS = [
         "python/sordino/algorithms/scheduled_pull/manager.py",
         "        self._content.discard(j)\n        self._pulls[i]",
         "        self._pulls[i]",
-        (tests("pull_schedule") + " tests/python/test_pulls_together.py",),
+        (tests("pull_schedule") + " tests/python/algorithms/test_pulls_together.py",),
     ),
     Error(
         "nodes without a pull are drawn first",

@@ -7,7 +7,7 @@ from planted.error import Error, checks
 _WORLD = "csrc/engine/world.cc"
 _TENSORS = "python/sordino/runtime/tensors.py"
 _INTERRUPTS = ("tests/mp/test_interrupts.py",)
-_FORK = ("tests/python/test_fork.py",)
+_FORK = ("tests/python/runtime/test_fork.py",)
 _STORAGE = (checks("storage"),)
 
 ERRORS = [

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[2]
 
 KINDS = (
     "wrong weight",
@@ -29,7 +32,7 @@ class Error:
         text: what it replaces; in the file exactly once.
         becomes: what it replaces that by.
         caught_by: the part of the tests that must find it: names of ctest ("cpp.test_agreement") and arguments of
-            pytest ("tests/python/test_lars.py -k momentum"), to be run in this order.
+            pytest ("tests/python/torch/test_lars.py -k momentum"), to be run in this order.
     """
 
     name: str
@@ -64,4 +67,5 @@ def checks(words: str) -> str:
 
 def tests(module: str, words: str = "") -> str:
     """The tests of a module of tests/python, or those with these words."""
-    return f"tests/python/test_{module}.py" + (f" -k '{words}'" if words else "")
+    [path] = (_ROOT / "tests" / "python").rglob(f"test_{module}.py")
+    return path.relative_to(_ROOT).as_posix() + (f" -k '{words}'" if words else "")

@@ -586,7 +586,7 @@ ERRORS = [
         "python/sordino/runtime/gradients/nonfinite.py",
         "                refused()\n",
         "",
-        (tests("check_finite") + " tests/python/test_check_finite_more.py",),
+        (tests("check_finite") + " tests/python/runtime/test_check_finite_more.py",),
     ),
     Error(
         "each rank refuses alone",
@@ -594,7 +594,7 @@ ERRORS = [
         "python/sordino/runtime/gradients/nonfinite.py",
         "        if not asks:\n            return mine",
         "        if not asks or mine:\n            return mine",
-        (tests("check_finite") + " tests/python/test_check_finite_parameters.py",),
+        (tests("check_finite") + " tests/python/runtime/test_check_finite_parameters.py",),
     ),
     Error(
         "adasum adds to the step that was taken",

@@ -28,7 +28,7 @@ from sordino.cli import app
 from sordino.errors import NonFinite, SordinoError
 from sordino.log.core import listen
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MADE = {"docs/claims.md", "docs/kernels.md"}  # by commands, whose tests compare them
 PAGES = sorted(
     path

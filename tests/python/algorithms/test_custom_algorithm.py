@@ -24,7 +24,7 @@ from sordino.algorithms.traffic import Exchange, Model, Phase, Traffic, groups_o
 from sordino.errors import PeerLost, UsageError
 from sordino.simulate.traffic import Traffic as SimulatedTraffic
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))
 

@@ -19,7 +19,7 @@ from sordino.algorithms import Layered
 from sordino.errors import SordinoError, UsageError
 from sordino.torch.start import survives_losses
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # Benchmarks may need what is not installed; of the package's programs nobody catches anything.
 LIBRARY = [
     module.name

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SAID = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function '{name}' for '{target}'
 ptxas info    : Function properties for {name}

@@ -18,7 +18,7 @@ from cluster import Cluster
 from cluster.__main__ import main
 from sordino.errors import NotBuilt, UsageError
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 MBPS = 200
 MIB = 6
 

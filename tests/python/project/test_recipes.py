@@ -14,7 +14,7 @@ import yaml
 from laboratory.options import parse
 from sordino import sim
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SLURM = sorted((ROOT / "recipes" / "slurm").glob("*.sbatch"))
 MANIFESTS = sorted((ROOT / "recipes" / "kubernetes").glob("*.yaml"))
 TRAIN = "/opt/sordino/examples/train.py"

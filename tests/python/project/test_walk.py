@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-WALK = Path(__file__).resolve().parents[2] / "benchmarks" / "walk.py"
+WALK = Path(__file__).resolve().parents[3] / "benchmarks" / "walk.py"
 
 
 def test_a_step_calls_few_functions_in_few_files() -> None:

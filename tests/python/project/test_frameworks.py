@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from checks.commands import launch
 
-PROGRAMS = sorted((Path(__file__).resolve().parents[2] / "examples" / "frameworks").glob("*.py"))
+PROGRAMS = sorted((Path(__file__).resolve().parents[3] / "examples" / "frameworks").glob("*.py"))
 RUN = """
 import runpy, sys
 names = runpy.run_path(sys.argv[1], run_name="__main__")

@@ -9,7 +9,7 @@ from checks.commands import launch
 
 from results import ResultsOf
 
-BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "record.py"
+BENCHMARK = Path(__file__).resolve().parents[3] / "benchmarks" / "record.py"
 
 
 @pytest.mark.run_of_a_benchmark

@@ -21,7 +21,7 @@ from gpu import check, nccl, stages, summary
 from gpu.check import Place
 from gpu.stages import STAGES, Stage
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FOUND = {
     "gpus": ["A GPU, 81559 MiB"],
     "driver": "580.1",

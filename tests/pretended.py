@@ -14,7 +14,7 @@ from sordino._core import Device, sim_device
 
 _BUILT = (
     Path(os.environ.get("SORDINO_CPP_TESTS", "")) / "libfake_nccl.so",
-    Path(__file__).resolve().parents[2] / "build" / "tree" / "tests" / "cpp" / "libfake_nccl.so",
+    Path(__file__).resolve().parents[1] / "build" / "tree" / "tests" / "cpp" / "libfake_nccl.so",
 )
 
 

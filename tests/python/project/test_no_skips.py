@@ -40,7 +40,7 @@ def test_what_is_missing_fails_in_ci_alone(tmp_path: Path, ci: bool) -> None:
     (tmp_path / "test_module.py").write_text("import pytest\npytest.importorskip('no_such_module_at_all')\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
     environment = {name: value for name, value in os.environ.items() if name != "CI"} | ({"CI": "1"} if ci else {})
-    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
+    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
     words = [sys.executable, "-m", "pytest", "-p", "no_skips", "-p", "no:cacheprovider", "-rA", "--color=no"]
     done = subprocess.run(
         [*words, "--continue-on-collection-errors", str(tmp_path)], capture_output=True, text=True, env=environment

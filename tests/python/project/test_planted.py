@@ -9,7 +9,7 @@ import pytest
 from planted.catalogue import ERRORS
 from planted.error import KINDS, Error
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.name)

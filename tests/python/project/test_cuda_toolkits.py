@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 # As a CMake before 3.25.2 goes through it, and an nvcc is found: what finds compilers is replaced.
 FINDS = """

@@ -14,7 +14,7 @@ import pytest
 import sordino
 from sordino.cli.bench import BENCHMARKS, IN_A_CLONE
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "python"
 
 # Every room, the lowest first, and the rooms that it may import; "" is `sordino` itself.

@@ -18,7 +18,7 @@ from claims.training import Training, load, train
 from sordino.errors import NotBuilt, UsageError
 from sordino.pool import pool
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks" / "results" / "claims"
 TINY: dict[str, Any] = {"data": "digits", "images": 256, "held_out": 64, "epochs": 1}
 PAPER = Paper("some-paper", "Some", "Some paper", "An idea.", "Everything is smaller.")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FILES = ("python/sordino/VERSION", "CHANGELOG.md", "CITATION.cff")
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "wheels")]
 

@@ -17,7 +17,7 @@ from sordino.algorithms import class_of
 from sordino.algorithms.registry import names
 from sordino.cli import app, examples
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
 SHORT = sorted(EXAMPLES.glob("with_*.py"))
 MOST_LINES = 52  # of what `--help` prints: a screen
