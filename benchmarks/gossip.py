@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from claims import parts
-from claims.gossip import exchange, topology
+from timings import parts
+from timings.gossip import exchange, topology
 
 _PARTS = {
     "exchange": exchange.main,

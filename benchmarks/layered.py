@@ -14,14 +14,14 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from claims.layered.report import REPORTS, hidden, where
 from cluster.jobs import failed, machine_before, run_here, run_on_hosts, wrong_contestants
 from sordino.bench import command_line
 from sordino.errors import SordinoError
 from sordino.report import Results, records, verdicts
 from sordino.report.tables import format_seconds
+from timings.layered.report import REPORTS, hidden, where
 
-_WORKER = "claims.layered.worker"
+_WORKER = "timings.layered.worker"
 
 
 class Job(NamedTuple):

@@ -14,8 +14,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from claims import parts
-from claims.local_sgd import beside_torch, communication, overlap, plan
+from timings import parts
+from timings.local_sgd import beside_torch, communication, overlap, plan
 
 _PARTS = {
     "communication": communication.main,

@@ -25,7 +25,7 @@ from sordino.report import Results, machines, records
 from sordino.runtime.context import Context, current
 from sordino.runtime.recorder import Recorder
 from sordino.timing import Participants, Watch, summarize
-from ways.recording import REPORTS
+from timings.transports.recording import REPORTS
 
 _STEPS = 64  # of a turn
 _LAYERS, _WIDTH = 8, 64

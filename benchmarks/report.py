@@ -10,10 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from claims.gossip.report import REPORTS as GOSSIP
-from claims.layered.report import REPORTS as LAYERED
-from claims.local_sgd.report import REPORTS as LOCAL_SGD
-from claims.scheduled_pull.report import REPORTS as WIDE_AREA
 from drills.report import REPORTS as DRILLS
 from gpu.kernels_report import REPORTS as GPU_KERNELS
 from gpu.ranks_report import REPORTS as GPU_RANKS
@@ -22,9 +18,12 @@ from sordino.bench.report import REPORTS as BENCH
 from sordino.errors import UsageError
 from sordino.plan.report import REPORTS as PLAN
 from sordino.report import records
-from ways.recording import REPORTS as RECORDING
-from ways.report import REPORTS as WAYS
-from ways.speed import REPORTS as SPEED
+from timings.gossip.report import REPORTS as GOSSIP
+from timings.layered.report import REPORTS as LAYERED
+from timings.local_sgd.report import REPORTS as LOCAL_SGD
+from timings.scheduled_pull.report import REPORTS as SCHEDULED_PULL
+from timings.transports.recording import REPORTS as RECORDING
+from timings.transports.report import REPORTS as TRANSPORTS
 
 REPORTS = {
     **BENCH,
@@ -32,14 +31,13 @@ REPORTS = {
     **GOSSIP,
     **LAYERED,
     **LOCAL_SGD,
-    **WIDE_AREA,
+    **SCHEDULED_PULL,
     **DRILLS,
     **GPU_KERNELS,
     **GPU_RANKS,
     **GPU_STEP,
-    **WAYS,
+    **TRANSPORTS,
     **RECORDING,
-    **SPEED,
 }
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from claims import parts
-from claims.scheduled_pull import one_sided, pulls, serving
+from timings import parts
+from timings.scheduled_pull import one_sided, pulls, serving
 
 _PARTS = {
     "pulls": pulls.main,

@@ -12,8 +12,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from claims import parts
-from ways import allreduce, loss, start
+from timings import parts
+from timings.transports import allreduce, loss, start
 
 _PARTS = {"allreduce": allreduce.main, "start": start.main, "loss": loss.main}
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from _ext import choosing, releases, tables
+from _ext import choosing, tables
 from sordino._core import variables
 from sordino.report.tables import table
 
@@ -19,9 +19,15 @@ ROOT = Path(__file__).resolve().parents[1]
 _BLOCK = re.compile(r"(<!-- made: (\S+)(?: (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def history() -> str:
-    """Return the main figures by release."""
-    return releases.history(ROOT / "benchmarks" / "results" / "speed.json", ROOT / "benchmarks" / "history")
+def targets() -> str:
+    """Return how many of its limits each result meets, with a link to the result."""
+    rows = []
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        limits = json.loads(path.read_text()).get("targets", [])
+        if limits:
+            met = sum(one["met"] is True for one in limits)
+            rows.append([f"[{path.stem}](../benchmarks/results/{path.stem}.md)", str(len(limits)), str(met)])
+    return table(["result", "limits", "met"], rows)
 
 
 def configuration() -> str:
@@ -57,9 +63,9 @@ MAKERS: dict[str, Callable[..., str]] = {
     "code": code,
     "configuration": configuration,
     "costs": tables.costs,
-    "history": history,
     "idea": tables.idea,
     "options": tables.options,
+    "targets": targets,
     "wheels": wheels,
 }
 

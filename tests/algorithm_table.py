@@ -1,6 +1,7 @@
-"""The algorithms that tests run, taken from the registry: a new one is tested everywhere as soon as it is registered.
+"""Table of the algorithms that tests run, taken from the registry. A new algorithm is tested everywhere as soon as it
+is registered.
 
-Tests add the settings that are worth a case of their own.
+Tests add settings that deserve a case of their own.
 """
 
 from __future__ import annotations
@@ -13,28 +14,28 @@ from sordino.algorithms.gossip import Gossip, MixingGossip
 
 Table = dict[str, Algorithm]
 DEFAULTS: Table = {name: resolve(name) for name in names()}
-"""Every algorithm with its defaults, by its name."""
+"""Every algorithm with its default settings, by name."""
 
 
 def chosen(condition: Callable[[Algorithm], bool]) -> Table:
-    """The algorithms for which a condition holds."""
+    """Return the algorithms for which a condition holds."""
     return {name: one for name, one in DEFAULTS.items() if condition(one)}
 
 
 def has(algorithm: Algorithm, setting: str) -> bool:
-    """Whether the algorithm has a setting of this name."""
+    """Return whether the algorithm has a setting of this name."""
     return setting in {one.name for one in fields(algorithm)}
 
 
 def often(algorithm: Algorithm) -> Algorithm:
-    """The algorithm with exchanges at least every second step, for short trainings."""
+    """Return the algorithm with an exchange at least every second step, for short trainings."""
     if not has(algorithm, "interval"):
         return algorithm
     return replace(algorithm, interval=min(2, algorithm.interval))  # type: ignore[attr-defined, call-arg]
 
 
 def keeps_the_sum(algorithm: Algorithm) -> bool:
-    """Whether a mixing leaves the sum over the workers as it is."""
+    """Return whether a mixing leaves the sum over the workers unchanged."""
     if not isinstance(algorithm, MixingGossip):
         return False
     size, sums = 4, [0.0] * 4
@@ -53,10 +54,10 @@ EXCHANGING = chosen(lambda one: one.traits.synchronous and not one.traits.same_g
 ASYNCHRONOUS = chosen(lambda one: not one.traits.synchronous)
 """Workers do not wait for each other's steps."""
 SURVIVING = chosen(lambda one: one.traits.ends_with is None)
-"""The remaining ranks can continue after a loss."""
+"""The remaining ranks can continue after a loss of a rank."""
 GOSSIPING = chosen(lambda one: isinstance(one, Gossip))
 """Derived from `Gossip`."""
 MIXING = chosen(lambda one: isinstance(one, MixingGossip))
-"""Derived from `MixingGossip`: they differ in their topology."""
+"""Derived from `MixingGossip`: these algorithms differ only in their topology."""
 CONSERVING = chosen(keeps_the_sum)
-"""A mixing leaves the sum over the workers as it is."""
+"""A mixing leaves the sum over the workers unchanged."""

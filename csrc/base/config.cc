@@ -32,7 +32,7 @@ bool one_of(std::string_view value, std::initializer_list<std::string_view> know
 
 bool continues(const std::string& name, const std::string& value) {
   if (value != "raise" && value != "continue") {
-    throw UsageError(name + "='" + value + "' is neither raise nor continue");
+    throw UsageError(name + "='" + value + "' is not valid; set it to raise or continue");
   }
   return value == "continue";
 }
@@ -45,58 +45,61 @@ const std::vector<Row>& rows() {
       {{"SORDINO_TIMEOUT_S", "", "1800", "seconds after which such an operation fails with Timeout on every rank"},
        [](Config& c, auto& n, auto& v) { c.timeout_s = number(n, v, 0.001, 1e9); }},
       {{"SORDINO_ON_PEER_LOST", "", "raise",
-        "what becomes of the ranks that are left when one is lost: raise (every operation raises PeerLost) or continue "
-        "(they go on without it); init(on_peer_lost=...) comes first"},
+        "behavior of the remaining ranks when a rank is lost: raise (every operation raises PeerLost) or continue "
+        "(they continue without it); init(on_peer_lost=...) takes precedence"},
        [](Config& c, auto& n, auto& v) { c.survive_losses = continues(n, v); }},
       {{"SORDINO_TRANSPORT", "", "auto",
-        "how ranks reach each other: mpi, ucx, local (one machine, shared memory alone), or auto: MPI where its "
-        "launcher started them, else local on one machine and UCX between several"},
+        "transport between ranks: mpi, ucx, local (one machine, shared memory only), or auto: MPI if an MPI launcher "
+        "started the ranks, else local on one machine and UCX between several"},
        [](Config& c, auto& n, auto& v) {
          c.transport = v;
          if (!one_of(v, {"auto", "mpi", "ucx", "local"})) {
-           throw UsageError(n + "='" + v + "' is none of auto, mpi, ucx, local");
+           throw UsageError(n + "='" + v + "' is not a transport; set it to auto, mpi, ucx or local");
          }
        }},
       {{"SORDINO_SILENCE_S", "", "10",
-        "with on_peer_lost=continue: seconds after which a rank that says nothing (stopped, or cut off) is left out"},
+        "with on_peer_lost=continue: seconds after which a silent rank (stopped, or cut off) is excluded"},
        [](Config& c, auto& n, auto& v) { c.silence_s = number(n, v, 0.05, 1e6); }},
       {{"SORDINO_FUSION_BYTES", "HOROVOD_FUSION_THRESHOLD", "67108864",
-        "small all-reduces that are ready together are sent as one up to this many bytes (0: never)"},
+        "largest size, in bytes, of one message that combines small all-reduces that are ready together (0: never "
+        "combine)"},
        [](Config& c, auto& n, auto& v) { c.fusion_bytes = static_cast<std::size_t>(number(n, v, 0, 1e12)); }},
       {{"SORDINO_CHUNK_BYTES", "", "262144",
-        "bytes of one staging chunk when ordinary memory is averaged within a node; four chunks must fit the L2 cache"},
+        "size, in bytes, of a staging chunk when ordinary memory is averaged within a node; four chunks must fit the "
+        "L2 cache"},
        [](Config& c, auto& n, auto& v) { c.chunk_bytes = static_cast<std::size_t>(number(n, v, 4096, 1 << 26)); }},
       {{"SORDINO_RANKS_PER_NODE", "", "0",
-        "cut each machine's ranks into nodes of this size, to try multi-node paths on one machine (0: do not)"},
+        "ranks per simulated node: divides each machine's ranks into nodes, to try multi-node paths on one machine "
+        "(0: off)"},
        [](Config& c, auto& n, auto& v) { c.ranks_per_node = static_cast<int>(number(n, v, 0, 1e6)); }},
       {{"SORDINO_SHARED_MEMORY", "", "1",
-        "0 keeps ranks of one machine from averaging in shared memory (everything goes in messages)"},
+        "1 or 0: ranks of one machine average in shared memory, or send everything in messages"},
        [](Config& c, auto& n, auto& v) { c.shared_memory = number(n, v, 0, 1) != 0; }},
       {{"SORDINO_SPIN_US", "", "50",
-        "microseconds a waiting rank spins before it sleeps, where ranks do not outnumber cores (else it yields at "
+        "microseconds that a waiting rank spins before it sleeps, if ranks do not outnumber cores (else it yields at "
         "once)"},
        [](Config& c, auto& n, auto& v) { c.spin_us = static_cast<int>(number(n, v, 0, 1e6)); }},
-      {{"SORDINO_CPU_LEVEL", "", "", "lowers the kernels' instruction set: baseline, avx2 or avx512"},
+      {{"SORDINO_CPU_LEVEL", "", "", "upper limit of the kernels' instruction set: baseline, avx2 or avx512"},
        [](Config& c, auto&, auto& v) { c.cpu_level = v; }},
       {{"SORDINO_GPU_ROUTE", "", "",
-        "limits operations on GPU memory to one way, and through the host what it cannot take: nccl, ipc (within a "
-        "node), mpi (a CUDA-aware one) or host; unset: the first of these that all ranks of an operation can take"},
+        "only route for operations on GPU memory: nccl, ipc (within a node), mpi (a CUDA-aware one) or host; operations "
+        "that it cannot carry go through the host; unset: the first of these that all ranks of an operation support"},
        [](Config& c, auto& n, auto& v) {
          c.gpu_route = v;
          if (!one_of(v, {"", "nccl", "ipc", "mpi", "host"})) {
-           throw UsageError(n + "='" + v + "' is none of nccl, ipc, mpi, host");
+           throw UsageError(n + "='" + v + "' is not a route; set it to nccl, ipc, mpi or host");
          }
        }},
-      {{"SORDINO_CUDA_AWARE_MPI", "", "", "1 or 0: MPI takes GPU memory, or does not, whatever it says of itself"},
+      {{"SORDINO_CUDA_AWARE_MPI", "", "", "1 or 0: MPI accepts GPU memory, or does not; overrides what MPI reports"},
        [](Config& c, auto& n, auto& v) { c.cuda_aware = v.empty() ? -1 : static_cast<int>(number(n, v, 0, 1)); }},
-      {{"SORDINO_TIMELINE", "HOROVOD_TIMELINE", "", "file that rank 0 writes a Chrome trace of all operations to"},
+      {{"SORDINO_TIMELINE", "HOROVOD_TIMELINE", "", "file for a Chrome trace of all operations, written by rank 0"},
        [](Config& c, auto&, auto& v) { c.timeline = v; }},
       {{"SORDINO_RECORD", "", "",
-        "folder that each rank writes a record of its run to, for sordino report; init(record=...) comes first"},
+        "folder for the run records of all ranks, for sordino report; init(record=...) takes precedence"},
        [](Config& c, auto&, auto& v) { c.record = v; }},
       {{"SORDINO_LOG_LEVEL", "", "",
-        "least level of log lines: DEBUG, INFO, WARNING or ERROR; init() gives it to the logger sordino. Unset: as "
-        "Python's logging is set up, which is WARNING where the script has set nothing"},
+        "lowest level of log lines: DEBUG, INFO, WARNING or ERROR; init() sets it on the logger sordino. Unset: the "
+        "level of Python's logging, which is WARNING unless the script changes it"},
        [](Config& c, auto& n, auto& v) {
          c.log_level = v;
          if (!one_of(v, {"", "DEBUG", "INFO", "WARNING", "ERROR"})) {
@@ -104,7 +107,7 @@ const std::vector<Row>& rows() {
                             "' is not a log level; set it to DEBUG, INFO, WARNING or ERROR, or unset it");
          }
        }},
-      {{"SORDINO_NCCL", "", "", "file of the NCCL library to use between GPUs, rather than the one found; off: none"},
+      {{"SORDINO_NCCL", "", "", "file of the NCCL library to use between GPUs, instead of the one found; off: none"},
        [](Config& c, auto&, auto& v) { c.nccl = v; }},
   };
   return table;

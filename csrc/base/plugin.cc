@@ -21,8 +21,8 @@ void* symbol(void* library, const char* name) {
   if (found != nullptr) return found;
   Dl_info ours;
   const bool known = dladdr(reinterpret_cast<void*>(&path_of), &ours) != 0;
-  throw TransportError(std::string("a library beside ") + (known ? ours.dli_fname : "libsordino.so") +
-                       " is of another version, without " + name + ": install Sordino again");
+  throw TransportError(std::string("a library next to ") + (known ? ours.dli_fname : "libsordino.so") +
+                       " is of another version: it lacks " + name + ". Install Sordino again");
 }
 
 }  // namespace sordino::plugin

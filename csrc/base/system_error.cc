@@ -22,14 +22,14 @@ std::string explained(int error) {
     case EMFILE: {
       const Limits::Files files = Limits::files();
       return what + ": this process may have " + std::to_string(files.allowed) +
-             " at once (RLIMIT_NOFILE). Raise it, for example by `ulimit -n " + std::to_string(files.at_most) +
-             "` before the job starts";
+             " open at once (RLIMIT_NOFILE). Raise the limit, for example by `ulimit -n " +
+             std::to_string(files.at_most) + "` before the job starts";
     }
-    case ENFILE: return what + ": so the machine says (sysctl fs.file-max)";
+    case ENFILE: return what + ": the limit of the whole machine is reached (sysctl fs.file-max)";
     case ENOMEM:
       return what + ": " + std::to_string(Limits().available_memory()) +
-             " bytes are available. Else the limit of mappings is reached (sysctl vm.max_map_count), or of the "
-             "address space (`ulimit -v`)";
+             " bytes are available. If that is enough, the limit of mappings (sysctl vm.max_map_count) or of the "
+             "address space (`ulimit -v`) is reached";
     default: return what;
   }
 }

@@ -67,8 +67,8 @@ class Reader {
     const auto value = get<std::underlying_type_t<T>>();
     static_assert(std::is_unsigned_v<decltype(value)>);
     if (value > static_cast<std::underlying_type_t<T>>(last))
-      throw TransportError("a control message holds " + std::to_string(value) + " where " +
-                           std::to_string(static_cast<std::underlying_type_t<T>>(last)) + " is the most");
+      throw TransportError("a control message holds " + std::to_string(value) + ", but " +
+                           std::to_string(static_cast<std::underlying_type_t<T>>(last)) + " is the largest valid value");
     return static_cast<T>(value);
   }
   std::string text() {
@@ -80,7 +80,7 @@ class Reader {
   std::vector<T> list() {
     constexpr std::size_t least = std::is_same_v<T, std::string> ? sizeof(std::uint32_t) : sizeof(T);
     const auto size = get<std::uint32_t>();
-    if (size > rest_.size() / least) throw TransportError("a control message is shorter than it says");
+    if (size > rest_.size() / least) throw TransportError("a control message is shorter than its header states");
     std::vector<T> values;
     values.reserve(size);
     for (std::uint32_t i = 0; i < size; ++i) {
@@ -97,7 +97,7 @@ class Reader {
 
  private:
   std::span<const std::byte> cut(std::size_t size) {
-    if (size > rest_.size()) throw TransportError("a control message is shorter than it says");
+    if (size > rest_.size()) throw TransportError("a control message is shorter than its header states");
     auto part = rest_.first(size);
     rest_ = rest_.subspan(size);
     return part;

@@ -28,7 +28,7 @@ bool same_shape(const Collective& what, const std::vector<std::int64_t>& a, cons
 }
 
 void refuse_unless(bool holds, const char* what) {
-  if (!holds) throw TransportError(std::string("a control message tells of ") + what);
+  if (!holds) throw TransportError(std::string("a control message names ") + what);
 }
 
 template <class Number>
@@ -105,9 +105,9 @@ Announcement Announcement::read(Reader& reader) {
   said.dtypes = reader.list<DType>();
   for (std::size_t i = 0; i < said.dtypes.size(); ++i) said.shapes.push_back(reader.list<std::int64_t>());
   said.splits = reader.list<std::int64_t>();
-  refuse_unless(said.root >= 0, "a rank that there is not");
+  refuse_unless(said.root >= 0, "a rank that does not exist");
   for (const DType dtype : said.dtypes)
-    refuse_unless(static_cast<int>(dtype) < kDTypeCount, "an element type that there is not");
+    refuse_unless(static_cast<int>(dtype) < kDTypeCount, "an element type that does not exist");
   for (const auto& shape : said.shapes) {
     refuse_unless(!shape.empty() || !collective(said.opcode).rows_may_differ, "rows of a tensor without dimensions");
     refuse_unless(not_negative(shape), "a negative extent");
@@ -121,7 +121,7 @@ Announcement Announcement::read(Reader& reader) {
     refuse_unless(not_negative(said.set_change.ranks), "a negative rank");
     refuse_unless(said.set_change.removed >= 0 && not_negative(said.known_sets.ids), "a negative id");
     refuse_unless(said.known_sets.newest >= 0 && said.known_sets.newest < std::numeric_limits<int>::max(),
-                  "an id that there is not");
+                  "an id that does not exist");
   }
   said.device = reader.get<std::uint64_t>();
   said.abilities = reader.get<Abilities>();
@@ -159,8 +159,8 @@ Decision Decision::read(Reader& reader) {
   decision.merged.set_id = reader.get<int>();
   decision.abilities = reader.get<Abilities>();
   decision.last = reader.get<int>();
-  refuse_unless(!decision.names.empty(), "a decision on nothing");
-  refuse_unless(decision.last >= -1, "a rank that there is not");
+  refuse_unless(!decision.names.empty(), "a decision on no operation");
+  refuse_unless(decision.last >= -1, "a rank that does not exist");
   const auto& some = decision.participants;
   refuse_unless(std::adjacent_find(some.begin(), some.end(), std::greater_equal<>()) == some.end(),
                 "participants that are not in order");

@@ -31,7 +31,7 @@ namespace sordino {
 // Memory in which one rank publishes. Its node peers map it.
 struct OneShotSlots {
   static constexpr std::size_t kMostBytes = 64 * 1024;
-  static constexpr std::size_t kBeside = 48;  // bytes that fit beside the stamp, so that a peer reads one cache line
+  static constexpr std::size_t kBeside = 48;  // bytes that fit next to the stamp, so that a peer reads one cache line
 
   struct alignas(64) Slot {
     std::atomic<std::uint64_t> stamp;  // turn that the other fields belong to

@@ -94,7 +94,7 @@ void OneShotLeader::receive(int member, const Partial& what, std::span<const std
   if (from == partners_.end() || from - partners_.begin() == static_cast<std::ptrdiff_t>(mine_) || !in_time ||
       data.size() > OneShotSlots::kMostBytes || what.late < -1 || what.late >= static_cast<int>(ranks_) ||
       (!what.call && from->arrived[what.turn % 2].turn == what.turn))
-    throw TransportError("member " + std::to_string(member) + " of a process set speaks out of turn");
+    throw TransportError("member " + std::to_string(member) + " of a process set sent a one-shot message out of turn");
   if (what.call) {
     from->called = what.turn;
     from->called_for = what.number;
@@ -167,7 +167,7 @@ bool OneShotLeader::begin(Time now) {
     } else if (has_laid(place, turn_ - 1)) {
       complete = false;
     } else {
-      return false;  // it may read what is in the slot of this turn
+      return false;  // it may still read the slot of this turn
     }
   }
   for (std::size_t site = 0; site < partners_.size(); ++site)

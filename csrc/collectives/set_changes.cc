@@ -11,7 +11,7 @@ namespace {
 std::string complain_of_many(const Announcement& said, std::size_t) {
   const std::size_t sets = said.known_sets.ids.size();
   if (sets < static_cast<std::size_t>(kTagSets) / 2) return "";
-  return "has " + std::to_string(sets) + " process sets already, the most that there can be at once. Remove some";
+  return "has " + std::to_string(sets) + " process sets already, which is the limit. Remove some";
 }
 
 // The coordinator may have assigned ids to sets that members have yet to make.

@@ -29,8 +29,8 @@ std::byte* Device::insist(std::size_t bytes, const std::function<std::byte*()>& 
   if (std::byte* data = attempt()) return data;
   throw TransportError(
       "no room for " + std::to_string(bytes) + " bytes on " + name() +
-      ", even after what PyTorch keeps for later was given back: use a smaller model or batch, or look "
-      "whether another process uses the same GPU (nvidia-smi)");
+      ", even after PyTorch's cached memory was released. Use a smaller model or batch, or check whether another "
+      "process uses the same GPU (nvidia-smi)");
 }
 
 void Device::on_no_room(std::function<void()> make_room) {

@@ -13,7 +13,8 @@ namespace {
 std::string named(const std::vector<int>& ranks) { return (ranks.size() == 1 ? "rank " : "ranks ") + list(ranks); }
 
 std::string who_is_late(const std::vector<int>& ranks) {
-  return ranks.empty() ? "a peer is stuck or lost" : named(ranks) + " furthest behind: stuck, lost, or still computing";
+  if (ranks.empty()) return "a peer is stuck or lost";
+  return named(ranks) + (ranks.size() == 1 ? " is" : " are") + " furthest behind: stuck, lost, or still computing";
 }
 
 }  // namespace
@@ -29,7 +30,7 @@ void DeviceInFlight::check(AwakeTime now) {
     one.over = one.handles.front()->event->done();
     const auto barrier = one.over ? one.barrier.lock() : nullptr;
     const std::vector<int> gone = barrier ? barrier->let_go() : std::vector<int>{};
-    if (!gone.empty()) throw PeerLost("'" + one.name + "' has met with what had failed: " + named(gone), gone);
+    if (!gone.empty()) throw PeerLost("'" + one.name + "' met a failed operation of " + named(gone), gone);
   }
   std::erase_if(all_, [](const One& one) { return one.over; });
   count_ = all_.size();
@@ -39,7 +40,7 @@ void DeviceInFlight::check(AwakeTime now) {
     if (lasted < std::min(stall_warn_s_, timeout_s_)) continue;
     const auto barrier = one.barrier.lock();
     const std::vector<int> late = barrier ? barrier->late() : std::vector<int>{};
-    const std::string text = "'" + one.name + "' has been with the GPU for " + whole(lasted) + " s";
+    const std::string text = "'" + one.name + "' has been on the GPU for " + whole(lasted) + " s";
     if (lasted > timeout_s_) {
       throw Timeout(text + ", more than SORDINO_TIMEOUT_S: " + who_is_late(late), one.name, late);
     }

@@ -50,7 +50,7 @@ void FailureDetector::watch_losses() {
 void FailureDetector::lose(int rank, const std::string& why, bool certain) {
   if (common_.peers.gone(rank)) return;
   warn("rank " + std::to_string(rank) + " on " + common_.transport.host_of(rank) + " is lost: " + why + ". Rank " +
-       std::to_string(common_.transport.rank()) + " goes on without it.");
+       std::to_string(common_.transport.rank()) + " continues without it.");
   common_.transport.abandon();
   leave(rank, certain);
 }
@@ -100,7 +100,7 @@ void FailureDetector::watch_laid(ProcessSet& set, AwakeTime now) const {
   for (const int member : set.one_shot()->missing()) late.push_back(set.ranks[static_cast<std::size_t>(member)]);
   const std::string text = "'" + name + "' has waited " + whole(waited) + " s for ranks " + list(late);
   if (waited > timeout_s_) throw Timeout(text + ", more than SORDINO_TIMEOUT_S", name, late);
-  if (!std::exchange(laid.warned, true)) warn("stalled: " + text + ", which stand still.");
+  if (!std::exchange(laid.warned, true)) warn("stalled: " + text + ", which make no progress.");
 }
 
 // A serving request that waits for a rank that has left fails alone. Later operations cannot begin: they need that
@@ -126,7 +126,7 @@ void FailureDetector::watch_coordinated(ProcessSet& set, AwakeTime now) {
       throw Timeout(text + ", more than SORDINO_TIMEOUT_S", waiting.name, waiting.missing);
     }
     if (!waiting.warned) {
-      warn("stalled: " + text + ". They compute long, wait for something else, or never call it.");
+      warn("stalled: " + text + ". They still compute, wait for something else, or never call it.");
       set.negotiation->mark_warned(waiting.name);
       common_.peers.post_to(set.ranks, Writer().put(Message::kStalled).put(set.id).put(waiting.name).take());
     }
@@ -147,12 +147,12 @@ void FailureDetector::watch_own(AwakeTime now) {
     if (!reported && waited > stall_warn_s_ + kGrace) {
       submission.warned = true;
       warn("stalled: '" + submission.request.name + "' has waited " + whole(waited) + " s for rank " +
-           std::to_string(coordinator) + ", which coordinates it and says nothing.");
+           std::to_string(coordinator) + ", which coordinates it and is silent.");
     }
     if (waited > timeout_s_ + kGrace) {
       stuck_ = {coordinator};
       throw Timeout("'" + submission.request.name + "' has waited for " + whole(timeout_s_) + " s, and rank " +
-                        std::to_string(coordinator) + ", which coordinates it, says nothing",
+                        std::to_string(coordinator) + ", which coordinates it, is silent",
                     submission.request.name, {coordinator});
     }
   });
@@ -236,9 +236,9 @@ void FailureDetector::receive_failure(int from, Reader& reader) {
   const std::vector<int> ranks = reader.list<int>();
   for (const int rank : ranks) {
     if (rank < 0 || rank >= common_.transport.size())
-      throw TransportError("rank " + std::to_string(from) + " tells of a rank that there is not");
+      throw TransportError("rank " + std::to_string(from) + " names a rank that does not exist");
   }
-  told_ = true;  // whoever failed has told everybody
+  told_ = true;  // a rank that fails tells all ranks
   switch (failure) {
     case Failure::kPeerLost: throw PeerLost(text, ranks);
     case Failure::kTimeout: throw Timeout(text, operation, ranks);

@@ -16,7 +16,7 @@ constexpr std::size_t kSmall = std::size_t{1} << 20;
 void Negotiation::announce(int member, Announcement said, AwakeTime now) {
   const auto known = pending_.find(said.name);
   if (known != pending_.end() && known->second.said[static_cast<std::size_t>(member)])
-    throw TransportError("a control message tells of the same request twice");
+    throw TransportError("a control message announces the same request twice");
   if (collective(said.opcode).effect == Effect::kJoins) {
     joined_[member] = true;
     for (const auto& [name, pending] : pending_) ripe_.push_back(name);

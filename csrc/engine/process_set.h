@@ -40,7 +40,7 @@ class ProcessSet {
       if (segment) transport_.keep(std::move(segment));
     }
   }
-  // Location of this rank's block, for the node peers; segment 0 if it has none.
+  // Location of this rank's block, for the node peers; segment 0 without a block.
   Location block_location() const;
   std::vector<int> node_peers() const;
   // Maps the block of a node peer. Throws TransportError if the location is wrong, if the peer has sent one before, or

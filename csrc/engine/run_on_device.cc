@@ -172,7 +172,7 @@ Task exchange_through_host(Running& running, const std::shared_ptr<Device>& devi
   const std::size_t bytes = what.layout->bytes();
   const auto buffer = running.staging->take(device, Where::kHost, bytes, running.queue);
   if (what.shared && participants.transport.node_memory().locate(buffer->data(), bytes).segment == 0) {
-    throw TransportError("no room in shared memory for " + std::to_string(bytes) + " bytes on their way from a GPU");
+    throw TransportError("no room in shared memory for " + std::to_string(bytes) + " bytes copied from a GPU");
   }
   device->copy(buffer->data(), what.source, bytes, running.queue);
   co_await running.compute->idle();

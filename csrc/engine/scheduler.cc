@@ -17,9 +17,9 @@ Scheduler::Scheduler(Common& common, const Config& config, int patience)
       device_routes_(common.transport, config),
       device_in_flight_(common.transport.rank(), config.stall_warn_s, config.timeout_s),
       staging_(common.transport.node_memory()) {
-  std::vector<int> everybody(static_cast<std::size_t>(common.transport.size()));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  add_set(0, std::move(everybody));
+  std::vector<int> all_ranks(static_cast<std::size_t>(common.transport.size()));
+  std::iota(all_ranks.begin(), all_ranks.end(), 0);
+  add_set(0, std::move(all_ranks));
 }
 
 std::shared_ptr<Handle> Scheduler::submit(Request request) {
@@ -28,7 +28,7 @@ std::shared_ptr<Handle> Scheduler::submit(Request request) {
   if (common_.failure.latched()) common_.failure.rethrow();  // end() runs before this or sees this submission
   const auto found = sets_.find(request.set);
   if (found == sets_.end())
-    throw UsageError("process set " + std::to_string(request.set) + " does not exist (any more)");
+    throw UsageError("process set " + std::to_string(request.set) + " does not exist, or not any more");
   if (found->second->me < 0) {
     throw UsageError("rank " + std::to_string(common_.transport.rank()) + " is not a member of process set " +
                      std::to_string(request.set));
@@ -61,7 +61,7 @@ void Scheduler::require_idle(int set) const {
 std::vector<int> Scheduler::members(int set) const {
   std::lock_guard lock(mutex_);
   const auto found = sets_.find(set);
-  if (found == sets_.end()) throw UsageError("process set " + std::to_string(set) + " does not exist (any more)");
+  if (found == sets_.end()) throw UsageError("process set " + std::to_string(set) + " does not exist, or not any more");
   return found->second->ranks;
 }
 

@@ -35,11 +35,11 @@ bool Scheduler::announce() {
       const Request& request = submission.request;
       const Collective& what = collective(request.opcode);
       if (!what.negotiated) {
-        std::vector<int> everybody(set.ranks.size());
-        std::iota(everybody.begin(), everybody.end(), 0);
+        std::vector<int> all_members(set.ranks.size());
+        std::iota(all_members.begin(), all_members.end(), 0);
         Decision& decision = set.decisions.emplace_back();
         decision.names = {request.name};
-        decision.participants = std::move(everybody);
+        decision.participants = std::move(all_members);
       } else {
         if (what.effect == Effect::kRemovesSet) abandon_one_shots(request.set_change.removed);
         Announcement& mine = said.emplace_back(&set, Announcement::of(request)).second;
@@ -97,20 +97,20 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
   if (found == sets_.end()) return;  // a set removed meanwhile
   ProcessSet& set = *found->second;
   const int index = set.index_of(from);
-  refuse_unless(index >= 0 && set.me >= 0, "speaks of a process set that it is not in, or this rank is not");
+  refuse_unless(index >= 0 && set.me >= 0, "sent a message about a process set that does not include both ranks");
   switch (message) {
     case Message::kAnnounce:
-      refuse_unless(set.negotiation.has_value(), "announces to a rank that does not coordinate");
+      refuse_unless(set.negotiation.has_value(), "announced an operation to a rank that does not coordinate its process set");
       set.negotiation->announce(index, Announcement::read(reader), common_.clock.now());
       break;
     case Message::kDecision: {
-      refuse_unless(from == set.coordinator(), "decides and does not coordinate");
+      refuse_unless(from == set.coordinator(), "sent a decision for a process set that it does not coordinate");
       Decision decision = Decision::read(reader);
       const auto& some = decision.participants;
       refuse_unless(some.empty() || (some.front() >= 0 && some.back() < static_cast<int>(set.ranks.size())),
-                    "tells of participants that there are not");
+                    "names participants that do not exist");
       for (const int lost : decision.lost)
-        refuse_unless(lost >= 0 && lost < common_.transport.size(), "tells of a rank that there is not");
+        refuse_unless(lost >= 0 && lost < common_.transport.size(), "names a rank that does not exist");
       for (const std::string& name : decision.names) set.stalled.erase(name);
       set.decisions.push_back(std::move(decision));
       break;
@@ -130,7 +130,7 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
       const std::string text = reader.text();
       std::vector<int> lost = reader.list<int>();
       for (const int rank : lost)
-        refuse_unless(rank >= 0 && rank < common_.transport.size(), "tells of a rank that there is not");
+        refuse_unless(rank >= 0 && rank < common_.transport.size(), "names a rank that does not exist");
       hear_of_given_up(set, sequence, PeerLost(text, std::move(lost)));
       break;
     }
@@ -221,7 +221,7 @@ void Scheduler::obey(ProcessSet& set, Decision decision) {
   if (given_up) return fail(submissions, given_up.mapped());
   if (const std::vector<int> gone = set.unmapped(decision.participants); !gone.empty()) {
     const PeerLost error("'" + decision.names.front() + "' needs rank " + std::to_string(gone.front()) +
-                             ", which had ended before this rank could map its memory",
+                             ", which ended before this rank could map its memory",
                          gone);
     if (!common_.peers.tolerates_losses()) throw error;
     return fail(submissions, error);
@@ -277,7 +277,7 @@ std::vector<Submission> Scheduler::take_decided(ProcessSet& set, const Decision&
   for (const std::string& name : decision.names) {
     const auto found = outstanding_.find(key_of(set.id, name));
     if (found == outstanding_.end() || !found->second.handle || std::exchange(found->second.begun, true)) {
-      throw TransportError("rank " + std::to_string(common_.transport.rank()) + " was told to run '" + name +
+      throw TransportError("rank " + std::to_string(common_.transport.rank()) + " received a decision to run '" + name +
                            "', which it never announced");
     }
     submissions.push_back(found->second);

@@ -77,10 +77,10 @@ std::shared_ptr<World> World::successor(std::exception_ptr error) {
   progress_->wait([this] { return retired_ || may_go_on_; }, interrupt_);
   // Before the next world's first operation, because work still on the device writes to tensors that all worlds share.
   if (!drain_devices(std::chrono::seconds(30)))
-    throw DeviceError("the GPU has not ended within 30 s what it did in a world that has failed: it hangs");
+    throw DeviceError("the GPU hangs: it did not finish the work of a failed world within 30 s");
   std::shared_ptr<World> next;
   progress_->alone([&] {
-    if (retired_) throw UsageError("another thread has taken this world's place already");
+    if (retired_) throw UsageError("another thread has already created the successor of this world");
     if (membership_->ended()) std::rethrow_exception(membership_->reason(view_));
     retired_ = true;
     next = std::shared_ptr<World>(new World(place_in(membership_), config_, services_->tags()));
@@ -162,9 +162,8 @@ void World::wait(const Handle& handle) {
 void World::interrupted(const std::string& operation) {
   const auto failure = std::make_exception_ptr(TransportError(
       "rank " + std::to_string(rank()) + " was interrupted by a signal while it waited for '" + operation +
-      "', whose result it has not taken, so ranks may be at different places of the program. Call shutdown() and "
-      "init(), "
-      "then broadcast the parameters or load a checkpoint"));
+      "', and did not take its result. So ranks may be at different places of the program. Call shutdown() and "
+      "init(), then broadcast the parameters or load a checkpoint"));
   progress_->alone([&] { failures_->fail(failure, true); });
   flush(milliseconds(100));
 }

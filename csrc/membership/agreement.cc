@@ -128,7 +128,7 @@ View Agreement::read_view(Reader& message) const {
   if (view.epoch != from_.epoch + 1 || some.empty() ||
       std::adjacent_find(some.begin(), some.end(), std::greater_equal<>()) != some.end() ||
       !std::includes(from_.members.begin(), from_.members.end(), some.begin(), some.end())) {
-    throw TransportError("a control message tells of an epoch that cannot follow on epoch " +
+    throw TransportError("a control message names an epoch that cannot follow epoch " +
                          std::to_string(from_.epoch));
   }
   view.first_tag = read_tag(view.first_tag);
@@ -136,7 +136,7 @@ View Agreement::read_view(Reader& message) const {
 }
 
 int Agreement::read_tag(int tag) {
-  if (tag < 0 || tag > kMostTags) throw TransportError("a control message tells of a tag that there cannot be");
+  if (tag < 0 || tag > kMostTags) throw TransportError("a control message names a tag that is out of range");
   return tag;
 }
 

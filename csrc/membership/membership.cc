@@ -144,7 +144,7 @@ void Membership::follow() {
   history_[next.epoch] = next;
   if (next.place_of(self_) < 0) {
     end_ = End::kEvicted;
-    ending_ = "the others have gone on without this rank: it was silent, or they could not work with it";
+    ending_ = "the other ranks have continued without this rank: it was silent, or they could not communicate with it";
     return;
   }
   view_ = next;
@@ -240,8 +240,9 @@ void Membership::tick(Time now, std::uint32_t epoch, const Sink& sink) {
       silent += (silent.empty() ? "" : ", ") + std::string("rank ") + std::to_string(view_.place_of(rank)) + " on " +
                 transport_->host_of(rank) + " (" + cause + ")";
     }
-    ending_ = "this rank does not reach more than half of the others and must not go on, for they may: it misses " +
-              silent + ". What it has is intact";
+    ending_ = "this rank cannot reach more than half of the others, which may continue without it, so it must stop. It "
+              "cannot reach " +
+              silent + ". Its data is intact";
   }
 }
 
@@ -298,7 +299,7 @@ std::exception_ptr Membership::reason(const View& of) const {
     text += (text.empty() ? "" : "; ") + std::string("rank ") + std::to_string(place) + " on " +
             transport_->host_of(rank) + " is lost: " + cause;
   }
-  if (text.empty()) text = "another rank has had an error, and the ranks meet anew";
+  if (text.empty()) text = "another rank has failed with an error, so the ranks form a new world";
   return std::make_exception_ptr(PeerLost(text, ranks));
 }
 

@@ -32,7 +32,7 @@ class Mailbox : public Service {
   void send(int to, std::string text);
   // Adds an event that a waiting thread should know of.
   void push(Event event);
-  // Waits up to this many seconds for events, and takes all that have come, in order. If there are none, throws the
+  // Waits up to this many seconds for events, and takes all that have come, in order. If no event has come, throws the
   // error that has ended the world or this service.
   std::vector<Event> wait(double seconds);
 

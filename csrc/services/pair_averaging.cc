@@ -34,7 +34,7 @@ void PairAveraging::begin(int peer, std::uint64_t number) {
   {
     std::lock_guard lock(mutex_);
     if (ended_) std::rethrow_exception(ended_);
-    if (next_) throw UsageError("an averaging has yet to begin, so another cannot");
+    if (next_) throw UsageError("an averaging that was requested earlier has not begun yet, so another cannot be requested");
     next_ = std::make_unique<Averaging>(Averaging{peer, number});
   }
   context_.wake();
@@ -70,7 +70,7 @@ void PairAveraging::receive(int from, Reader& reader) {
   if (said.number != number) said = {number, {}};
   if (reader.empty()) return;
   const auto tag = reader.get<Tag>();
-  if (tag >= (Tag{1} << kTagBits)) throw TransportError("an averaging names a tag that there is not");
+  if (tag >= (Tag{1} << kTagBits)) throw TransportError("an averaging names a tag that is out of range");
   said.tag = tag;
 }
 

@@ -69,7 +69,7 @@ void SnapshotStore::cancel(const std::shared_ptr<Pull>& pull) {
 
 void SnapshotStore::average(Pull& pull, std::byte* values) {
   if (pull.state.load(std::memory_order_acquire) != Pull::State::kDone || !pull.values)
-    throw UsageError("there is nothing to average: the pull is not done, or its values have been used");
+    throw UsageError("this pull has no values to average: it is not done, or its values have been used");
   for (const LayoutSegment& run : layout_->segments()) {
     if (run.bytes == 0) continue;
     std::byte* mine = values + run.offset;

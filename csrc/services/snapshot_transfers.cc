@@ -100,7 +100,7 @@ void SnapshotStore::receive(int from, Reader& reader) {
   const auto number = reader.get<std::uint64_t>();
   if (word == Word::kAsk) {
     const auto tag = reader.get<Tag>();
-    if (tag >= (Tag{1} << kTagBits)) throw TransportError("a request names a tag that there is not");
+    if (tag >= (Tag{1} << kTagBits)) throw TransportError("a request names a tag that is out of range");
     answer({from, number, tag}, steady_clock::now());
     return;
   }

@@ -32,7 +32,7 @@ void check(int size, std::vector<double>& weights) {
   }
   const auto expected = static_cast<std::size_t>(size) * static_cast<std::size_t>(size);
   if (weights.size() != expected) {
-    throw UsageError("the roulette of " + std::to_string(size) + " workers has " + std::to_string(expected) +
+    throw UsageError("the roulette of " + std::to_string(size) + " workers needs " + std::to_string(expected) +
                      " weights, not " + std::to_string(weights.size()));
   }
   const Square matrix(size, weights);
@@ -41,7 +41,7 @@ void check(int size, std::vector<double>& weights) {
       const std::string entry = "roulette[" + std::to_string(row) + "][" + std::to_string(column) + "]";
       const double weight = matrix(row, column);
       if (!std::isfinite(weight) || weight < 0)
-        throw UsageError(entry + " is " + std::to_string(weight) + "; weights are finite and not negative");
+        throw UsageError(entry + " is " + std::to_string(weight) + "; weights must be finite and not negative");
       if (row == column && weight != 0) throw UsageError(entry + " is not zero, but no worker exchanges with itself");
     }
   }
@@ -54,8 +54,8 @@ void keep_support(const Square& matrix) {
   const int size = matrix.size;
   Matching matching(size, [&](int row, int column) { return matrix(row, column) > 0; });
   if (const int lonely = matching.complete(); lonely >= 0) {
-    throw UsageError("no round can follow this roulette: it leaves worker " + std::to_string(lonely) +
-                     " nobody to send to once the others have chosen; give it more positive weights");
+    throw UsageError("no round can follow this roulette: worker " + std::to_string(lonely) +
+                     " has no worker to send to after the others have chosen; give it more positive weights");
   }
   for (int column = 0; column < size; ++column) {
     std::vector<bool> reached(static_cast<std::size_t>(size), false);

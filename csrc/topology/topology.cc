@@ -62,7 +62,7 @@ void Ring::destinations(At, int rank, std::vector<int>& ranks) const {
 
 Exponential::Exponential(int size, std::map<std::uint64_t, int> peers)
     : Topology(size), exponents_(exponents_of(size)), peers_(std::move(peers)) {
-  if (!peers_.contains(0)) throw UsageError("peers: must be given from round 0 on");
+  if (!peers_.contains(0)) throw UsageError("peers: the schedule must begin at round 0");
   for (const auto& [round, count] : peers_) {
     if (count >= 1 && (size <= 2 || count <= exponents_)) continue;
     throw UsageError("peers=" + std::to_string(count) + ": " + std::to_string(size) +
@@ -192,8 +192,8 @@ void Star::destinations(At, int rank, std::vector<int>& ranks) const {
 
 Served::Served(int size, int workers) : Topology(size), workers_(workers) {
   if (workers < 1 || workers > size) {
-    throw UsageError("workers=" + std::to_string(workers) + ": from 1 to all " + std::to_string(size) +
-                     " ranks can be workers");
+    throw UsageError("workers=" + std::to_string(workers) + ": must be from 1 to the number of ranks, " +
+                     std::to_string(size));
   }
 }
 

@@ -22,8 +22,8 @@ class Openers {
   // Lists this process, or lists it once more. Throws TransportError if the list is full.
   Entry* enter() {
     for (Entry& entry : entries_) {
-      pid_t nobody = 0;
-      if (entry.compare_exchange_strong(nobody, getpid())) return &entry;
+      pid_t unused = 0;
+      if (entry.compare_exchange_strong(unused, getpid())) return &entry;
     }
     throw TransportError("more than " + std::to_string(entries_.size()) + " processes have mapped the same memory");
   }

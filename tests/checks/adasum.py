@@ -1,4 +1,4 @@
-"""Adasum against a float64 model of its formula, and what the formula promises."""
+"""Adasum against a float64 model of its formula, and the properties that follow from the formula."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def merge(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def model(vectors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A binary tree; ranks beyond the largest power of two are merged into the first ones before."""
+    """Return Adasum by a binary tree; ranks beyond the largest power of two are first merged into the lower ranks."""
     level = [vector.double() for vector in vectors]
     power = 1 << (len(level).bit_length() - 1)
     for extra in range(power, len(level)):
@@ -47,7 +47,7 @@ def follows_the_formula(seat: Seat, dtype: torch.dtype, length: int) -> None:
 
 @check()
 def weighs_each_tensor_by_itself(seat: Seat) -> None:
-    """Also where the tensors lie side by side in memory, and of mixed dtypes."""
+    """Each tensor gets its own weights, also where tensors are adjacent in memory or have mixed dtypes."""
     flat = [values(rank, 3000, torch.float64, seed=4) for rank in range(seat.size)]
     cuts = [1, 999, 2000]
     parts = [torch.split(vector, cuts) for vector in flat]
@@ -82,10 +82,10 @@ def scales(seat: Seat) -> None:
 
 @check()
 def tiny_and_huge_values(seat: Seat) -> None:
-    """Equal vectors average whatever their size: neither dot products nor their quotient may overflow to NaN."""
+    """Equal vectors are averaged at any magnitude: neither dot products nor their quotient may overflow to NaN."""
     for dtype in FLOATS:
         info = torch.finfo(dtype)
-        least = 1e-100 if dtype == torch.float64 else info.smallest_normal * 4  # its square is a float64, too
+        least = 1e-100 if dtype == torch.float64 else info.smallest_normal * 4  # its square is still a float64
         for size in (least, info.max**0.45):
             mine = torch.full((50,), size, dtype=dtype)
             result = hvd.allreduce(mine, op=hvd.Adasum)

@@ -1,4 +1,4 @@
-"""Any order of submission, names, handles, barriers, the timeline."""
+"""Orders of submission, names, handles, barriers and the timeline."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def a_duplicate_under_way_raises_and_harms_nothing(seat: Seat) -> None:
     }
     handles = []
     if seat.rank == 0:
-        handles = [call() for call in calls.values()]  # the same name for different kinds is fine
+        handles = [call() for call in calls.values()]  # operations of different kinds may share a name
         for label, call in calls.items():
             raises(ValueError, "x", call)
             raises(hvd.HorovodInternalError, label if label != "grouped" else "x", call)
@@ -117,7 +117,9 @@ def poll_and_synchronize(seat: Seat) -> None:
 
 @check()
 def a_name_is_taken_until_somebody_has_waited(seat: Seat) -> None:
-    """Also where the operation was over long ago, so that no rank is refused what others are not."""
+    """A name stays taken until its result was waited for, even if the operation ended long ago. So all ranks refuse or
+    none does.
+    """
     handle = hvd.allreduce_async(torch.ones(2), name="n")
     wait_for_leftovers()
     hvd.barrier()
@@ -127,7 +129,7 @@ def a_name_is_taken_until_somebody_has_waited(seat: Seat) -> None:
     assert hvd.poll(handle)
     another = hvd.allreduce_async(torch.ones(2), name="n", op=hvd.Sum)
     assert hvd.synchronize(handle).tolist() == [1, 1]
-    raises(ValueError, "nobody has waited", hvd.allreduce_async, torch.ones(2), name="n")  # it is the other one's now
+    raises(ValueError, "nobody has waited", hvd.allreduce_async, torch.ones(2), name="n")  # the second one holds it now
     assert hvd.synchronize(another).tolist() == [seat.size] * 2
     assert hvd.allreduce(torch.ones(1), name="n").item() == 1
 
@@ -179,7 +181,7 @@ def unnamed_operations_match_in_order(seat: Seat) -> None:
     handles = [hvd.allreduce_async(torch.full((2,), float(i)), op=hvd.Sum) for i in range(10)]
     for i, handle in enumerate(handles):
         assert hvd.synchronize(handle).tolist() == [i * seat.size] * 2
-    # Named ones, and ones that fail on one rank before they are sent, do not count.
+    # Named operations do not count, nor do operations that fail on one rank before they are sent.
     if seat.rank == 0:
         raises(UsageError, "complex", hvd.allreduce, torch.ones(1, dtype=torch.complex64))
         raises(UsageError, "sparse", hvd.allreduce, torch.eye(2).to_sparse())
@@ -234,7 +236,7 @@ def timeline(seat: Seat) -> None:
         hvd.broadcast(torch.ones(2), 0, name="start")
         hvd.barrier()
         hvd.stop_timeline()
-        hvd.stop_timeline()  # harmless when none runs
+        hvd.stop_timeline()  # harmless when none is running
         if seat.rank > 0:
             continue
         text = (path.parent / f"{path.name}{turn}").read_text()
@@ -242,7 +244,7 @@ def timeline(seat: Seat) -> None:
         events = events["traceEvents"] if isinstance(events, dict) else events
         for word in ("ALLREDUCE", "ALLGATHER", "BROADCAST"):
             assert f'"NEGOTIATE_{word}"' in text, word
-            # With a GPU's tensors it says which way they went.
+            # For tensors on a GPU the event also names the route.
             assert re.search(f'"((IPC|MPI|NCCL|STAGED|ALONE)_)?{word}"', text), word
         assert "allreduce.weights" in text and "allgather.rows" in text
         assert ("CYCLE_START" in text) == (turn == 1)

@@ -21,7 +21,7 @@ def everybody(seat: Seat, shape, dtype, seed: int = 0, wide: bool = False) -> li
 
 @check(dtype=DTYPES)
 def every_op_and_length(seat: Seat, dtype: torch.dtype) -> None:
-    """All under way at once, so small ones are fused; and the input stays as it was."""
+    """All operations are in flight at once, so small ones are fused. The input stays unchanged."""
     under_way = []
     for label, op in EVERY:
         for length in LENGTHS:
@@ -60,8 +60,9 @@ def megabytes(seat: Seat, dtype: torch.dtype) -> None:
 
 @check(dtype=(torch.float16, torch.float32, torch.float64))
 def odd_lengths_around_chunks(seat: Seat, dtype: torch.dtype) -> None:
-    """One element more or less than a staging chunk, a cache line, the least size of in-place averaging, and than what
-    goes in two lanes between nodes, and in four."""
+    """Lengths of one element more or less than each limit: a staging chunk, a cache line, the least size for averaging
+    in place, and the sizes from which two or four lanes are used between nodes.
+    """
     width = dtype.itemsize
     for size in (64, 16 * 1024, 32 * 1024, 262144, 3 * 262144, 1 << 20, 1 << 21):
         for extra in (-1, 0, 1):
@@ -103,7 +104,7 @@ def the_average_of_equal_integers_is_that_integer(seat: Seat) -> None:
 
 @check()
 def floats_of_all_kinds(seat: Seat) -> None:
-    """Zeros, infinities and NaN travel as they are; NaN never gets lost."""
+    """Zeros and infinities keep their kind; NaN never gets lost."""
     for dtype in FLOATS:
         mine = torch.tensor([math.inf, -math.inf, math.nan if seat.rank == seat.last else 1.0, 0.0, -0.0], dtype=dtype)
         for label, op in EVERY:
@@ -148,7 +149,7 @@ def memory_in_any_order(seat: Seat, dtype: torch.dtype) -> None:
         assert hvd.allreduce_(mine, op=hvd.Sum) is mine
         assert mine.stride() == strides
         assert_reduced(mine, hvd.Sum, inputs)
-        if label == "sliced":  # what lies around the view stays as it was
+        if label == "sliced":  # the elements around the view stay as they were
             assert_equal(base[:3], outside[:3])
             assert_equal(base[:, :5], outside[:, :5])
         seat.same(label, result, mine)
@@ -212,7 +213,7 @@ def compressed(seat: Seat, dtype: torch.dtype) -> None:
 
 @check()
 def many_under_way(seat: Seat) -> None:
-    """More operations than any table is long, some large and most tiny, waited for backwards."""
+    """More operations in flight than any table has entries, a few large and most tiny, waited for in reverse order."""
     lengths = [(7 * i) % 97 + (60_000 if i % 83 == 5 else 0) for i in range(400)]
     handles = [
         hvd.allreduce_async(torch.full((length,), float(seat.rank + i)), name=f"tensor.{i}", op=hvd.Sum)
@@ -244,8 +245,8 @@ def counters(seat: Seat) -> None:
     if seat.size == 1:
         assert sent == 0
     else:
-        # A ring sends 2(N-1)/N of the tensor; a tree of two the whole. Where nodes have unequal numbers of ranks, those
-        # have different shares (checks/plan.py).
+        # Each rank sends 2(N-1)/N of the tensor in a ring, and the whole tensor in a tree of two. On nodes with unequal
+        # numbers of ranks the shares differ (checks/plan.py).
         fair = 2 * (seat.size - 1) / seat.size * 400_000
         equal = len(set(Counter(current().world.nodes).values())) == 1
         assert 0.9 * fair <= sent <= 1.1 * fair if equal else 0 < sent < 2 * fair
@@ -258,7 +259,7 @@ def counters(seat: Seat) -> None:
 
 @check(worlds=("sim-3", "sim-4", "sim-5", "mpi-3", "mpi-4", "mpi-5"))
 def one_node_folds_in_rank_order(seat: Seat) -> None:
-    """To the last bit, in shared memory and through slots."""
+    """Ranks of one node add in rank order, to the last bit, both in shared memory and through slots."""
     for length in (7, 5_003, 100_003):
         inputs = everybody(seat, length, torch.float32)
         wanted = inputs[0]
@@ -270,9 +271,11 @@ def one_node_folds_in_rank_order(seat: Seat) -> None:
 
 @check(worlds=("sim-4x2", "mpi-4x2", "ucx-4x2"))
 def a_last_part_is_short(seat: Seat) -> None:
-    """Between nodes long vectors go in parts through memory that is used again, whoever has copied out what is there.
+    """Between nodes a long vector is sent in parts through memory that is used again, even if a rank has not copied a
+    part out yet.
 
-    5 MiB and some go in eight parts of a length that grows with the vector, and one of what is left.
+    A vector of slightly more than 5 MiB is cut into eight parts, whose length grows with the vector, and one part with
+    the rest.
     """
     for left in (1, 3, 7):
         wanted = torch.arange(1, 5 * 2**18 + left + 1, dtype=torch.float32)

@@ -17,7 +17,7 @@ def leaf(seat: Seat, *shape: int, dtype: torch.dtype = torch.float64) -> torch.T
 
 
 def upstream(rank: int, *shape: int) -> torch.Tensor:
-    """The gradient that flows into rank's output."""
+    """Return the gradient with respect to this rank's output."""
     return values(rank, shape, torch.float64, seed=123)
 
 
@@ -32,7 +32,7 @@ def close(actual: torch.Tensor | None, wanted: torch.Tensor) -> None:
 
 @check(op=FOLDS, factors=((1.0, 1.0), (2.0, 0.25)))
 def allreduce(seat: Seat, op: str, factors: tuple[float, float]) -> None:
-    """The same all-reduce of the gradients."""
+    """The gradients are reduced by the same all-reduce."""
     pre, post = factors
     x = leaf(seat, 3, 5)
     y = hvd.allreduce(x, op=FOLDS[op], prescale_factor=pre, postscale_factor=post)
@@ -48,7 +48,7 @@ def grouped_allreduce(seat: Seat) -> None:
     xs = [leaf(seat, 2 + i) for i in range(3)]
     outputs = hvd.grouped_allreduce(xs, op=hvd.Sum)
     assert len(outputs) == 3
-    for i, y in enumerate(outputs):  # one output after the other
+    for i, y in enumerate(outputs):  # one output after another
         y.backward(upstream(seat.rank, 2 + i), retain_graph=True)
     for i, x in enumerate(xs):
         close(x.grad, all_upstream(seat, 2 + i).sum(0))
@@ -60,7 +60,7 @@ def grouped_allreduce(seat: Seat) -> None:
 
 @check()
 def allgather(seat: Seat) -> None:
-    """Averages: this rank's rows of the mean of all gradients."""
+    """Each rank gets its rows of the mean of all gradients."""
     rows = [rank + 1 for rank in range(seat.size)]
     x = leaf(seat, rows[seat.rank], 2)
     y = hvd.allgather(x)
@@ -84,7 +84,7 @@ def allgather_of_zero_rows_and_groups(seat: Seat) -> None:
 
 @check()
 def broadcast(seat: Seat) -> None:
-    """The mean of all gradients on the root, zero elsewhere."""
+    """The root gets the mean of all gradients, other ranks get zero."""
     for root in range(seat.size):
         x = leaf(seat, 4)
         hvd.broadcast(x, root).backward(upstream(seat.rank, 4))
@@ -93,7 +93,7 @@ def broadcast(seat: Seat) -> None:
 
 @check()
 def alltoall(seat: Seat) -> None:
-    """The gradients return whence the rows came; rows that were not sent get zero."""
+    """Each gradient returns to the rank that sent the row; rows that were not sent get zero."""
     splits = [(seat.rank + target) % 3 for target in range(seat.size)]
     x = leaf(seat, sum(splits) + 2, 2)
     output, received = hvd.alltoall(x, splits=splits)
@@ -111,7 +111,8 @@ def alltoall(seat: Seat) -> None:
 
 @check(op=("Sum", "Average"))
 def reducescatter(seat: Seat, op: str) -> None:
-    """The gathered gradients times the scale factors, and the number of ranks for Sum: the whole derivative."""
+    """The whole derivative: the gathered gradients times the scale factors, and for Sum also times the number of ranks.
+    """
     rows = 2 * seat.size + 1
     x = leaf(seat, rows, 2)
     y = hvd.reducescatter(x, op=FOLDS[op], prescale_factor=0.5, postscale_factor=3.0)
@@ -166,12 +167,12 @@ def what_does_not_require_a_gradient(seat: Seat) -> None:
 
 @check()
 def in_a_small_network(seat: Seat) -> None:
-    """Averaging activations: the gradient of the local weights is the average's share of all ranks' losses."""
+    """For averaged activations, the gradient of the local weights includes this rank's share in all ranks' losses."""
     weight = leaf(seat, 3, 3)
     x = values(seat.rank, (2, 3), torch.float64, seed=5)
     y = hvd.allreduce(x @ weight)
     (y**2).sum().backward()
-    # dL_r/dy = 2y on every rank; Average's backward averages them; so dW = x^T (2y).
+    # dL_r/dy = 2y on every rank. The backward of Average averages these, so dW = x^T (2y).
     close(weight.grad, x.t() @ (2 * y.detach()))
 
 
@@ -188,7 +189,9 @@ IN_PLACE = {
 
 @check(how=IN_PLACE)
 def what_a_graph_has_saved_is_not_changed_unseen(seat: Seat, how: str) -> None:
-    """Backward raises, as after torch's own operations in place, and whatever way the operation takes."""
+    """Backward raises if a saved tensor was changed, as after torch's own in-place operations, on every path of the
+    operation.
+    """
     for turn in range(3):
         weight, x = torch.ones(3, requires_grad=True), torch.full((3,), 2.0 + seat.rank)
         before = x._version

@@ -1,4 +1,4 @@
-"""Parameter skipping: against averaging of everything, against local SGD, and where gradients are planted by hand."""
+"""Parameter skipping against averaging of all tensors, against local SGD, and with hand-made gradients."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ NEVER = 100.5  # percent
 
 
 def skipping(**settings: Any) -> CaPS:
-    """Of this world: with dedicated servers where it has some."""
+    """Return the algorithm for this world, with dedicated servers if it has any."""
     if current().helpers is not None:
         return skipping_on_servers(current().helpers.algorithm.servers, **settings)
     return CaPS(**settings)
 
 
 def states(optimizer: hvd.DistributedOptimizer) -> list[int]:
-    """How many steps in a row each item has been skipped."""
+    """Return for each item the number of consecutive steps in which it was skipped."""
     skipped: list[int] = optimizer.state_dict()["sordino"]["skipped"].tolist()
     return skipped
 
 
 class Planted:
-    """Tensors whose gradients are made by hand, and which elements a step moves."""
+    """Tensors with hand-made gradients, so that a test knows which elements a step moves."""
 
     def __init__(self, algorithm: CaPS, *sizes: int, lr: float = 0.5, **options: Any) -> None:
         self.tensors = [torch.nn.Parameter(torch.arange(size, dtype=torch.float32) + 1) for size in sizes]
@@ -46,7 +46,7 @@ class Planted:
         self.optimizer = hvd.DistributedOptimizer(inner, list(zip(names, self.tensors)), algorithm=algorithm)
 
     def step(self, *gradients: Callable[[torch.Tensor], torch.Tensor] | float) -> None:
-        """A step; numbers are those of all elements of a gradient."""
+        """Take a step. A number stands for a gradient with this value in all elements."""
         for tensor, gradient in zip(self.tensors, gradients):
             if callable(gradient):
                 tensor.grad = gradient(torch.zeros_like(tensor))
@@ -56,7 +56,7 @@ class Planted:
 
 
 def first(count: int, value: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A gradient of `value` in the first `count` elements."""
+    """Return a gradient of `value` in the first `count` elements."""
 
     def fill(gradient: torch.Tensor) -> torch.Tensor:
         gradient[:count] = value
@@ -103,7 +103,7 @@ def a_parameter_server_averages(seat: Seat, granularity: str) -> None:
 
 @check(least=2, helpers=("", "servers"), interval=(1, 3))
 def everything_skipped_is_local_sgd(seat: Seat, interval: int) -> None:
-    """Probes come after `interval` steps without, whatever moves; in between, each worker trains by itself."""
+    """A probe comes after `interval` skipped steps, however tensors move. In between, each worker trains by itself."""
     mine = trained(seat, skipping(threshold=0, probe_interval=interval), 9, "momentum")
     wanted = trained(seat, LocalSGD(interval + 1, exchange="allreduce"), 9, "momentum")
     for one, other in zip(mine, wanted):
@@ -115,7 +115,9 @@ def everything_skipped_is_local_sgd(seat: Seat, interval: int) -> None:
 
 @check(least=2, helpers=("", "servers"), detector=("naive", "history"))
 def at_a_hundred_percent_nothing_is_lost(seat: Seat, detector: str) -> None:
-    """What no worker has changed need not be averaged: sparse updates, at other places on each worker."""
+    """Elements that no worker has changed need not be averaged. Here the updates are sparse, at different places on
+    each worker.
+    """
     results = []
     for threshold in (100, NEVER):
         settings: dict[str, Any] = {
@@ -132,11 +134,11 @@ def at_a_hundred_percent_nothing_is_lost(seat: Seat, detector: str) -> None:
         results.append(planted)
     sparse, whole = results
     for mine, other in zip(sparse.tensors, whole.tensors):
-        # Equal values, averaged, may not be the same to the last bit with 3 or 5 workers.
+        # With 3 or 5 workers the average of equal values may differ from them in the last bit.
         torch.testing.assert_close(mine, other, atol=0, rtol=1e-6)
         seat.same("parameter", mine)
     sent, unskipped = (one.optimizer.statistics for one in results)
-    assert sum(one.steps for one in sent.points) == 0  # no point is closed yet
+    assert sum(one.steps for one in sent.points) == 0  # no point is complete yet
     sparse.optimizer.report_metric(1)
     whole.optimizer.report_metric(1)
     assert unskipped.bytes_sent == unskipped.bytes_unskipped == 6 * 4 * 1077
@@ -148,7 +150,7 @@ def at_a_hundred_percent_nothing_is_lost(seat: Seat, detector: str) -> None:
 
 @check(least=2, helpers=("", "servers"), detector=DETECTORS, exchange=("allreduce", "parameter-server"))
 def all_skip_the_same(seat: Seat, detector: str, exchange: str) -> None:
-    """However differently their copies move."""
+    """All workers skip the same tensors, however differently their copies move."""
     settings = {} if current().helpers is not None else {"exchange": exchange}
     planted = Planted(
         skipping(detector=detector, threshold=35, probe_interval=3, sample_ratio=0.2, **settings), *[53] * 9
@@ -163,8 +165,8 @@ def all_skip_the_same(seat: Seat, detector: str, exchange: str) -> None:
             if since == 0:
                 seat.same("sent", tensor)
         seen.update(skipped)
-    # The most active elements stand still on all of many workers at once too seldom to count on; nor do many workers
-    # often agree on which tensors move least.
+    # With these two detectors not every count of skipped steps is sure to occur: on many workers, the most active
+    # elements rarely stand still everywhere at once, and the workers rarely agree on the tensors that move least.
     assert seen <= {0, 1, 2, 3} if detector in ("history", "movement") else seen == {0, 1, 2, 3}
 
 
@@ -187,13 +189,15 @@ def a_tensor_that_moves_again_is_sent_at_once(seat: Seat, detector: str) -> None
     assert states(planted.optimizer) == [5, 0]
     before = planted.tensors[0].detach().clone()
     planted.step(1.0 + seat.rank, 0.0)
-    assert states(planted.optimizer) == [0, 0 if detector == "movement" else 1]  # an average falls slowly
+    assert states(planted.optimizer) == [0, 0 if detector == "movement" else 1]  # a moving average falls slowly
     torch.testing.assert_close(planted.tensors[0], before - 0.5 * (1 + (seat.size - 1) / 2))
 
 
 @check(least=2, helpers=("", "servers"))
 def what_moves_least_is_skipped(seat: Seat) -> None:
-    """Even though all of its elements move; nothing of it is lost, and a probe comes as for the other detectors."""
+    """The tensor that moves least is skipped even if all its elements move. No movement is lost, and probes come as
+    with other detectors.
+    """
     planted = Planted(skipping(detector="movement", threshold=60, probe_interval=3), 50, 50, 50)
     starts = [tensor.detach().clone() for tensor in planted.tensors]
     seen = []
@@ -208,7 +212,8 @@ def what_moves_least_is_skipped(seat: Seat) -> None:
 
 @check(least=2, helpers=("", "servers"))
 def probes_bring_copies_together(seat: Seat) -> None:
-    """A tensor that moves a little on every worker is skipped, trained by each, and averaged at the probe."""
+    """A tensor that moves a little on every worker is skipped, trained by each worker alone, and averaged at the probe.
+    """
     planted = Planted(skipping(threshold=50, probe_interval=3), 40)
     start = planted.tensors[0].detach().clone()
     for turn in range(8):
@@ -238,7 +243,7 @@ def blocks_are_skipped_each_by_itself(seat: Seat) -> None:
 
 @check(least=2, helpers=("", "servers"), exchange=("allreduce", "parameter-server"))
 def what_is_skipped_is_not_sent(seat: Seat, exchange: str) -> None:
-    """By the transport's own counters."""
+    """A skipped tensor is not sent, by the transport's own counters."""
     settings: dict[str, Any] = {} if current().helpers is not None else {"exchange": exchange}
     size = 40_000
     planted = Planted(skipping(threshold=100, probe_interval=50, **settings), size, size, 10)
@@ -247,21 +252,21 @@ def what_is_skipped_is_not_sent(seat: Seat, exchange: str) -> None:
         before = hvd.stats()["bytes_sent"]
         planted.step(*gradients)
         sent.append(hvd.allreduce(torch.tensor(hvd.stats()["bytes_sent"] - before), op=hvd.Sum, name="sent").item())
-    # Of all workers: by all-reduce 2 (N - 1) times, N times to servers that do not train and back (2 N), less where a
-    # server reaches several workers of another node at once.
+    # Copies of the vector sent by all workers together: 2 (N - 1) by all-reduce, and 2 N with servers that do not train
+    # (N there and N back). A server that reaches several workers of another node at once sends less.
     copies = 2 * (seat.size - 1) if current().helpers is None else 2 * seat.size
     if exchange == "allreduce" and current().helpers is None:
         assert sent[1] >= 4 * (2 * size + 10) * copies
     overhead = 100 * seat.size**2
     assert sent[1] <= 4 * (2 * size + 10) * copies + overhead
-    # Servers on a node of their own send more than others: where parts lie matters a little.
+    # Servers on a node of their own send more than others, so the location of parts matters a little.
     assert sent[2] <= 1.1 * sent[1] * (size + 10) / (2 * size + 10) + overhead
     assert sent[3] <= overhead
 
 
 @check(least=2)
 def servers_share_the_load_anew(seat: Seat) -> None:
-    """Placed by size among what is sent, whatever else there is; a large tensor is cut."""
+    """Tensors are assigned to servers anew in each step, by size among the tensors to send. A large tensor is cut."""
     tensors = [torch.zeros(count) for count in (700, 500, 400, 300, 300, 200, 100, 50)]
     arena = ParameterBuffer(current(), [f"t{k}" for k in range(8)], tensors, "model")
     items = Items.of(arena, None)
@@ -281,7 +286,7 @@ def servers_share_the_load_anew(seat: Seat) -> None:
 
 @check(least=2, helpers=("", "servers"))
 def optimizers_lose_nothing(seat: Seat) -> None:
-    """Momentum, weight decay and groups go on where tensors are skipped: as if there were no other worker."""
+    """Momentum, weight decay and parameter groups work as without other workers while tensors are skipped."""
     tensors = [torch.nn.Parameter(torch.linspace(1, 2, count, dtype=torch.float64)) for count in (7, 5)]
     alone = [torch.nn.Parameter(tensor.detach().clone()) for tensor in tensors]
 

@@ -1,4 +1,6 @@
-"""Parameter skipping over a training's life: the threshold, checkpoints, parameters that come later, and misuse."""
+"""Parameter skipping over the life of a training: the threshold, checkpoints, parameters that are added later, and
+misuse.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from sordino.runtime.context import current
 # ---- threshold and checkpoints ---------------------------------------------------------------------------------------
 
 ONE_CATCHES = threading.Lock()
-"""Who catches warnings does so for the whole process, and ranks may be its threads."""
+"""Catching warnings affects the whole process, and the ranks may be its threads."""
 
 
 @check(least=1, helpers=("", "servers"))
@@ -75,7 +77,7 @@ def a_checkpoint_goes_on_bit_for_bit(seat: Seat, detector: str) -> None:
         step(seat, model, optimizer, turn)
     for metric in (3.0, 2.0):
         optimizer.report_metric(metric)
-    state = copy.deepcopy(optimizer.state_dict())  # load_state_dict() takes tensors as they are
+    state = copy.deepcopy(optimizer.state_dict())  # load_state_dict() does not copy tensors
     assert state["sordino"]["threshold"] == 18 and state["sordino"]["metrics"] == [3.0, 2.0]
     twin = Odd()
     twin.load_state_dict(model.state_dict())
@@ -90,7 +92,7 @@ def a_checkpoint_goes_on_bit_for_bit(seat: Seat, detector: str) -> None:
 
 @check(least=2)
 def states_of_something_else_are_refused(seat: Seat) -> None:
-    """As a whole: what refuses one stays as it was."""
+    """A state that does not fit is refused as a whole: the optimizer stays as it was."""
     model = Odd()
     optimizer = wrap(model, CaPS("history"))
     step(seat, model, optimizer, 0)
@@ -119,7 +121,7 @@ def states_of_something_else_are_refused(seat: Seat) -> None:
 
 @check(least=2, helpers=("", "servers"))
 def parameters_that_are_added_take_part(seat: Seat) -> None:
-    """The threshold and the statistics stay; nothing that was skipped is lost."""
+    """Parameters can be added: the threshold and the statistics stay, and no skipped movement is lost."""
     scheduler = ThresholdScheduler(history_length=2, frequency=1, step=5.0)
     planted = Planted(skipping(threshold=60, scheduler=scheduler), 20)
     planted.step(first(5, float(seat.rank)))
@@ -137,7 +139,7 @@ def parameters_that_are_added_take_part(seat: Seat) -> None:
     statistics = planted.optimizer.statistics
     assert [point.metric for point in statistics.points] == [2.0, 1.0, 3.0]
     assert statistics.points[0].ratios == [1 if seat.rank == 0 else 0.75, None] and statistics.names[0] == "t0"
-    # What add_param_group() averaged is with the step after it.
+    # Bytes that add_param_group() averaged count for the next step.
     assert [point.bytes_sent for point in statistics.points] == [0, 0, 80 + 120]
     statistics.plot(f"{seat.folder}/{seat.rank}.png")
     with pytest.raises(ValueError, match="more than one parameter group"):
@@ -157,7 +159,7 @@ def copies_go_on(seat: Seat) -> None:
 
 @check(least=2, helpers=("", "servers"))
 def what_changes_between_steps_is_seen(seat: Seat) -> None:
-    """By hand, after a step or after flush()."""
+    """Changes of parameters by user code are seen, after a step and after flush()."""
     planted = Planted(skipping(threshold=100, probe_interval=1000), 20)
     planted.step(0.0)
     for _ in range(2):
@@ -176,7 +178,7 @@ def ranks_that_are_set_up_differently_say_so(seat: Seat) -> None:
 
 @check(least=2)
 def dropped_optimizers_are_gone(seat: Seat) -> None:
-    """Without a garbage collector's help: what they left would make join() fail on some ranks."""
+    """A dropped optimizer is freed without the garbage collector. Leftovers would make join() fail on some ranks."""
     for exchange in ("allreduce", "parameter-server"):
         planted = Planted(skipping(exchange=exchange), 20)
         planted.step(1.0)
@@ -188,8 +190,9 @@ def dropped_optimizers_are_gone(seat: Seat) -> None:
 
 @check(least=2)
 def frozen_parameters_and_left_out_steps(seat: Seat) -> None:
-    """A parameter without a gradient does not move, and a frozen one is not looked at; what GradScaler leaves out on
-    one worker the others do not wait for."""
+    """A parameter without a gradient does not move, and a frozen one is ignored. If GradScaler skips a step on one
+    worker, the others do not wait for it.
+    """
     tensors = [torch.nn.Parameter(torch.ones(20)) for _ in range(3)]
     tensors[2].requires_grad_(False)
     inner = torch.optim.SGD(tensors, lr=1.0)
@@ -206,7 +209,7 @@ def frozen_parameters_and_left_out_steps(seat: Seat) -> None:
 
 
 def some(seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A gradient of ones in about half of the elements, so that a count depends on which elements are compared."""
+    """Return a gradient of ones in about half of the elements, so that a count depends on the compared elements."""
 
     def fill(gradient: torch.Tensor) -> torch.Tensor:
         drawn = torch.rand(gradient.numel(), generator=torch.Generator().manual_seed(seed))
@@ -217,7 +220,7 @@ def some(seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
 
 @check(least=2, detector=DETECTORS)
 def a_detector_goes_on_bit_for_bit(seat: Seat, detector: str) -> None:
-    """A run from a checkpoint compares and decides in every step as one that was not interrupted."""
+    """A run that continues from a checkpoint compares and decides in every step like an uninterrupted run."""
     algorithm = skipping(detector=detector, threshold=50, seed=5, survey_interval=3, sample_ratio=0.3)
     whole, resumed = Planted(algorithm, 400, 90), Planted(algorithm, 400, 90)
     for turn in range(5):
@@ -259,7 +262,7 @@ def servers_are_those_that_init_made(seat: Seat) -> None:
     with pytest.raises(UsageError, match=r"needs hvd\.init\(algorithm="):
         Planted(skipping_on_servers(helpers.algorithm.servers + 1), 10)
     first_model, second_model = Planted(skipping(threshold=NEVER), 10), Planted(skipping(threshold=NEVER), 20)
-    for _ in range(3):  # each has servers' threads of its own
+    for _ in range(3):  # each has its own server threads
         first_model.step(float(seat.rank))
         second_model.step(float(seat.rank))
     near_mean = 0.5 * 3 * (seat.size - 1) / 2

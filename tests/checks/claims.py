@@ -1,4 +1,6 @@
-"""Each parameter has one wrapper, which alone steps it: second wrappers, DDP, bare optimizers, changed parameters."""
+"""Each parameter has one wrapper, and only that wrapper steps it: second wrappers, DDP, bare optimizers, changed
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from sordino.errors import LayoutMismatch, OperationMismatch, StepOrderError, Us
 
 @check()
 def wrapped_twice(seat: Seat) -> None:
-    """A notebook's cell that is run again: the error names both places, and the first wrapper trains on."""
+    """As when a notebook cell runs twice: the error names both places, and the first wrapper still trains."""
     twins = Twins(seat)
     twins.train(1)
     with pytest.raises(UsageError, match=r"'0.weight' .*training\.py:\d+.* still alive.*claims\.py:\d+.*Delete"):
@@ -39,7 +41,7 @@ def wrapped_twice(seat: Seat) -> None:
 
 @check()
 def a_constructor_that_fails_claims_nothing(seat: Seat) -> None:
-    """The exception keeps the half-made wrapper alive, as a notebook keeps the last traceback."""
+    """The exception keeps the incomplete wrapper alive, as a notebook keeps the last traceback."""
     model = make_model("small", 3)
     with pytest.raises(UsageError, match="half") as kept:
         hvd.DistributedOptimizer(sgd(model), compression=hvd.Compression.fp16, algorithm=_refusing("half a wrapper"))
@@ -56,7 +58,7 @@ def _refusing(why: str) -> AllReduce:
 
 
 def hooks_of(parameter: torch.Tensor) -> tuple[int, int]:
-    """Return the numbers of hooks of the tensor and of its AccumulateGrad node."""
+    """Return the number of hooks of the tensor, and of its AccumulateGrad node."""
     node = torch.autograd.graph.get_gradient_edge(parameter).node
     probe = node.register_hook(lambda *_: None)
     of_node = len(probe.hooks_dict_ref()) - 1
@@ -104,7 +106,8 @@ def several_wrappers_of_different_parameters(seat: Seat) -> None:
 
 @check(on=("processes",), first=("ddp", "sordino"))
 def beside_ddp(seat: Seat, first: str) -> None:
-    """Both would average the same gradients: an error, whichever comes first; each of them alone trains."""
+    """DDP and a wrapper would average the same gradients, so whichever comes second raises. Each of them alone trains.
+    """
     store = torch.distributed.FileStore(f"{seat.folder}/store.{first}", seat.size)
     torch.distributed.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.size)
     try:
@@ -126,11 +129,11 @@ def beside_ddp(seat: Seat, first: str) -> None:
         torch.distributed.destroy_process_group()
 
 
-# ---- steps past step() ---------------------------------------------------------------------------------------------
+# ---- steps that bypass step() --------------------------------------------------------------------------------------
 
 
 class Sam(torch.optim.Optimizer):
-    """Sharpness-aware minimization as its authors publish it: two half steps, or one with a closure."""
+    """Sharpness-aware minimization as its authors publish it: two half steps, or one step with a closure."""
 
     def __init__(self, parameters: object, rho: float = 0.05, **options: object) -> None:
         super().__init__(parameters, {"rho": rho, **options})
@@ -170,7 +173,7 @@ def sam(model: nn.Module) -> torch.optim.Optimizer:
 
 @check(algorithm=("allreduce", "crossover"))
 def half_steps_are_refused(seat: Seat, algorithm: str) -> None:
-    """By gossip nothing would be exchanged in them. In a step with a closure they are welcome."""
+    """Half steps raise, since gossip would exchange nothing in them. A step with a closure is allowed."""
     twins = Twins(seat, make=sam, algorithm=None if algorithm == "allreduce" else Crossover(group_size=seat.size))
     for _ in range(3):
         mine, whole = twins.batches()
@@ -215,7 +218,7 @@ def steps_of_the_bare_optimizer_are_refused(seat: Seat, algorithm: str) -> None:
         loss_of(model, *batch(ROWS, turn + seat.rank, torch.float32)).backward()
         if turn:
             raises(StepOrderError, "claims.py:", plain.step)
-            raises(StepOrderError, "", another.step)  # of a gradient that is being averaged, where one is
+            raises(StepOrderError, "", another.step)  # any text: a gradient may be in flight
         optimizer.step()
         optimizer.flush()
         if turn:
@@ -226,7 +229,7 @@ def steps_of_the_bare_optimizer_are_refused(seat: Seat, algorithm: str) -> None:
     plain.step()
 
 
-# ---- parameters that come and go -----------------------------------------------------------------------------------
+# ---- parameters that are added, replaced or removed ----------------------------------------------------------------
 
 
 def _append(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> None:
@@ -242,7 +245,7 @@ BEHIND: dict[str, Callable[[torch.optim.Optimizer, torch.Tensor], None]] = {
 
 
 class Late(nn.Module):
-    """A model that gets another layer."""
+    """A model that gets another layer later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,7 +260,8 @@ class Late(nn.Module):
 
 @check(how=BEHIND, op=("Average", "Sum"), set_to_none=(True, False))
 def parameters_changed_behind_the_wrapper(seat: Seat, how: str, op: str, set_to_none: bool) -> None:
-    """They are noticed in the next step, and their gradients reduced in it."""
+    """Parameters that change without the wrapper are noticed in the next step, and their gradients are reduced in it.
+    """
     models = [Late(), Late()]
     plain = [torch.optim.SGD(model.first.parameters(), lr=0.1, momentum=0.9) for model in models]
     optimizer = hvd.DistributedOptimizer(plain[0], op=getattr(hvd, op))
@@ -281,7 +285,7 @@ def parameters_changed_behind_the_wrapper(seat: Seat, how: str, op: str, set_to_
 
 @check(least=2)
 def parameters_changed_on_one_rank_only(seat: Seat) -> None:
-    """An error on all ranks, at once; and on the one that has done it in time for none."""
+    """All ranks raise in the next backward. Training continues after the rank has undone its change."""
     model = Late()
     plain = torch.optim.SGD(model.first.parameters(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(plain)
@@ -331,7 +335,7 @@ def parameters_that_an_algorithm_cannot_take_in(seat: Seat, algorithm: str) -> N
 
 
 class Ahead(torch.optim.Optimizer):
-    """An outer optimizer, as Lookahead is: it has the parameters of another one, and lets that step."""
+    """An outer optimizer like Lookahead: it has the parameters of an inner optimizer and calls the inner step."""
 
     def __init__(self, base: torch.optim.Optimizer) -> None:
         self.base = base

@@ -1,4 +1,4 @@
-"""The command `sordino` as a user starts it, and launchers that are none."""
+"""Helpers for tests of the command `sordino`: they start it as a user does, and make a fake mpirun."""
 
 from __future__ import annotations
 

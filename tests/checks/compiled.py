@@ -1,4 +1,6 @@
-"""torch.compile'd models. Dynamo is not made for several threads, so these run under MPI, and on one thread."""
+"""Models compiled by torch.compile. Dynamo does not support several threads, so these checks run under MPI or on one
+thread.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def aot_eager_backend(seat: Seat) -> None:
 
 @check(on=("processes",))
 def inductor_backend(seat: Seat) -> None:
-    """Where a C++ compiler works, as everywhere where Sordino was built; where it does not, torch itself says so."""
+    """Runs where a C++ compiler works, as on every machine that built Sordino. Elsewhere torch itself reports the
+    error.
+    """
     try:
         torch.compile(lambda x: x * 2 + 1)(torch.ones(3))
     except Exception as error:
@@ -75,14 +79,16 @@ def a_compiled_step_with_collectives_inside(seat: Seat) -> None:
 
 @check(on=("processes",))
 def compiled_autograd(seat: Seat) -> None:
-    """Gradients are reduced when all that are known have come, in the first step by step(): there is no end."""
+    """Gradients are reduced when all known ones are ready. In the first step, step() reduces them, as no end of
+    backward is seen.
+    """
     twins = Twins(seat)
     for turn in range(4):
         twins.zero(set_to_none=turn < 2)
         mine, whole = twins.batches()
         loss = loss_of(twins.model, *mine)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Dynamo tells of each hook that it does not trace
+            warnings.simplefilter("ignore")  # Dynamo warns of each hook that it does not trace
             with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
                 loss.backward()
         loss_of(twins.twin, *whole).backward()

@@ -1,4 +1,4 @@
-"""Double buffering: its recurrence in float64, checkpoints, and what it really hides."""
+"""Double buffering: its recurrence in float64, checkpoints, and the waiting that it hides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LATE = AllReduce(bucket_bytes=200, double_buffering=True)
 
 
 def gradient(model: Odd, size: int, turn: int) -> list[torch.Tensor]:
-    """The mean over all ranks, in float64."""
+    """Return the mean gradient of all ranks, in float64."""
     model.zero_grad()
     for rank in range(size):
         inputs, targets = batch(rank, turn)
@@ -54,7 +54,7 @@ def a_step_uses_the_gradient_before(seat: Seat, passes: int, set_to_none: bool, 
             seat.same("parameter", mine)
     assert model.unused.grad is None
     optimizer.flush()
-    optimizer.flush()  # there is nothing left
+    optimizer.flush()  # nothing is left to do
     with torch.no_grad():
         for mine, wanted, change in zip(model.parameters(), reference.parameters(), before or ()):
             torch.testing.assert_close(mine.double(), wanted - 0.02 * change, **loose)
@@ -82,7 +82,7 @@ def a_checkpoint_keeps_the_gradient_under_way(seat: Seat) -> None:
 
 @check(least=2)
 def nobody_waits_for_the_gradient_of_now(seat: Seat) -> None:
-    """While a rank is late with a step, the others have taken theirs."""
+    """While one rank is late with a step, the other ranks finish theirs."""
     model = Odd()
     optimizer = wrap(model, LATE)
     for turn in range(2):
@@ -98,7 +98,9 @@ def nobody_waits_for_the_gradient_of_now(seat: Seat) -> None:
 
 @check(least=2)
 def late_gradients_survive_changes(seat: Seat) -> None:
-    """Parameters that are added and unfrozen, copies, and clipping of what is going to be used."""
+    """Late gradients stay correct when parameters are added or unfrozen, when objects are copied, and when gradients
+    are clipped.
+    """
     model, extra = Odd(), torch.nn.Parameter(torch.ones(5))
     plain, plain_extra = copy.deepcopy(model), copy.deepcopy(extra)
     optimizer = wrap(model, LATE, OPTIMIZERS["momentum"])
@@ -171,7 +173,9 @@ def a_step_comes_before_anything_else(seat: Seat) -> None:
 
 @check(least=2)
 def a_second_backward_is_refused(seat: Seat) -> None:
-    """It would add to the average of the step before; a quiet one before it is fine."""
+    """A second backward would add to the average of the step before, so it raises. A backward in no_sync() before it is
+    allowed.
+    """
     model = Odd()
     optimizer = wrap(model, LATE)
     step(seat, model, optimizer, 0)
@@ -209,7 +213,7 @@ def impossible_double_buffering_is_refused(seat: Seat) -> None:
 
 @check(least=2)
 def each_turn_has_flags_of_its_own(seat: Seat) -> None:
-    """A parameter that one rank never uses, and the others every second time: its gradient comes a step later."""
+    """One rank never uses a parameter, and the others use it every second step. Its gradient arrives one step later."""
     used, rarely = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD([used, rarely], lr=1.0), algorithm=AllReduce(double_buffering=True)

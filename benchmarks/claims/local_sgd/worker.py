@@ -1,6 +1,6 @@
 """One rank of the local SGD benchmark: what averaging gradients and averaging models take, and what was predicted.
 
-Started by claims.local_sgd.communication; rank 0 prints what it found as a line of JSON. Nothing is computed: a
+Started by timings.local_sgd.communication; rank 0 prints what it found as a line of JSON. Nothing is computed: a
 step averages gradients that lie there already.
 """
 

@@ -17,7 +17,9 @@ _CONTESTANTS = {"sordino": "local", "mpi": "mpirun"}
 def job(by: str, starter: str, sizes: list[int], number: int) -> Results:
     """Time all-reduces of two ranks, one contestant alone in its job; `number` tells jobs apart."""
     words = ["--by", by, "--sizes", ",".join(map(str, sizes)), "--budget", f"{_BUDGET:g}"]
-    rows = run_here(2, "ways.allreduce_worker", words, "mpirun" if starter == "mpirun" else "local")["rows"]
+    rows = run_here(2, "timings.transports.allreduce_worker", words, "mpirun" if starter == "mpirun" else "local")[
+        "rows"
+    ]
     return {"seconds": [sorted(row["seconds"])[len(row["seconds"]) // 2] for row in rows]}
 
 

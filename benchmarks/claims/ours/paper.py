@@ -7,7 +7,7 @@ PAPER = Paper(
     "Sordino",
     "Sordino: what it claims of itself",
     "What Sordino promises beside the papers' figures, as measured claims.",
-    "Nothing is made smaller but the machine: two ranks on two cores. `benchmarks/speed.py` has these figures in "
-    "more detail (`benchmarks/results/speed.md`).",
+    "Nothing is made smaller but the machine: two ranks on two cores. `docs/benchmarks.md` leads to more "
+    "detailed results.",
     speaker="Our claim",
 )

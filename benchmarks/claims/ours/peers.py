@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from claims.claim import Claim, Found, Plan, Run
 from claims.evidence import below
-from claims.gossip import topology
 from claims.ours.paper import PAPER
 from sordino.report import Results
+from timings.gossip import topology
 
 COUNTS, TIMES = (8, 1024, 65_536, 100_000), 5
 _BUDGET = 0.5  # seconds

@@ -1,5 +1,5 @@
 // GPUs by CUDA. All code that needs CUDA is in a library of its own (libsordino_cuda.so), which is opened at run time.
-// If it was not built or does not load, obstacle() says so.
+// obstacle() returns the reason if that library was not built or does not load.
 #pragma once
 
 #include <memory>

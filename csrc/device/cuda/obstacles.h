@@ -12,7 +12,7 @@ inline std::string version_text(int version) {
 
 inline std::string driver_too_old(int driver, int runtime) {
   if (driver == 0) return "there is no CUDA driver: install NVIDIA's (nvidia-smi shows it)";
-  return "the GPU's driver is for CUDA up to " + version_text(driver) + " and Sordino was built with CUDA " +
+  return "the GPU's driver supports CUDA up to " + version_text(driver) + ", and Sordino was built with CUDA " +
          version_text(runtime) + ": update the driver, or install Sordino again from source with the nvcc of CUDA " +
          std::to_string(driver / 1000) + " (CUDACXX=/path/to/nvcc)";
 }

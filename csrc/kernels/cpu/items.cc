@@ -127,7 +127,7 @@ Items::Items(const std::vector<Item>& items, double ratio) {
   }
   for (const Item& item : items) {
     if (item.elements > std::numeric_limits<std::uint32_t>::max()) {
-      refuse(rows_.size(), "has " + std::to_string(item.elements) + " elements; 2^32 - 1 is the most");
+      refuse(rows_.size(), "has " + std::to_string(item.elements) + " elements; the limit is 2^32 - 1");
     }
     const double wanted = std::ceil(ratio * static_cast<double>(item.elements));
     const std::size_t samples = std::min(item.elements, std::max<std::size_t>(1, static_cast<std::size_t>(wanted)));
@@ -140,8 +140,8 @@ Items::Items(const std::vector<Item>& items, double ratio) {
 
 void Items::check_digits(int digits) const {
   if (digits > kMostDigits) {
-    throw UsageError("cannot round to " + std::to_string(digits) + " digits; " + std::to_string(kMostDigits) +
-                     " is the most");
+    throw UsageError("cannot round to " + std::to_string(digits) + " digits; the limit is " +
+                     std::to_string(kMostDigits));
   }
   for (std::size_t item = 0; digits >= 0 && item < rows_.size(); ++item) {
     if (!is_floating(rows_[item].type)) {

@@ -68,7 +68,7 @@ inline CUcontext context_of(int ordinal) {
   if (context == nullptr &&
       (driver().device(&device, ordinal) != CUDA_SUCCESS || driver().retain(&context, device) != CUDA_SUCCESS)) {
     throw DeviceError("GPU " + std::to_string(ordinal) +
-                      " has no room for a context, or has failed: see nvidia-smi for who uses it");
+                      " has no room for a context, or has failed: nvidia-smi lists the processes that use it");
   }
   return context;
 }

@@ -60,7 +60,7 @@ bool Control::fine(int code, const char* what, int peer) {
 }
 
 void Control::lose(int peer) {
-  if (lost_.insert(peer).second) heard_.push_back({peer, "MPI does not reach it any more", false});
+  if (lost_.insert(peer).second) heard_.push_back({peer, "MPI can no longer reach it", false});
 }
 
 // Delivers the next message of `from`, which may be MPI_ANY_SOURCE, to the sink. False if no message waits.

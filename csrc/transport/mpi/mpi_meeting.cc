@@ -30,8 +30,8 @@ MPI_Comm choose(const Members& members) {
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   for (const int member : members.ranks) {
     if (member < 0 || member >= size) {
-      throw UsageError("init(comm=[...]) names rank " + std::to_string(member) + " of a world of " +
-                       std::to_string(size));
+      throw UsageError("init(comm=[...]) names rank " + std::to_string(member) + ", but MPI_COMM_WORLD has " +
+                       std::to_string(size) + " ranks");
     }
   }
   if (std::find(members.ranks.begin(), members.ranks.end(), rank) == members.ranks.end()) {
@@ -63,9 +63,9 @@ std::vector<Bytes> MpiMeeting::gather(Bytes mine) {
   check(MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, comm_), "MPI_Allgather");
   const auto [least, most] = std::minmax_element(lengths.begin(), lengths.end());
   if (*least < 0 || *most > kMostBytes) {
-    throw TransportError("ranks do not understand each other: one speaks of " +
-                         std::to_string(*least < 0 ? *least : *most) + " bytes where at most " +
-                         std::to_string(kMostBytes) + " can be; is the same Sordino installed on all nodes?");
+    throw TransportError("the ranks use different message formats: one announces " +
+                         std::to_string(*least < 0 ? *least : *most) + " bytes, but the limit is " +
+                         std::to_string(kMostBytes) + ". Install the same version of Sordino on all nodes.");
   }
   const auto room = static_cast<std::size_t>(*most);
   mine.resize(room);

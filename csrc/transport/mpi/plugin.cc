@@ -17,9 +17,9 @@ void refuse_to_be_alone(const Members& members, int size) {
   const LauncherHint hint = launcher_hint();
   if (size != 1 || hint.size <= 1 || members.fortran_handle || !members.ranks.empty()) return;
   throw TransportError(
-      hint.variable + " says that a launcher started " + std::to_string(hint.size) +
-      " processes, but MPI sees one: the launcher belongs to another MPI than the one that was found (" +
-      library_version() + "). Start with `sordino run`, or with that MPI's mpirun.");
+      "a launcher started " + std::to_string(hint.size) + " processes (" + hint.variable +
+      "), but MPI sees one: the launcher belongs to another MPI than the library that was found (" + library_version() +
+      "). Start with `sordino run`, or with the mpirun of that library.");
 }
 
 Transport* open_world(const Members& members, const Config& config) {

@@ -46,9 +46,9 @@ void require_same_library() {
   const std::string found = library_version();
   if ((found.find("Open MPI") != std::string::npos) != kWanted) {
     throw TransportError(
-        std::string("this is Sordino's half for ") + (kWanted ? "Open MPI" : "MPICH") + ", but what answers is \"" +
-        found +
-        "\": two MPIs are loaded in this process. Remove one from LD_PRELOAD, or from what the program "
+        std::string("Sordino loaded its library for ") + (kWanted ? "Open MPI" : "MPICH") +
+        ", but the MPI functions belong to \"" + found +
+        "\": two MPIs are loaded in this process. Remove one from LD_PRELOAD, or from the modules that the program "
         "imports before Sordino.");
   }
 }
@@ -98,7 +98,7 @@ void require(int code, const char* what, Suspects suspects) {
                     error_class == MPIX_ERR_REVOKED;
   if (dead) {
     const std::vector<int> ranks = suspects();
-    throw PeerLost((ranks.empty() ? "a process" : list(ranks)) + " is lost: MPI says so (" + message + ")", ranks);
+    throw PeerLost((ranks.empty() ? "a process" : list(ranks)) + " is lost, as MPI reports (" + message + ")", ranks);
   }
 #endif
   throw TransportError(message);
@@ -125,8 +125,8 @@ void ensure_initialized() {
     check(MPI_Query_thread(&level), "MPI_Query_thread");
     if (level < MPI_THREAD_SERIALIZED) {
       throw UsageError(
-          "MPI was initialized by somebody else without thread support; Sordino needs MPI_THREAD_MULTIPLE. With "
-          "mpi4py: leave mpi4py.rc.threads at True.");
+          "another library or the program initialized MPI without thread support; Sordino needs MPI_THREAD_MULTIPLE. "
+          "With mpi4py: leave mpi4py.rc.threads at True.");
     }
     require_same_library();
     return;

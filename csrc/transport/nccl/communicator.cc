@@ -98,7 +98,7 @@ void Communicator::require(Result result, const char* function) {
   const std::string text = "NCCL failed on rank " + std::to_string(rank_) + " of " + std::to_string(size_) + ", in " +
                            describe(api_, function, result, comm_);
   if (result == kRemoteError)
-    throw PeerLost(text + ". A peer has died, or the network to it; NCCL does not say which.", {});
+    throw PeerLost(text + ". A peer or the network to it has failed; NCCL does not report which.", {});
   if (result == kInvalidUsage && !connected_) throw UsageError(text + ". Do two ranks use the same GPU?");
   throw DeviceError(text);
 }

@@ -65,7 +65,7 @@ Found find_all(void* library) {
   const bool known = dladdr(reinterpret_cast<void*>(api.get_version), &where) != 0;
   const std::string file = known ? std::filesystem::path(where.dli_fname).filename().string() : kLibrary;
   int& version = found.version;
-  if (api.get_version(&version) != kSuccess) throw NotBuilt(file + " does not say its version." + kHowToGetIt);
+  if (api.get_version(&version) != kSuccess) throw NotBuilt(file + " does not report its version." + kHowToGetIt);
   // Before 2.9 the version number had one digit less.
   if (version < kOldestVersion) {
     const std::string old = version < 10000 ? std::to_string(version / 1000) + "." + std::to_string(version / 100 % 10)

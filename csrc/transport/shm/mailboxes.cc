@@ -10,9 +10,8 @@ constexpr std::size_t kCapacity = 64 * 1024 - 128;  // bytes of a ring
 // waiting for its end would take forever, and hold up all later messages.
 constexpr std::size_t kMostBytes = std::size_t{1} << 28;
 
-std::string longer_than_any(std::size_t size) {
-  return "a control message of " + std::to_string(size) + " bytes, longer than any can be (" +
-         std::to_string(kMostBytes) + ")";
+std::string oversized(std::size_t size) {
+  return "a control message of " + std::to_string(size) + " bytes, but the limit is " + std::to_string(kMostBytes);
 }
 
 // On destruction, drops the consumed bytes of a stream, also if the sink has thrown: a message is delivered only once.
@@ -43,12 +42,12 @@ Mailboxes::Mailboxes(std::vector<int> here, int self, std::vector<std::byte*> bo
 }
 
 void Mailboxes::refuse(int from, std::span<const std::byte>) {
-  throw TransportError("rank " + std::to_string(from) + " sends what is for nobody: its mailbox is damaged");
+  throw TransportError("rank " + std::to_string(from) + " sent a message that has no receiver: its mailbox is damaged");
 }
 
 void Mailboxes::add(int to, const Bytes& message, std::uint32_t flag) {
   if (message.size() > kMostBytes)
-    throw TransportError("for rank " + std::to_string(here_[to]) + " there is " + longer_than_any(message.size()));
+    throw TransportError("rank " + std::to_string(here_[to]) + " is to receive " + oversized(message.size()));
   Bytes& queue = outgoing_[to].bytes;
   const auto size = static_cast<std::uint32_t>(message.size()) | flag;
   const auto* head = reinterpret_cast<const std::byte*>(&size);
@@ -104,7 +103,7 @@ bool Mailboxes::deliver(std::size_t writer, const Sink& sink, const Sink& inner)
     std::memcpy(&length, stream.data() + taken.bytes, sizeof(length));
     const std::size_t size = length & ~kInner;
     if (size > kMostBytes)
-      throw TransportError("rank " + std::to_string(here_[writer]) + " announces " + longer_than_any(size) +
+      throw TransportError("rank " + std::to_string(here_[writer]) + " announces " + oversized(size) +
                            ": its mailbox is damaged");
     if (stream.size() - taken.bytes - sizeof(length) < size) break;
     const auto message = stream.subspan(taken.bytes + sizeof(length), size);

@@ -99,7 +99,7 @@ std::byte* ShmMemory::map_host(int rank, const Location& location) {
     if (!known || file.st_ino != location.file || static_cast<std::uint64_t>(file.st_size) < location.bytes) {
       close(fd);
       if (known && file.st_ino != location.file) throw MemoryGone(whose + " is another file by now", rank);
-      throw TransportError(whose + " is smaller than it says");
+      throw TransportError(whose + " is smaller than the rank announced");
     }
     void* address = mmap(nullptr, location.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
     const std::string why = address == MAP_FAILED ? explained(errno) : "";

@@ -81,7 +81,7 @@ std::unique_ptr<Transfer> Pipes::receive(int from, Tag tag, std::span<std::byte>
 
 void Pipes::open(int from, const Location& place) {
   if (in_[static_cast<std::size_t>(from)].ring || place.offset != 0 || place.bytes != Ring::bytes_for(kCapacity))
-    throw TransportError("rank " + std::to_string(here_[from]) + " tells of a pipe that is none");
+    throw TransportError("rank " + std::to_string(here_[from]) + " sent the location of a pipe that is not valid");
   in_[static_cast<std::size_t>(from)].ring.emplace(memory_.map(here_[from], place), kCapacity);
 }
 

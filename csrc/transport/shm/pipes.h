@@ -2,8 +2,8 @@
 // two ranks has a ring, created by the first transfer. Data that comes before its receive is kept.
 //
 // A message is sent in chunks: a head (tag, total length, and offset of the chunk), then the bytes. A message that is
-// given up half way ends with a chunk that says so, and is never received. A message counts as sent once its receiver
-// has taken all of it out of the ring. So a rank that then leaves, and takes its ring along, loses no message.
+// given up half way ends with an empty chunk, and is never received. A message counts as sent once its receiver has
+// taken all of it out of the ring. So a rank that then leaves, and takes its ring along, loses no message.
 #pragma once
 
 #include <deque>

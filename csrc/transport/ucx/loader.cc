@@ -81,12 +81,12 @@ void* open_plugin() {
     handle = plugin::open(path, why);
   }
   if (handle == nullptr) {
-    const std::string mend = " (`pip install libucx-cu13` or libucx-cu12, or `apt-get install libucx0`)";
+    const std::string packages = " (`pip install libucx-cu13` or libucx-cu12, or `apt-get install libucx0`)";
     if (why.find("libucp.so.0: cannot open") != std::string::npos) {
-      throw NotBuilt("there is no UCX here: install it" + mend + "; " + why);
+      throw NotBuilt("there is no UCX here: " + why + ". Install it" + packages);
     }
-    throw TransportError("UCX does not load: " + why + ". Install it again" + mend +
-                         ", or build Sordino again with the one you have.");
+    throw TransportError("UCX does not load: " + why + ". Install it again" + packages +
+                         ", or build Sordino again with the installed one.");
   }
   return handle;
 }

@@ -50,7 +50,7 @@ Session& Session::of_this_process(double patience_s) {
     session = new Session(patience_s);
     std::atexit([] { session->take_leave(); });
   }
-  if (!session->is_ours()) throw UsageError("this process was forked after init(), so it is no rank");
+  if (!session->is_ours()) throw UsageError("this process was forked after init(), so it is not a rank");
   return *session;
 }
 
@@ -124,7 +124,7 @@ void Session::end_of_endpoint(void* endpoint, ucp_ep_h, ucs_status_t status) {
 void Session::lose(Endpoint& endpoint, ucs_status_t status) {
   if (endpoint.lost) return;
   endpoint.lost = true;
-  endpoint.cause = std::string("UCX does not reach it any more (") + ucs_status_string(status) + ")";
+  endpoint.cause = std::string("UCX can no longer reach it (") + ucs_status_string(status) + ")";
   // The endpoint is closed later, because UCX may be in the middle of a call.
   if (endpoint.handle != nullptr) lost_.push_back(std::exchange(endpoint.handle, nullptr));
 }

@@ -162,7 +162,7 @@ UcxLink::UcxLink(Meeting& meeting, const Config& config, const std::string& toke
       takes_device_memory_(config.cuda_aware < 0 ? session_.takes_cuda() : config.cuda_aware == 1) {
   const int size = meeting.size();
   if (size > 1 << kRankBits)
-    throw UsageError("the link by UCX is for at most 2^" + std::to_string(kRankBits) + " ranks");
+    throw UsageError("a link by UCX supports at most 2^" + std::to_string(kRankBits) + " ranks");
   // A different secret for each world, so that leftovers of an earlier one match no receive.
   digest_ = digest_of(token + shared_secret(meeting));
   secret_ = secret_of(digest_);
@@ -214,7 +214,8 @@ ucp_tag_t UcxLink::control_tag(int sender, Use use) const { return kControl | bu
 
 void UcxLink::post(int to, Bytes message) {
   if (message.size() > kMostBytes - sizeof(Digest))
-    throw UsageError("a control message of " + std::to_string(message.size()) + " bytes is longer than any can be");
+    throw UsageError("a control message of " + std::to_string(message.size()) + " bytes is longer than the limit of " +
+                     std::to_string(kMostBytes - sizeof(Digest)) + " bytes");
   const auto held = session_.lock();
   Peer& whom = reach(to);
   // First progress: a peer that has ended may have said goodbye before. No error is thrown here before take_losses()

@@ -29,7 +29,6 @@ IN_A_CLONE = (
     "soak",
     "transports",
     "walk",
-    "speed",
     "scheduled_pull",
 )
 

@@ -16,12 +16,13 @@ import torch
 
 import gossip
 import sordino.torch as hvd
-from claims.gossip import exchange, figure_9_worker, topology
-from claims.gossip.topology import SEGMENTS, TooSlow, algorithm_2, copies, dead_end_probability
+from claims.gossip import figure_9_worker
 from cluster import jobs
 from results import ResultsOf
 from sordino._core import RandomCycle, RandomPull
 from sordino.timing import Participants
+from timings.gossip import exchange, topology
+from timings.gossip.topology import SEGMENTS, TooSlow, algorithm_2, copies, dead_end_probability
 
 EXCHANGE = [str(Path(gossip.__file__)), "exchange"]
 

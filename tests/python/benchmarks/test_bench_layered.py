@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import layered
-from claims.layered import report
 from results import ResultsOf
+from timings.layered import report
 
 
 def row(exposed: dict[str, list[float]]) -> dict[str, Any]:

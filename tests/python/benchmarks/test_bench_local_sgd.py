@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import local_sgd
-from claims.local_sgd import communication, plan
-from claims.local_sgd.report import per_step
 from claims.local_sgd.worker import edsr_shapes, resnet20_shapes
 from results import ResultsOf
 from sordino._core import build_info
+from timings.local_sgd import communication, plan
+from timings.local_sgd.report import per_step
 
 
 def entry(gradients: float, averaging: float | None, predicted: tuple[float, float]) -> dict[str, Any]:

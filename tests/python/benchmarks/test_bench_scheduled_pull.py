@@ -11,11 +11,11 @@ import torch
 
 import scheduled_pull
 import sordino.torch as hvd
-from claims.scheduled_pull import one_sided, pulls, pulls_worker, report, serving, serving_worker
 from claims.scheduled_pull.snapshots import Snapshots
 from results import ResultsOf
 from sordino import sim
 from sordino.errors import SordinoError
+from timings.scheduled_pull import one_sided, pulls, pulls_worker, report, serving, serving_worker
 
 
 def told(step: float, waited: float, *ages: float) -> dict[str, Any]:

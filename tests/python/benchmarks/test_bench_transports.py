@@ -10,8 +10,8 @@ import pytest
 import transports
 from results import ResultsOf
 from sordino._core import build_info
-from ways import allreduce, start
-from ways.report import MOMENTS, place_of
+from timings.transports import allreduce, start
+from timings.transports.report import MOMENTS, place_of
 
 
 def test_the_limit_is_what_a_link_carries() -> None:

@@ -20,7 +20,6 @@ import pytest
 import sordino.algorithms
 import sordino.torch as hvd
 from _ext import figures, links, told
-from _ext.releases import history
 from make_pages import MAKERS, made
 from sordino import checkpoint, sim
 from sordino.algorithms import class_of
@@ -164,16 +163,6 @@ def test_a_figure_that_is_wrong_or_cites_nothing_is_found(tmp_path: Path) -> Non
     assert "'3 s' does not say which result" in wrong("It takes 3 s ([table](benchmarks/results/x.md)).")[0]
     assert wrong("It waits for 3 s.") == []
     assert figures.on_the_site(f"[12 ms]({link})") == "[12 ms](benchmarks/results/x.md)"
-
-
-def test_the_figures_of_a_release_become_a_column(tmp_path: Path) -> None:
-    now = ROOT / "benchmarks" / "results" / "speed.json"
-    (tmp_path / "0.10.0.json").write_text(now.read_text())
-    (tmp_path / "0.9.0.json").write_text('{"rows": []}')
-    head, _, first, *_ = history(now, tmp_path).splitlines()
-    assert [cell.strip() for cell in head.split("|")][2:-1] == ["required", "0.9.0", "0.10.0", "now"]
-    cells = [cell.strip() for cell in first.split("|")]
-    assert cells[3] == "–" and cells[4] == cells[5] != "–"
 
 
 # --- Links ------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """One rank of the wide-area benchmark's one_sided part: rank 0 gets bytes of rank 1's, which computes meanwhile.
 
-Started by claims.scheduled_pull.one_sided; rank 0 prints what it found as a line of JSON. A turn begins with MPI's
+Started by timings.scheduled_pull.one_sided; rank 0 prints what it found as a line of JSON. A turn begins with MPI's
 barrier. For so many milliseconds rank 1 computes and rank 0 gets, over and over; then rank 1 enters MPI's barrier,
 which also ends what waits for it to call MPI, so no turn takes much longer. Sordino is initialized only for the ways
 that are its own, or that ask what its threads do for others.

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from claims.local_sgd.report import REPORTS
 from cluster.jobs import failed, machine_before, run_here, run_on_hosts, wrong_contestants
 from sordino.bench import command_line
 from sordino.errors import SordinoError
 from sordino.report import Results, records, verdicts
+from timings.local_sgd.report import REPORTS
 
-_WORKER = "claims.local_sgd.overlap_worker"
+_WORKER = "timings.local_sgd.overlap_worker"
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:

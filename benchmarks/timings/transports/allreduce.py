@@ -23,9 +23,9 @@ from sordino.errors import SordinoError
 from sordino.report import Results, records
 from sordino.report.tables import format_bytes, format_seconds
 from sordino.timing import summarize
-from ways.report import REPORTS, place_of
+from timings.transports.report import REPORTS, place_of
 
-_WORKER = "ways.allreduce_worker"
+_WORKER = "timings.transports.allreduce_worker"
 _PAYLOAD = 0.956  # of a link's rate: what Ethernet's, IP's and TCP's headers leave
 SIZES = "4,4KiB,16KiB,64KiB,1MiB,2MiB,4MiB,64MiB"
 PLACES = "0,2x1,2x2,4x1"

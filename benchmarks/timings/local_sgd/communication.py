@@ -15,11 +15,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from claims.local_sgd.report import REPORTS, per_step
 from cluster.jobs import failed, machine_before, run_here, run_on_hosts, wrong_contestants
 from sordino.bench import command_line
 from sordino.errors import SordinoError
 from sordino.report import Results, records, verdicts
+from timings.local_sgd.report import REPORTS, per_step
 
 INTERVALS = {"resnet20": 8, "edsr": 4}
 _WORKER = "claims.local_sgd.worker"

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from claims.local_sgd.beside_torch_worker import INTERVAL, SETS
-from claims.local_sgd.report import REPORTS
 from cluster.jobs import failed, machine_before, run_here, run_on_hosts
 from sordino.bench import command_line
 from sordino.errors import SordinoError
 from sordino.report import Results, records, verdicts
+from timings.local_sgd.beside_torch_worker import INTERVAL, SETS
+from timings.local_sgd.report import REPORTS
 
 RANKS = 4
-_WORKER = "claims.local_sgd.beside_torch_worker"
+_WORKER = "timings.local_sgd.beside_torch_worker"
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:

@@ -25,7 +25,7 @@ from sordino.errors import SordinoError
 from sordino.report import Results, records
 from sordino.report.tables import format_seconds
 from sordino.timing import summarize
-from ways.report import REPORTS
+from timings.transports.report import REPORTS
 
 _RANKS = 3
 _MBPS = 1000

@@ -27,7 +27,7 @@ from sordino.errors import SordinoError
 from sordino.report import Results, records, verdicts
 from sordino.report.tables import format_seconds
 from sordino.timing import summarize
-from ways.report import MOMENTS, REPORTS
+from timings.transports.report import MOMENTS, REPORTS
 
 _WORKER = Path(__file__).with_name("start_worker.py")
 _LIMIT_S = 120.0

@@ -1,6 +1,6 @@
 """One rank of a job that averages over and over; rank 1 kills itself, and the others write when they were told.
 
-Started by ways.loss. Moments are by the clock of the whole machine.
+Started by timings.transports.loss. Moments are by the clock of the whole machine.
 """
 
 from __future__ import annotations

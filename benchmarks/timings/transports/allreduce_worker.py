@@ -1,6 +1,6 @@
 """One rank of a job that all-reduces by one contestant alone: nothing else that talks is even imported.
 
-Started by ways.allreduce; rank 0 prints the slowest rank's seconds as a line of JSON.
+Started by timings.transports.allreduce; rank 0 prints the slowest rank's seconds as a line of JSON.
 """
 
 from __future__ import annotations

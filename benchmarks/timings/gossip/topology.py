@@ -19,12 +19,12 @@ from itertools import count
 
 import numpy as np
 
-from claims.gossip.report import REPORTS
 from sordino._core import RandomCycle, RandomPull, Topology
 from sordino.bench import command_line
 from sordino.report import Results, machines, records, verdicts
 from sordino.report.tables import format_seconds
 from sordino.timing import Participants, Watch, race, summarize
+from timings.gossip.report import REPORTS
 
 SEGMENTS = 16
 STEP_MS = 100.0

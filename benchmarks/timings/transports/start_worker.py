@@ -1,4 +1,4 @@
-"""One rank that starts, trains one step and says when it was where: started by ways.start.
+"""One rank that starts, trains one step and says when it was where: started by timings.transports.start.
 
 Moments are by the clock of the whole machine, in seconds since $WAYS_BEGIN.
 """

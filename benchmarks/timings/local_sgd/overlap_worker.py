@@ -1,6 +1,6 @@
 """One rank of the benchmark of overlapped gathers: what `step()` and a whole step take, with a batch to load.
 
-Started by claims.local_sgd.overlap; rank 0 prints what it found as a line of JSON. Both ways train the same model in
+Started by timings.local_sgd.overlap; rank 0 prints what it found as a line of JSON. Both ways train the same model in
 turns; loading is sleep.
 """
 

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from claims.scheduled_pull.report import REPORTS, where
 from cluster.jobs import failed, machine_before, run_here, run_on_hosts
 from sordino.bench import command_line
 from sordino.errors import SordinoError
 from sordino.report import Results, records, verdicts
 from sordino.report.tables import format_bytes, format_seconds
 from sordino.timing import summarize
+from timings.scheduled_pull.report import REPORTS, where
 
-_WORKER = "claims.scheduled_pull.serving_worker"
+_WORKER = "timings.scheduled_pull.serving_worker"
 PLACES: tuple[float | None, ...] = (None, 1000.0, 10000.0)  # Mbps between two hosts; None: on this machine
 _FULL: Results = {"sizes": (3670016, 25 << 20), "step-ms": 10.0, "steps": 20, "rounds": 10, "budget": 5.0}
 _QUICK: Results = {"sizes": (1 << 20,), "step-ms": 3.0, "steps": 3, "rounds": 1, "budget": 0.1}

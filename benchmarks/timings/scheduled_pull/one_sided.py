@@ -18,16 +18,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from claims.scheduled_pull.report import GETS, REPORTS, where
-from claims.scheduled_pull.serving import PLACES, words_of
 from cluster.jobs import failed, machine_before, run_here, run_on_hosts
 from sordino.bench import command_line
 from sordino.errors import SordinoError
 from sordino.report import Results, records, verdicts
 from sordino.report.tables import format_bytes, format_seconds
 from sordino.timing import summarize
+from timings.scheduled_pull.report import GETS, REPORTS, where
+from timings.scheduled_pull.serving import PLACES, words_of
 
-_WORKER = "claims.scheduled_pull.one_sided_worker"
+_WORKER = "timings.scheduled_pull.one_sided_worker"
 _FULL = {"sizes": (64 << 10, 3670016, 25 << 20), "turn-ms": 700.0, "rounds": 5}
 _QUICK = {"sizes": (256 << 10,), "turn-ms": 150.0, "rounds": 1}
 

@@ -1,6 +1,6 @@
 """One rank of the wide-area benchmark's serving: rank 0 computes, rank 1 pulls from it all the time, or does not.
 
-Started by claims.scheduled_pull.serving; rank 0 prints what it found as a line of JSON. Rank 0 rules by messages, for
+Started by timings.scheduled_pull.serving; rank 0 prints what it found as a line of JSON. Rank 0 rules by messages, for
 it must not wait in a collective operation while it is served.
 """
 

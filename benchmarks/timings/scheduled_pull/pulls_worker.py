@@ -1,6 +1,6 @@
 """One rank of the wide-area benchmark's pulls: steps that sleep, and what they wait for averaging now and then.
 
-Started by claims.scheduled_pull.pulls in a cluster of emulated hosts; rank 0 prints what it found as a line of JSON.
+Started by timings.scheduled_pull.pulls in a cluster of emulated hosts; rank 0 prints what it found as a line of JSON.
 Every turn of a contestant has an optimizer of its own, with a warm-up in which it learns what windows and pulls take:
 its pulls go by the clock, which runs on in the turns of others.
 """

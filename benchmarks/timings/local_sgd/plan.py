@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from claims.local_sgd.report import REPORTS
 from cluster.jobs import failed, machine_before, run_on_hosts
 from sordino.bench import command_line
 from sordino.errors import SordinoError
 from sordino.report import Results, records, verdicts
+from timings.local_sgd.report import REPORTS
 
 _NAMES = {"mpirun": "local_sgd_plan", "torchrun": "local_sgd_plan_ucx"}  # of the results, by who starts the ranks
 _CLUSTERS = ((2, 1), (4, 1), (4, 2), (8, 1))  # hosts, and ranks a host

@@ -21,19 +21,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from claims.scheduled_pull.report import REPORTS
-from claims.scheduled_pull.serving import words_of
 from cluster.jobs import failed, machine_before, run_on_hosts, wrong_contestants
 from sordino.bench import command_line
 from sordino.errors import SordinoError
 from sordino.report import Results, records, verdicts
 from sordino.report.tables import format_seconds
 from sordino.timing import summarize
+from timings.scheduled_pull.report import REPORTS
+from timings.scheduled_pull.serving import words_of
 
 INTERVAL = 16
 HOSTS = 4
 NARROW, WIDE = 1000.0, 10000.0  # Mbps
-_WORKER = "claims.scheduled_pull.pulls_worker"
+_WORKER = "timings.scheduled_pull.pulls_worker"
 _MODELS = {  # compute in a step leaves the source's proportions: a pull over a narrow link takes less than a window
     "small": {"model-bytes": 3670016, "compute-ms": 10.0, "rounds": 5, "warm-up": 3, "windows": 10},
     "large": {"model-bytes": 25 << 20, "compute-ms": 30.0, "rounds": 3, "warm-up": 3, "windows": 6},

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 import sordino.torch as hvd
-from claims.gossip.report import REPORTS
 from sordino._core import kernels
 from sordino.algorithms import DPSGD, Algorithm, Crossover, PushSum
 from sordino.bench import baselines, command_line
@@ -34,6 +33,7 @@ from sordino.report import Results, machines, records, verdicts
 from sordino.runtime.collectives.operation import Sum
 from sordino.runtime.dtypes import DTYPE_CODES
 from sordino.timing import Participants, Watch, race
+from timings.gossip.report import REPORTS
 
 _GROUP = 2
 

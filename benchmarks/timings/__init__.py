@@ -1,0 +1,1 @@
+"""Parts of the benchmarks that measure time, a folder for each script."""

@@ -1,0 +1,1 @@
+"""Parts of scheduled_pull.py."""

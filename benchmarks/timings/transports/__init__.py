@@ -1,0 +1,1 @@
+"""Parts of transports.py and record.py."""

@@ -1,1 +1,0 @@
-"""The ways to start ranks and to carry their bytes, measured: a module for each part, and the reports of all."""
