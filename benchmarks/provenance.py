@@ -2,9 +2,10 @@
 
   python benchmarks/provenance.py
 
-A benchmark is the module that writes a result, with the modules of benchmarks/, sordino.bench and tests/planted that it
-imports. Two versions of a module are the same where only comments, docstrings or layout differ. Changes of the code
-that is measured are counted, not judged: somebody has to decide whether they matter.
+A benchmark is the code that measures: the function that a claim's run names, or the module that writes a result, with
+every definition in benchmarks/, sordino.bench and tests/planted that it uses, also in other modules. Two versions of a
+definition are the same if only comments, docstrings or layout differ, or if it has moved to another module. Changes of
+the code that is measured are counted only. A person has to decide whether they matter.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -21,14 +23,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-_ROOMS = (
-    (ROOT / "benchmarks", ""),
-    (ROOT / "python" / "sordino" / "bench", "sordino.bench"),
-    (ROOT / "tests" / "planted", "planted"),
+_ROOMS = {"": "benchmarks", "sordino.bench": "python/sordino/bench", "planted": "tests/planted"}  # folders of modules
+_SHOWING = frozenset(
+    f"{name}.py"
+    for name in ("evidence", "claim", "paper", "papers", "report", "tables", "pictures", "command_line", "parts")
 )
-_SHOWING = {"evidence.py", "claim.py", "paper.py", "report.py", "tables.py", "pictures.py", "command_line.py"}
-"""Modules that judge, describe or draw results: a change of them makes no result old."""
+"""Modules that judge, describe or draw results, or parse options: a change of them makes no result old."""
+_REWRITTEN = {
+    "ParameterSkipping": "CaPS",
+    '"elasticaveraging"': '"elastic-averaging"',
+    '"pushsum"': '"push-sum"',
+    '"segmentedgossip"': '"segmented-gossip"',
+    "sum_of_losses += float(loss)": "sum_of_losses += loss.item()",
+}
+"""Former ways to write the same, for sources of earlier commits."""
 _CLAIMED = re.compile(r"\(([0-9a-f]{7,})\+?\)")  # in the line of a claim's file that names a machine
+
+Start = tuple[str, str]
+"""File and name of a definition; the name "" means all definitions of the file."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +49,13 @@ class Origin:
 
     Attributes:
         file: of the result.
-        commits: that it was made from, several where parts of it were made at different times; none is named: empty.
-        modules: of the benchmark that wrote it.
+        commits: that it was made from, several if parts of it were made at different times; empty if none is named.
+        starts: definitions that the measurement begins with.
     """
 
     file: Path
     commits: tuple[str, ...]
-    modules: frozenset[Path]
+    starts: frozenset[Start]
 
 
 def git(root: Path, *words: str) -> str:
@@ -58,92 +70,206 @@ def origins(results: Path = RESULTS) -> list[Origin]:
 
 def _origin(file: Path) -> Origin:
     found = json.loads(file.read_text(encoding="utf-8"))
+    tree = Tree(ROOT)
     if "claim" in found:
         commits = [match[1] for line in found["machines"] if (match := _CLAIMED.search(line))]
         commits = commits if len(commits) == len(found["machines"]) else []
-        starts = {_file_of(run["work"].partition(":")[0]) for run in found["runs"]}
+        works = {tuple(run["work"].split(":")) for run in found["runs"]}
+        starts = {(path, name) for module, name in works if (path := tree.file_of(module)) is not None}
     else:
         commit = str(found.get("machine", {}).get("commit", "")).rstrip("+")
         commits = [commit] if commit else []
-        starts = {_writers().get(found.get("benchmark", ""))}
-    return Origin(file, tuple(commits), frozenset(_closure(path for path in starts if path is not None)))
+        starts = {(path, "") for path in _writers().get(found.get("benchmark", ""), ())}
+    return Origin(file, tuple(commits), frozenset(starts))
 
 
 @cache
-def _writers() -> dict[str, Path]:
-    """Return the module that writes results with each name of a benchmark."""
-    found = {}
-    for folder, _ in _ROOMS:
-        for path in folder.rglob("*.py"):
+def _writers() -> dict[str, tuple[str, ...]]:
+    """Return the files that write results with each name of a benchmark."""
+    found: dict[str, tuple[str, ...]] = {}
+    for folder in _ROOMS.values():
+        for path in (ROOT / folder).rglob("*.py"):
             for name in re.findall(r'"benchmark": "(\w+)"', path.read_text(encoding="utf-8")):
-                found[name] = path
+                found[name] = (path.relative_to(ROOT).as_posix(),)
     return found
 
 
-def _file_of(module: str) -> Path | None:
-    for folder, prefix in _ROOMS:
-        if module == prefix or (prefix and not module.startswith(f"{prefix}.")):
-            continue
-        place = folder.joinpath(*module.removeprefix(f"{prefix}.").split("."))
-        for path in (place.with_suffix(".py"), place / "__init__.py"):
-            if path.is_file():
-                return path
-    return None
+class Tree:
+    """The modules of benchmarks, in the working tree or at a commit.
+
+    Args:
+        root: of the repository.
+        commit: None: the working tree.
+    """
+
+    def __init__(self, root: Path, commit: str | None = None) -> None:
+        self._root, self._commit = root, commit
+        if commit is None:
+            self._files = {
+                path.relative_to(root).as_posix() for path in root.rglob("*.py") if ".venv" not in path.parts
+            }
+        else:
+            self._files = set(git(root, "ls-tree", "-r", "--name-only", commit).splitlines())
+        self._modules: dict[str, _Module] = {}
+
+    def file_of(self, module: str) -> str | None:
+        """Return the file of a module of the rooms of benchmarks; None for other modules."""
+        for prefix, folder in _ROOMS.items():
+            if module == prefix or (prefix and not module.startswith(f"{prefix}.")):
+                continue
+            place = "/".join([folder, *filter(None, module.removeprefix(f"{prefix}.").split("."))])
+            for path in (f"{place}.py", f"{place}/__init__.py"):
+                if path in self._files:
+                    return path
+        return None
+
+    def module(self, path: str) -> _Module | None:
+        """Return a module by its file; None if it is not there, or only shows results."""
+        if path not in self._files or Path(path).name in _SHOWING:
+            return None
+        if path not in self._modules:
+            source = (
+                (self._root / path).read_text(encoding="utf-8")
+                if self._commit is None
+                else git(self._root, "show", f"{self._commit}:{path}")
+            )
+            if self._commit is not None:
+                for former, now in _REWRITTEN.items():
+                    source = source.replace(former, now)
+            self._modules[path] = _Module(source, self)
+        return self._modules[path]
+
+    def definitions(self, starts: frozenset[Start]) -> dict[str, list[str]]:
+        """Return the code of every definition that these use, by its name."""
+        found: dict[Start, str] = {}
+        todo = list(starts)
+        while todo:
+            path, name = todo.pop()
+            module = self.module(path)
+            if module is None or (path, name) in found:
+                continue
+            if not name:
+                todo += [(path, one) for one in module.code]
+            elif name in module.code:
+                found[path, name] = module.code[name]
+                todo += [(path if file is None else file, one) for file, one in module.uses(name)]
+            elif name in module.imports:
+                todo.append(module.imports[name])
+        by_name = defaultdict(list)
+        for (_, name), code in sorted(found.items()):
+            by_name[name].append(code)
+        return {name: sorted(codes) for name, codes in by_name.items()}
 
 
-def _closure(starts: Iterator[Path]) -> set[Path]:
-    """Return these modules and those that they import, of the rooms where benchmarks are."""
-    found: set[Path] = set()
-    todo = list(starts)
-    while todo:
-        path = todo.pop()
-        if path in found:
-            continue
-        found.add(path)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names: list[str] = []
+class _Module:
+    """One parsed module: its definitions, and what its imports lead to.
+
+    Attributes:
+        code: code of each definition without comments, docstrings and layout.
+        imports: file and name of each imported definition or module of the rooms; a module has the name "".
+    """
+
+    def __init__(self, source: str, tree: Tree) -> None:
+        self._tree = tree
+        self._nodes: dict[str, list[ast.stmt]] = defaultdict(list)
+        self.imports: dict[str, Start] = {}
+        for node in ast.parse(source).body:
             if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            todo += [file for name in names if (file := _file_of(name)) is not None]
-    return {path for path in found if path.name not in _SHOWING}
+                self._note_modules(node)
+            elif isinstance(node, ast.ImportFrom):
+                self._note_names(node)
+            elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                self._nodes[node.name].append(node)
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    for one in ast.walk(target):
+                        if isinstance(one, ast.Name) and one.id != "CLAIM":  # what a claim says, and how it is judged
+                            self._nodes[one.id].append(node)
+        self.code = {name: "".join(map(self._dump, nodes)) for name, nodes in self._nodes.items()}
 
+    def _note_modules(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if (path := self._tree.file_of(alias.name)) is not None:
+                self.imports[alias.asname or alias.name.partition(".")[0]] = (path, "")
 
-def code_of(source: str) -> str:
-    """Return a module's code without comments, docstrings and layout."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
-            node.body[0] = ast.Pass()
-    return ast.dump(tree)
+    def _note_names(self, node: ast.ImportFrom) -> None:
+        for alias in node.names:
+            name = alias.asname or alias.name
+            inner, outer = self._tree.file_of(f"{node.module}.{alias.name}"), self._tree.file_of(node.module or "")
+            if inner is not None:
+                self.imports[name] = (inner, "")
+            elif outer is not None:
+                self.imports[name] = (outer, alias.name)
+
+    def uses(self, name: str) -> Iterator[tuple[str | None, str]]:
+        """Yield file and name of each definition that one uses; the file None is this module's."""
+        for node in self._nodes[name]:
+            attributes = set()
+            for one in ast.walk(node):
+                if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name):
+                    path, whole = self.imports.get(one.value.id, ("", "x"))
+                    if whole == "":
+                        attributes.add(one.value.id)
+                        yield path, one.attr
+            for one in ast.walk(node):
+                if isinstance(one, ast.Name) and one.id in self.code:
+                    yield None, one.id
+                elif isinstance(one, ast.Name) and one.id in self.imports and one.id not in attributes:
+                    yield self.imports[one.id]
+                elif (file := self._worker(one)) is not None:
+                    yield file, ""
+
+    def _worker(self, node: ast.AST) -> str | None:
+        """Return the file of the module that a string names; None for other nodes."""
+        text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+        return self._tree.file_of(text.partition(":")[0]) if "." in text else None
+
+    def _dump(self, node: ast.stmt) -> str:
+        copy = ast.parse(ast.unparse(node)).body[0]
+        for one in ast.walk(copy):
+            if isinstance(one, (ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(one) is not None:
+                one.body[0] = ast.Pass()
+            elif isinstance(one, ast.Constant) and self._worker(one) is not None:  # which may have moved
+                text = str(one.value)
+                one.value = text.rpartition(":" if ":" in text else ".")[2]
+        return ast.dump(copy)
 
 
 def changed(origin: Origin, root: Path = ROOT) -> list[str]:
-    """Return the modules of a result's benchmark whose code is not what it was when the result was made.
+    """Return the definitions of a result's benchmark whose code is not what it was when the result was made.
 
     Raises:
         LookupError: the result names no commit, or one that this repository does not have.
     """
     if not origin.commits:
         raise LookupError("it names no commit")
-    different = []
-    for path in sorted(origin.modules):
-        name = path.relative_to(root).as_posix()
-        now = code_of(path.read_text(encoding="utf-8"))
-        for commit in origin.commits:
-            try:
-                git(root, "cat-file", "-e", f"{commit}^{{commit}}")
-            except subprocess.CalledProcessError:
-                raise LookupError(f"its commit {commit} is not in this repository") from None
-            try:
-                before = code_of(git(root, "show", f"{commit}:{name}"))
-            except (subprocess.CalledProcessError, SyntaxError):  # it was not there
-                before = ""
-            if before != now:
-                different.append(name)
-                break
-    return different
+    now = _now(root).definitions(origin.starts)
+    different: set[str] = set()
+    for commit in origin.commits:
+        try:
+            git(root, "cat-file", "-e", f"{commit}^{{commit}}")
+        except subprocess.CalledProcessError:
+            raise LookupError(f"its commit {commit} is not in this repository") from None
+        former = _former_names(root, commit)
+        starts = frozenset((former.get(path, path), name) for path, name in origin.starts)
+        before = _at(root, commit).definitions(starts)
+        different |= {name for name in {*now, *before} if now.get(name) != before.get(name)}
+    return sorted(different)
+
+
+_now = Tree
+
+
+@cache
+def _at(root: Path, commit: str) -> Tree:
+    return Tree(root, commit)
+
+
+@cache
+def _former_names(root: Path, commit: str) -> dict[str, str]:
+    """Return the name at a commit of each file that has been moved since."""
+    lines = git(root, "diff", "--name-status", "--diff-filter=R", "-M40%", commit, "--", "*.py").splitlines()
+    return {new: old for _, old, new in (line.split("\t") for line in lines)}
 
 
 def lines() -> Iterator[str]:
@@ -163,6 +289,5 @@ def lines() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    told = list(lines())
-    print("\n".join(told) or "every result is as old as its benchmark")
+    print("\n".join(lines()) or "every result is as old as its benchmark")
     sys.exit(0)

@@ -1,7 +1,8 @@
-"""docs/claims.md and its pictures: every claim played once more over the runs that are committed, and told in words."""
+"""Pages of the claims and their pictures: every claim is played once more over the runs that are committed."""
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,26 +15,33 @@ from sordino.report import pictures, records
 from sordino.report.tables import table
 
 _NOT_RUN = "not run yet"
+_WIDTH = 120  # of a line, in characters
 _BEGINNING = """# What the papers claim, and what was found
 
-Sordino stands on five papers. Each figure, table and headline sentence of theirs is a row here: what the source says,
-what runs here, and whether it holds. `make claims-quick` tries all of it in small,
-`python -m benchmarks.claims run NAME` settles one claim, and this page is made from `benchmarks/results/claims/` by
-`python -m benchmarks.claims report`.
+Sordino implements the algorithms of five papers. Each figure, table and headline sentence of theirs is a claim. A row
+below has its verdict, and the page of the paper has the rest: what the source says, what runs here, and the values.
+`make claims-quick` runs all claims in small, and `python -m benchmarks.claims run NAME` settles one claim. These pages
+are made from `benchmarks/results/claims/` by `python -m benchmarks.claims report`.
 
-**How a verdict is reached.** A claim is cut into statements, each with a verdict of its own. The first is its
-headline and gives the claim's verdict; some are not the source's, and stand there to explain. Seeds share initial
-values and the order of the data across algorithms, so a difference is taken seed by seed: its mean, ± its standard
-error, and in brackets the number of seeds. *Holds*: beyond two standard errors of the limit (0, where none is given).
-*Holds in direction*: so too, but surely less than half of the source's effect. *Does not hold*: beyond two standard
-errors on the other side. *Not told apart*: within two standard errors. *Points* are percentage points. A training has
-*collapsed* if its loss is not finite or ends where it began, or if it knows less than half of what others do; such
-trainings are counted, not averaged in.
+**Verdicts.** A claim consists of statements, each with its own verdict. The first statement is the headline and gives
+the claim's verdict. Some statements are not from the source; they explain. Seeds share initial values and the order of
+the data across algorithms, so a difference is taken seed by seed. Given are its mean, ± its standard error, and in
+brackets the number of seeds. *Points* are percentage points.
 
-**What was made smaller.** There is a machine with two cores, no GPU, and data sets of small images. Models and numbers
-of workers are smaller, data are Fashion-MNIST and scikit-learn's digits, and hosts are emulated where links matter.
-What a claim compares is kept: the same algorithms on the same data, at the source's ratios of workers, batches and
-intervals. So a difference's direction and order can be settled here, its size in a large network cannot."""
+| verdict | condition |
+| --- | --- |
+| holds | beyond two standard errors of the limit (0 where none is given) |
+| holds in direction | the same, but surely less than half of the source's effect |
+| does not hold | beyond two standard errors on the other side |
+| not told apart | within two standard errors |
+
+A training has *collapsed* if its loss is not finite or ends where it began, or if its accuracy is less than half of
+that of others. Collapsed trainings are counted and left out of the mean.
+
+**Smaller experiments.** The machine has two cores, no GPU, and data sets of small images. Models and numbers of workers
+are smaller, data are Fashion-MNIST and scikit-learn's digits, and hosts are emulated where links matter. A claim
+compares what the source compares: the same algorithms on the same data, at the source's ratios of workers, batches and
+intervals. So the direction and the order of a difference can be settled here. Its size in a large network cannot."""
 
 
 def _figure(value: float | None) -> str:
@@ -76,27 +84,55 @@ def verdict_of(claim: Claim, results: Path) -> str:
     return found.evidence[0].verdict if found else _NOT_RUN
 
 
-def markdown(founds: dict[str, Found | None]) -> str:
-    """Return the whole page, of what was found by claims' names."""
+def pages(founds: dict[str, Found | None]) -> dict[str, str]:
+    """Return the text of each page by its file in docs/: the summary, and one page per paper.
+
+    Args:
+        founds: what was found, by the names of the claims.
+    """
     rows = []
     for claim in catalogue.CLAIMS:
         found = founds[claim.name]
-        title = f"[{claim.paper.short}, {claim.place}](#{claim.name})"
-        if found is None:
-            rows.append([title, claim.says, "–", _NOT_RUN, "–"])
-            continue
-        one = found.evidence[0]
-        hold = sum(each.verdict in (HOLDS, DIRECTION) for each in found.evidence)
-        here = f"{one.what}: {_ours(one)}"
-        rows.append([title, claim.says, here, f"**{one.verdict}**", f"{hold} of {len(found.evidence)} hold"])
-    heads = ["Claim", "What it says", "Its headline, and what was found", "Verdict", "Statements"]
-    blocks = [_BEGINNING, "## At a glance", _tally(founds), table(heads, rows, texts=len(heads))]
+        title = f"[{claim.paper.short}, {claim.place}](claims/{claim.paper.name}.md#{claim.name})"
+        held = "–"
+        if found is not None:
+            count = sum(each.verdict in (HOLDS, DIRECTION) for each in found.evidence)
+            held = f"{count} of {len(found.evidence)}"
+        rows.append([title, f"**{found.evidence[0].verdict}**" if found else _NOT_RUN, held])
+    heads = ["Claim", "Verdict", "Statements that hold"]
+    summary = [_BEGINNING, "## Verdicts", _tally(founds), "## All claims", table(heads, rows, texts=2)]
+    texts = {"claims.md": _joined(summary)}
     for paper in catalogue.PAPERS.values():
-        blocks += [f"## {paper.title}", f"**The idea.** {paper.idea}", f"**Here.** {paper.smaller}"]
+        blocks = [f"# {paper.title}", f"**The idea.** {paper.idea}", f"**Here.** {paper.smaller}"]
+        blocks.append("[Claims](../claims.md) says how a verdict is reached.")
         for claim in catalogue.CLAIMS:
             if claim.paper is paper:
                 blocks += _section(claim, founds[claim.name])
-    return "\n\n".join(blocks) + "\n"
+        texts[f"claims/{paper.name}.md"] = _joined(blocks)
+    return texts
+
+
+def _joined(blocks: Sequence[str]) -> str:
+    """Return the blocks as a page whose paragraphs are wrapped."""
+    return "\n\n".join(block if block[:1] in "|#<-!" else _wrapped(block) for block in blocks) + "\n"
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(
+        textwrap.fill(one, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        for one in paragraphs
+    )
+
+
+def _statements(evidence: Sequence[Evidence]) -> str:
+    """Return the evidence of one claim as a Markdown list: statement, values, verdict, note."""
+    items = []
+    for one in evidence:
+        values = f"{_ours(one)}; source: {_figure(one.source)}" if one.source is not None else _ours(one)
+        note = f" ({one.note})" if one.note else ""
+        items.append(_wrapped(f"- *{one.verdict.capitalize()}.* {one.what}: {values}{note}", "  "))
+    return "\n".join(items)
 
 
 def _tally(founds: dict[str, Found | None]) -> str:
@@ -116,20 +152,20 @@ def _tally(founds: dict[str, Found | None]) -> str:
 
 def _section(claim: Claim, found: Found | None) -> list[str]:
     blocks = [
-        f'<a id="{claim.name}"></a>\n\n### {claim.place}',
+        f'<a id="{claim.name}"></a>\n\n## {claim.place}',
         f"**{claim.paper.speaker}.** {claim.says} {claim.setting}",
     ]
     blocks.append(f"**Here.** {claim.here} `python -m benchmarks.claims run {claim.name}`")
     if found is None:
         return [*blocks, f"*{_NOT_RUN.capitalize()}.*"]
-    blocks += [evidence_table(found.evidence), claim.why]
+    blocks += [_statements(found.evidence), claim.why]
     if claim.draw is not None:
-        blocks.append(f"![{claim.place}](../benchmarks/results/claims/{claim.name}.png)")
+        blocks.append(f"![{claim.place}](../../benchmarks/results/claims/{claim.name}.png)")
     return blocks
 
 
 def publish(results: Path, docs: Path) -> Path:
-    """Write the page and, where matplotlib is installed, the pictures; return the page's path."""
+    """Write the pages and, where matplotlib is installed, the pictures; return the path of the summary."""
     founds = {claim.name: found_of(claim, results) for claim in catalogue.CLAIMS}
     for claim in catalogue.CLAIMS:
         found = founds[claim.name]
@@ -137,6 +173,7 @@ def publish(results: Path, docs: Path) -> Path:
             path = results / f"{claim.name}.png"
             if not pictures.draw(claim.draw, found.shapes, path):
                 records.log(f"no {path.name}: matplotlib is not installed (pip install matplotlib)")
-    path = docs / "claims.md"
-    path.write_text(markdown(founds), encoding="utf-8")
-    return path
+    (docs / "claims").mkdir(exist_ok=True)
+    for name, text in pages(founds).items():
+        (docs / name).write_text(text, encoding="utf-8")
+    return docs / "claims.md"

@@ -82,8 +82,8 @@ const std::vector<Row>& rows() {
       {{"SORDINO_CPU_LEVEL", "", "", "upper limit of the kernels' instruction set: baseline, avx2 or avx512"},
        [](Config& c, auto&, auto& v) { c.cpu_level = v; }},
       {{"SORDINO_GPU_ROUTE", "", "",
-        "only route for operations on GPU memory: nccl, ipc (within a node), mpi (a CUDA-aware one) or host; operations "
-        "that it cannot carry go through the host; unset: the first of these that all ranks of an operation support"},
+        "only route for operations on GPU memory: nccl, ipc (within a node), mpi (a CUDA-aware one) or host; it falls "
+        "back to host; unset: the first of these that all ranks of an operation support"},
        [](Config& c, auto& n, auto& v) {
          c.gpu_route = v;
          if (!one_of(v, {"", "nccl", "ipc", "mpi", "host"})) {

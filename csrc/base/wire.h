@@ -68,7 +68,8 @@ class Reader {
     static_assert(std::is_unsigned_v<decltype(value)>);
     if (value > static_cast<std::underlying_type_t<T>>(last))
       throw TransportError("a control message holds " + std::to_string(value) + ", but " +
-                           std::to_string(static_cast<std::underlying_type_t<T>>(last)) + " is the largest valid value");
+                           std::to_string(static_cast<std::underlying_type_t<T>>(last)) +
+                           " is the largest valid value");
     return static_cast<T>(value);
   }
   std::string text() {

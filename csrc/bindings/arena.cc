@@ -26,10 +26,10 @@ std::vector<TensorSpec> specify(const Specs& tensors) {
 }  // namespace
 
 void register_arena(py::module_& module) {
-  py::class_<PyMemory>(module, "SharedMemory", py::buffer_protocol(), "Memory that the ranks of this node can all map.")
+  py::class_<PyMemory>(module, "SharedMemory", py::buffer_protocol(), "Memory that all ranks of this node can map.")
       .def_buffer([](PyMemory& self) { return as_bytes(self.segment->data, self.segment->bytes); });
 
-  py::class_<LayoutSegment>(module, "LayoutSegment", "Neighbouring tensors that are exchanged as one.")
+  py::class_<LayoutSegment>(module, "LayoutSegment", "Adjacent tensors that are exchanged as one.")
       .def_readonly("first", &LayoutSegment::first)
       .def_readonly("last", &LayoutSegment::last)
       .def_readonly("offset", &LayoutSegment::offset)
@@ -38,7 +38,7 @@ void register_arena(py::module_& module) {
       .def_property_readonly("dtype", [](const LayoutSegment& self) { return static_cast<int>(self.dtype); });
 
   py::class_<Layout, std::shared_ptr<Layout>>(
-      module, "Layout", "Which tensor lies where in flat memory; the same on every rank that names the same tensors.")
+      module, "Layout", "Offsets of tensors in flat memory. Ranks that name the same tensors get the same layout.")
       .def(py::init(
                [](const Specs& tensors, std::size_t segment_bytes) { return Layout(specify(tensors), segment_bytes); }),
            py::arg("tensors"), py::arg("segment_bytes"))

@@ -34,8 +34,8 @@ void register_build(py::module_& module) {
         info["ucx"] = build::kUcx;
         return info;
       },
-      "What this build contains: version, compiler, cpu_level, cuda and ucx (empty without), and mpi (library, mpicc) "
-      "or None.");
+      "The features of this build: {version, compiler, cpu_level, cuda, ucx, mpi}. cuda, ucx: text, empty without it; "
+      "mpi: {library, mpicc}, or None.");
 
   module.def(
       "probe_mpi",
@@ -58,9 +58,8 @@ void register_build(py::module_& module) {
         }
         return found;
       },
-      "Whether an MPI library loads now, for which ABI, and whether it takes CUDA memory: {ok, abi, library, "
-      "takes_cuda, "
-      "absent, error}; absent: there is none at all. Does not initialize MPI.");
+      "Load the MPI library, without initializing MPI: {ok, abi, library, takes_cuda, absent, error}. takes_cuda: it "
+      "accepts CUDA memory; absent: no MPI library was found.");
 
   module.def(
       "probe_ucx",
@@ -77,7 +76,7 @@ void register_build(py::module_& module) {
         }
         return found;
       },
-      "Whether UCX loads now: {library, absent, error}; absent: there is none at all.");
+      "Load UCX: {library, absent, error}. absent: no UCX library was found.");
 
   module.def(
       "limits",
@@ -89,10 +88,8 @@ void register_build(py::module_& module) {
         return found;
       },
       py::arg("root") = "/",
-      "What this process may take of its machine, in bytes: {memory, available_memory}. memory: what its control "
-      "groups "
-      "allow, None where they set no limit; available_memory: what there is of it now. root: where /proc and /sys are "
-      "looked for.");
+      "Memory limits of this process, in bytes: {memory, available_memory}. memory: the limit of its control groups, "
+      "None without a limit; available_memory: memory that it can still get now. root: folder of /proc and /sys.");
 
   module.def(
       "variables",
@@ -103,7 +100,7 @@ void register_build(py::module_& module) {
         }
         return all;
       },
-      "Every environment variable: (name, alias, default, meaning).");
+      "All environment variables that Sordino reads: (name, alias, default, meaning) of each.");
 }
 
 }  // namespace sordino::bindings

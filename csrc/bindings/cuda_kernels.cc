@@ -16,7 +16,7 @@ using Averages = std::vector<std::tuple<std::vector<int>, std::vector<int>, doub
 Rows rows_of(const Tensors& tensors) {
   Rows rows{tensors.empty() ? 0 : tensors.front().first.size(), {}, {}};
   for (const auto& [addresses, count] : tensors) {
-    if (addresses.size() != rows.width) throw UsageError("all rows need as many addresses as the first one");
+    if (addresses.size() != rows.width) throw UsageError("all rows need the same number of addresses");
     for (const auto address : addresses) rows.addresses.push_back(pointer(address));
     rows.counts.push_back(count);
   }
@@ -110,11 +110,12 @@ void register_cuda_kernels(py::module_& module) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   const auto named = py::kw_only();
   const auto stream = py::arg("stream") = 0;
-  py::class_<Methods>(cuda, "CudaKernels", "Those of one device. Rows are (addresses, elements) of one tensor each.")
+  py::class_<Methods>(cuda, "CudaKernels",
+                      "CUDA kernels of one device. Rows are (addresses, elements) of one tensor each.")
       .def(py::init<int>(), py::arg("ordinal"))
       .def("reduce", &Methods::reduce, py::arg("op"), py::arg("dtype"), py::arg("rows"), py::arg("sources"),
            py::arg("pre") = 1.0, py::arg("post") = 1.0, named, stream, no_gil,
-           "Of each row, the first `sources` addresses folded into all others.")
+           "Fold the first `sources` addresses of each row into all others.")
       .def("axpby", &Methods::axpby, py::arg("dtype"), py::arg("rows"), py::arg("a"), py::arg("b"), named, stream,
            no_gil, "y = a * x + b * y of rows (x, y)")
       .def("flatten", &Methods::flatten, py::arg("tensors"), py::arg("flat"), named, stream, no_gil,
@@ -142,7 +143,7 @@ void register_cuda_kernels(py::module_& module) {
            "A step of rows (weights, gradient, velocity), or (weights, gradient) without momentum.")
       .def("lars_rates", &Methods::lars_rates, py::arg("weight_norms"), py::arg("gradient_norms"), py::arg("scaled"),
            py::arg("rates"), py::arg("lr"), py::arg("trust"), py::arg("decay"), py::arg("eps"), named, stream, no_gil,
-           "scaled: one byte a tensor.");
+           "scaled: one byte per tensor.");
 }
 
 }  // namespace sordino::bindings

@@ -18,7 +18,7 @@ Rows rows_of(const std::vector<std::vector<std::uintptr_t>>& addresses, std::vec
   if (addresses.size() != counts.size()) throw UsageError("there must be a count for each row of addresses");
   Rows rows{addresses.empty() ? 0 : addresses.front().size(), {}, std::move(counts)};
   for (const auto& row : addresses) {
-    if (row.size() != rows.width) throw UsageError("rows of addresses must be of one length");
+    if (row.size() != rows.width) throw UsageError("all rows of addresses must have the same length");
     for (const std::uintptr_t address : row) rows.addresses.push_back(pointer(address));
   }
   return rows;
@@ -47,7 +47,7 @@ void define_kernels(py::class_<PyDevice, std::shared_ptr<PyDevice>>& device) {
             });
           },
           py::arg("items"), py::arg("now"), py::arg("before"), py::arg("counts"), py::arg("digits"),
-          py::arg("counters") = 0, "Items.unchanged on the current stream; so are the four below.")
+          py::arg("counters") = 0, "Items.unchanged on the current stream. The next four methods run there, too.")
       .def(
           "draw",
           [](const PyDevice& self, const Items& items, std::uint64_t key, std::uintptr_t indices) {
@@ -132,8 +132,8 @@ Stream PyDevice::running_stream(const std::string& what) const {
   const Stream now = stream();
   if (!device->capturing(now)) return now;
   throw UsageError(what +
-                   " while a CUDA graph is being captured (torch.cuda.graph): ranks meet each time, which a graph "
-                   "cannot repeat. Do it before or after the capture.");
+                   " while a CUDA graph is being captured (torch.cuda.graph): the ranks communicate each time, which a "
+                   "graph cannot repeat. Do it before or after the capture.");
 }
 
 void PyDevice::keep_until(std::shared_ptr<Event> event, py::object owner) {
@@ -142,26 +142,30 @@ void PyDevice::keep_until(std::shared_ptr<Event> event, py::object owner) {
 }
 
 void register_device(py::module_& module) {
-  py::class_<PyDevice, std::shared_ptr<PyDevice>> device(module, "Device", "A GPU, or what stands for one.");
+  py::class_<PyDevice, std::shared_ptr<PyDevice>> device(module, "Device", "A GPU or a simulated one.");
   device.def_property_readonly("ordinal", [](const PyDevice& self) { return self.device->ordinal(); })
       .def_property_readonly("name", [](const PyDevice& self) { return self.device->name(); })
       .def_property_readonly(
           "identity", [](const PyDevice& self) { return self.device->identity(); },
-          "The same number for the same hardware in every process.")
-      .def_readwrite("current_stream", &PyDevice::current_stream,
-                     "Gives the queue that the calling thread computes on; None for its own thread.")
+          "Number of the hardware, equal in every process.")
+      .def_readwrite(
+          "current_stream", &PyDevice::current_stream,
+          "Function that returns the queue on which the calling thread computes; None for the default queue.")
       .def(
           "on_no_room",
           [](const PyDevice& self, std::function<void()> make_room) { self.device->on_no_room(std::move(make_room)); },
-          py::arg("make_room"), "What is called, from any thread, where there is no room; then it is tried once more.");
+          py::arg("make_room"),
+          "Set the function that frees device memory after a failed allocation, which is then tried again. Any thread "
+          "may call it.");
   define_kernels(device);
 
-  module.def("cuda_devices", &cuda::count, "How many GPUs CUDA finds here; 0 without CUDA or a driver.");
-  module.def("cuda_obstacle", &cuda::obstacle, "Why it finds none, and the mend; empty if it finds one.");
+  module.def("cuda_devices", &cuda::count, "Number of GPUs that CUDA finds here; 0 without CUDA or a driver.");
+  module.def("cuda_obstacle", &cuda::obstacle, "The reason why CUDA finds no GPU, and the fix; empty if it finds one.");
   module.def(
       "cuda_device",
       [](int ordinal) { return std::make_shared<PyDevice>(PyDevice{cuda::make_device(ordinal), py::none()}); },
-      py::arg("ordinal"), "The GPU that CUDA calls so. NotBuilt if this build, or this machine, has none.");
+      py::arg("ordinal"),
+      "The GPU with this CUDA number. Raises NotBuilt if this build has no CUDA or no kernels for it.");
   module.def(
       "sim_device",
       [](int ordinal, bool shares, bool takes_nccl, bool waits_for_words, std::size_t room) {
@@ -170,15 +174,15 @@ void register_device(py::module_& module) {
       },
       py::arg("ordinal"), py::arg("shares") = true, py::arg("takes_nccl") = false, py::arg("waits_for_words") = true,
       py::arg("room") = SIZE_MAX,
-      "A thread that stands for a GPU, with so many bytes of memory; those with one number stand for the same.");
+      "A thread that simulates a GPU with `room` bytes of memory. Devices with the same number are the same GPU.");
   module.def(
       "sim_stream", [](const PyDevice& on) { return on.device->make_queue(); }, py::arg("device"),
-      "A further queue of a simulated device, which stays as long as that.");
+      "A further queue of a simulated device, which lives as long as the device.");
   module.def(
       "sim_occupied", [](const PyDevice& on) { return sim::occupied(*on.device); }, py::arg("device"),
       "Bytes of a simulated device's memory that are in use.");
   module.def("sim_capture", &sim::capture, py::arg("stream"), py::arg("on"),
-             "Says that such a queue is captured, or is no more.");
+             "Mark a queue of a simulated device as being captured, or not.");
   module.def(
       "sim_hold",
       [](Stream stream) {
@@ -189,9 +193,9 @@ void register_device(py::module_& module) {
           gate->notify_all();
         });
       },
-      py::arg("stream"), "Has such a queue stand still until what is returned is called.");
-  module.def("nccl_hint", &nccl::hint, py::arg("path"), "Where a libnccl.so.2 may lie, beside the usual places.");
-  module.def("nccl", &nccl::describe, "Which NCCL is used, by version and file; NotBuilt if there is none.");
+      py::arg("stream"), "Block a queue of a simulated device until the returned function is called.");
+  module.def("nccl_hint", &nccl::hint, py::arg("path"), "Name a further file to try as libnccl.so.2.");
+  module.def("nccl", &nccl::describe, "Version and file of the NCCL in use. Raises NotBuilt without NCCL.");
 }
 
 }  // namespace sordino::bindings

@@ -174,27 +174,28 @@ py::object GradientCounter::count_hook(std::size_t index) {
 void register_gradient_counter(py::module_& module) {
   py::class_<GradientCounter, std::shared_ptr<GradientCounter>>(
       module, "GradientCounter",
-      "Counts gradients that backward passes have completed. One is complete after `passes` in a cycle. `backward()` "
-      "numbers the backward under way. `tell(method, number)` is called with \"backward_adds\" and a gradient that is "
-      "the first of a backward, or that comes while all are done, before it is counted; with \"exceeded\" and a "
-      "gradient "
-      "that is complete already; with \"completed\" and a set when all of it is complete.")
+      "Counts gradients. A gradient is complete after `passes` backward passes in a cycle. `backward()` returns the "
+      "number of the backward pass in progress. `tell(method, number)` is called with \"backward_adds\" and a gradient "
+      "before it is counted, if it is the first of a backward pass or comes while all are done; with \"exceeded\" "
+      "and a gradient that is complete already; with \"completed\" and a set whose gradients are all complete.")
       .def(py::init<std::size_t, int, py::object, py::object>(), py::arg("parameters"), py::arg("passes"),
            py::arg("backward"), py::arg("tell"))
       .def("note_hook", &GradientCounter::note_hook, py::arg("index"), "The post-accumulate-grad hook of a parameter.")
       .def("count_hook", &GradientCounter::count_hook, py::arg("index"),
            "The post hook of the AccumulateGrad node of a parameter.")
-      .def("count", &GradientCounter::count, py::arg("index"), "Counts a gradient, as the count_hook does.")
+      .def("count", &GradientCounter::count, py::arg("index"), "Count a gradient, as the count_hook does.")
       .def_property_readonly("uncounted", &GradientCounter::uncounted,
-                             "The parameters whose gradients were noted and not counted in this cycle.")
+                             "Parameters whose gradients were noted but not counted in this cycle.")
       .def("watch", &GradientCounter::watch, py::arg("members"),
-           "Makes these parameters a set; returns its number, from 0 on.")
-      .def("forget", &GradientCounter::forget, "Forgets all sets.")
-      .def("begin_cycle", &GradientCounter::begin_cycle, "Has no gradient complete.")
-      .def("has_all", &GradientCounter::has_all, py::arg("of"), "Whether those of these parameters are complete.")
+           "Make a set of these parameters. Returns its number, from 0 on.")
+      .def("forget", &GradientCounter::forget, "Forget all sets.")
+      .def("begin_cycle", &GradientCounter::begin_cycle, "Begin a cycle: no gradient is complete.")
+      .def("has_all", &GradientCounter::has_all, py::arg("of"),
+           "Whether the gradients of these parameters are complete.")
       .def_property_readonly("order", &GradientCounter::order, "The parameters, in the order of completion.")
-      .def_readwrite("accumulates", &GradientCounter::accumulates, "Whether nothing is counted.")
-      .def_readwrite("done", &GradientCounter::done, "Whether this cycle's gradients are reduced already.");
+      .def_readwrite("accumulates", &GradientCounter::accumulates,
+                     "Whether gradients accumulate without being counted.")
+      .def_readwrite("done", &GradientCounter::done, "Whether this cycle's gradients have been reduced.");
 }
 
 }  // namespace sordino::bindings

@@ -70,7 +70,7 @@ void register_kernels(py::module_& module) {
   kernels.def(
       "level", [] { return std::string(kernels::level()); }, "The instruction set in use: baseline, avx2 or avx512.");
   kernels.def("set_level", &kernels::set_level, py::arg("level"),
-              "Switches the instruction set; UsageError if this machine lacks it.");
+              "Switch the instruction set. Raises UsageError if this machine lacks it.");
   register_unchanged(kernels);
 }
 

@@ -9,12 +9,12 @@ namespace sordino::bindings {
 void register_log(py::module_& module) {
   module.def(
       "log_level", [] { return Config::from_environment().log_level; },
-      "The level that SORDINO_LOG_LEVEL names, or nothing.");
+      "The level in SORDINO_LOG_LEVEL; empty if it is not set.");
   module.def(
       "open_log", [](int least) { log::open(static_cast<log::Level>(least)); }, py::arg("least"),
-      "From now on lines wait for take_log_line(). least: the lowest level that is written to stderr.");
+      "From now on, keep lines for take_log_line(). least: the lowest level that is written to stderr.");
   module.def("wait_for_log_line", &log::wait, py::call_guard<py::gil_scoped_release>(),
-             "Waits for a line, without Python's lock. False: close_log() was called.");
+             "Wait for a line, without Python's lock. False: close_log() was called.");
   module.def(
       "take_log_line",
       []() -> py::object {
@@ -28,11 +28,11 @@ void register_log(py::module_& module) {
       },
       "The oldest line: (level, rank, text, on_stderr), or None. on_stderr: the core has written it to stderr.");
   module.def("close_log", &log::close, py::call_guard<py::gil_scoped_release>(),
-             "From now on lines go to stderr at once; those that wait can still be taken.");
+             "From now on, write lines to stderr at once. Lines that were kept can still be taken.");
   module.def(
       "say",
       [](int level, int rank, std::string text) { log::say(static_cast<log::Level>(level), rank, std::move(text)); },
-      py::arg("level"), py::arg("rank"), py::arg("text"), "Says a line as the core does; for tests.");
+      py::arg("level"), py::arg("rank"), py::arg("text"), "Write a line as the core does; for tests.");
 }
 
 }  // namespace sordino::bindings

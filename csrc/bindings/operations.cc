@@ -74,8 +74,8 @@ void register_requests(py::module_& module) {
 
   py::class_<PyRequest>(
       module, "Request",
-      "One operation, described. `keep` must own the memory of `tensors`: (input, output or 0, dtype, "
-      "shape) each.")
+      "Description of one operation. tensors: (input address, output address or 0, dtype code, shape) of each; `keep` "
+      "must own their memory.")
       .def(py::init(&make_request), py::arg("opcode"), py::arg("name"), py::arg("tensors"), py::arg("op") = 1,
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0,
            py::arg("splits") = std::vector<std::int64_t>{}, py::arg("process_set") = 0, py::arg("keep") = py::none(),
@@ -83,19 +83,19 @@ void register_requests(py::module_& module) {
 }
 
 void register_exchanges(py::module_& module) {
-  py::enum_<Route>(module, "Route", "How an exchange of device memory goes.")
+  py::enum_<Route>(module, "Route", "Route of an exchange of device memory.")
       .value("HOST", Route::kHost)
       .value("DIRECT", Route::kDirect)
       .value("NCCL", Route::kNccl);
 
-  py::class_<ReceiveBuffer, std::shared_ptr<ReceiveBuffer>>(module, "ReceiveBuffer",
-                                                            "Memory for what exchanges receive from other nodes.")
+  py::class_<ReceiveBuffer, std::shared_ptr<ReceiveBuffer>>(
+      module, "ReceiveBuffer", "Memory for the data that exchanges receive from other nodes.")
       .def(py::init([](World& world) { return std::make_shared<ReceiveBuffer>(world.node_memory()); }),
            py::arg("world"), py::keep_alive<1, 2>());
 
   py::class_<PyExchange>(module, "Exchange",
-                         "The mixing of flat memory as a topology says (csrc/collectives/exchange.h), on a process set "
-                         "that is used for nothing else; all that stays the same from one to the next.")
+                         "The constant part of the exchanges that mix flat memory according to a topology "
+                         "(csrc/collectives/exchange.h). Its process set must be used for nothing else.")
       .def(py::init([](int process_set, std::shared_ptr<Layout> layout, std::shared_ptr<topology::Topology> topology,
                        std::uintptr_t source, std::uintptr_t result, bool shared, bool without_own,
                        std::shared_ptr<ReceiveBuffer> receive_buffer, bool serving, py::object keep,
@@ -123,26 +123,27 @@ void register_handles(py::module_& module) {
       .def_property_readonly("bytes", [](const PyResult& self) { return self.result().bytes; })
       .def_property_readonly(
           "on_device", [](const PyResult& self) { return self.result().device != nullptr; },
-          "Whether it is a device's memory rather than the host's.")
+          "Whether it is memory of a device, not of the host.")
       .def(
           "copied", [](const PyResult& self, const PyDevice& device) { *self.result().reader = device.stream(); },
-          py::arg("device"), "What has read it is on the caller's stream, behind which it may go.")
+          py::arg("device"),
+          "Note that its last reader is on the caller's stream. The memory is freed after the work there.")
       .def_buffer([](PyResult& self) { return as_bytes(self.result().data.get(), self.result().bytes); })
       .def_property_readonly("shape", [](const PyResult& self) { return self.result().shape; });
 
-  py::class_<PyHandle>(module, "Handle", "An operation under way.")
-      .def("done", &PyHandle::over, "Whether the operation is over; on a device, also that its work there is.")
+  py::class_<PyHandle>(module, "Handle", "An operation in flight.")
+      .def("done", &PyHandle::over, "Whether the operation has ended, including its work on a device.")
       .def(
           "check_wait", [](const PyHandle& self) { static_cast<void>(self.check_wait()); },
-          "UsageError where nobody may wait for it now; it stays under way.")
-      .def("wait", &PyHandle::wait, "Waits for the end of the operation; raises what became of it.")
+          "Raise UsageError if the caller may not wait for it now. The operation stays in flight.")
+      .def("wait", &PyHandle::wait, "Wait for the end of the operation, and raise its error.")
       .def(
           "finish",
           [](PyHandle& self) {
             self.handle->finish();
             self.world->wake();
           },
-          "Ends a promise.")
+          "Complete a promise.")
       .def_property_readonly(
           "results",
           [](const PyHandle& self) {
@@ -152,12 +153,12 @@ void register_handles(py::module_& module) {
             }
             return all;
           },
-          "Tensors that the operation made (allgather, alltoall, reducescatter).")
+          "Tensors that the operation created (allgather, alltoall, reducescatter).")
       .def_property_readonly(
           "rows", [](const PyHandle& self) { return self.handle->rows; },
           "Rows that came from each member, tensor by tensor (allgather, alltoall).")
       .def_property_readonly(
-          "last_rank", [](const PyHandle& self) { return self.handle->last_rank; }, "Rank that has joined last (join).")
+          "last_rank", [](const PyHandle& self) { return self.handle->last_rank; }, "The last rank to join (join).")
       .def_property_readonly(
           "set_id", [](const PyHandle& self) { return self.handle->set_id; }, "Id of the new process set.");
 }

@@ -51,7 +51,7 @@ Time at(double seconds) {
 
 template <class Class>
 auto& with_close(Class& type) {
-  return type.def("close", [](typename Class::type& self) { self.close(); }, "Answers no more. Idempotent.");
+  return type.def("close", [](typename Class::type& self) { self.close(); }, "Close the service. Idempotent.");
 }
 
 }  // namespace
@@ -81,18 +81,20 @@ void register_services(py::module_& module) {
               events = self.service->wait(seconds);
             }
             static constexpr const char* kNames[] = {"message", "lost", "done", "nudge"};
-            py::list told;
+            py::list all;
             for (const Mailbox::Event& event : events)
-              told.append(py::make_tuple(kNames[static_cast<int>(event.kind)], event.rank, event.text, event.number));
-            return told;
+              all.append(py::make_tuple(kNames[static_cast<int>(event.kind)], event.rank, event.text, event.number));
+            return all;
           },
-          py::arg("seconds"), "What has happened: (\"message\", \"lost\", \"done\" or \"nudge\", rank, text, number).")
+          py::arg("seconds"),
+          "Wait up to `seconds` for events, and return all: (\"message\", \"lost\", \"done\" or \"nudge\", rank, text, "
+          "number) of each.")
       .def(
           "nudge", [](OpenMailbox& self) { self.service->push({Mailbox::Event::Kind::kNudge, -1, {}, 0}); },
-          "Ends a wait.");
+          "Wake the thread in wait().");
   with_close(mailbox);
 
-  py::class_<PyPull>(module, "Pull", "A snapshot of a peer's that is being pulled, or has been.")
+  py::class_<PyPull>(module, "Pull", "A pull of a peer's snapshot.")
       .def_property_readonly("peer", [](const PyPull& self) { return self.pull->peer; })
       .def_property_readonly("number", [](const PyPull& self) { return self.pull->number; })
       .def_property_readonly("state",
@@ -107,14 +109,15 @@ void register_services(py::module_& module) {
       .def_property_readonly(
           "seconds",
           [](const PyPull& self) { return std::chrono::duration<double>(self.pull->ended - self.pull->begun).count(); },
-          "What it took.")
+          "Duration of the pull, in seconds.")
       .def_property_readonly(
-          "version", [](const PyPull& self) { return self.pull->version; }, "How often its owner had published.")
+          "version", [](const PyPull& self) { return self.pull->version; },
+          "Number of the snapshot: how many its owner had published.")
       .def_property_readonly(
-          "steps", [](const PyPull& self) { return self.pull->steps; }, "What its owner said when it published.")
+          "steps", [](const PyPull& self) { return self.pull->steps; }, "Steps that its owner gave to publish().")
       .def_property_readonly(
           "age", [](const PyPull& self) { return self.pull->age; },
-          "Seconds since then: when the pull began (within a node), or when it was sent.");
+          "Age of the snapshot, in seconds: when the pull began (within a node), or when it was sent.");
 
   auto store =
       py::class_<OpenSnapshotStore>(module, "SnapshotStore", "Snapshots of flat memory that other ranks pull.");
@@ -133,13 +136,13 @@ void register_services(py::module_& module) {
                              })
       .def(
           "connect",
-          [](OpenSnapshotStore& self, int rank, const std::string& told) {
+          [](OpenSnapshotStore& self, int rank, const std::string& bytes) {
             Location location;
-            if (told.size() != sizeof(location)) throw UsageError("that is not the location of a snapshot store");
-            std::memcpy(&location, told.data(), sizeof(location));
+            if (bytes.size() != sizeof(location)) throw UsageError("that is not the location of a snapshot store");
+            std::memcpy(&location, bytes.data(), sizeof(location));
             self.service->connect(rank, location);
           },
-          py::arg("rank"), py::arg("location"), "Where a peer of this node keeps its snapshots.")
+          py::arg("rank"), py::arg("location"), "Set the location of the snapshots of a peer on this node.")
       .def(
           "publish",
           [](OpenSnapshotStore& self, std::uintptr_t source, std::uint64_t steps) {
@@ -147,11 +150,11 @@ void register_services(py::module_& module) {
             return self.service->publish(pointer(source), steps);
           },
           py::arg("source"), py::arg("steps"),
-          "Copies the memory; False if all places for it are on their way to others.")
+          "Publish a copy of the memory. False if all buffers for it are being sent to other ranks.")
       .def(
           "pull",
           [](OpenSnapshotStore& self, int peer, double start) { return PyPull{self.service->pull(peer, at(start))}; },
-          py::arg("peer"), py::arg("start"), "Pulls from a peer, from a time of time.monotonic() on.")
+          py::arg("peer"), py::arg("start"), "Pull from a peer, beginning at the time `start` of time.monotonic().")
       .def(
           "cancel", [](OpenSnapshotStore& self, const PyPull& pull) { self.service->cancel(pull.pull); },
           py::arg("pull"))
@@ -161,10 +164,10 @@ void register_services(py::module_& module) {
             py::gil_scoped_release released;
             self.service->average(*pull.pull, pointer(values));
           },
-          py::arg("pull"), py::arg("values"), "values = (values + pulled) / 2; once.")
+          py::arg("pull"), py::arg("values"), "values = (values + pulled) / 2. Possible once per pull.")
       .def(
           "discard", [](OpenSnapshotStore& self, PyPull& pull) { self.service->discard(*pull.pull); }, py::arg("pull"),
-          "Gives back the memory of a pull that is not needed.")
+          "Release the memory of a pull that is not needed.")
       .def_property_readonly("unpublished", [](const OpenSnapshotStore& self) { return self.service->unpublished(); });
   with_close(store);
 
@@ -188,7 +191,7 @@ void register_services(py::module_& module) {
             py::gil_scoped_release released;
             self.service->lock();
           },
-          "Nothing but the caller changes the values until unlock().")
+          "Keep the service from changing the values until unlock().")
       .def("unlock", [](OpenPairAveraging& self) { self.service->unlock(); });
   with_close(averaging);
 }

@@ -34,8 +34,8 @@ auto define(py::module_& module, const char* name, const char* doc) {
 void register_schedules(py::module_& module) {
   using topology::Round;
   py::class_<Round>(module, "Round",
-                    "Messages that travel at the same time, between places of a team. Each carries `share` of the "
-                    "vector, and `repeats` rounds like this follow each other.")
+                    "Messages in flight at the same time, between members of a team. Each carries `share` of the "
+                    "vector. The round is repeated `repeats` times.")
       .def_readonly("sources", &Round::sources)
       .def_readonly("targets", &Round::targets)
       .def_readonly("share", &Round::share)
@@ -51,15 +51,15 @@ void register_schedules(py::module_& module) {
         return topology::teams_of(nodes, small);
       },
       py::arg("nodes"), py::arg("small"),
-      "The teams of an all-reduce among ranks that are listed by node; each reduces an equal share of the vector.");
+      "The teams of an all-reduce among ranks that are listed by node. Each team reduces an equal share of the "
+      "vector.");
 }
 
 }  // namespace
 
 void register_topology(py::module_& module) {
   register_schedules(module);
-  py::class_<Topology, SharedTopology>(module, "Topology",
-                                       "Who mixes with whom: a function of round, segment and rank.")
+  py::class_<Topology, SharedTopology>(module, "Topology", "The ranks that each rank mixes with, by round and segment.")
       .def_property_readonly("size", &Topology::size)
       .def(
           "row",
@@ -120,7 +120,7 @@ void register_topology(py::module_& module) {
              return std::make_shared<topology::Dissemination>(checked_size(size), seed);
            }),
            py::arg("size"), py::arg("seed"));
-  define<topology::RandomPull>(module, "RandomPull", "Every segment from random others (COMBO).")
+  define<topology::RandomPull>(module, "RandomPull", "Each segment is pulled from random other workers (COMBO).")
       .def(py::init([](int size, std::uint64_t seed, int segments, int replicas) {
              return std::make_shared<topology::RandomPull>(checked_size(size), seed, segments, replicas);
            }),
@@ -130,7 +130,7 @@ void register_topology(py::module_& module) {
              return std::make_shared<topology::Grouped>(among, group_size, leaders_only);
            }),
            py::arg("among"), py::arg("group_size"), py::arg("leaders_only"));
-  define<topology::Star>(module, "Star", "Every member of a group takes over its first rank's value.")
+  define<topology::Star>(module, "Star", "Every member of a group takes the value of its first rank.")
       .def(py::init([](int size, int group_size) {
              return std::make_shared<topology::Star>(checked_size(size), group_size);
            }),
@@ -139,12 +139,13 @@ void register_topology(py::module_& module) {
     using Kind = typename decltype(kind)::type;
     return std::make_shared<Kind>(checked_size(size), workers.value_or(size));
   };
-  define<topology::ToOwner>(module, "ToOwner", "The owner of a segment, rank s modulo size, takes the workers' mean.")
+  define<topology::ToOwner>(module, "ToOwner",
+                            "The owner of segment s, rank s modulo size, takes the mean of the workers.")
       .def(py::init([serve](int size, std::optional<int> workers) {
              return serve(TypeTag<topology::ToOwner>{}, size, workers);
            }),
            py::arg("size"), py::arg("workers") = py::none());
-  define<topology::FromOwner>(module, "FromOwner", "Workers take a segment over from its owner, rank s modulo size.")
+  define<topology::FromOwner>(module, "FromOwner", "Workers take segment s from its owner, rank s modulo size.")
       .def(py::init([serve](int size, std::optional<int> workers) {
              return serve(TypeTag<topology::FromOwner>{}, size, workers);
            }),

@@ -27,7 +27,7 @@ std::vector<std::size_t> sample_counts(const kernels::Items& items) {
 void register_unchanged(py::module_& module) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<kernels::Items>(module, "Items",
-                             "Tensors at offsets from a base address, and how many elements of each a sample has.")
+                             "Tensors at offsets from a base address, and the number of sampled elements of each.")
       .def(py::init(&items_of), py::arg("items"), py::arg("ratio") = 1.0, "(offset in bytes, elements, dtype) of each.")
       .def_property_readonly("elements", &kernels::Items::elements)
       .def_property_readonly("samples", &kernels::Items::samples)
@@ -41,19 +41,20 @@ void register_unchanged(py::module_& module) {
           },
           py::arg("now"), py::arg("before"), py::arg("counts"), py::arg("digits") = kernels::kExact,
           py::arg("counters") = 0, no_gil,
-          "counts[item] (int64) = how many elements are the same; counters (uint8) of the others go up; before = now.")
+          "counts[item] (int64) = number of unchanged elements; counters (uint8) of the others are incremented; before "
+          "= now.")
       .def(
           "draw",
           [](const kernels::Items& self, std::uint64_t key, std::uintptr_t indices) {
             kernels::draw(self, key, pointer(indices));
           },
-          py::arg("key"), py::arg("indices"), no_gil, "Random samples (uint32), one from each of equal stretches.")
+          py::arg("key"), py::arg("indices"), no_gil, "Draw random samples (uint32), one from each of equal stretches.")
       .def(
           "select",
           [](const kernels::Items& self, std::uintptr_t counters, std::uintptr_t indices) {
             kernels::select(self, pointer(counters), pointer(indices));
           },
-          py::arg("counters"), py::arg("indices"), no_gil, "As samples, the elements with the highest counters.")
+          py::arg("counters"), py::arg("indices"), no_gil, "Take the elements with the highest counters as samples.")
       .def(
           "save_at",
           [](const kernels::Items& self, std::uintptr_t now, std::uintptr_t indices, std::uintptr_t saved) {
@@ -67,7 +68,7 @@ void register_unchanged(py::module_& module) {
             kernels::unchanged_at(self, pointer(now), pointer(saved), pointer(indices), pointer(counts), digits);
           },
           py::arg("now"), py::arg("saved"), py::arg("indices"), py::arg("counts"), py::arg("digits") = kernels::kExact,
-          no_gil, "counts[item] (int64) = how many samples are the same in now and saved.");
+          no_gil, "counts[item] (int64) = number of samples that are equal in now and saved.");
 }
 
 }  // namespace sordino::bindings

@@ -26,31 +26,28 @@ py::tuple take_ledger(World& self) {
 
 void register_world(py::module_& module) {
   module.attr("MOST_IN_ONE_SHOT") = OneShotSlots::kMostBytes;  // bytes of a tensor
-  auto world =
-      py::class_<World, std::shared_ptr<World>>(module, "World", "The ranks of one job, as one of them sees it.");
+  auto world = py::class_<World, std::shared_ptr<World>>(module, "World", "One rank's view of the ranks of a job.");
   world
       .def(
           "submit",
           [](std::shared_ptr<World> self, const PyRequest& what) { return start(std::move(self), what, false); },
-          py::arg("what"), "Starts an operation.")
+          py::arg("what"), "Start an operation.")
       .def(
           "run", [](std::shared_ptr<World> self, const PyRequest& what) { return start(std::move(self), what, true); },
           py::arg("what"),
           "submit() and wait in one, without waking another thread. Errors are raised by Handle.wait().")
       .def("allreduce_again", &allreduce_again_of, py::arg("tensor_type"), py::arg("dtypes"), py::arg("note_change"),
-           "Makes the function that does small all-reduces again (allreduce_again.cc); `dtypes`: the core's codes of "
-           "them.")
+           "Create the function that repeats small all-reduces (allreduce_again.cc). dtypes: the core's code of each.")
       .def(
           "exchange",
           [](std::shared_ptr<World> self, const PyExchange& what, std::string name, std::uint64_t round,
              const PyHandle* after,
              bool wait) { return start(std::move(self), what, std::move(name), round, after, wait); },
           py::arg("what"), py::arg("name"), py::arg("round"), py::arg("after").none(true), py::arg("wait"),
-          "Starts an exchange, after another operation of this rank if that is given. All ranks of its process set "
-          "call "
-          "it in the same order.");
+          "Start an exchange, after another operation of this rank if one is given. All ranks of its process set must "
+          "start exchanges in the same order.");
   world.def_property_readonly("gpu_operations", &World::routes,
-                              "How many operations on GPU memory went which way: NCCL, IPC, MPI, STAGED or ALONE.");
+                              "Number of operations on GPU memory, by route: NCCL, IPC, MPI, STAGED or ALONE.");
   world.def_property_readonly("rank", &World::rank)
       .def_property_readonly("size", &World::size)
       .def_property_readonly(
@@ -75,17 +72,17 @@ void register_world(py::module_& module) {
             const Location place = self.node_memory().locate(pointer(address), bytes);
             return py::bytes(reinterpret_cast<const char*>(&place), sizeof(place));
           },
-          py::arg("address"), py::arg("bytes"), "Where node peers find some memory, for their reaches().")
+          py::arg("address"), py::arg("bytes"), "Location of some memory, for reaches() of the node peers.")
       .def(
           "reaches",
-          [](World& self, int rank, const std::string& told, std::shared_ptr<PyDevice> device) {
+          [](World& self, int rank, const std::string& bytes, std::shared_ptr<PyDevice> device) {
             Location place;
-            if (told.size() != sizeof(place)) throw UsageError("that is not what locate() gives");
-            std::memcpy(&place, told.data(), sizeof(place));
+            if (bytes.size() != sizeof(place)) throw UsageError("place must be a value that locate() returned");
+            std::memcpy(&place, bytes.data(), sizeof(place));
             return self.reaches(rank, place, device_of(device.get()));
           },
           py::arg("rank"), py::arg("place"), py::arg("device"), py::call_guard<py::gil_scoped_release>(),
-          "Whether this rank can map what a node peer's locate() gave.")
+          "Whether this rank can map the memory that a node peer's locate() returned.")
       .def(
           "can",
           [](const World& self, const PyDevice& device, const std::string& what) {
@@ -96,23 +93,26 @@ void register_world(py::module_& module) {
             throw UsageError("can() knows 'map', 'send' and 'nccl', not '" + what + "'");
           },
           py::arg("device"), py::arg("what"),
-          "Whether node peers may map a device's memory, messages take it, or NCCL does.")
+          "Whether node peers can map the device's memory ('map'), messages can carry it ('send'), or NCCL can "
+          "('nccl').")
       .def(
           "successor",
           [](World& self, const std::string& error) { return self.successor(std::make_exception_ptr(Error(error))); },
           py::arg("error"), py::call_guard<py::gil_scoped_release>(),
-          "The world of the ranks that are left. Where this one has not failed, it fails with `error` now.")
-      .def_property_readonly("epoch", &World::epoch, "How many worlds there have been before this one.")
-      .def_property_readonly("identities", &World::identities, "The ranks that this world's had in the first one.")
-      .def_property_readonly("survives_losses", &World::survives_losses, "Whether the ranks go on without those that are lost.")
+          "The world of the remaining ranks. If this world has not failed yet, it fails with `error` now.")
+      .def_property_readonly("epoch", &World::epoch, "Number of worlds before this one.")
+      .def_property_readonly("identities", &World::identities,
+                             "The rank in the first world of each rank of this world.")
+      .def_property_readonly("survives_losses", &World::survives_losses,
+                             "Whether the ranks continue without lost ranks.")
       .def_property_readonly("awake_seconds", &World::awake_seconds,
-                             "Seconds in which this rank ran, since some moment; time in which its process was "
-                             "stopped does not count.")
+                             "Clock of this rank, in seconds, which does not count the time in which its process was "
+                             "stopped.")
       .def_property_readonly("failed", &World::failed, "Whether every operation of this world raises.")
       .def("shutdown", &World::shutdown, py::arg("cause") = "", py::call_guard<py::gil_scoped_release>(),
-           "Leaves the world. Idempotent. `cause`: the error that it leaves in, for the others' errors.")
+           "Leave the world. Idempotent. `cause`: the error because of which it leaves, for the errors of other ranks.")
       .def("abort", &World::abort, py::arg("cause"), py::call_guard<py::gil_scoped_release>(),
-           "Tells all other ranks that this one is about to end because of `cause`.")
+           "Tell all other ranks that this rank is about to end because of `cause`.")
       .def(
           "start_trace",
           [](World& self, const std::string& path, bool mark_cycles) {
@@ -121,22 +121,23 @@ void register_world(py::module_& module) {
           py::arg("path"), py::arg("mark_cycles") = false)
       .def("stop_trace", [](World& self) { self.trace().stop(); })
       .def("open_ledger", &World::open_ledger, py::arg("opened") = true,
-           "Whether this rank counts what a record of it is made of, from now on.")
+           "From now on, count the quantities for this rank's run record, or stop counting.")
       .def(
           "keep_spans", [](World& self, bool keep) { self.ledger().keep_spans(keep); }, py::arg("keep"),
-          "Whether take_ledger() is to give spans.")
-      .def("take_ledger", &take_ledger,
-           "Seconds in which operations were under way, bytes sent by rank, the spans since the last time (what, begin "
-           "and end on Python's monotonic clock, peer, bytes, name), and how many of them found no room.")
+          "From now on, keep spans for take_ledger(), or not.")
+      .def(
+          "take_ledger", &take_ledger,
+          "Seconds in which operations were in flight; bytes sent, by rank; the spans since the last call (kind, begin "
+          "and end on Python's monotonic clock, peer, bytes, name); and the number of spans that were dropped.")
       .def("names_in_flight", &World::names_in_flight)
       .def("tolerate_losses", &World::tolerate_losses, py::call_guard<py::gil_scoped_release>(),
-           "From now on ranks that are lost have left: only operations that need them fail.")
+           "From now on, treat lost ranks as ranks that have left: only operations that need them fail.")
       .def(
           "promise",
           [](std::shared_ptr<World> self) {
             return std::make_unique<PyHandle>(std::move(self), std::make_shared<Handle>(), py::none());
           },
-          "A handle that is done when somebody calls its finish(): waiting for it moves messages.")
+          "A handle without an operation, which is done once its finish() is called. Waiting for it moves messages.")
       .def_property_readonly("stats", [](const World& self) {
         py::dict stats;
         const std::uint64_t inside = self.traffic().inside.load(), across = self.traffic().across.load();

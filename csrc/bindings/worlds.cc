@@ -74,12 +74,12 @@ Config config_for(std::optional<bool> survive_losses) {
 }  // namespace
 
 void register_worlds(py::module_& module) {
-  py::class_<sim::Network>(module, "SimNetwork", "What connects ranks that are threads, and how to break it.")
-      .def(py::init<const std::vector<int>&>(), py::arg("nodes"), "One rank for each number, which is its node's.")
-      .def("kill", &sim::Network::kill, py::arg("rank"), "As if its process were killed.")
-      .def("stop", &sim::Network::stop, py::arg("rank"), py::arg("stopped") = true, "It stands still, or goes on.")
+  py::class_<sim::Network>(module, "SimNetwork", "Network between ranks that are threads, for tests of failures.")
+      .def(py::init<const std::vector<int>&>(), py::arg("nodes"), "nodes: the node number of each rank.")
+      .def("kill", &sim::Network::kill, py::arg("rank"), "Simulate that the process of a rank is killed.")
+      .def("stop", &sim::Network::stop, py::arg("rank"), py::arg("stopped") = true, "Suspend a rank, or resume it.")
       .def("cut", &sim::Network::cut, py::arg("one"), py::arg("other"), py::arg("is_cut") = true,
-           "What goes between these two ranks waits until the link is whole again.");
+           "Hold back all messages between two ranks, or deliver them.");
   py::implicitly_convertible<py::list, sim::Network>();
   module.def(
       "sim_worlds",
@@ -90,7 +90,7 @@ void register_worlds(py::module_& module) {
         return worlds;
       },
       py::arg("network"), py::arg("survive_losses") = py::none(),
-      "Connected worlds for threads of this process, one for each rank of a network, or for each node in a list.");
+      "Connected worlds for threads of this process, one for each rank of a network or of a list of node numbers.");
   module.def(
       "mpi_world",
       [](std::optional<int> fortran_handle, std::vector<int> ranks, std::string fingerprint,
@@ -102,8 +102,8 @@ void register_worlds(py::module_& module) {
       },
       py::arg("fortran_handle") = py::none(), py::arg("ranks") = std::vector<int>{}, py::arg("fingerprint") = "",
       py::arg("compare") = py::none(), py::arg("survive_losses") = py::none(),
-      "The world of an MPI communicator (MPI_COMM_WORLD by default). Collective. Before anything else `compare` is "
-      "called with the fingerprints of all its ranks; what it raises ends the call.");
+      "The world of an MPI communicator (MPI_COMM_WORLD by default). Collective. `compare` is called first, with the "
+      "fingerprints of all its ranks; an error that it raises ends the call.");
   module.def(
       "process_world",
       [](int rank, int size, PythonMeeting::Gather gather, std::string fingerprint,
@@ -119,30 +119,30 @@ void register_worlds(py::module_& module) {
       },
       py::arg("rank"), py::arg("size"), py::arg("gather"), py::arg("fingerprint") = "", py::arg("compare") = py::none(),
       py::arg("by_ucx") = false, py::arg("token") = "", py::arg("survive_losses") = py::none(),
-      "The world of processes that meet by `gather`, which shows what it is given to all ranks and returns what each "
-      "has shown, by rank. Collective. Ranks of other nodes are reached by UCX, or there are none. Then as mpi_world.");
-  module.def(
-      "machine", &process::machine,
-      "Names this machine, since it was started, and its process namespace: the same for ranks that may share memory.");
+      "The world of processes that meet by `gather`, which sends its argument to all ranks and returns all "
+      "arguments, by rank. Collective. by_ucx: UCX reaches other nodes; otherwise all ranks must be on one machine. "
+      "`compare`: as in mpi_world.");
+  module.def("machine", &process::machine,
+             "Name of this boot of the machine and of its process namespace, equal for ranks that may share memory.");
   module.def("host_name", &process::host_name, "The name of this host.");
-  module.def("hint_ucx", &ucx::hint, py::arg("folder"), "Where the libraries of UCX's wheel are.");
+  module.def("hint_ucx", &ucx::hint, py::arg("folder"), "Set the folder of the libraries of UCX's wheel.");
   module.def(
       "survives_losses", [] { return Config::from_environment().survive_losses; },
-      "Whether SORDINO_ON_PEER_LOST says that ranks go on without those that are lost.");
+      "Whether SORDINO_ON_PEER_LOST is `continue`: ranks continue without lost ranks.");
   module.def(
       "transport", [] { return Config::from_environment().transport; },
-      "How SORDINO_TRANSPORT says that ranks reach each other: auto, mpi, ucx or local.");
+      "The transport in SORDINO_TRANSPORT: auto, mpi, ucx or local.");
   module.def(
       "record_folder", [] { return Config::from_environment().record; },
-      "The folder that SORDINO_RECORD says records are written to, or nothing.");
+      "The folder for run records, from SORDINO_RECORD; empty if it is not set.");
   module.def(
       "deadlines",
       [] {
         const Config config = Config::from_environment();
         return std::pair(config.timeout_s, config.stall_warn_s);
       },
-      "Seconds after which who waits for others fails (SORDINO_TIMEOUT_S), and says so (SORDINO_STALL_WARN_S).");
-  module.def("mpi_initialized", &mpi::initialized, "Whether somebody has initialized MPI in this process.");
+      "Seconds after which a waiting operation fails (SORDINO_TIMEOUT_S), and is reported (SORDINO_STALL_WARN_S).");
+  module.def("mpi_initialized", &mpi::initialized, "Whether MPI has been initialized in this process.");
   module.def(
       "launcher",
       [] {

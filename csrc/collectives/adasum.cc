@@ -26,9 +26,9 @@ Task adasum(Participants& participants, Pieces& pieces, double pre, double post)
   Flat flat(compute, pieces);
   co_await flat.begin(pre);
   const std::vector<Piece>& tensors = pieces.all();
-  const auto arrived = compute.scratch(pieces.bytes());
+  const auto received = compute.scratch(pieces.bytes());
   co_await compute.idle();
-  co_await recursive_doubling(Team::all(participants), std::span(flat.data(), pieces.bytes()), arrived.get(), 0,
+  co_await recursive_doubling(Team::all(participants), std::span(flat.data(), pieces.bytes()), received.get(), 0,
                               [&](std::byte* lower, std::byte* upper, std::byte* into) {
                                 std::size_t at = 0;
                                 for (const Piece& tensor : tensors) {

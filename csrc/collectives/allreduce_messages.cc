@@ -13,10 +13,10 @@ namespace {
 Task along_lane(Participants& participants, const TeamAllreduce& team, std::span<std::byte> vector, std::size_t width,
                 TeamAllreduce::Cut cut, std::size_t lane) {
   const std::size_t count = vector.size() / width;
-  const auto arrived = participants.compute->scratch(team.room(std::min(count, cut.most)));
+  const auto received = participants.compute->scratch(team.room(std::min(count, cut.most)));
   co_await participants.compute->idle();
   for (std::size_t begin = lane * cut.most; begin < count; begin += cut.lanes * cut.most) {
-    co_await team.run(vector.data() + begin * width, std::min(cut.most, count - begin), arrived.get(),
+    co_await team.run(vector.data() + begin * width, std::min(cut.most, count - begin), received.get(),
                       static_cast<Tag>(lane));
   }
 }

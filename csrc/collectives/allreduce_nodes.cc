@@ -105,7 +105,7 @@ class Striped {
 
   Task along_lane(std::size_t lane) {
     const std::size_t most = shards_at(0).end(0);  // of the first part, which is no shorter than others
-    const auto arrived = participants_.compute->scratch(team_->room(most + shards_at(0).grain));
+    const auto received = participants_.compute->scratch(team_->room(most + shards_at(0).grain));
     for (std::size_t part = lane; part < parts_; part += cut_.lanes) {
       if (!rooms_.empty()) {
         co_await until([this, part] { return copied_in_ > part; });
@@ -115,7 +115,7 @@ class Striped {
       const std::size_t begin = stripes.begin(place_), end = stripes.end(place_);
       fold(part, begin, end);
       std::byte* mine = rooms_.empty() ? vectors_[place_] + part * part_bytes() : room(place_, part);
-      co_await team_->run(mine + begin * width_, end - begin, arrived.get(), static_cast<Tag>(lane), final_);
+      co_await team_->run(mine + begin * width_, end - begin, received.get(), static_cast<Tag>(lane), final_);
       if (!rooms_.empty()) say_reduced(part);
     }
   }

@@ -36,7 +36,8 @@ void OneShot::decline() {
 }
 
 void OneShot::receive(int member, const Partial&, std::span<const std::byte>) {
-  throw TransportError("member " + std::to_string(member) + " of a process set sent a one-shot message to a member that leads no node");
+  throw TransportError("member " + std::to_string(member) +
+                       " of a process set sent a one-shot message to a member that leads no node");
 }
 
 void OneShot::publish(Number number, const std::byte* data, std::size_t bytes) {

@@ -10,11 +10,11 @@
 namespace sordino {
 
 // Combines the vectors of all members, each of `data`'s size. merge(lower, upper, into) returns an Until. Both partners
-// pass the lower member's data first. `arrived` is memory for one vector.
+// pass the lower member's data first. `received` is memory for one vector.
 template <class Merge>
-Task recursive_doubling(const Team& team, std::span<std::byte> data, std::byte* arrived, Tag lane, Merge merge) {
+Task recursive_doubling(const Team& team, std::span<std::byte> data, std::byte* received, Tag lane, Merge merge) {
   using topology::Brings;
-  const std::span theirs(arrived, data.size());
+  const std::span theirs(received, data.size());
   for (const auto& [partner, gives, brings, round] : topology::doubling(team.size(), team.me)) {
     const std::span into = brings == Brings::kResult ? data : theirs;
     if (gives && brings != Brings::kNothing) {

@@ -47,11 +47,11 @@ Task scatter_on_nodes(Participants& participants, const Sites& sites, const Part
     kernels::reduce(parts.op, parts.dtype, sources, {&into, 1}, parts.count(index), pre, factor);
   };
   // By node: its fold of my part. My node's own fold comes last, when no rank waits for another message of this rank.
-  const auto arrived = participants.compute->scratch(nodes * parts.bytes(participants.me));
+  const auto received = participants.compute->scratch(nodes * parts.bytes(participants.me));
   std::vector<const std::byte*> folded;
   std::vector<std::pair<int, std::unique_ptr<Transfer>>> transfers;
   for (std::size_t site = 0; site < nodes; ++site) {
-    std::byte* place = arrived.get() + site * parts.bytes(participants.me);
+    std::byte* place = received.get() + site * parts.bytes(participants.me);
     folded.push_back(place);
     if (site == sites.mine) continue;
     const int peer = sites.counterpart(site, sites.place);
@@ -70,7 +70,7 @@ Task scatter_on_nodes(Participants& participants, const Sites& sites, const Part
   if (nodes == 1) {
     fold(participants.me, output, post);
   } else {
-    fold(participants.me, arrived.get() + sites.mine * parts.bytes(participants.me), 1);
+    fold(participants.me, received.get() + sites.mine * parts.bytes(participants.me), 1);
     for (auto& [peer, transfer] : transfers) co_await participants.finished(*transfer, peer);
     kernels::reduce(parts.op, parts.dtype, folded, {&output, 1}, parts.count(participants.me), 1, post);
   }
@@ -107,11 +107,11 @@ Task reducescatter(Participants& participants, DType dtype, const std::byte* inp
   const auto size_at = [&](std::size_t index) { return (bounds[index + 1] - bounds[index]) * width; };
   std::vector<std::size_t> send_sizes, receive_sizes(parts, size_at(me));
   for (std::size_t index = 0; index < parts; ++index) send_sizes.push_back(size_at(index));
-  const auto arrived = participants.compute->scratch(parts * size_at(me));
+  const auto received = participants.compute->scratch(parts * size_at(me));
   co_await participants.compute->idle();
-  co_await alltoall(participants, input, send_sizes, arrived.get(), receive_sizes);
+  co_await alltoall(participants, input, send_sizes, received.get(), receive_sizes);
   std::vector<const std::byte*> sources;
-  for (std::size_t index = 0; index < parts; ++index) sources.push_back(arrived.get() + index * size_at(me));
+  for (std::size_t index = 0; index < parts; ++index) sources.push_back(received.get() + index * size_at(me));
   std::byte* destinations[] = {output};
   co_await participants.compute->reduce(op, dtype, sources, destinations, bounds[me + 1] - bounds[me], pre, post);
 }

@@ -34,13 +34,13 @@ Until TeamAllreduce::fold(const std::byte* lower, const std::byte* upper, std::b
   return team_.all.compute->reduce(op_, dtype_, sources, {&into, 1}, count, 1, factor);
 }
 
-Task TeamAllreduce::swap(std::byte* data, std::size_t count, std::byte* arrived, Tag lane) const {
+Task TeamAllreduce::swap(std::byte* data, std::size_t count, std::byte* received, Tag lane) const {
   const std::span own(data, count * width_);
-  co_await team_.exchange(1 - team_.me, own, 1 - team_.me, std::span(arrived, own.size()), lane);
-  co_await fold(team_.me == 0 ? data : arrived, team_.me == 0 ? arrived : data, data, count, post_);
+  co_await team_.exchange(1 - team_.me, own, 1 - team_.me, std::span(received, own.size()), lane);
+  co_await fold(team_.me == 0 ? data : received, team_.me == 0 ? received : data, data, count, post_);
 }
 
-Task TeamAllreduce::ring(std::byte* data, std::size_t count, std::byte* arrived, Tag lane, Final final) const {
+Task TeamAllreduce::ring(std::byte* data, std::size_t count, std::byte* received, Tag lane, Final final) const {
   const int size = team_.size(), me = team_.me, next = (me + 1) % size, previous = (me + size - 1) % size;
   const auto part = [&](int index) {
     const auto place = static_cast<std::size_t>(index);
@@ -51,8 +51,8 @@ Task TeamAllreduce::ring(std::byte* data, std::size_t count, std::byte* arrived,
   for (int step = 0; step < size - 1; ++step) {
     const auto [give, take] = topology::ring_step(size, me, step);
     const auto own = part(take);
-    co_await team_.exchange(next, part(give), previous, std::span(arrived, own.size()), lane);
-    co_await fold(own.data(), arrived, own.data(), own.size() / width_, step == size - 2 ? post_ : 1);
+    co_await team_.exchange(next, part(give), previous, std::span(received, own.size()), lane);
+    co_await fold(own.data(), received, own.data(), own.size() / width_, step == size - 2 ? post_ : 1);
   }
   if (final) final(part(next).data(), part(next).size());
   for (int step = 0; step < size - 1; ++step) {
@@ -66,19 +66,19 @@ std::size_t TeamAllreduce::room(std::size_t count) const {
   return (small_ ? count : count / messages_of(team_.size()) + 1) * width_;
 }
 
-Task TeamAllreduce::run(std::byte* data, std::size_t count, std::byte* arrived, Tag lane, Final final) const {
+Task TeamAllreduce::run(std::byte* data, std::size_t count, std::byte* received, Tag lane, Final final) const {
   const std::size_t bytes = count * width_;
   if (count == 0) co_return;
   if (small_) {
     co_await recursive_doubling(
-        team_, std::span(data, bytes), arrived, lane,
+        team_, std::span(data, bytes), received, lane,
         [this, count](std::byte* lower, std::byte* upper, std::byte* into) { return fold(lower, upper, into, count); });
     if (post_ != 1) co_await team_.all.compute->scale(dtype_, data, count, post_);
   } else if (team_.size() > 2) {
-    co_await ring(data, count, arrived, lane, std::move(final));
+    co_await ring(data, count, received, lane, std::move(final));
     co_return;
   } else {
-    co_await swap(data, count, arrived, lane);
+    co_await swap(data, count, received, lane);
   }
   if (final) final(data, bytes);
 }

@@ -30,8 +30,8 @@ class TeamAllreduce {
 
   // Called, if set, with final values as soon as they are in place.
   using Final = std::function<void(const std::byte* data, std::size_t bytes)>;
-  // Messages come into `arrived`, which is the caller's memory of room(count) bytes or more.
-  Task run(std::byte* data, std::size_t count, std::byte* arrived, Tag lane, Final final = {}) const;
+  // Messages come into `received`, which is the caller's memory of room(count) bytes or more.
+  Task run(std::byte* data, std::size_t count, std::byte* received, Tag lane, Final final = {}) const;
   std::size_t room(std::size_t count) const;
 
   // Whether a vector of this size is reduced by recursive doubling.
@@ -40,8 +40,8 @@ class TeamAllreduce {
  private:
   Until fold(const std::byte* lower, const std::byte* upper, std::byte* into, std::size_t count,
              double factor = 1) const;
-  Task swap(std::byte* data, std::size_t count, std::byte* arrived, Tag lane) const;
-  Task ring(std::byte* data, std::size_t count, std::byte* arrived, Tag lane, Final final) const;
+  Task swap(std::byte* data, std::size_t count, std::byte* received, Tag lane) const;
+  Task ring(std::byte* data, std::size_t count, std::byte* received, Tag lane, Final final) const;
 
   const Team team_;
   const DType dtype_;

@@ -2,7 +2,7 @@
 // The core works on GPUs only through these classes. So it runs on anything that implements them: a GPU (device/cuda)
 // or, without one, a thread of this process (device/sim).
 //
-// A function waits for the device only if its comment says so. Addresses of devices and of the host never overlap.
+// A function waits for the device only if its comment states it. Addresses of devices and of the host never overlap.
 #pragma once
 
 #include <atomic>

@@ -63,7 +63,8 @@ Location ProcessSet::block_location() const {
 void ProcessSet::connect(int rank, const Location& block) {
   if (unconnected_.erase(rank) == 0 || block.offset > block.bytes ||
       block.bytes - block.offset < SharedBlock::bytes_for(options_.slot_bytes))
-    throw TransportError("rank " + std::to_string(rank) + " sent the location of a shared block that cannot be its own");
+    throw TransportError("rank " + std::to_string(rank) +
+                         " sent the location of a shared block that cannot be its own");
   try {
     blocks_[static_cast<std::size_t>(index_of(rank))] =
         reinterpret_cast<SharedBlock*>(transport_.node_memory().map(rank, block));

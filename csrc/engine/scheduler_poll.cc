@@ -100,7 +100,8 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
   refuse_unless(index >= 0 && set.me >= 0, "sent a message about a process set that does not include both ranks");
   switch (message) {
     case Message::kAnnounce:
-      refuse_unless(set.negotiation.has_value(), "announced an operation to a rank that does not coordinate its process set");
+      refuse_unless(set.negotiation.has_value(),
+                    "announced an operation to a rank that does not coordinate its process set");
       set.negotiation->announce(index, Announcement::read(reader), common_.clock.now());
       break;
     case Message::kDecision: {

@@ -128,8 +128,7 @@ View Agreement::read_view(Reader& message) const {
   if (view.epoch != from_.epoch + 1 || some.empty() ||
       std::adjacent_find(some.begin(), some.end(), std::greater_equal<>()) != some.end() ||
       !std::includes(from_.members.begin(), from_.members.end(), some.begin(), some.end())) {
-    throw TransportError("a control message names an epoch that cannot follow epoch " +
-                         std::to_string(from_.epoch));
+    throw TransportError("a control message names an epoch that cannot follow epoch " + std::to_string(from_.epoch));
   }
   view.first_tag = read_tag(view.first_tag);
   return view;

@@ -240,9 +240,10 @@ void Membership::tick(Time now, std::uint32_t epoch, const Sink& sink) {
       silent += (silent.empty() ? "" : ", ") + std::string("rank ") + std::to_string(view_.place_of(rank)) + " on " +
                 transport_->host_of(rank) + " (" + cause + ")";
     }
-    ending_ = "this rank cannot reach more than half of the others, which may continue without it, so it must stop. It "
-              "cannot reach " +
-              silent + ". Its data is intact";
+    ending_ =
+        "this rank cannot reach more than half of the others, which may continue without it, so it must stop. It "
+        "cannot reach " +
+        silent + ". Its data is intact";
   }
 }
 

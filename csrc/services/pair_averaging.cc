@@ -34,7 +34,8 @@ void PairAveraging::begin(int peer, std::uint64_t number) {
   {
     std::lock_guard lock(mutex_);
     if (ended_) std::rethrow_exception(ended_);
-    if (next_) throw UsageError("an averaging that was requested earlier has not begun yet, so another cannot be requested");
+    if (next_)
+      throw UsageError("an averaging that was requested earlier has not begun yet, so another cannot be requested");
     next_ = std::make_unique<Averaging>(Averaging{peer, number});
   }
   context_.wake();

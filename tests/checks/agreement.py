@@ -118,8 +118,7 @@ def poll_and_synchronize(seat: Seat) -> None:
 @check()
 def a_name_is_taken_until_somebody_has_waited(seat: Seat) -> None:
     """A name stays taken until its result was waited for, even if the operation ended long ago. So all ranks refuse or
-    none does.
-    """
+    none does."""
     handle = hvd.allreduce_async(torch.ones(2), name="n")
     wait_for_leftovers()
     hvd.barrier()

@@ -61,8 +61,7 @@ def megabytes(seat: Seat, dtype: torch.dtype) -> None:
 @check(dtype=(torch.float16, torch.float32, torch.float64))
 def odd_lengths_around_chunks(seat: Seat, dtype: torch.dtype) -> None:
     """Lengths of one element more or less than each limit: a staging chunk, a cache line, the least size for averaging
-    in place, and the sizes from which two or four lanes are used between nodes.
-    """
+    in place, and the sizes from which two or four lanes are used between nodes."""
     width = dtype.itemsize
     for size in (64, 16 * 1024, 32 * 1024, 262144, 3 * 262144, 1 << 20, 1 << 21):
         for extra in (-1, 0, 1):

@@ -111,8 +111,8 @@ def alltoall(seat: Seat) -> None:
 
 @check(op=("Sum", "Average"))
 def reducescatter(seat: Seat, op: str) -> None:
-    """The whole derivative: the gathered gradients times the scale factors, and for Sum also times the number of ranks.
-    """
+    """The whole derivative: the gathered gradients times the scale factors, and for Sum also times the number of
+    ranks."""
     rows = 2 * seat.size + 1
     x = leaf(seat, rows, 2)
     y = hvd.reducescatter(x, op=FOLDS[op], prescale_factor=0.5, postscale_factor=3.0)
@@ -190,8 +190,7 @@ IN_PLACE = {
 @check(how=IN_PLACE)
 def what_a_graph_has_saved_is_not_changed_unseen(seat: Seat, how: str) -> None:
     """Backward raises if a saved tensor was changed, as after torch's own in-place operations, on every path of the
-    operation.
-    """
+    operation."""
     for turn in range(3):
         weight, x = torch.ones(3, requires_grad=True), torch.full((3,), 2.0 + seat.rank)
         before = x._version

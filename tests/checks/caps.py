@@ -116,8 +116,7 @@ def everything_skipped_is_local_sgd(seat: Seat, interval: int) -> None:
 @check(least=2, helpers=("", "servers"), detector=("naive", "history"))
 def at_a_hundred_percent_nothing_is_lost(seat: Seat, detector: str) -> None:
     """Elements that no worker has changed need not be averaged. Here the updates are sparse, at different places on
-    each worker.
-    """
+    each worker."""
     results = []
     for threshold in (100, NEVER):
         settings: dict[str, Any] = {
@@ -145,7 +144,7 @@ def at_a_hundred_percent_nothing_is_lost(seat: Seat, detector: str) -> None:
     assert 0 < sent.bytes_sent < 0.8 * sent.bytes_unskipped
 
 
-# ---- what is skipped -------------------------------------------------------------------------------------------------
+# ---- skipping --------------------------------------------------------------------------------------------------------
 
 
 @check(least=2, helpers=("", "servers"), detector=DETECTORS, exchange=("allreduce", "parameter-server"))
@@ -196,8 +195,7 @@ def a_tensor_that_moves_again_is_sent_at_once(seat: Seat, detector: str) -> None
 @check(least=2, helpers=("", "servers"))
 def what_moves_least_is_skipped(seat: Seat) -> None:
     """The tensor that moves least is skipped even if all its elements move. No movement is lost, and probes come as
-    with other detectors.
-    """
+    with other detectors."""
     planted = Planted(skipping(detector="movement", threshold=60, probe_interval=3), 50, 50, 50)
     starts = [tensor.detach().clone() for tensor in planted.tensors]
     seen = []
@@ -212,8 +210,8 @@ def what_moves_least_is_skipped(seat: Seat) -> None:
 
 @check(least=2, helpers=("", "servers"))
 def probes_bring_copies_together(seat: Seat) -> None:
-    """A tensor that moves a little on every worker is skipped, trained by each worker alone, and averaged at the probe.
-    """
+    """A tensor that moves a little on every worker is skipped, trained by each worker alone, and averaged at the
+    probe."""
     planted = Planted(skipping(threshold=50, probe_interval=3), 40)
     start = planted.tensors[0].detach().clone()
     for turn in range(8):

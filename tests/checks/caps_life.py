@@ -1,6 +1,5 @@
 """Parameter skipping over the life of a training: the threshold, checkpoints, parameters that are added later, and
-misuse.
-"""
+misuse."""
 
 from __future__ import annotations
 
@@ -191,8 +190,7 @@ def dropped_optimizers_are_gone(seat: Seat) -> None:
 @check(least=2)
 def frozen_parameters_and_left_out_steps(seat: Seat) -> None:
     """A parameter without a gradient does not move, and a frozen one is ignored. If GradScaler skips a step on one
-    worker, the others do not wait for it.
-    """
+    worker, the others do not wait for it."""
     tensors = [torch.nn.Parameter(torch.ones(20)) for _ in range(3)]
     tensors[2].requires_grad_(False)
     inner = torch.optim.SGD(tensors, lr=1.0)

@@ -1,6 +1,5 @@
 """Each parameter has one wrapper, and only that wrapper steps it: second wrappers, DDP, bare optimizers, changed
-parameters.
-"""
+parameters."""
 
 from __future__ import annotations
 
@@ -106,8 +105,8 @@ def several_wrappers_of_different_parameters(seat: Seat) -> None:
 
 @check(on=("processes",), first=("ddp", "sordino"))
 def beside_ddp(seat: Seat, first: str) -> None:
-    """DDP and a wrapper would average the same gradients, so whichever comes second raises. Each of them alone trains.
-    """
+    """DDP and a wrapper would average the same gradients, so whichever comes second raises. Each of them alone
+    trains."""
     store = torch.distributed.FileStore(f"{seat.folder}/store.{first}", seat.size)
     torch.distributed.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.size)
     try:
@@ -260,8 +259,8 @@ class Late(nn.Module):
 
 @check(how=BEHIND, op=("Average", "Sum"), set_to_none=(True, False))
 def parameters_changed_behind_the_wrapper(seat: Seat, how: str, op: str, set_to_none: bool) -> None:
-    """Parameters that change without the wrapper are noticed in the next step, and their gradients are reduced in it.
-    """
+    """Parameters that change without the wrapper are noticed in the next step, and their gradients are reduced in
+    it."""
     models = [Late(), Late()]
     plain = [torch.optim.SGD(model.first.parameters(), lr=0.1, momentum=0.9) for model in models]
     optimizer = hvd.DistributedOptimizer(plain[0], op=getattr(hvd, op))

@@ -1,6 +1,5 @@
 """Models compiled by torch.compile. Dynamo does not support several threads, so these checks run under MPI or on one
-thread.
-"""
+thread."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def aot_eager_backend(seat: Seat) -> None:
 @check(on=("processes",))
 def inductor_backend(seat: Seat) -> None:
     """Runs where a C++ compiler works, as on every machine that built Sordino. Elsewhere torch itself reports the
-    error.
-    """
+    error."""
     try:
         torch.compile(lambda x: x * 2 + 1)(torch.ones(3))
     except Exception as error:
@@ -80,8 +78,7 @@ def a_compiled_step_with_collectives_inside(seat: Seat) -> None:
 @check(on=("processes",))
 def compiled_autograd(seat: Seat) -> None:
     """Gradients are reduced when all known ones are ready. In the first step, step() reduces them, as no end of
-    backward is seen.
-    """
+    backward is seen."""
     twins = Twins(seat)
     for turn in range(4):
         twins.zero(set_to_none=turn < 2)

@@ -99,8 +99,7 @@ def nobody_waits_for_the_gradient_of_now(seat: Seat) -> None:
 @check(least=2)
 def late_gradients_survive_changes(seat: Seat) -> None:
     """Late gradients stay correct when parameters are added or unfrozen, when objects are copied, and when gradients
-    are clipped.
-    """
+    are clipped."""
     model, extra = Odd(), torch.nn.Parameter(torch.ones(5))
     plain, plain_extra = copy.deepcopy(model), copy.deepcopy(extra)
     optimizer = wrap(model, LATE, OPTIMIZERS["momentum"])
@@ -174,8 +173,7 @@ def a_step_comes_before_anything_else(seat: Seat) -> None:
 @check(least=2)
 def a_second_backward_is_refused(seat: Seat) -> None:
     """A second backward would add to the average of the step before, so it raises. A backward in no_sync() before it is
-    allowed.
-    """
+    allowed."""
     model = Odd()
     optimizer = wrap(model, LATE)
     step(seat, model, optimizer, 0)

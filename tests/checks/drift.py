@@ -1,4 +1,5 @@
-"""Ranks whose optimizers are set up differently: all raise ConfigurationMismatch with who has what, and live on."""
+"""Ranks whose optimizers are set up differently: all raise ConfigurationMismatch with the settings of each rank, and
+stay usable."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ ALGORITHMS: dict[str, Any] = {
     "layered": Layered(1),
     "local whole": LocalSGD(exchange="allreduce"),
 }
-# What most ranks give DistributedOptimizer and what the odd one does, and how the error calls both.
+# By case: what most ranks give DistributedOptimizer, what the odd rank gives, and the error's words for both.
 CASES: dict[str, tuple[Options, Options, str, str]] = {
     "seed": (
         {"algorithm": Crossover(seed=1)}, {"algorithm": Crossover(seed=2)}, "Crossover(seed=1)", "Crossover(seed=2)"
@@ -63,7 +64,7 @@ def wrap(kind: Callable[..., torch.optim.Optimizer] = torch.optim.SGD, **options
 
 
 def expect(seat: Seat, odd: int, usual: str, unusual: str, make: Callable[[], object]) -> ConfigurationMismatch:
-    """`make` raises on every rank what is the matter with rank `odd`."""
+    """Check that `make` raises on every rank, and that the error names the setting of rank `odd`."""
     with pytest.raises(ConfigurationMismatch) as caught:
         make()
     others = [rank for rank in range(seat.size) if rank != odd]
@@ -90,7 +91,7 @@ def other_options(seat: Seat, what: str, who: str) -> None:
 
 @check(least=2, algorithm=ALGORITHMS)
 def other_algorithms(seat: Seat, algorithm: str) -> None:
-    """Whatever a rank would do first with its algorithm, it meets the others before."""
+    """Ranks compare their settings before the first operation of their algorithm."""
     mine = ALGORITHMS[algorithm]
     if seat.size % 2 and isinstance(mine, Layered):
         mine = Layered()

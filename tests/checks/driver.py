@@ -1,10 +1,10 @@
-"""Runs checks on this rank of a job of processes: `mpirun -np N python driver.py FOLDER ORDERS`, or `sordino run`.
+"""Run checks on this rank of a job of processes: `mpirun -np N python driver.py FOLDER ORDERS`, or `sordino run`.
 
-ORDERS is JSON: a list of checks, each with the environment that makes the job the world in which it is to run, and
-whether all ranks take their tensors to be in the memory of one simulated GPU.
+ORDERS is JSON: a list of checks. Each check has the environment that makes the job the world in which the check is to
+run. It also says whether all ranks treat their tensors as memory of one simulated GPU.
 
-Every check gets a world of its own (init and shutdown around it). Rank r appends two lines a check to FOLDER/r.jsonl:
-the order's name when it begins, and what became of it, in how many seconds.
+Every check gets a world of its own (init and shutdown around it). Rank r appends two lines per check to FOLDER/r.jsonl:
+the order's name at the start, and at the end the outcome and the duration in seconds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
                 hvd.init(algorithm=check.algorithm(size))
                 current().host_device = gpu if order["gpu"] else None
                 line["log"] = check.run("processes", str(scratch))
-            except SystemExit as end:  # of a helper
+            except SystemExit as end:  # by a helper
                 line.update(helper=True, error=None if end.code == 0 else f"status {end.code}")
             except BaseException as error:
                 line["error"] = traceback.format_exc()

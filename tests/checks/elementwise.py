@@ -1,4 +1,4 @@
-"""Sharded local SGD with optimizers of the user's: element-wise ones train as without shards, and others are told."""
+"""Sharded local SGD with optimizers of the user: element-wise ones train as without shards, and others raise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sordino.errors import ConfigurationMismatch, UsageError
 
 
 class Derived(torch.optim.SGD):
-    """As its base, with something of its own that no pickle has."""
+    """Same as its base class, with an attribute that is not pickled."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -28,7 +28,7 @@ class Derived(torch.optim.SGD):
 
 
 class Own(torch.optim.Optimizer):
-    """A sign of a moving average, element by element; or what somebody may take for that."""
+    """Sign of a moving average, element by element. Other kinds only look element-wise."""
 
     def __init__(self, params: Any, lr: float, kind: str = "elements") -> None:
         super().__init__(params, {"lr": lr})
@@ -48,14 +48,14 @@ class Own(torch.optim.Optimizer):
                     change = change / average.norm()
                 elif self.kind == "shape" and p.dim() > 1:
                     change = change + 0.1 * p
-                elif self.kind == "scalar" and p.dim() == 0:  # of which one rank has the only slice
+                elif self.kind == "scalar" and p.dim() == 0:  # one rank has its only slice
                     change = 2 * change
                 elif self.kind == "noise":
                     change = change + 1e-3 * torch.randn_like(p)
                 p.sub_(group["lr"] * change)
 
 
-for _kind in (Derived, Own, torch.optim.SGD):  # torch changes a class with its first object; threads must not at once
+for _kind in (Derived, Own, torch.optim.SGD):  # torch changes a class at its first object, which is not thread-safe
     _kind([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
 
 
@@ -77,12 +77,13 @@ def an_optimizer_of_ones_own_is_sharded_if_one_says_so(seat: Seat, make: str) ->
         step(seat, model, optimizer, turn)
     assert torch.equal(torch.get_rng_state(), state)
     if make == "derived":
-        assert optimizer.steps == 3  # those on copies do not count
+        assert optimizer.steps == 3  # steps on copies do not count
 
 
 @check(least=2, kind=("norm", "shape", "scalar", "noise"))
 def who_says_so_wrongly_is_told(seat: Seat, kind: str) -> None:
-    """On all ranks, before anything is changed; also where the first steps change nothing."""
+    """A wrong claim to be element-wise raises on all ranks, before anything is changed. This also holds where the first
+    steps change nothing."""
     torch.manual_seed(3)
     model = Odd()
     before = copy.deepcopy(model)
@@ -99,12 +100,12 @@ def who_says_so_wrongly_is_told(seat: Seat, kind: str) -> None:
 
 @check(least=2)
 def a_claim_is_tried_with_a_state_hooks_and_a_scaler(seat: Seat) -> None:
-    """What is there before the first step belongs to both copies; nothing of a trial is left."""
+    """A trial of the claim starts both copies from the existing state and leaves nothing behind."""
     results, counts = [], []
     for exchange in ("sharded", "allreduce"):
         model = Odd()
         plain = Derived(list(model.parameters()), lr=0.05, momentum=0.9)
-        schedule = torch.optim.lr_scheduler.StepLR(plain, 2)  # which leaves the optimizer a step() of its own
+        schedule = torch.optim.lr_scheduler.StepLR(plain, 2)  # this puts a step() of its own on the optimizer
         torch.nn.functional.mse_loss(model(batch(0, 0)[0]), batch(0, 0)[1]).backward()
         plain.step()
         algorithm = LocalSGD(2, divisors(seat.size)[-1], exchange, elementwise=exchange == "sharded")
@@ -133,7 +134,7 @@ def claims_are_compared(seat: Seat) -> None:
 
 @check(least=2)
 def an_optimizer_that_refuses_slices_is_told_by_all(seat: Seat) -> None:
-    """As torch.optim.Muon, which takes matrices alone."""
+    """If the optimizer refuses slices, as torch.optim.Muon does, which takes only matrices, all ranks raise."""
 
     class Matrices(torch.optim.SGD):
         @torch.no_grad()

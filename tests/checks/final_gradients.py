@@ -1,4 +1,5 @@
-"""When backward() returns, gradients are what step() uses: clipped, logged and unscaled as scripts for DDP do it."""
+"""When backward() returns, gradients are the ones that step() uses: they can be clipped, logged and unscaled as in
+scripts for DDP."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ HOW = {
 
 
 def limited(twins: Twins, limit: float) -> None:
-    """Clips both by their norm, then by value."""
+    """Clip the gradients of both models by norm, then by value."""
     norms = [torch.nn.utils.clip_grad_norm_(model.parameters(), limit) for model in (twins.model, twins.twin)]
     torch.testing.assert_close(*norms, atol=1e-12, rtol=1e-12)
     assert norms[0] > limit, "nothing would be clipped"
@@ -58,7 +59,8 @@ def clipping_as_with_ddp(seat: Seat, how: str) -> None:
 
 @check(passes=(1, 2), quiet=(True, False))
 def several_passes(seat: Seat, passes: int, quiet: bool) -> None:
-    """By backward_passes_per_step, with no_sync(), or plainly: then gradients are reduced each time, with a warning."""
+    """Several passes: by backward_passes_per_step, with no_sync(), or with neither. Then each pass reduces gradients,
+    with a warning."""
     twins = Twins(seat, backward_passes_per_step=passes)
     for _ in range(3):
         twins.zero()
@@ -68,7 +70,7 @@ def several_passes(seat: Seat, passes: int, quiet: bool) -> None:
         elif passes == 1 or quiet:
             twins.backward()
         twins.backward()
-        if passes == 2 and not quiet:  # one is missing, and step() makes up for it
+        if passes == 2 and not quiet:  # one pass is missing, and step() makes up for it
             twins.step()
             continue
         twins.check_gradients()
@@ -79,7 +81,7 @@ def several_passes(seat: Seat, passes: int, quiet: bool) -> None:
 
 @check(set_to_none=(True, False))
 def some_are_used_by_some_or_none(seat: Seat, set_to_none: bool) -> None:
-    """From the first step on, and whatever is used changes from step to step."""
+    """Some layers are used by some ranks only or by none, from the first step on, and change from step to step."""
     layers = nn.ModuleList(nn.Linear(3, 3, dtype=torch.float64) for _ in range(4))
     hvd.broadcast_parameters(layers.state_dict(), 0)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers.parameters(), lr=0.1))
@@ -103,7 +105,7 @@ def some_are_used_by_some_or_none(seat: Seat, set_to_none: bool) -> None:
 
 @check(reentrant=(True, False), head=(True, False), least=2)
 def checkpointed_activations(seat: Seat, reentrant: bool, head: bool) -> None:
-    """A backward within a backward is not the end of it."""
+    """A backward inside a backward does not end the outer one."""
     blocks = [nn.Linear(4, 4, dtype=torch.float64) for _ in range(3)]
     last = nn.Linear(4, 1, dtype=torch.float64).requires_grad_(head)
     unused = nn.Linear(2, 2, dtype=torch.float64)
@@ -134,7 +136,7 @@ def checkpointed_activations(seat: Seat, reentrant: bool, head: bool) -> None:
 
 @check()
 def penalties_of_gradients(seat: Seat) -> None:
-    """A graph of gradients does not count as a backward."""
+    """A backward that builds a graph of gradients is not taken for the backward of the loss."""
     twins = Twins(seat)
     for _ in range(3):
         twins.zero()
@@ -159,7 +161,7 @@ def sums_are_not_added_up_twice(seat: Seat) -> None:
         raises(AssertionError, "no_sync", loss_of(twins.model, *mine).backward)
         twins.zero()
         twins.model.zero_grad()
-        loss_of(twins.model, *mine).backward()  # what was cleared begins anew
+        loss_of(twins.model, *mine).backward()  # after clearing, all starts again
         twins.model.zero_grad()
         loss_of(twins.model, *mine).backward()
         twins.optimizer.step()
@@ -169,7 +171,8 @@ def sums_are_not_added_up_twice(seat: Seat) -> None:
 
 @check(least=2)
 def closures_decide_alike(seat: Seat) -> None:
-    """Also where each rank's loss alone would end its line search elsewhere."""
+    """All ranks decide equally in a closure, also where the loss of each rank alone would end its line search
+    elsewhere."""
 
     def make(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=6, line_search_fn="strong_wolfe")
@@ -195,7 +198,7 @@ def closures_decide_alike(seat: Seat) -> None:
 
 
 class Thrice(torch.optim.SGD):
-    """Evaluates its closure three times in the steps that say so."""
+    """Optimizer that evaluates its closure three times in chosen steps."""
 
     def __init__(self, *arguments: object, thrice: tuple[bool, ...], **options: object) -> None:
         super().__init__(*arguments, **options)
@@ -209,7 +212,8 @@ class Thrice(torch.optim.SGD):
 
 @check(least=2)
 def a_loss_is_reduced_where_a_closure_is_evaluated_again(seat: Seat) -> None:
-    """An optimizer that evaluates it once, as in Lightning, returns this rank's loss, and nothing is sent for it."""
+    """A loss is reduced only if the optimizer evaluates the closure again. An optimizer that evaluates it once, as in
+    Lightning, returns this rank's loss, and sends nothing for it."""
     weight = nn.Parameter(torch.zeros(2))
     mean = (seat.size - 1) / 2
 
@@ -292,7 +296,8 @@ ANY = {
 
 @check(algorithm=ANY, kind=(2.0, 1.0, math.inf))
 def an_optimizer_clips(seat: Seat, algorithm: str, kind: float) -> None:
-    """To the same models as clipping the average; without a model of its own no rank's norm is that of another."""
+    """clip_grad_norm_() leads to the same models as clipping the average. Where each rank has a model of its own, each
+    uses its own norm."""
     model, plain = Odd(), Odd()
     optimizer = wrap(model, ANY[algorithm](seat), OPTIMIZERS["sgd"])
     reference = OPTIMIZERS["sgd"](list(plain.parameters()))

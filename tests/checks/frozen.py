@@ -36,7 +36,7 @@ LARGE = 30_000
 
 
 class Adapted(torch.nn.Module):
-    """A large weight that is not trained, which differs between ranks here, and a small one that is."""
+    """Model with a large frozen weight, which differs between ranks here, and a small trained weight."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def step(model: torch.nn.Module, optimizer: hvd.DistributedOptimizer, gradient: 
 
 
 def unfreeze(seat: Seat, model: Adapted, optimizer: hvd.DistributedOptimizer, after: int, steps: int) -> None:
-    """Some steps in which the base is frozen, and the rest, in which it is not. All gradients are the rank."""
+    """Take steps; the base is frozen in the first ones and trained in the others. All gradients equal the rank."""
     for turn in range(steps):
         model.base.requires_grad_(turn >= after)
         step(model, optimizer, seat.rank)
@@ -84,7 +84,7 @@ def frozen_parameters_are_not_sent(seat: Seat, kind: str) -> None:
     optimizer.flush()
     assert bool((model.base == seat.rank).all())
     assert hvd.stats()["bytes_sent"] - before < LARGE
-    if kind in TOGETHER and kind != "local-gradients":  # which adds up movements, of which there are none here
+    if kind in TOGETHER and kind != "local-gradients":  # adds up movements, and nothing moves here
         assert hvd.allreduce(model.adapter.detach(), op=hvd.Max)[0] < seat.size - 1, "what is trained is mixed"
     hvd.barrier()
 
@@ -105,7 +105,7 @@ def unfrozen_parameters_are_exchanged_from_then_on(seat: Seat, kind: str) -> Non
     optimizer.flush()
     assert optimizer.state_dict()["sordino"]["steps"] == steps + 8
     values = hvd.allgather(model.base.detach()[:1]).tolist()
-    if kind == "local-gradients":  # which adds up movements
+    if kind == "local-gradients":  # adds up movements
         assert values == list(range(seat.size))
     else:
         assert max(values) - min(values) < seat.size - 1, values
@@ -115,11 +115,12 @@ def unfrozen_parameters_are_exchanged_from_then_on(seat: Seat, kind: str) -> Non
 
 @check(least=2, kind=("local", "local-gradients"))
 def steps_before_parameters_are_unfrozen_are_averaged(seat: Seat, kind: str) -> None:
-    """They are unfrozen between two averages, when each rank has moved by itself."""
+    """Parameters are unfrozen between two averages, when each rank has moved on its own. Steps before that are
+    averaged, too."""
     model = Adapted(0)
     optimizer = wrap(model, TOGETHER[kind], lr=0.25)
     unfreeze(seat, model, optimizer, after=3, steps=6)
-    moved = sum(range(seat.size)) / (1 if kind == "local-gradients" else seat.size)  # movements add up, models do not
+    moved = sum(range(seat.size)) / (1 if kind == "local-gradients" else seat.size)  # movements add up, models average
     for value, steps in ((model.adapter, 6), (model.base, 3)):
         torch.testing.assert_close(value, torch.full_like(value, -0.25 * steps * moved))
 

@@ -1,7 +1,7 @@
-"""Runs random programs of collectives (programs.py) for a given time: `python tests/checks/fuzz.py [--minutes M]`.
+"""Run random programs of collectives (programs.py) for a given time: `python tests/checks/fuzz.py [--minutes M]`.
 
-Each program has a seed and a layout: 1 to 8 ranks as threads, on 1 to 4 nodes of different sizes. What fails is printed
-with both, which repeat it: `--seed S --nodes 0,0,1`. Status 1 if anything has failed.
+Each program has a seed and a layout: 1 to 8 ranks as threads, on 1 to 4 nodes of different sizes. A failure is printed
+with both; `--seed S --nodes 0,0,1` repeats it. The status is 1 if anything has failed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sordino._core import SimNetwork
 
 
 def layout(seed: int) -> list[int]:
-    """Return the node of each rank; ranks of a node are side by side."""
+    """Return the node of each rank; ranks of a node are adjacent."""
     draw = random.Random(seed)
     size = draw.randint(1, 8)
     return sorted(draw.randrange(draw.randint(1, 4)) for _ in range(size))

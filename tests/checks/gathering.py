@@ -1,4 +1,5 @@
-"""Parameters that are gathered while something else goes on: whoever uses one waits for it, and nobody else notices."""
+"""Parameters that are gathered in the background: every use of one waits for it, and nothing else shows the
+difference."""
 
 from __future__ import annotations
 
@@ -27,12 +28,12 @@ def overlapped(seat: Seat, **settings: Any) -> LocalSGD:
 
 
 def under_way(optimizer: Any) -> list[str]:
-    """The buckets that nobody has waited for. Looks at nothing that would wait."""
+    """Return the buckets that nothing has waited for yet, without waiting for any."""
     return optimizer._strategy._gathering.under_way
 
 
 def pair(seat: Seat, turns: int = 2) -> tuple[Odd, Any, Odd]:
-    """A model whose last step's gather is under way, its optimizer, and the model as it is to be."""
+    """Return a model whose last gather is in flight, its optimizer, and the model as it must become."""
     model = Odd()
     optimizer = wrap(model, overlapped(seat))
     for turn in range(turns):
@@ -51,7 +52,7 @@ def an_overlapped_gather_changes_nothing(seat: Seat, name: str, aggregate: Any, 
 
 @check(least=2)
 def a_step_ends_before_others_begin_to_gather(seat: Seat) -> None:
-    """While a rank is late with its step, the others load their batches; their next forward waits for it."""
+    """While one rank is late with its step, the others load their batches; their next forward waits for it."""
     model = Odd()
     optimizer = wrap(model, overlapped(seat))
     step(seat, model, optimizer, 0)
@@ -69,13 +70,13 @@ def a_step_ends_before_others_begin_to_gather(seat: Seat) -> None:
 
 @check(least=2, thread=(False, True))
 def whoever_looks_waits(seat: Seat, thread: bool) -> None:
-    """In whatever thread."""
+    """Every read of a parameter waits for it, in any thread."""
     reads = {name: read for name, read in READS.items() if not name.startswith(("optimizer", "synchronize", "grad"))}
     reads["pickle"] = lambda model, _: pickle.dumps(model.first)
     reads["to one's own"] = lambda model, _: setattr(model.first, "data", model.first.data.clone())
-    if thread:  # these are of all ranks
+    if thread:  # these are collective
         reads = {name: read for name, read in reads.items() if name not in ("consensus", "broadcast", "all-reduce")}
-    del reads["norm"]  # is of gradients
+    del reads["norm"]  # reads gradients
     model, plain = Odd(), Odd()
     optimizer, wanted = wrap(model, overlapped(seat)), wrap(plain, LocalSGD(2, seat.size, bucket_bytes=400))
     context = current()
@@ -107,7 +108,7 @@ def a_module_waits_for_its_own_parameters(seat: Seat) -> None:
         module.register_forward_pre_hook(lambda *_: seen.append(len(under_way(optimizer))))
     for turn in range(4):
         if turn == 3:
-            model.eval()  # where other functions may be called for the whole of it
+            model.eval()  # functions may be called on the whole model here
         model(batch(seat.rank, 0)[0]).sum().backward()
         if turn == 0:
             seen.clear()
@@ -144,7 +145,7 @@ def what_uses_no_values_waits_for_nothing(seat: Seat) -> None:
 
 @check(least=2, how=("view", "numpy", "graph"))
 def what_somebody_has_a_view_of_is_waited_for(seat: Seat, how: str) -> None:
-    """A view can be read unseen."""
+    """A gather waits for the bucket of a parameter that has a view, as reads of a view cannot be seen."""
     model, optimizer, _ = pair(seat)
     total = len(under_way(optimizer))
     taken_out: Any = model.first.detach()[2:]
@@ -164,7 +165,7 @@ def what_somebody_has_a_view_of_is_waited_for(seat: Seat, how: str) -> None:
 
 
 def loss_of(seat: Seat, model: Odd, optimizer: Any, turn: int, scaler: Any = None) -> torch.Tensor:
-    """What a closure does."""
+    """Return the loss as a closure does."""
     inputs, targets = batch(seat.rank, turn)
     optimizer.zero_grad()
     loss = torch.nn.functional.mse_loss(model(inputs), targets)
@@ -174,7 +175,8 @@ def loss_of(seat: Seat, model: Odd, optimizer: Any, turn: int, scaler: Any = Non
 
 @check(least=2)
 def an_overlapped_life_is_that_of_one_that_waits(seat: Seat) -> None:
-    """Clipping, closures, scalers, schedules, changes in mid-run, states and another optimizer."""
+    """Training with overlap is the same as without: clipping, closures, scalers, schedules, changes during the run,
+    states and a second optimizer."""
     lives = []
     for overlap in (False, True):
         algorithm = LocalSGD(2, divisors(seat.size)[1], bucket_bytes=400, overlap=overlap)
@@ -225,7 +227,7 @@ def an_overlapped_life_is_that_of_one_that_waits(seat: Seat) -> None:
 
 @check(least=2)
 def parameters_outlive_who_gathers_them(seat: Seat) -> None:
-    """An optimizer that is dropped, one that another takes over from, and the world."""
+    """Parameters stay valid after their optimizer is dropped or replaced, and after the world ends."""
     model, optimizer, plain = pair(seat)
     del optimizer
     assert same_models(model, plain)
@@ -290,7 +292,7 @@ def a_child_sees_gathered_parameters(seat: Seat) -> None:
     assert not under_way(optimizer)
 
 
-@check(least=2, on=("processes",))  # the compiler is for one thread
+@check(least=2, on=("processes",))  # a compiler serves one thread only
 def compiled_models_wait_for_all_of_theirs(seat: Seat) -> None:
     model, plain = torch.nn.Sequential(Odd()), torch.nn.Sequential(Odd())
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -300,7 +302,7 @@ def compiled_models_wait_for_all_of_theirs(seat: Seat) -> None:
         step(seat, compiled, optimizer, turn)
         step(seat, plain, wanted, turn)
         assert under_way(optimizer)
-    optimizer.zero_grad()  # a compiler looks at gradients, too
+    optimizer.zero_grad()  # a compiler reads gradients, too
     assert under_way(optimizer)
     result = torch.compile(lambda inputs: inputs @ model[0].first.T, backend="eager")(torch.ones(1, 13))
     assert torch.equal(result, torch.ones(1, 13) @ plain[0].first.T)
@@ -314,6 +316,6 @@ def an_overlap_of_nothing_is_refused(seat: Seat) -> None:
     with pytest.raises(UsageError, match=r"overlap.*True or False"):
         LocalSGD(overlap=1)  # type: ignore[arg-type]
     model = Odd()
-    optimizer = wrap(model, LocalSGD(2, 1, overlap=True, adaptive=AdaptiveInterval(2)))  # there is nothing to gather
+    optimizer = wrap(model, LocalSGD(2, 1, overlap=True, adaptive=AdaptiveInterval(2)))  # nothing is gathered
     step(seat, model, optimizer, 0)
     optimizer.report_metric(1.0)

@@ -1,4 +1,4 @@
-"""Gossip algorithms: what an exchange makes of all ranks' parameters, against a float64 model of the topology."""
+"""Gossip algorithms: the parameters of all ranks after an exchange, against a float64 model of the topology."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MORE: dict[str, Gossip] = {
 
 
 class Strange(torch.nn.Module):
-    """Odd sizes, several dtypes in one block, other memory orders, an empty parameter, statistics."""
+    """Model with odd sizes, several dtypes in one block, other memory orders, an empty parameter and statistics."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def models_of_all(size: int) -> list[dict[str, torch.Tensor]]:
 
 
 def mixed(algorithm: MixingGossip, values: list[dict[str, torch.Tensor]], turn: int) -> list[dict[str, torch.Tensor]]:
-    """The exchange in float64: all ranks' parameters after it."""
+    """Return all ranks' parameters after the exchange, in float64."""
     names = list(values[0])
     kinds = dict(Strange(0).named_parameters())
     numbers = segment_numbers(names, [kinds[n].numel() * kinds[n].element_size() for n in names], algorithm.segments)
@@ -175,7 +175,7 @@ def a_leader_that_broadcasts_is_like_allreduce_in_the_group(seat: Seat) -> None:
 
 @check(least=2, choice=tuple(choice for choice in (*CHOICES, *MORE) if choice != "crossover-patterns"))
 def workers_agree_on_least_squares(seat: Seat, choice: str) -> None:
-    """Every worker has its own data; with a falling step size all come to the solution for all data."""
+    """Every worker has its own data. With a falling step size all workers reach the solution for all data."""
     generator = torch.Generator().manual_seed(11)
     inputs = torch.randn(seat.size, 8, 3, generator=generator, dtype=torch.float64)
     targets = torch.randn(seat.size, 8, 1, generator=generator, dtype=torch.float64)
@@ -188,10 +188,10 @@ def workers_agree_on_least_squares(seat: Seat, choice: str) -> None:
         torch.nn.functional.mse_loss(model(inputs[seat.rank]), targets[seat.rank]).backward()
         optimizer.step()
     solution = torch.linalg.lstsq(inputs.reshape(-1, 3), targets.reshape(-1, 1)).solution.T
-    # COMBO keeps no sum, so it comes near the solution only.
+    # COMBO does not keep the sum, so it only comes near the solution.
     slack = 0.15 if isinstance(algorithm, SegmentedGossip) else 0.02
     torch.testing.assert_close(hvd.average_parameters(model)["weight"], solution, atol=slack, rtol=0)
-    # A centre draws the workers by a share of their distance only, so they stay further apart.
+    # A centre draws the workers by a part of their distance only, so they stay further apart.
     assert hvd.consensus_distance(model) < (0.15 if isinstance(algorithm, ElasticAveraging) else slack)
 
 
@@ -208,7 +208,7 @@ def exchanges_come_every_interval(seat: Seat) -> None:
     saved = optimizer.state_dict()
     assert saved["sordino"] == {"algorithm": "Crossover", "steps": 6, "round": 2}, saved["sordino"]
     torch.optim.SGD(model.parameters(), lr=0.0).load_state_dict(saved)
-    # One that was loaded goes on with the same peers.
+    # An optimizer that loads the state continues with the same peers.
     twin = torch.nn.Linear(1, 1, bias=False)
     twin.load_state_dict(model.state_dict())
     resumed = wrap(twin, Crossover(interval=3))
@@ -223,7 +223,7 @@ def exchanges_come_every_interval(seat: Seat) -> None:
 
 @check(least=2)
 def a_slow_worker_never_shows_half_an_update(seat: Seat) -> None:
-    """All elements of a rank's parameters are equal before every exchange, so they must be after it."""
+    """All elements of a rank's parameters are equal before every exchange, so they must be equal after it."""
     model = torch.nn.ParameterList([torch.full((300_007,), float(seat.rank)), torch.full((3, 7), float(seat.rank))])
     optimizer = wrap(model, Crossover(segments="model", seed=9))
     pause = random.Random(seat.rank)
@@ -263,7 +263,7 @@ def an_infinite_gradient_of_one_worker_stops_nobody(seat: Seat) -> None:
     scaler.step(optimizer)
     scaler.update()
     total = hvd.average_parameters(model)["weight"] * seat.size
-    # Everybody but rank 0 has stepped by -1, with its scale taken out, and all have exchanged.
+    # All ranks but rank 0 have stepped by -1 with the scale removed, and all have exchanged.
     wanted = sum(range(seat.size)) - (seat.size - 1)
     torch.testing.assert_close(total, torch.full((1, 2), float(wanted)))
     assert scaler.get_scale() == (2.0 if seat.rank == 0 else 4.0)

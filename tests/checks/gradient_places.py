@@ -1,4 +1,4 @@
-"""Where gradients lie between backward and step, and who may still look at those of an earlier step."""
+"""Memory of gradients between backward and step, and references to gradients of earlier steps that must stay valid."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sordino.errors import StepOrderError
 from sordino.runtime.context import current
 from sordino.runtime.gradients.deferred_step import Watch
 
-# What a user may keep of a gradient.
+# Objects by which a user may keep a gradient.
 KEEPING: dict[str, Callable[[torch.Tensor], Any]] = {
     "itself": lambda grad: grad,
     "detached": lambda grad: grad.detach(),
@@ -34,7 +34,7 @@ def values_of(kept: Any) -> torch.Tensor:
 
 
 class Job:
-    """A model whose gradients all are the number of the step, and of the rank, so that averages are known."""
+    """Model whose gradients all equal the step number plus the rank, so that averages are known."""
 
     def __init__(self, seat: Seat, tensors: int = 3, length: int = 5) -> None:
         self.seat = seat
@@ -43,7 +43,7 @@ class Job:
         self.optimizer = hvd.DistributedOptimizer(torch.optim.SGD(self.parameters, lr=0.0), named)
 
     def step(self, number: int, set_to_none: bool = True) -> float:
-        """Returns what all gradients are now."""
+        """Take a step and return the value of all gradients."""
         self.optimizer.zero_grad(set_to_none=set_to_none)
         total = torch.stack([parameter.sum() for parameter in self.parameters]).sum()
         (total * (self.seat.rank + number)).backward()
@@ -56,9 +56,9 @@ class Job:
 
 @check(what=tuple(KEEPING), whose=("one rank", "all"), least=2)
 def gradients_of_earlier_steps_stay(seat: Seat, what: str, whose: str) -> None:
-    """A gradient that somebody keeps when zero_grad() makes way for another one is nobody else's memory.
+    """A gradient that a user keeps when zero_grad() replaces it is not overwritten.
 
-    Where gradients persist for some steps they have moved to memory that the node shares.
+    Gradients that persist for several steps have moved to memory that the node shares.
     """
     for pattern in ("TTTTT", "FFFTFFFTFF"):
         job = Job(seat)
@@ -76,7 +76,7 @@ def gradients_of_earlier_steps_stay(seat: Seat, what: str, whose: str) -> None:
 
 @check(least=2)
 def gradients_that_persist_move_once(seat: Seat) -> None:
-    """Into memory that the node shares."""
+    """Gradients that persist move once, into memory that the node shares."""
     job = Job(seat)
     found = []
     for number in range(6):
@@ -92,7 +92,8 @@ def gradients_that_persist_move_once(seat: Seat) -> None:
 
 @check(least=2, hoards=(False, True))
 def a_model_is_cast_with_its_gradients(seat: Seat, hoards: bool) -> None:
-    """`.grad` stays the same object then, and has other memory; what is hoarded stays where backward has put it."""
+    """After a cast, `.grad` is the same object with other memory. Gradients that are kept stay where backward has put
+    them."""
     model = nn.Linear(6, 8)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters())
     hoard = []
@@ -108,7 +109,7 @@ def a_model_is_cast_with_its_gradients(seat: Seat, hoards: bool) -> None:
 
 @check(least=2)
 def added_to_twice_in_one_backward(seat: Seat) -> None:
-    """A weight in two reentrant checkpoints: what has been sent may be only half of its gradient."""
+    """One weight is used in two reentrant checkpoints, so a gradient that was sent may be only half of it."""
     weight = nn.Parameter(torch.ones(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.0), [("weight", weight)])
     loss = torch.ones(3, requires_grad=True)
@@ -121,7 +122,8 @@ def added_to_twice_in_one_backward(seat: Seat) -> None:
 
 @check(least=2)
 def reduced_in_the_middle_of_a_backward(seat: Seat) -> None:
-    """What comes after that is reduced when backward ends, with what had been reduced already."""
+    """Gradients that come after a reduction inside backward are reduced when backward ends, together with the reduced
+    ones."""
     first, last = (nn.Parameter(torch.zeros(3)) for _ in range(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first, last], lr=0.0), [("first", first), ("last", last)])
     mean = (seat.size + 1) / 2
@@ -138,7 +140,7 @@ def reduced_in_the_middle_of_a_backward(seat: Seat) -> None:
 def python_calls(work: Callable[[], Any]) -> int:
     calls = 0
 
-    # An optimizer of an earlier check in this process may still watch for its parameters: that is none of this one's.
+    # An optimizer of an earlier check in this process may still watch for its own parameters. It does not count here.
     others = Watch.__torch_function__.__code__
 
     def count(frame: FrameType, event: str, argument: Any) -> None:
@@ -155,9 +157,10 @@ def python_calls(work: Callable[[], Any]) -> int:
 
 @check(least=2, set_to_none=(True, False))
 def python_is_called_by_the_bucket(seat: Seat, set_to_none: bool) -> None:
-    """The functions that a step calls do not become more with the tensors.
+    """The number of Python calls in a step does not grow with the number of tensors.
 
-    A step that a busy machine delays is taken the usual way, which describes tensors anew: the shortest of some counts.
+    A step that a busy machine delays takes the usual path, which describes tensors again. So the smallest of several
+    counts is compared.
     """
     calls = []
     for tensors in (4, 64):

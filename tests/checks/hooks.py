@@ -1,4 +1,4 @@
-"""Hooks of users give what they give with DDP, whenever they are registered; exceptions in backward."""
+"""Hooks of users have the same effect as with DDP, whenever they are registered; exceptions in backward."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ALGORITHMS: dict[str, Callable[[Seat], Any]] = {
 }
 
 
-# ---- kinds of hooks: the average of what each makes of gradients is not what it makes of their average ---------------
+# ---- kinds of hooks: the average of each hook's results differs from its result for the average ----------------------
 
 
 def _clipped(gradient: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ def _on_modules(model: nn.Module) -> None:
 
 
 def _on_several(model: nn.Module) -> None:
-    """The last gradient of some, which is not accumulated yet, is changed in place."""
+    """Change in place the last gradient of several, which is not accumulated yet."""
 
     def clip(gradients: Any) -> None:
         gradients[0].copy_(_clipped(gradients[0]))
@@ -92,7 +92,7 @@ WHEN = ("before", "after")
 
 
 def averaged(model: nn.Module, seat: Seat, turn: int) -> None:
-    """Give the model the mean of the gradients that all ranks have, each with its hooks."""
+    """Give the model the mean of all ranks' gradients, each with its hooks applied."""
     sums: list[torch.Tensor] = []
     for rank in range(seat.size):
         model.zero_grad()
@@ -162,7 +162,8 @@ def ddp_itself_gives_that(seat: Seat) -> None:
 
 @check(least=2, algorithm=("allreduce", "sharded", "layered"))
 def a_gradient_that_is_changed_under_way_is_told(seat: Seat, algorithm: str) -> None:
-    """A module's hook comes after its parameters' gradients: they may have been sent."""
+    """A module's hook runs after the gradients of its parameters, which may be in flight by then. Changing one
+    raises."""
     model = make_model("small", 3)
     kind = AllReduce(bucket_bytes=8) if algorithm == "allreduce" else ALGORITHMS[algorithm](seat)
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=kind)
@@ -192,7 +193,7 @@ def derivatives_of_averages_are_refused(seat: Seat, algorithm: str) -> None:
     model = make_model("small", 3)
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=ALGORITHMS[algorithm](seat))
     data = batch(ROWS, seat.rank)
-    if algorithm == "caps":  # each rank's gradients are its own
+    if algorithm == "caps":  # each rank uses its own gradients
         loss_of(model, *data).backward(create_graph=True)
     else:
         with pytest.raises(UsageError, match=r"create_graph=True.*torch\.autograd\.grad"):
@@ -216,7 +217,7 @@ class Boom(Exception):
 
 
 def failing(parameter: torch.Tensor) -> Any:
-    """Raise Boom when the gradient of this one comes."""
+    """Raise Boom when the gradient of this parameter is ready."""
 
     def hook(_: torch.Tensor) -> None:
         raise Boom
@@ -226,7 +227,7 @@ def failing(parameter: torch.Tensor) -> Any:
 
 @check(least=2, algorithm=("allreduce", "local", "sharded", "crossover", "layered"), way=("zero_grad", "synchronize"))
 def an_exception_in_every_backward(seat: Seat, algorithm: str, way: str) -> None:
-    """All ranks catch it and go on with the next batch; calls that cannot follow name those that can."""
+    """All ranks catch it and continue with the next batch. Calls that are not allowed name the calls that are."""
     model = make_model("small", 3)
     kind = AllReduce(bucket_bytes=8) if algorithm == "allreduce" else ALGORITHMS[algorithm](seat)
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=kind)
@@ -255,7 +256,7 @@ def an_exception_in_every_backward(seat: Seat, algorithm: str, way: str) -> None
 
 @check(least=2)
 def an_exception_in_one_backward(seat: Seat) -> None:
-    """The others wait for the rank: it goes on with them by what it has."""
+    """The others wait for the rank that raised; it continues with them with the gradients that it has."""
     model = make_model("small", 3)
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=AllReduce(bucket_bytes=8))
     for turn in range(4):
@@ -286,7 +287,8 @@ def told_in(work: Callable[[], None]) -> str:
 
 @check(least=2, on=("processes",))
 def every_wasted_reduction_of_a_gan_is_named(seat: Seat) -> None:
-    """D's gradients are sent for real images, for false ones, and when the generator learns through D."""
+    """The discriminator's gradients are sent for real images, for false ones, and when the generator learns through
+    it."""
     d, g = make_model("matrices", 3), nn.Linear(6, 6).double()
     hvd.broadcast_parameters(g.state_dict(), 0)
     real, noise = batch(ROWS, seat.rank)[0], batch(ROWS, 7 + seat.rank)[0]
@@ -314,7 +316,7 @@ def every_wasted_reduction_of_a_gan_is_named(seat: Seat) -> None:
 
 @check()
 def repeated_reductions_keep_no_requests(seat: Seat) -> None:
-    """A backward that no step follows leaves nothing behind, however often it comes."""
+    """A backward without a step leaves nothing behind, however often it runs."""
     weight = nn.Parameter(torch.ones(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.0))
     for _ in range(4):
@@ -334,7 +336,7 @@ def repeated_reductions_keep_no_requests(seat: Seat) -> None:
 
 @check(least=2)
 def names_that_optimizers_have_are_used(seat: Seat) -> None:
-    """An optimizer of torch 2.6 or newer that was given named parameters has them in its groups."""
+    """An optimizer of torch 2.6 or newer that got named parameters has their names in its groups."""
     model = make_model("small", 3)
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     plain.param_groups[0]["param_names"] = [name for name, _ in model.named_parameters()]
@@ -349,7 +351,8 @@ def names_that_optimizers_have_are_used(seat: Seat) -> None:
 
 @check(least=2, exchange=("sharded", "allreduce"))
 def a_scaler_unscales_what_quiet_passes_have_left(seat: Seat, exchange: str) -> None:
-    """Gradients that no_sync() has added up are handed to the step as averages, which are other tensors."""
+    """The step gets the sums of passes in no_sync() as averages, which are other tensors. The scaler must unscale
+    these."""
     model, plain = Odd(), Odd().double()
     reference = torch.optim.SGD(plain.parameters(), lr=0.02)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)

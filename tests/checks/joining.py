@@ -1,4 +1,4 @@
-"""join(): a rank without data stands for zeros until everybody has joined."""
+"""join(): a rank without data contributes zeros until all ranks have joined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from checks.registry import Seat, check
 
 
 def turn_of(seat: Seat, backwards: bool) -> int:
-    """How many operations this rank makes before it joins: all different, so the order of joins is fixed."""
+    """Return the number of operations that this rank makes before it joins. All differ, so the order of joins is
+    fixed."""
     return seat.last - seat.rank if backwards else seat.rank
 
 
@@ -60,7 +61,7 @@ def large_and_shared_tensors(seat: Seat) -> None:
                 hvd.allreduce_(shared, op=op, name="shared")
                 assert_reduced(shared, op, inputs)
     hvd.join()
-    # Slots of ranks that skipped operations are in step again.
+    # Slots of ranks that left out operations are in step again.
     inputs = [values(rank, 200_000, torch.float64) for rank in range(seat.size)]
     result = hvd.allreduce(inputs[seat.rank], op=hvd.Sum)
     assert_reduced(result, hvd.Sum, inputs)
@@ -69,7 +70,7 @@ def large_and_shared_tensors(seat: Seat) -> None:
 
 @check(least=2)
 def adasum_with_a_joined_rank(seat: Seat) -> None:
-    """Zeros are neutral."""
+    """Zeros do not change the result of Adasum."""
     if seat.rank > 0:
         mine = torch.full((10,), 3.0, dtype=torch.float64)
         torch.testing.assert_close(hvd.allreduce(mine, op=hvd.Adasum, name="a"), mine)
@@ -78,7 +79,7 @@ def adasum_with_a_joined_rank(seat: Seat) -> None:
 
 @check(least=2)
 def what_needs_everybody_raises_on_the_others(seat: Seat) -> None:
-    """Zeros can stand for a joined rank's numbers, but nothing for its rows."""
+    """Zeros can stand for a joined rank's numbers, but nothing can stand for its rows."""
     if seat.rank != 0:
         calls = {
             "from the joined": lambda name: hvd.broadcast(torch.ones(2), 0, name=name),
@@ -90,7 +91,7 @@ def what_needs_everybody_raises_on_the_others(seat: Seat) -> None:
         }
         for name, call in calls.items():
             expect_mismatch(lambda call=call, name=name: call(name), (name, "joined"))
-        hvd.barrier()  # does not wait for those who joined
+        hvd.barrier()  # does not wait for ranks that have joined
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="s").item() == seat.last
     hvd.join()
     assert hvd.alltoall(torch.arange(seat.size)).tolist() == [seat.rank] * seat.size
@@ -123,7 +124,8 @@ def operations_of_one_rank_alone(seat: Seat) -> None:
 
 @check(least=3)
 def join_while_a_process_set_works(seat: Seat) -> None:
-    """Joining is about all ranks; a set of others goes on, also with a joined member."""
+    """join() concerns all ranks. Operations of a smaller process set continue, also if one of its members has
+    joined."""
     pair = hvd.add_process_set([0, 1])
     if seat.rank < 2:
         for _ in range(3):

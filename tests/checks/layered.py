@@ -1,4 +1,5 @@
-"""Layered SGD: AllReduce's parameters, steps that are completed by whoever looks, and nothing that waits before."""
+"""Layered SGD: the parameters of AllReduce, steps that the first use of a parameter completes, and no wait before
+that."""
 
 from __future__ import annotations
 
@@ -15,17 +16,17 @@ from sordino.algorithms import AllReduce, Layered
 from sordino.errors import UsageError
 from sordino.runtime.context import current
 
-LONG: dict[str, Make] = {  # that do not diverge in 50 steps
+LONG: dict[str, Make] = {  # these do not diverge in 50 steps
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.002, momentum=0.9, weight_decay=0.01),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
 }
 EVERYWHERE = ("", "one", "pairs")
-"""Communicators that are threads, and that are ranks."""
+"""Communicators as threads, and as ranks."""
 
 
 def layered(group_size: int, **settings: Any) -> Layered:
-    """With the communicators that this world has, and then with its groups."""
+    """Return the algorithm with this world's communicators if there are any, or else with groups of this size."""
     helpers = current().helpers
     if helpers is not None:
         return Layered(helpers.algorithm.group_size, "rank", **settings)
@@ -46,12 +47,13 @@ def layers_change_nothing(seat: Seat, name: str) -> None:
 
 
 def postponed(optimizer: Any) -> bool:
-    """Whether a step is still to be completed. Looks at nothing that would complete it."""
+    """Return whether a step is still to be completed, without completing it."""
     return optimizer._strategy._postponed is not None
 
 
 def equal(one: torch.nn.Module, other: torch.nn.Module) -> None:
-    """To the last bit where a group of all workers adds up gradients in AllReduce's order: where they share memory."""
+    """Check that two models are equal: to the last bit where a group of all workers adds gradients in AllReduce's
+    order, as it does in shared memory."""
     near(one, other)
     if len(set(current().world.nodes)) == 1 and current().world.shares_memory:
         for mine, theirs in zip(one.parameters(), other.parameters()):
@@ -60,7 +62,7 @@ def equal(one: torch.nn.Module, other: torch.nn.Module) -> None:
 
 @check(least=2, helpers=EVERYWHERE)
 def nothing_waits_before_the_first_use(seat: Seat) -> None:
-    """While a rank is late with its step, the others load their batches."""
+    """While one rank is late with its step, the others load their batches."""
     model = Odd()
     optimizer = wrap(model, layered(divisors(seat.size)[-2]))
     step(seat, model, optimizer, 0)
@@ -135,7 +137,7 @@ def the_last_step_is_not_lost(seat: Seat) -> None:
     step(seat, plain, wanted, 3)
     equal(model, plain)
     equal(twin, plain)
-    # Nor by whoever leaves before anybody has looked.
+    # The step is not lost either if a rank leaves before the first use of a parameter: shutdown() completes it.
     step(seat, model, optimizer, 4)
     step(seat, plain, wanted, 4)
     reducer = optimizer._strategy
@@ -166,7 +168,7 @@ def scalers_decide_alike(seat: Seat) -> None:
 
 
 def train_unequally(seat: Seat, algorithm: Any) -> tuple[Odd, int]:
-    """Rank r takes r steps; the last batch is shorter."""
+    """Train with r steps on rank r; the last batch is shorter."""
     model = Odd()
     optimizer = wrap(model, algorithm)
     for turn in range(seat.rank):
@@ -190,7 +192,7 @@ def those_who_joined_stand_in_for_zeros(seat: Seat) -> None:
 
 
 class Counting(torch.optim.SGD):
-    """An optimizer that keeps a number of its own among the hyper-parameters, as some do."""
+    """An optimizer that keeps a number of its own among the hyper-parameters, as some optimizers do."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
         super().__init__(parameters, lr=0.05)

@@ -1,4 +1,4 @@
-"""The kernels' instruction set levels, one after the other."""
+"""Instruction set levels of the kernels, one after the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEVELS = ("baseline", "avx2", "avx512")
 
 
 def levels() -> Iterator[str]:
-    """Those that this machine has; each is in use while it is the one. For tests that use `level_as_before`."""
+    """Yield each level that this machine has, while it is in use. For tests that use `level_as_before`."""
     for level in LEVELS:
         try:
             kernels.set_level(level)

@@ -1,4 +1,4 @@
-"""init, shutdown, and what the world says of itself."""
+"""init, shutdown, and the properties of the world."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def init_with_an_mpi4py_communicator(seat: Seat) -> None:
     from mpi4py import MPI
 
     hvd.shutdown()
-    half = MPI.COMM_WORLD.Split(seat.rank % 2, -seat.rank)  # backwards: the communicator's order counts
+    half = MPI.COMM_WORLD.Split(seat.rank % 2, -seat.rank)  # reversed: the order of the communicator counts
     hvd.init(comm=half)
     assert (hvd.rank(), hvd.size()) == (half.Get_rank(), half.Get_size())
     members = hvd.allgather_object(seat.rank)
@@ -152,7 +152,7 @@ def names_of_errors(seat: Seat) -> None:
 
 @check(least=2, who=("the first", "the last"))
 def a_rank_that_shuts_down_early(seat: Seat, who: str) -> None:
-    """What waits for it, or is called later, fails on the others and says who left."""
+    """An operation that waits for the rank, or is called later, fails on the others and names the rank that left."""
     leaver = 0 if who == "the first" else seat.last
     waiting = None
     if seat.rank != leaver:
@@ -177,7 +177,7 @@ def a_rank_that_shuts_down_early(seat: Seat, who: str) -> None:
 
 @check(least=2)
 def what_is_decided_is_brought_to_its_end(seat: Seat) -> None:
-    """A rank may leave when its own operations are done: the others still get the result."""
+    """A rank may leave when its own operations are done; the others still get the result."""
     tensor = torch.full((500_000,), float(seat.rank))
     hvd.allreduce_(tensor, op=hvd.Sum)
     hvd.shutdown()

@@ -26,7 +26,7 @@ OPTIMIZERS: dict[str, Make] = {
 
 
 class Odd(torch.nn.Module):
-    """Odd sizes, two dtypes, another memory order, a 0-d parameter and one that is never used."""
+    """Model with odd sizes, two dtypes, another memory order, a 0-d parameter and a parameter that is never used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def plain_sgd_with_interval_one_is_allreduce(seat: Seat, exchange: str) -> None:
 
 
 def reference(size: int, algorithm: LocalSGD, steps: int, lr: float) -> list[list[torch.Tensor]]:
-    """Every group's parameters after plain SGD, in float64."""
+    """Return the parameters of every group after plain SGD, in float64."""
     models = [Odd().double() for _ in range(size // algorithm.group_size)]
     then = [p.detach().clone() for p in models[0].parameters()]
     start = algorithm.start if isinstance(algorithm.start, int) else 0
@@ -167,7 +167,7 @@ def groups_part_when_the_rate_decays(seat: Seat) -> None:
         step(seat, model, optimizer, turn)
         scheduler.step()
         apart.append(hvd.consensus_distance(model) > 1e-6)
-    # Step 4 has the lower rate and is the last one together; 7 averages the models.
+    # Step 4 has the lower rate and is the last common step; step 7 averages the models.
     assert apart == [False] * 5 + [True, True, False, True]
 
 
@@ -272,7 +272,7 @@ def sums_of_movements_survive_changes(seat: Seat, exchange: str) -> None:
 
 
 def twin_of(model: Odd, optimizer: Any, algorithm: LocalSGD, make: Make) -> tuple[Odd, Any]:
-    """A copy of the model, and an optimizer of it that has loaded the state of another."""
+    """Return a copy of the model, and an optimizer of it that has loaded the state of the other."""
     twin = Odd()
     twin.load_state_dict(model.state_dict())
     resumed = wrap(twin, algorithm, make)
@@ -301,7 +301,7 @@ def a_restart_goes_on_within_the_interval(seat: Seat, exchange: str) -> None:
 
 @check(least=2, exchange=("sharded", "allreduce"))
 def a_state_takes_groups_together_and_apart(seat: Seat, exchange: str) -> None:
-    """Whether the one who loads it has been on its own or not."""
+    """Loading a state sets whether groups train together or on their own, whatever the loading optimizer did before."""
     algorithm, make = LocalSGD(4, divisors(seat.size)[-2], exchange, start=2), OPTIMIZERS["sgd"]
     model = Odd()
     optimizer = wrap(model, algorithm, make)
@@ -412,12 +412,13 @@ def buffers_are_averaged_with_the_models(seat: Seat, exchange: str) -> None:
 
 @check(least=2)
 def an_interval_is_looked_at_once_in_a_block(seat: Seat) -> None:
-    """However often a loss is reported; what is not a number, or not above 0, is not looked at. A lower rate lets the
-    interval grow as the square root, and a state goes on with all of it."""
+    """The interval is reconsidered once per block, however often a loss is reported. A loss that is NaN, infinite or
+    not above 0 is ignored. A lower rate lets the interval grow as the square root. A loaded state continues with all of
+    this."""
     algorithm = LocalSGD(16, adaptive=AdaptiveInterval(block=3))
     model = Odd()
     optimizer = wrap(model, algorithm, OPTIMIZERS["sgd"])
-    # Of the losses that count, 8 is the first one; the others come at the ends of blocks.
+    # The first loss that counts is 8; the others are at the ends of blocks.
     losses = [math.nan, 8.0, 1.0, 1.0, 4.0, 0.1, 0.1, math.inf, -1.0, 2.0, 0.1, 0.1, 1.0, 0.1]
     wanted = [16, 16, 16, 16, 12, 12, 12, 12, 12, 8, 8, 8, 6, 6]
     seen = []
@@ -431,7 +432,7 @@ def an_interval_is_looked_at_once_in_a_block(seat: Seat) -> None:
     optimizer.param_groups[0]["lr"] /= 4
     for turn in range(len(losses), len(losses) + 3):
         step(seat, model, optimizer, turn)
-    optimizer.report_metric(0.5)  # 16 * sqrt(4 / 16) = 8 is not less than 6: half of that
+    optimizer.report_metric(0.5)  # 16 * sqrt(4 / 16) = 8 is not less than 6, so half of 6
     assert optimizer.state_dict()["sordino"]["interval"] == 3
     optimizer.param_groups[0]["lr"] = 0.0
     for turn in range(3):
@@ -514,7 +515,7 @@ def a_state_from_before_is_read_and_replaced_at_once(seat: Seat) -> None:
     optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), algorithm=LocalSGD(2, seat.size))
     for wanted in (before, other):
         if wanted is other:
-            del optimizer  # and with it what it has found out
+            del optimizer  # with the interval that it found
             plain = OPTIMIZERS["momentum"](list(model.parameters()))
             plain.load_state_dict(copy.deepcopy(before))
             optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), algorithm=LocalSGD(2, seat.size))

@@ -1,4 +1,4 @@
-"""Ranks that disagree: OperationMismatch on all of them, which names what differs, and the world lives on."""
+"""Ranks that disagree: OperationMismatch on all of them, which names the difference; the world stays usable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sordino.errors import OperationMismatch
 from sordino.runtime.context import current
 from sordino.runtime.tensors import describe
 
-# What a call does on most ranks (odd=False) and on the odd one, and words that the error must contain.
+# By case: the call on most ranks (odd=False), the call on the odd rank, and words that the error must contain.
 CALLS: dict[str, tuple[Callable[[bool, int], object], tuple[str, ...]]] = {
     "allreduce shape": (
         lambda odd, n: hvd.allreduce_async(torch.ones(4 if odd else 3), name="m"),
@@ -117,7 +117,7 @@ def disagreement(seat: Seat, what: str, who: str) -> None:
     call, words = CALLS[what]
     odd = seat.rank == (0 if who == "the first" else seat.last)
     bystander = hvd.allreduce_async(torch.full((500,), float(seat.rank)), name="bystander", op=hvd.Sum)
-    for _ in range(2):  # the name is free again afterwards
+    for _ in range(2):  # the name is free again after the error
         text = expect_mismatch(lambda: hvd.synchronize(call(odd, seat.size)), (*words, ".m'", "rank 0"))
         assert f"rank {seat.last}" in text or f"rank {1}" in text
         seat.same("error", text)
@@ -129,7 +129,7 @@ def disagreement(seat: Seat, what: str, who: str) -> None:
 
 @check(least=2)
 def all_ranks_different_and_unnamed(seat: Seat) -> None:
-    """Counters of unnamed operations stay in step through failures."""
+    """Counters of unnamed operations stay equal on all ranks after failures."""
     expect_mismatch(lambda: hvd.allreduce(torch.ones(17 + seat.rank)), ("shape",))
     expect_mismatch(lambda: hvd.allgather(torch.ones(2, 1 + seat.rank)), ("shape",))
     expect_mismatch(lambda: hvd.broadcast(torch.ones(2), seat.rank), ("root",))
@@ -149,7 +149,8 @@ def the_input_survives(seat: Seat) -> None:
 
 @check(least=2)
 def different_kinds_of_operation(seat: Seat) -> None:
-    """Only calls below sordino.torch can collide so: there a name begins with the kind."""
+    """Only calls below sordino.torch can collide like this: in sordino.torch a name begins with the kind of
+    operation."""
     tensor = torch.ones(2)
     opcode = Opcode.BROADCAST if seat.rank == 0 else Opcode.ALLREDUCE
     request = Request(int(opcode), "raw", [describe(tensor, tensor)], keep=tensor)

@@ -1,4 +1,4 @@
-"""Small models and every optimizer of torch.optim, made the same way whatever thread asks."""
+"""Small models and every optimizer of torch.optim, made equally in any thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tied(nn.Module):
 
 
 class Branches(nn.Module):
-    """Each call uses one branch; `never` is used by nobody."""
+    """Each call uses one branch; no rank uses `never`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Branches(nn.Module):
 
 
 class Image(nn.Module):
-    """Convolutions on rows that are cut into images."""
+    """Convolutions on rows that are reshaped to images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def fill(model: nn.Module, seed: int) -> nn.Module:
-    """Torch's own generator is shared by all threads, so it cannot make the same model on each."""
+    """Fill the parameters with random numbers, not by torch's generator: all threads share it, so models would
+    differ."""
     rng = np.random.default_rng(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -83,7 +84,7 @@ def batch(rows: int, seed: int, dtype: torch.dtype = torch.float64) -> tuple[tor
 
 
 def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor, *arguments: object) -> torch.Tensor:
-    """A mean over rows, so that the mean over equal parts of a batch is that of the batch."""
+    """Return a mean over rows, so that the mean over equal parts of a batch is the mean of the batch."""
     return ((model(x, *arguments) - y) ** 2).mean()
 
 
@@ -95,7 +96,7 @@ def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int, rows
 
 
 def part(tensors: Sequence[torch.Tensor], rank: int, size: int) -> list[torch.Tensor]:
-    """This rank's equal share of the rows."""
+    """Return this rank's equal share of the rows."""
     each = len(tensors[0]) // size
     return [tensor[rank * each : (rank + 1) * each] for tensor in tensors]
 
@@ -111,7 +112,7 @@ _OPTIONS = {
     "ASGD": {"lr": 0.1},
     "Muon": {"lr": 0.01},
 }
-_OTHERWISE = {"Optimizer", "LBFGS", "SparseAdam"}  # the base class; and those with checks of their own
+_OTHERWISE = {"Optimizer", "LBFGS", "SparseAdam"}  # the base class, and optimizers with checks of their own
 EVERY: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     name: _plain(kind, **_OPTIONS.get(name, {"lr": 0.01}))
     for name, kind in sorted(vars(torch.optim).items())

@@ -1,4 +1,4 @@
-"""Broadcast, allgather, all-to-all and reducescatter: what goes where, for every dtype."""
+"""Broadcast, allgather, all-to-all and reducescatter: which rank gets what, for every dtype."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from sordino.plan import nodes_of_ranks
 
 
 def rows(*parts: torch.Tensor) -> torch.Tensor:
-    """Concatenation that also knows the dtypes that torch.cat does not."""
+    """Return the concatenated rows; unlike torch.cat, it supports all dtypes."""
     dtype = parts[0].dtype
     integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = integers[dtype.itemsize] if dtype in INTEGERS and dtype.itemsize > 1 else dtype
     return torch.cat([part.contiguous().view(bits) for part in parts]).view(dtype)
 
 
-@check(least=2, quick=("sim-3x1", "sim-5x2", "mpi-3x1"))  # a chain has three nodes
+@check(least=2, quick=("sim-3x1", "sim-5x2", "mpi-3x1"))  # a chain needs three nodes
 def what_is_long(seat: Seat) -> None:
-    """A broadcast in segments, which a chain of nodes passes on; an all-gather of which one rank has no part."""
+    """A long broadcast goes in segments along a chain of nodes. In the long all-gather one rank contributes nothing."""
     long = [values(rank, 1_300_000, torch.float32) for rank in range(2)]
     for root in (0, seat.size - 1):
         mine = long[0] if seat.rank == root else long[1]
         assert_equal(hvd.broadcast(mine, root_rank=root), long[0])
     lengths = [0 if rank == 1 else 100_000 + rank for rank in range(seat.size)]
     parts = [values(rank, length, torch.float32) for rank, length in enumerate(lengths)]
-    for _ in range(2):  # the second finds memory that the first has used
+    for _ in range(2):  # the second call gets memory that the first has used
         assert_equal(hvd.allgather(parts[seat.rank]), torch.cat(parts))
 
 
@@ -121,7 +121,7 @@ def allgathers_in_groups_and_under_way(seat: Seat) -> None:
 
 
 def splits_of(size: int, pattern: str) -> list[list[int]]:
-    """Row r: what rank r sends to each."""
+    """Return the number of rows that each rank (row of the result) sends to each rank (column)."""
     patterns = {
         "even": lambda source, target: 3,
         "growing": lambda source, target: source + 2 * target,
@@ -137,7 +137,7 @@ def splits_of(size: int, pattern: str) -> list[list[int]]:
 def alltoall_with_splits(seat: Seat, pattern: str) -> None:
     table = splits_of(seat.size, pattern)
     for dtype in DTYPES if pattern == "growing" else (torch.float32, torch.uint8):
-        for left_over in (0, 4):  # rows beyond the sum of the splits stay at home
+        for left_over in (0, 4):  # rows beyond the sum of the splits are not sent
             inputs = [values(r, (sum(table[r]) + left_over, 2), dtype, wide=True) for r in range(seat.size)]
             starts = [sum(table[r][: seat.rank]) for r in range(seat.size)]
             wanted = rows(*(inputs[r][starts[r] : starts[r] + table[r][seat.rank]] for r in range(seat.size)))
@@ -197,7 +197,7 @@ def wrong_splits(seat: Seat) -> None:
 
 
 def share_of(rank: int, size: int, count: int) -> slice:
-    """The first ranks get the extra rows."""
+    """Return a rank's share; the first ranks get the extra rows."""
     each, extra = divmod(count, size)
     start = rank * each + min(rank, extra)
     return slice(start, start + each + (rank < extra))
@@ -265,7 +265,8 @@ def reducescatter_refuses(seat: Seat) -> None:
 
 @check(least=3)
 def reducescatter_folds_in_rank_order(seat: Seat) -> None:
-    """To the last bit: on each node that shares memory first, if it does, then node by node."""
+    """The order of the sum is fixed to the last bit: first within each node that shares memory, if any, then node by
+    node."""
     inputs = [values(rank, (301, 5), torch.float32) for rank in range(seat.size)]
     nodes = nodes_of_ranks()
     by_node = [[one for one, where in zip(inputs, nodes) if where == node] for node in sorted(set(nodes))]

@@ -1,4 +1,4 @@
-"""Objects, parameters and optimizer state from one rank to the others."""
+"""Objects, parameters and optimizer state that are sent from one rank to the others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def broadcast_object(seat: Seat, what: str) -> None:
 
 @check()
 def allgather_object(seat: Seat) -> None:
-    """Each of another size; every rank gets copies."""
+    """Each rank's object has another size; every rank gets copies."""
     mine = {"rank": seat.rank, "data": "x" * (seat.rank * 3000)}
     for name in (None, "named"):
         got = hvd.allgather_object(mine, name=name)
@@ -97,7 +97,8 @@ def broadcast_parameters_of_different_models(seat: Seat) -> None:
 
 @check(label=MANY)
 def broadcast_optimizer_state(seat: Seat, label: str) -> None:
-    """Only the root has state; afterwards all do, with the root's options and their types, and train on as one."""
+    """Only the root has state. Afterwards all ranks have it, with the root's options and their types, and train
+    equally."""
     model = make_model("small", seed=0)
     optimizer = MANY[label](model)
     if seat.rank == seat.last:
@@ -161,7 +162,7 @@ def lbfgs_state_is_refused(seat: Seat) -> None:
 
 @check(least=2)
 def a_tensor_that_cannot_be_sent_leaves_nothing_behind(seat: Seat) -> None:
-    """No name is taken, and no rank waits: all is looked at before the first is sent."""
+    """All tensors are checked before the first is sent, so no name stays taken and no rank waits."""
     model = torch.nn.Linear(2, 2)
     for broken in (torch.zeros(2, dtype=torch.complex64), torch.zeros(2).to_sparse()):
         state = {"a": model.weight.detach(), "b": model.bias.detach(), "z": broken}
@@ -173,7 +174,7 @@ def a_tensor_that_cannot_be_sent_leaves_nothing_behind(seat: Seat) -> None:
 
 @check(least=3)
 def broadcasts_in_a_process_set(seat: Seat) -> None:
-    """From a root that is not the set's first; the ranks outside of it have no part in it."""
+    """The root is not the first rank of the set; ranks outside the set take no part."""
     some = hvd.add_process_set(range(1, seat.size))
     model = make_model("small", seat.rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1 + seat.rank, momentum=0.9)
@@ -193,7 +194,7 @@ def broadcasts_in_a_process_set(seat: Seat) -> None:
 
 
 class Remembering(torch.nn.Module):
-    """Keeps extra state beside its parameters: an object, or a tensor."""
+    """Module that keeps extra state in addition to its parameters: an object or a tensor."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()

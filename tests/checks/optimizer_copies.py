@@ -49,7 +49,7 @@ def a_copy_trains_on_as_the_original(seat: Seat, how: str) -> None:
 
 @check()
 def a_copy_with_persistent_gradients(seat: Seat) -> None:
-    """Gradients that lie in an arena: the copy gets its own."""
+    """The copy gets gradients of its own where the gradients are in an arena."""
     twins = Twins(seat)
     twins.train(4, set_to_none=False)
     model, optimizer = copy.deepcopy((twins.model, twins.optimizer))
@@ -64,7 +64,7 @@ def a_copy_with_persistent_gradients(seat: Seat) -> None:
 
 @check(least=2)
 def a_copy_on_one_rank_only(seat: Seat) -> None:
-    """As for keeping the best model on rank 0: it must not need the others."""
+    """Copying on one rank only, as to keep the best model on rank 0, must not need the other ranks."""
     twins = Twins(seat)
     twins.train(2)
     if seat.rank == 0:
@@ -77,7 +77,7 @@ def a_copy_on_one_rank_only(seat: Seat) -> None:
 
 @check(label=MANY)
 def state_dict_round_trips(seat: Seat, label: str) -> None:
-    """Into a plain optimizer, from a plain one, and from file."""
+    """Into a plain optimizer, from a plain one, and from a file."""
     model = make_model("small", 3)
     optimizer = hvd.DistributedOptimizer(MANY[label](model), model.named_parameters())
     for turn in range(2):
@@ -94,7 +94,7 @@ def state_dict_round_trips(seat: Seat, label: str) -> None:
     again = hvd.DistributedOptimizer(MANY[label](again_model), again_model.named_parameters())
     again_model.load_state_dict(plain_model.state_dict())
     again.load_state_dict(copy.deepcopy(plain.state_dict()))
-    # All ranks have the same batch, so averaging changes nothing but the last bits.
+    # All ranks have the same batch, so averaging changes only the last bits.
     one_step(plain_model, plain, seed=9)
     one_step(model, optimizer, seed=9)
     one_step(again_model, again, seed=9)
@@ -135,7 +135,7 @@ def add_param_group(seat: Seat, set_to_none: bool) -> None:
 
 @check()
 def wrapping_anew(seat: Seat) -> None:
-    """A wrapper that goes away lets go of the parameters."""
+    """A dropped wrapper releases its parameters."""
     twins = Twins(seat)
     twins.train(2)
     for _ in range(3):
@@ -161,7 +161,7 @@ def many_models(seat: Seat) -> None:
 
 @check()
 def keeps_existing_state(seat: Seat) -> None:
-    """Horovod drops it."""
+    """State that the optimizer already has is kept; Horovod drops it."""
     model, twin = make_model("small", 3), make_model("small", 3)
     plain, reference = sgd(model), sgd(twin)
     for turn in range(2):
@@ -177,7 +177,7 @@ def keeps_existing_state(seat: Seat) -> None:
 
 @check()
 def a_wrapper_is_one_of_the_wrapped_kind(seat: Seat) -> None:
-    """As with Horovod, for code that asks; copies and pickles are as before."""
+    """isinstance() with the wrapped class holds, as with Horovod. Copies and pickles work as before."""
     model = make_model("small", 3)
     optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.1), model.named_parameters())
     for one in (optimizer, copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):

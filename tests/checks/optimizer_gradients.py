@@ -1,4 +1,4 @@
-"""Which gradients there are, where they lie, and what becomes of those that are missing."""
+"""Which gradients exist, where they are stored, and how missing ones are treated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sordino.errors import LayoutMismatch
 
 @check(pattern=("TTTT", "FFFFF", "TFTFTFTF", "FFFTTTFFF", "TTFFFFTTFF"))
 def set_to_none_and_back(seat: Seat, pattern: str) -> None:
-    """Gradients that persist move into shared memory; fresh ones are reduced where they are."""
+    """Gradients that persist move into shared memory; new ones are reduced where they are."""
     twins = Twins(seat)
     for letter in pattern:
         twins.zero(set_to_none=letter == "T")
@@ -28,7 +28,7 @@ def set_to_none_and_back(seat: Seat, pattern: str) -> None:
 
 @check()
 def without_zero_grad(seat: Seat) -> None:
-    """Gradients grow from step to step: the averaged ones, as in Horovod."""
+    """Without zero_grad() the averaged gradients add up from step to step, as in Horovod."""
     twins = Twins(seat)
     for _ in range(4):
         twins.backward()
@@ -54,7 +54,7 @@ def gradients_set_by_hand(seat: Seat) -> None:
 
 @check()
 def replaced_between_steps(seat: Seat) -> None:
-    """A user who puts another tensor, or another memory order, in place of .grad."""
+    """The user puts another tensor, or None, in place of .grad."""
     twins = Twins(seat)
     for turn in range(6):
         twins.zero(set_to_none=False)
@@ -70,7 +70,8 @@ def replaced_between_steps(seat: Seat) -> None:
 
 @check(set_to_none=(True, False))
 def used_by_some_ranks(seat: Seat, set_to_none: bool) -> None:
-    """Everybody gets the average with zeros; a parameter that nobody used keeps no gradient."""
+    """All ranks get the average, in which missing gradients count as zeros. A parameter that no rank used keeps no
+    gradient."""
     model = make_model("branches", 3)
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
     twin = make_model("branches", 3)
@@ -96,7 +97,7 @@ def used_by_some_ranks(seat: Seat, set_to_none: bool) -> None:
 
 @check(least=2)
 def one_is_missing_among_gradients_that_persist(seat: Seat) -> None:
-    """What lies in its place in shared memory, the average of the step before, is not sent."""
+    """The average of the step before, which is still in the shared memory of the missing gradient, is not sent."""
     one, other = (nn.Parameter(torch.zeros(5)) for _ in range(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([one, other], lr=0.0))
     for turn in range(6):
@@ -139,7 +140,7 @@ def nobody_has_any_gradient(seat: Seat) -> None:
 
 @check(least=2)
 def backward_in_different_order(seat: Seat) -> None:
-    """The order of gradients may differ between ranks, also from step to step."""
+    """The order of gradients may differ between ranks and from step to step."""
     weights = [nn.Parameter(torch.full((30,), float(i), dtype=torch.float64)) for i in range(8)]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=0.5), groups=4)
     for turn in range(4):
@@ -185,9 +186,9 @@ def frozen_from_the_start(seat: Seat) -> None:
 
 @check()
 def two_optimizers_that_take_turns(seat: Seat) -> None:
-    """As in adversarial training: each freezes what is the other's."""
+    """As in adversarial training, each optimizer freezes the parameters of the other."""
     twins = Twins(seat)
-    twins.optimizer = None  # its hooks go with it
+    twins.optimizer = None  # its hooks are removed with it
     halves = [[model[0], model[2]] for model in (twins.model, twins.twin)]
     wrapped = [hvd.DistributedOptimizer(torch.optim.SGD(part.parameters(), lr=0.1)) for part in halves[0]]
     plain = [torch.optim.SGD(part.parameters(), lr=0.1) for part in halves[1]]
@@ -229,7 +230,7 @@ def images_in_any_memory_order(seat: Seat, memory: str) -> None:
 
 @check(least=2)
 def memory_orders_that_differ_between_ranks(seat: Seat) -> None:
-    """Either it works or it is refused; adding up elements that do not belong together is neither."""
+    """The memory orders are either supported or refused, but elements that do not belong together are never added."""
 
     def make(model: nn.Module) -> torch.optim.Optimizer:
         if seat.rank % 2:
@@ -247,7 +248,7 @@ def memory_orders_that_differ_between_ranks(seat: Seat) -> None:
 
 @check(dense=(False, True), algorithm=("SGD", "SparseAdam", "Adagrad"))
 def sparse_embeddings(seat: Seat, dense: bool, algorithm: str) -> None:
-    """Ranks look up different rows, and different numbers of them."""
+    """Ranks look up different rows, and different numbers of rows."""
 
     def network() -> nn.Embedding:
         table = nn.Embedding(12, 3, sparse=True).double()
@@ -299,7 +300,7 @@ def sparse_gradients_on_some_ranks(seat: Seat) -> None:
 
 @check()
 def a_large_model_in_many_buckets(seat: Seat) -> None:
-    """Megabytes, so that no bucket is fused; with and without persistent gradients."""
+    """Gradients of megabytes, so that no bucket is fused; with and without persistent gradients."""
     sizes = [1, 300_000, 7, 250_000, 90_000, 3]
     weights = [nn.Parameter(values(0, (size,), torch.float32, seed=i)) for i, size in enumerate(sizes)]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0), algorithm=AllReduce(bucket_bytes=1 << 20))
@@ -315,10 +316,10 @@ def a_large_model_in_many_buckets(seat: Seat) -> None:
 
 @check(least=2, to=("half", "smaller", "larger"))
 def parameters_become_others(seat: Seat, to: str) -> None:
-    """A model that is cast or cut between steps: the gradients of now are sent, in the shape of now.
+    """After a model is cast or cut between steps, the gradients of this step are sent, in their present shape.
 
     Gradients are averages when backward() returns, also in the first one after a cast. Torch compares the shapes of
-    gradients with that of the kept AccumulateGrad node, so parameters that are cut need a new wrapper, as with DDP.
+    gradients with the kept AccumulateGrad node, so parameters that are cut need a new wrapper, as with DDP.
     """
     model = nn.Linear(6, 8)
     plain = torch.optim.SGD(model.parameters(), lr=0.0)

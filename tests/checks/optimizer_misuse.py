@@ -19,7 +19,7 @@ from sordino.fingerprint import rank_list
 
 @check(least=2)
 def zero_grad_after_backward(seat: Seat) -> None:
-    """What is final is thrown away, as with DDP; what is on its way would be lost, and is not."""
+    """Final gradients are thrown away, as with DDP. Gradients in flight would be lost, so the call raises."""
     twins = Twins(seat)
     twins.train(2)
     for set_to_none in (True, False):
@@ -53,7 +53,7 @@ def more_backward_passes_than_promised(seat: Seat) -> None:
                 twins.backward()
             mine, _ = twins.batches()
             raises(AssertionError, "backward_passes_per_step", loss_of(twins.model, *mine).backward)
-            # Some gradients have grown while they were on their way: throw them away and go on.
+            # Some gradients have grown in flight: throw them away and continue.
             twins.optimizer.synchronize()
             with twins.optimizer.skip_synchronize():
                 twins.optimizer.step()
@@ -82,7 +82,7 @@ def changing_the_plan_amid_a_step(seat: Seat) -> None:
 
 @check()
 def step_after_synchronize_reduces_once(seat: Seat) -> None:
-    """With op=Sum a second reduction would show."""
+    """With op=Sum a second reduction would change the result."""
     weight = nn.Parameter(torch.zeros(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Sum)
     for turn in range(3):
@@ -95,7 +95,7 @@ def step_after_synchronize_reduces_once(seat: Seat) -> None:
         assert weight.tolist() == [-seat.size * (turn + 1)] * 3
 
 
-# What the odd rank wraps instead of a Linear(4, 3) and a Linear(3, 2), and what the error names.
+# By case: the layers of the odd rank instead of Linear(4, 3) and Linear(3, 2), and the tensor that the error names.
 DIFFERENT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "shape": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 5)), "1.weight"),
     "dtype": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2).double()), "1.weight"),
@@ -108,7 +108,7 @@ DIFFERENT: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 @check(least=2, what=DIFFERENT, op=("Average", "Adasum"), who=("the first", "the last"))
 def different_models(seat: Seat, what: str, op: str, who: str) -> None:
-    """LayoutMismatch everywhere, which names a rank and the first tensor that differs."""
+    """All ranks raise LayoutMismatch, which names the ranks and the first tensor that differs."""
     make, tensor = DIFFERENT[what]
     odd = seat.rank == (0 if who == "the first" else seat.last)
     model = make() if odd else nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
@@ -125,14 +125,14 @@ def different_models(seat: Seat, what: str, op: str, who: str) -> None:
         seat.same("error", str(error))
     else:
         raise AssertionError("the models differ")
-    twins = Twins(seat)  # the world lives on
+    twins = Twins(seat)  # the world stays usable
     twins.train(1)
     twins.check()
 
 
 @check(order=("forwards", "backwards"), set_to_none=(True, False))
 def uneven_batches_and_join(seat: Seat, order: str, set_to_none: bool) -> None:
-    """Ranks run out of batches one after the other; the mean divides by all ranks."""
+    """Ranks run out of batches one after the other; the mean always divides by the number of all ranks."""
     counts = [2 * (rank if order == "forwards" else seat.last - rank) for rank in range(seat.size)]
     model, twin = make_model("small", 3), make_model("small", 3)
     optimizer, reference = hvd.DistributedOptimizer(sgd(model), model.named_parameters()), sgd(twin)
@@ -162,7 +162,7 @@ def uneven_batches_and_join(seat: Seat, order: str, set_to_none: bool) -> None:
 
 @check(least=2)
 def join_before_the_first_step(seat: Seat) -> None:
-    """A rank with no batch at all, and a second epoch in which it has some."""
+    """One rank has no batch in the first epoch, and has some in the second."""
     model = make_model("small", 3)
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
     for epoch in range(2):

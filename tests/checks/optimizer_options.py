@@ -28,7 +28,7 @@ def backward_passes_per_step(seat: Seat, passes: int, set_to_none: bool) -> None
 
 @check()
 def fewer_passes_than_promised(seat: Seat) -> None:
-    """step() reduces what there is."""
+    """step() reduces the gradients of the passes that were made."""
     twins = Twins(seat, backward_passes_per_step=3)
     for passes in (3, 1, 2, 3):
         twins.zero()
@@ -121,7 +121,7 @@ def other_reductions(seat: Seat, op: str) -> None:
 
 @check(label=("SGD", "momentum", "AdamW", "two groups"))
 def adasum(seat: Seat, label: str) -> None:
-    """Every rank steps alone; then parameters move by the Adasum of all ranks' steps, tensor by tensor."""
+    """Every rank steps alone; then each parameter moves by the Adasum of all ranks' steps."""
     model = make_model("small", 3)
     optimizer = hvd.DistributedOptimizer(MANY[label](model), model.named_parameters(), op=hvd.Adasum)
     others = [make_model("small", 3) for _ in range(seat.size)]

@@ -1,4 +1,4 @@
-"""The rest of torch sees an ordinary optimizer: schedulers, GradScaler, hooks, clipping."""
+"""For the rest of torch a wrapper is an ordinary optimizer: schedulers, GradScaler, hooks, clipping."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def schedulers(seat: Seat, name: str) -> None:
 
 @check(fused=(False, True))
 def grad_scaler(seat: Seat, fused: bool) -> None:
-    """An infinity on one rank makes all skip the step and shrink the scale; then they go on, equal."""
+    """An infinity on one rank makes all ranks skip the step and shrink the scale. Then they continue with equal
+    models."""
     twins = Twins(seat, make=lambda m: torch.optim.Adam(m.parameters(), lr=0.01, fused=fused))
     scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000) for _ in range(2)]
     for turn in range(5):
@@ -100,7 +101,7 @@ def hooks_see_reduced_gradients(seat: Seat) -> None:
 
 @check()
 def a_hook_on_a_parameter(seat: Seat) -> None:
-    """Hooks that were there before change what is reduced."""
+    """Hooks that were registered before the wrapper change the gradient that is reduced."""
 
     def triple(parameter: torch.Tensor) -> None:
         parameter.grad.mul_(3)
@@ -145,7 +146,7 @@ def clipping_between_synchronize_and_step(seat: Seat, skip: bool, set_to_none: b
 
 @check()
 def accumulation_with_skipped_steps(seat: Seat) -> None:
-    """Local gradients in several passes, synchronized by hand."""
+    """Gradients are accumulated locally in several passes, and synchronized by hand."""
     twins = Twins(seat, backward_passes_per_step=2)
     for _ in range(3):
         twins.zero()
@@ -160,7 +161,7 @@ def accumulation_with_skipped_steps(seat: Seat) -> None:
 
 @check()
 def looking_at_gradients_before_step(seat: Seat) -> None:
-    """param_groups, as GradScaler and others use it, shows reduced gradients."""
+    """param_groups, as GradScaler and others use it, gives reduced gradients."""
     twins = Twins(seat)
     for _ in range(3):
         twins.zero()
@@ -173,7 +174,7 @@ def looking_at_gradients_before_step(seat: Seat) -> None:
 
 @check()
 def looking_at_the_rate_between_backward_passes(seat: Seat) -> None:
-    """Reading param_groups amid an accumulation must not end it."""
+    """Reading param_groups in the middle of an accumulation must not end it."""
     twins = Twins(seat, backward_passes_per_step=2)
     for _ in range(3):
         twins.zero()

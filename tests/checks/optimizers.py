@@ -1,4 +1,4 @@
-"""Every optimizer of torch, wrapped, trains as one process on the whole batch does."""
+"""Every optimizer of torch, wrapped, trains like one process on the whole batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def torchs_own_variants(seat: Seat, variant: str, kind: str) -> None:
 
 
 def lbfgs(**options: object):
-    # The loss must not decide when to stop: it differs between ranks.
+    # The loss must not decide when to stop, as it differs between ranks.
     return lambda model: torch.optim.LBFGS(
         model.parameters(), lr=0.5, max_iter=4, tolerance_grad=0, tolerance_change=0, history_size=5, **options
     )
@@ -110,7 +110,7 @@ def parameters_of_other_dtypes(seat: Seat, dtype: torch.dtype) -> None:
 
 @check()
 def parameters_of_mixed_dtypes(seat: Seat) -> None:
-    """Segments are of one dtype each."""
+    """Each segment has one dtype."""
     weights = [
         torch.nn.Parameter(torch.ones(5, dtype=dtype)) for dtype in (torch.float32, torch.float64, torch.bfloat16) * 2
     ]
@@ -134,7 +134,7 @@ def without_names(seat: Seat) -> None:
 
 @check()
 def a_long_run_stays_equal(seat: Seat) -> None:
-    """More steps than tags and slots repeat after."""
+    """More steps than the numbers of tags and slots, which then repeat."""
     twins = Twins(seat, "small", lambda m: torch.optim.SGD(m.parameters(), lr=0.01))
     twins.train(150, set_to_none=False)
     twins.check(1e-9)

@@ -1,4 +1,4 @@
-"""Plans on ranks: what is predicted to be sent is what the transport counts, and local models are shared out well."""
+"""Plans compared with ranks: the transport counts the predicted bytes, and local models are distributed well."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = 8
 
 @check(least=2, quick=("sim-5x2", "mpi-4x2"))
 def the_bytes_of_a_plan_are_those_of_the_transport(seat: Seat) -> None:
-    """Of every algorithm, rank by rank, between nodes."""
+    """For every algorithm, rank by rank, between nodes."""
     nodes = plan.nodes_of_ranks()
     skipping = [CaPS(threshold=101, exchange=way) for way in ("allreduce", "parameter-server")]
     for algorithm in [*plan.candidates(nodes, interval=2), *skipping]:
@@ -36,7 +36,7 @@ def the_bytes_of_a_plan_are_those_of_the_transport(seat: Seat) -> None:
         optimizer.flush()
         found = hvd.stats()["bytes_sent_across_nodes"] - before
         cost = plan.cost_of(algorithm, nodes, [name for name, _ in SHAPES], [4 * shape[0] for _, shape in SHAPES])
-        # A little more is sent: flags, weights, what flush() agrees on, and shards are padded.
+        # Slightly more is sent: flags, weights, the agreement of flush(), and padding of shards.
         assert found == pytest.approx(STEPS * cost.sent()[seat.rank], rel=2e-3, abs=100), algorithm
 
 
@@ -59,14 +59,15 @@ def links_are_measured(seat: Seat) -> None:
 
 @check(least=2, length=(1, 1 << 15))
 def what_an_agreement_is_taken_off_from_is_agreed_on(seat: Seat, length: int) -> None:
-    """Small ones that come again need no agreement if they are waited for at once: less it, hops would take no time."""
+    """The latency measurement subtracts the time of an agreement. Small operations that repeat need no agreement if
+    each is waited for at once; subtracting it from these would leave no time for the hops."""
     before = hvd.stats()["operations_in_one_shot"]
     links._all_reduce(torch.zeros(length), "plan.some")
-    assert hvd.stats()["operations_in_one_shot"] - before < 20  # of 35, and of what the slowest rank is found by
+    assert hvd.stats()["operations_in_one_shot"] - before < 20  # of 35, and those that find the slowest rank
 
 
 def quadratic() -> plan.Task:
-    """Every worker draws its own targets."""
+    """Return a task in which every worker draws its own targets."""
 
     def loss(model: torch.nn.Module, worker: int, step: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(100 * worker + step)
@@ -83,7 +84,7 @@ def quadratic() -> plan.Task:
 
 
 def reference(count: int, interval: int, averagings: int, rule: str) -> list[float]:
-    """Distances in float64, with the mathematics of SGD written out."""
+    """Return the distances in float64, with the equations of SGD written out."""
     scale = {"linear": count, "sqrt": count**0.5, "none": 1}[rule]
     warm_up = -(-interval * averagings // 4)
     weights = [torch.cat([torch.full((7,), 0.2), torch.zeros(1)]).double() for _ in range(count)]

@@ -1,4 +1,5 @@
-"""Postponed steps of Layered SGD: whoever looks completes them, and nobody else notices."""
+"""Postponed steps of Layered SGD: the first use of a parameter completes them, and nothing else shows the
+difference."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def whoever_looks_completes_the_step(seat: Seat, stale: bool) -> None:
 
 @check(least=2)
 def steps_are_taken_where_they_were_called(seat: Seat) -> None:
-    """Whatever the first use is in."""
+    """A step is completed in the surroundings of its call, whatever surrounds the first use."""
     model, plain = Odd(), Odd()
     optimizer, wanted = wrap(model, Layered(seat.size)), wrap(plain, AllReduce())
     surroundings: list[Any] = [torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), torch.no_grad()]
@@ -162,7 +163,7 @@ def a_child_sees_the_completed_step(seat: Seat) -> None:
 
 
 class Passing(TorchFunctionMode):
-    """A mode that changes nothing."""
+    """Mode that changes nothing."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -170,7 +171,7 @@ class Passing(TorchFunctionMode):
 
 @check(least=2)
 def modes_of_users_end_as_they_began(seat: Seat) -> None:
-    """The watch lies below them, and leaves nothing on the stack."""
+    """The watch is below the user's modes, and leaves nothing on the stack."""
     model = Odd()
     optimizer = wrap(model, Layered(seat.size))
     step(seat, model, optimizer, 0)
@@ -197,7 +198,7 @@ def modes_of_users_end_as_they_began(seat: Seat) -> None:
     assert torch._C._len_torch_function_stack() == depth
 
 
-@check(least=2, on=("processes",))  # the default device is the process's
+@check(least=2, on=("processes",))  # the default device belongs to the process
 def a_default_device_stays_at_the_bottom(seat: Seat) -> None:
     model = Odd()
     optimizer = wrap(model, Layered(seat.size))
@@ -214,7 +215,7 @@ def a_default_device_stays_at_the_bottom(seat: Seat) -> None:
     assert not postponed(optimizer)
 
 
-@check(least=2, on=("processes",))  # the compiler is for one thread
+@check(least=2, on=("processes",))  # a compiler serves one thread only
 def compiled_models_complete_the_step(seat: Seat) -> None:
     model, plain = Odd(), Odd()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -240,7 +241,7 @@ def backward_of_an_older_graph_completes_the_step(seat: Seat) -> None:
     second.backward()
     assert not postponed(optimizer)
     optimizer.step()
-    torch.autograd.backward(third)  # and adds to the gradient
+    torch.autograd.backward(third)  # this adds to the gradient
     assert not postponed(optimizer)
     optimizer.step()
     assert weight.tolist() == [-4.0] * 3

@@ -86,7 +86,7 @@ def those_who_are_not_members(seat: Seat) -> None:
 
 @check(least=3)
 def overlapping_sets_at_once(seat: Seat) -> None:
-    """Rank 1 is in both; each rank submits in an order of its own."""
+    """Rank 1 is in both sets; each rank submits in its own order."""
     left, right = hvd.add_process_set([0, 1]), hvd.add_process_set(list(range(1, seat.size)))
     for turn in range(10):
         handles = []
@@ -106,7 +106,7 @@ def overlapping_sets_at_once(seat: Seat) -> None:
 
 @check(worlds=("sim-5x2", "mpi-4x2"))
 def sets_with_two_ranks_in_common(seat: Seat) -> None:
-    """What they send each other belongs to one set or the other, whichever comes first."""
+    """Messages between the two common ranks belong to one set or the other, in any order of arrival."""
     sets = [hvd.add_process_set([0, 1, 2]), hvd.add_process_set([1, 2, 3])]
     for turn in range(40):
         handles = []
@@ -123,7 +123,7 @@ def sets_with_two_ranks_in_common(seat: Seat) -> None:
 
 @check(least=2)
 def many_sets_one_after_another(seat: Seat) -> None:
-    """Identifiers of removed sets do not disturb later ones, also past 256, where tags begin to repeat."""
+    """Identifiers of removed sets do not disturb later sets, also beyond 256, where tags begin to repeat."""
     seen = set()
     for turn in range(270):
         ranks = [turn % seat.size]
@@ -153,7 +153,7 @@ def many_sets_together(seat: Seat) -> None:
 
 @check(least=2)
 def unnamed_operations_of_members_only(seat: Seat) -> None:
-    """Members make operations that the others do not; unnamed operations of all still match."""
+    """Members make operations that the others do not make; unnamed operations of all ranks still match."""
     some = hvd.add_process_set([0])
     for _ in range(3):
         if some.included():
@@ -192,7 +192,8 @@ def duplicates_and_order(seat: Seat) -> None:
 
 @check(least=3)
 def removed_while_an_operation_is_under_way(seat: Seat) -> None:
-    """Refused on the rank that still has one; when it is done, the removal that others wait for goes on."""
+    """The removal raises on the rank with an operation in flight. When that is done, the removal succeeds on all
+    ranks."""
     pair = hvd.add_process_set([0, seat.last])
     if seat.rank == 0:
         handle = hvd.allreduce_async(torch.ones(1), op=hvd.Sum, name="unfinished", process_set=pair)

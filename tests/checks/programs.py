@@ -1,10 +1,11 @@
-"""Random programs of collectives: every rank draws the same program from a seed, and computes what each call must give.
+"""Random programs of collectives: every rank draws the same program from a seed, and computes the result of each call.
 
 A program has calls of all kinds on random process sets: all dtypes and reductions, sizes around every internal limit,
-names that come again, other memory orders, shared memory, calls that are under way at once and are started and waited
-for in another order on each rank, ranks that come late, calls that all ranks must refuse, and joins at its end.
+names that repeat, other memory orders and shared memory. Several calls are in flight at once; each rank starts them and
+waits for them in another order. Some ranks come late, some calls must be refused by all ranks, and the program ends
+with joins.
 
-    python tests/checks/fuzz.py --minutes 60     # many programs, on random layouts of nodes
+python tests/checks/fuzz.py --minutes 60     # many programs, on random layouts of nodes
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from checks.registry import Seat, check
 
 STEPS = 30
 KIB = 1024
-# Bytes: of one-shot operations (alone, or by the ranks of a node), of slots and chunks, of messages between nodes.
+# Limits in bytes: of one-shot operations (alone, or by the ranks of a node), of slots and chunks, of messages between
+# nodes.
 LIMITS = (0, 4, 4 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB, 256 * KIB)
 FACTORS = (1.0, 1.0, 1.0, 2.0, 0.5)
 MOST_SETS = 4
@@ -32,7 +34,7 @@ MOST_SETS = 4
 
 @dataclass
 class Team:
-    """A process set and its members, in order. `handle`: None for one that this program has removed."""
+    """A process set and its members, in order. `handle` is None for a set that this program has removed."""
 
     ranks: list[int]
     process_set: Any
@@ -42,8 +44,8 @@ class Program:
     """One program on one rank.
 
     Args:
-        seat: of this rank.
-        seed: of the program; `draw` gives the same numbers on all ranks, `own` others on each.
+        seat: the rank.
+        seed: seed of the program; `draw` gives the same numbers on all ranks, `own` gives other numbers on each.
     """
 
     def __init__(self, seat: Seat, seed: int) -> None:
@@ -71,10 +73,10 @@ class Program:
                 self.change_sets()
         self.join()
 
-    # ---- what calls are given --------------------------------------------------------------------------------------
+    # ---- arguments of calls ----------------------------------------------------------------------------------------
 
     def count(self, dtype: torch.dtype) -> int:
-        """Elements: about as many as one of the limits has, for one rank or for all of them."""
+        """Return a number of elements near one of the limits, for one rank or for all of them."""
         size = max(1, self.draw.choice(LIMITS) // self.draw.choice((1, 1, self.seat.size)) // dtype.itemsize)
         return max(0, size + self.draw.choice((-1, 0, 0, 1)))
 
@@ -85,15 +87,15 @@ class Program:
     def inputs(
         self, team: Team, shape: tuple[int, ...], dtype: torch.dtype, number: int = 0
     ) -> dict[int, torch.Tensor]:
-        """What each member contributes, by its rank."""
+        """Return the contribution of each member, by rank."""
         return {rank: values(rank, shape, dtype, seed=1000 * self.step + number) for rank in team.ranks}
 
     def name(self) -> str | None:
-        """One of few, so that names come again, with other shapes and dtypes too."""
+        """Return one of few names, so that names repeat, also with other shapes and dtypes."""
         return self.draw.choice((None, f"name {self.draw.randrange(3)}"))
 
     def laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same values in memory of another kind or order, each rank its own."""
+        """Return the same values in memory of another kind or order, which differs between ranks."""
         how = self.own.randrange(4)
         if how == 0 and tensor.numel() and tensor.dtype != torch.bool:
             return hvd.shared_empty(tuple(tensor.shape), dtype=tensor.dtype).copy_(tensor)
@@ -105,7 +107,7 @@ class Program:
             return wide[..., 0]
         return tensor.clone()
 
-    # ---- kinds of calls: each draws what it needs on all ranks, and returns what members do --------------------------
+    # ---- kinds of calls: each draws the same on all ranks, and returns the members' function -------------------------
 
     def reduce(self, team: Team) -> Callable[[], None]:
         dtype, op = self.draw.choice(DTYPES), self.draw.choice(list(FOLDS.values()))
@@ -227,7 +229,7 @@ class Program:
         return lambda: _equal(hvd.allgather_object(things[self.seat.rank], process_set=team.process_set), things)
 
     def disagree(self, team: Team) -> Callable[[], None]:
-        """The last member gives another shape: all raise, and go on."""
+        """The last member gives another shape: all members raise and continue."""
         count, name = self.draw.choice((3, 20_000)), self.name()
 
         def call() -> None:
@@ -240,7 +242,7 @@ class Program:
     # ---- process sets and joins ------------------------------------------------------------------------------------
 
     def change_sets(self) -> None:
-        """Add a set of random ranks or, where there are enough, remove one. All ranks do."""
+        """Add a set of random ranks or, if there are enough sets, remove one. Collective."""
         if len(self.teams) > MOST_SETS:
             gone = self.teams.pop(self.draw.randrange(1, len(self.teams)))
             assert hvd.remove_process_set(gone.process_set)
@@ -250,7 +252,7 @@ class Program:
             self.teams.append(Team(ranks, hvd.add_process_set(ranks)))
 
     def join(self) -> None:
-        """Each rank reduces as often as it has drawn, then stands for zeros until all have joined."""
+        """Reduce the number of times that this rank has drawn, then contribute zeros until all ranks have joined."""
         turns = [self.draw.randint(0, 3) for _ in range(self.seat.size)]
         for turn in range(turns[self.seat.rank]):
             real = [values(rank, 500, torch.float64, seed=turn) for rank in range(self.seat.size)]

@@ -24,7 +24,7 @@ STEPS = 12
 
 
 class Small(torch.nn.Module):
-    """Two blocks and two dtypes; all elements of a parameter are equal."""
+    """Model with two blocks and two dtypes; all elements of a parameter are equal."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Small(torch.nn.Module):
 
     @torch.no_grad()
     def pull(self, rank: int, turn: int) -> None:
-        """Gives every parameter a gradient of its own."""
+        """Give every parameter a gradient of its own."""
         for index, parameter in enumerate(self.parameters()):
             parameter.grad = torch.full_like(parameter, gradient(rank, turn, index))
 
@@ -53,7 +53,7 @@ def wrap(model: Small, algorithm: PushSum | ElasticAveraging, lr: float = 0.1) -
 
 
 class Pushed:
-    """All ranks' numerators and weights, and what is under way, in float64."""
+    """The numerators and weights of all ranks, and the messages in flight, in float64."""
 
     def __init__(self, algorithm: PushSum, size: int) -> None:
         self.algorithm, self.size = algorithm, size
@@ -107,7 +107,7 @@ def is_near(model: torch.nn.Module, wanted: list[float]) -> None:
 
 @check(least=2, choice=tuple(PUSHES))
 def a_push_is_the_recurrence(seat: Seat, choice: str) -> None:
-    """However late messages are: what is absorbed depends on the number of the exchange alone."""
+    """Messages may be late: the number of an exchange alone decides which messages it absorbs."""
     algorithm = PUSHES[choice]
     if seat.size == 2 and isinstance(algorithm.peers, dict):
         algorithm = PushSum(overlap=algorithm.overlap)
@@ -122,7 +122,7 @@ def a_push_is_the_recurrence(seat: Seat, choice: str) -> None:
         for weight in weights(optimizer):
             assert weight == pytest.approx(pushed.weight[seat.rank], rel=1e-12)
     optimizer.flush()
-    # Nothing is under way now: weights sum to N, and x = weight * z to what began and was added.
+    # Nothing is in flight now: weights sum to N, and the sum of x = weight * z is the initial sum plus all additions.
     total = hvd.allreduce(torch.tensor(weights(optimizer)[:1], dtype=torch.float64), op=hvd.Sum)
     assert total.item() == pytest.approx(seat.size, rel=1e-12)
     for index, parameter in enumerate(model.parameters()):

@@ -1,4 +1,4 @@
-"""Inputs of every rank and, from them, what a reduction must give: in float64, or exactly for integers."""
+"""Inputs of every rank and the results of reductions of them: in float64, or exact for integers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LENGTHS = (0, 1, 3, 1000, 70001)
 
 
 def numpy_type(dtype: torch.dtype) -> np.dtype:
-    """The NumPy type in which values of `dtype` are exact."""
+    """Return the NumPy type that holds values of `dtype` exactly."""
     if dtype == torch.bfloat16:
         return np.dtype(np.float32)
     return torch.empty(0, dtype=dtype).numpy().dtype
@@ -35,7 +35,7 @@ def numpy_type(dtype: torch.dtype) -> np.dtype:
 def values(
     rank: int, shape: Sequence[int] | int, dtype: torch.dtype, seed: int = 0, wide: bool = False
 ) -> torch.Tensor:
-    """What `rank` contributes. Any rank can tell. Integers are small, unless `wide`: then of the whole range."""
+    """Return the input of `rank`, which any rank can compute. Integers are small or, if `wide`, of the whole range."""
     rng = np.random.default_rng([seed, rank, 77])
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if dtype == torch.bool:
@@ -49,13 +49,13 @@ def values(
 
 
 def numbers(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor's values, exactly: float64 for floats, the same type for integers and bool."""
+    """Return the tensor's exact values: float64 for floats, the same type for integers and bool."""
     tensor = tensor.detach()
     return tensor.double().numpy() if tensor.is_floating_point() else tensor.numpy()
 
 
 def _scale(array: np.ndarray, factor: float) -> np.ndarray:
-    """Integers: in double, truncated toward zero, saturated. bool is not scaled."""
+    """Return scaled integers: computed in double, truncated toward zero, saturated. bool is not scaled."""
     if factor == 1 or array.dtype == bool:
         return array
     limits = np.iinfo(array.dtype)
@@ -78,9 +78,9 @@ def _fold_integers(op: int, arrays: list[np.ndarray]) -> np.ndarray:
 def expected(
     op: int, tensors: Sequence[torch.Tensor], pre: float = 1.0, post: float = 1.0, size: int | None = None
 ) -> tuple[np.ndarray, np.ndarray | float, np.ndarray | bool]:
-    """What reducing the tensors (one a rank) must give, how far a result may be off, and where it may overflow.
+    """Return the reduction of the tensors (one per rank), the permitted error, and where the result may overflow.
 
-    `size` is what Average divides by, if not the number of tensors.
+    `size` is the divisor of Average, if it is not the number of tensors.
     """
     if op == hvd.Average:
         post /= size or len(tensors)
@@ -97,7 +97,7 @@ def expected(
     else:
         result, weight = scaled.sum(0), np.abs(scaled).sum(0)
     info = torch.finfo(tensors[0].dtype)
-    # Each rank's term is rounded, each partial result may be, and subnormals are only so fine.
+    # Each rank's term is rounded, each partial result may be rounded, and subnormals have few digits.
     slack = (len(tensors) + 3) * (info.eps * weight + info.smallest_normal * info.eps * 4)
     return result * post, slack * max(abs(post), 1e-3), weight * max(abs(post), 1) > info.max
 
@@ -110,7 +110,7 @@ def assert_reduced(
     post: float = 1.0,
     size: int | None = None,
 ) -> None:
-    """Asserts that `result` is the reduction of the tensors."""
+    """Assert that `result` is the reduction of the tensors."""
     assert result.dtype == tensors[0].dtype, f"{result.dtype} came of {tensors[0].dtype}"
     assert result.shape == tensors[0].shape, f"{tuple(result.shape)} came of {tuple(tensors[0].shape)}"
     wanted, slack, may_overflow = expected(op, tensors, pre, post, size)
@@ -127,7 +127,8 @@ def assert_reduced(
 
 
 def assert_equal(result: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Bit for bit, dtype and shape included (also for dtypes that torch.equal cannot compare)."""
+    """Assert that tensors are equal bit for bit, in dtype and shape too (also for dtypes that torch.equal cannot
+    compare)."""
     assert result.dtype == wanted.dtype, f"{result.dtype} instead of {wanted.dtype}"
     assert result.shape == wanted.shape, f"{tuple(result.shape)} instead of {tuple(wanted.shape)}"
     same = result.numel() == 0 or np.array_equal(

@@ -1,4 +1,4 @@
-"""The table of checks, and running one of them on this rank."""
+"""Table of the checks, and the code that runs one of them on this rank."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ MODULES = (
     "scheduled_pull",
 )
 
-# What is worth running again where only the way of moving bytes differs.
+# Modules that are worth running again where only the transport of bytes differs.
 _MOVING = {
     "adasum",
     "agreement",
@@ -91,7 +91,7 @@ _MOVING = {
 
 @dataclass
 class Seat:
-    """This rank's place in a check."""
+    """Place of this rank in a check."""
 
     rank: int
     size: int
@@ -100,7 +100,7 @@ class Seat:
     log: list[tuple[str, str]] = field(default_factory=list)
 
     def same(self, label: str, *values: Any) -> None:
-        """Says that these values are equal on all ranks, tensors bit for bit."""
+        """Note that these values must be equal on all ranks, tensors bit for bit."""
         for value in values:
             self.log.append((label, digest(value)))
 
@@ -109,7 +109,7 @@ class Seat:
         return self.size - 1
 
     def meet(self, name: str, ranks: Iterable[int] | None = None) -> None:
-        """Waits for the other ranks (or some) without the library, by files."""
+        """Wait for the other ranks (or some) without the library, by files."""
         (Path(self.folder) / f"{name}.{self.rank}").touch()
         limit = time.monotonic() + 100
         for rank in range(self.size) if ranks is None else ranks:
@@ -132,17 +132,17 @@ class Check:
     arguments: dict[str, Any]
     least: int  # ranks
     on: tuple[str, ...]
-    helpers: str = ""  # communicators of "one" group or of "pairs", "servers", or none
-    worlds: tuple[str, ...] = ()  # in which it says something; all, if none is named
-    quick: tuple[str, ...] = ()  # in which it says most, so `make test` runs it in one of these
+    helpers: str = ""  # communicators of "one" group or of "pairs", "servers", or ""
+    worlds: tuple[str, ...] = ()  # for which it is meaningful; empty for all
+    quick: tuple[str, ...] = ()  # the most meaningful worlds: `make test` runs it in one of these
 
     @property
     def moves_bytes(self) -> bool:
-        """Whether it depends on how bytes move."""
+        """Whether the check depends on the transport of bytes."""
         return self.name.partition(".")[0] in _MOVING
 
     def algorithm(self, size: int) -> Layered | CaPS | None:
-        """What `init()` is told of helpers in a job of so many ranks."""
+        """Return the helpers' algorithm for `init()` in a job of this many ranks."""
         if self.helpers == "servers":
             return skipping_on_servers(max(1, size // 2 - 1))
         members = {"one": size - 1, "pairs": 1}.get(self.helpers)
@@ -153,7 +153,7 @@ class Check:
         return transport in self.on and size >= self.least and fits
 
     def run(self, transport: str, folder: str) -> list[tuple[str, str]]:
-        """Runs on this rank of the current world; returns what must be equal on all ranks."""
+        """Run the check on this rank of the current world; return the values that must be equal on all ranks."""
         seat = Seat(hvd.rank(), hvd.size(), transport, folder)
         self.function(seat, **self.arguments)
         wait_for_leftovers()
@@ -161,12 +161,12 @@ class Check:
 
 
 def skipping_on_servers(servers: int, **settings: Any) -> CaPS:
-    """With servers that are ranks of their own."""
+    """Return the algorithm with servers that are ranks of their own."""
     return CaPS(exchange="parameter-server", servers=servers, dedicated_servers=True, **settings)
 
 
 def wait_for_leftovers() -> None:
-    """What nobody waited for ends, too."""
+    """Wait until operations that no caller waited for have ended, too."""
     context = current_or_none()
     limit = time.monotonic() + 100
     while context is not None and context.world.names_in_flight():
@@ -185,8 +185,8 @@ def check(
     quick: tuple[str, ...] = (),
     **parameters: Iterable[Any],
 ) -> Callable[..., Any]:
-    """Registers a check for worlds of `least` ranks or more, once for every combination of the parameters' values, and
-    of `Check.helpers`, ranks that are no seats. `worlds` and `quick` as of `Check`."""
+    """Register a check for worlds of `least` ranks or more, once for every combination of parameter values and of
+    `Check.helpers` (ranks without a seat). `worlds` and `quick` are fields of `Check`."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         for kind, *values in itertools.product(helpers, *parameters.values()):
@@ -208,7 +208,7 @@ def all_checks() -> dict[str, Check]:
 
 
 def compare(logs: list[list[tuple[str, str]]]) -> None:
-    """Asserts that what all ranks called the same is the same."""
+    """Assert that values with the same label are the same on all ranks."""
     for rank, log in enumerate(logs):
         assert len(log) == len(logs[0]), f"rank {rank} and rank 0 logged different things: {log} and {logs[0]}"
         for (label, here), (other_label, there) in zip(logs[0], log):

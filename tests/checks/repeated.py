@@ -1,4 +1,4 @@
-"""Small all-reduces that come again, which ranks do in one shot, between whatever else they do."""
+"""Small all-reduces that repeat, which ranks do in one shot, mixed with all other operations."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ UNTIL_FAST = 100
 
 
 def in_one_shot() -> int:
-    """How many operations this rank has done so."""
+    """Return the number of operations that this rank has done in one shot."""
     return int(hvd.stats()["operations_in_one_shot"])
 
 
 def fits(seat: Seat, tensor: torch.Tensor) -> bool:
-    """Whether such a tensor goes in one shot: on the host (those of pretended GPUs are not), and small."""
+    """Return whether a one-shot operation takes such a tensor: in host memory (not of a pretended GPU), and small."""
     world = current().world
-    one_node = len(set(world.nodes)) == 1 and world.shares_memory  # where each rank reads all inputs
+    one_node = len(set(world.nodes)) == 1 and world.shares_memory  # each rank reads all inputs
     most = 128 * 1024 // seat.size if one_node else 64 * 1024
     return seat.size > 1 and current().host_device is None and tensor.numel() * tensor.element_size() <= most
 
 
 @check(dtype=DTYPES)
 def every_op_and_length(seat: Seat, dtype: torch.dtype) -> None:
-    """The same bits as when ranks had to agree, of new numbers each time."""
+    """Results have the same bits as an operation with agreement, with new numbers each time."""
     for label, op in FOLDS.items():
         for length in (1, 3, 24, 49, 1001, 8000, 8200):
             name, before = f"{label}.{length}", in_one_shot()
@@ -51,7 +51,7 @@ def every_op_and_length(seat: Seat, dtype: torch.dtype) -> None:
                 seat.same(f"{name}.{turn}", mine)
             done = in_one_shot() - before
             fast = fits(seat, mine)
-            for _ in range(UNTIL_FAST):  # a rank that the machine has kept waiting declines; all ranks count the same
+            for _ in range(UNTIL_FAST):  # a rank that the machine has delayed declines; all ranks count the same
                 if not fast or done:
                     break
                 assert_equal(hvd.allreduce(inputs[seat.rank], name=name, op=op), agreed)
@@ -73,7 +73,7 @@ def factors_shapes_and_unnamed_ones(seat: Seat, length: int) -> None:
 
 @check(least=2)
 def some_block_and_others_do_not(seat: Seat) -> None:
-    """A rank that has the operation under way in the usual way brings the others there."""
+    """A rank that has started the operation asynchronously makes all others use the usual way, too."""
     for turn in range(3 * REPEATS):
         inputs = [values(rank, 100, torch.float64, seed=turn) for rank in range(seat.size)]
         mine = inputs[seat.rank].clone()
@@ -87,7 +87,7 @@ def some_block_and_others_do_not(seat: Seat) -> None:
 
 @check(least=2)
 def in_different_orders(seat: Seat) -> None:
-    """Two names, one of them under way while the other is waited for."""
+    """Two names; one is in flight while the other is waited for."""
     for turn in range(REPEATS):
         inputs = [values(rank, 50, torch.float32, seed=turn) for rank in range(seat.size)]
         first, second = inputs[seat.rank].clone(), inputs[seat.rank].clone()
@@ -104,7 +104,7 @@ def in_different_orders(seat: Seat) -> None:
 
 @check(least=2)
 def who_comes_late_is_waited_for(seat: Seat) -> None:
-    """Longer than others wait before they have it done the usual way."""
+    """A late rank is waited for, even beyond the time after which the others switch to the usual way."""
     for turn in range(2 * REPEATS):
         if turn > 1 and seat.rank == turn % seat.size:
             time.sleep(0.13)
@@ -148,7 +148,7 @@ def among_some_and_after_a_join(seat: Seat) -> None:
             assert_equal(result, torch.full((2,), (1.0 + turn) * even.size()))
         hvd.allreduce_(torch.ones(2), name="all")
     for turn in range(REPEATS):
-        if seat.rank == 0 or turn < 2:  # the others stand for zeros meanwhile
+        if seat.rank == 0 or turn < 2:  # the others contribute zeros meanwhile
             there = seat.size if turn < 2 else 1
             assert_equal(hvd.allreduce_(torch.ones(2), name="all", op=hvd.Sum), torch.full((2,), float(there)))
     hvd.join()
@@ -159,7 +159,7 @@ def among_some_and_after_a_join(seat: Seat) -> None:
 
 @check(least=2)
 def thousands_in_a_row(seat: Seat) -> None:
-    """Ranks are ahead of each other by turns, and write their next input as soon as they have a result."""
+    """Ranks take turns at being ahead, and write their next input as soon as they have a result."""
     mine, expected = torch.empty(300), torch.empty(300)
     wrong = 0
     for turn in range(1500):
@@ -172,7 +172,7 @@ def thousands_in_a_row(seat: Seat) -> None:
 
 @check(least=2)
 def by_two_threads_of_each_rank(seat: Seat) -> None:
-    """Of which one at a time is in the middle of it."""
+    """Two threads of each rank reduce; one at a time is in the middle of an operation."""
     context, wrong = current(), []
 
     def reduce(name: str, factor: float) -> None:

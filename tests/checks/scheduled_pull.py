@@ -1,4 +1,4 @@
-"""Scheduled pull gossip and AD-PSGD: what they make of all ranks' parameters, one rank at a time and all at once."""
+"""Scheduled pull gossip and AD-PSGD: the parameters of all ranks afterwards, one rank at a time and all at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ALL: dict[str, ScheduledPull | ADPSGD] = {**PULLS, "adpsgd": ADPSGD(2), "adpsgd-
 
 
 class Odd(torch.nn.Module):
-    """Parameters of several dtypes and sizes, one of which is large."""
+    """Model with parameters of several dtypes and sizes, one of which is large."""
 
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Odd(torch.nn.Module):
         self.register_buffer("mean", torch.full((3,), value))
 
     def value(self) -> float:
-        """That of all elements; fails if they differ."""
+        """Return the value of all elements; fail if they differ."""
         values = torch.cat([getattr(self, name).detach().double() for name in ("none", "big", "wide")])
         assert bool((values == values[0]).all()), f"torn: {values.unique().tolist()[:5]}"
         return values[0].item()
@@ -64,28 +64,29 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def pull_of(optimizer: hvd.DistributedOptimizer) -> str | None:
-    """What has become of the pull of this window."""
+    """Return the state of this window's pull."""
     reducer = optimizer._strategy
     assert isinstance(reducer, PullStrategy)
     return None if reducer._puller._pull is None else reducer._puller._pull.state
 
 
 def rounded(value: float) -> float:
-    """As a bfloat16."""
+    """Return the value rounded to bfloat16."""
     return torch.tensor(value).bfloat16().item()
 
 
 @check(least=2, overlap=("none", "naive"))
 def pulls_one_rank_at_a_time(seat: Seat, overlap: str) -> None:
-    """Against a model of all ranks' values, which fall by 1/2 in each step: who is pulled from, and how old that is."""
+    """Compare with a model of all ranks' values, which fall by 1/2 in each step: the peers of pulls, and the age of the
+    values."""
     algorithm = PULLS[overlap]
     model = Odd(float(seat.rank * 8))
     optimizer = wrap(model, algorithm, lr=0.5)
-    optimizer._strategy.begin(optimizer._inner)  # the first one waits for all ranks
+    optimizer._strategy.begin(optimizer._inner)  # the first step waits for all ranks
     if overlap == "naive":
         until(lambda: pull_of(optimizer) == "done")
     seat.meet("begun")
-    values = [(float(rank * 8), float(rank * 8)) for rank in range(seat.size)]  # exact, and as bfloat16 rounds
+    values = [(float(rank * 8), float(rank * 8)) for rank in range(seat.size)]  # exact, and rounded to bfloat16
     schedules = [algorithm.schedule_of(rank, seat.size) for rank in range(seat.size)]
     pulled = list(values)
 
@@ -117,7 +118,7 @@ def pulls_one_rank_at_a_time(seat: Seat, overlap: str) -> None:
 
 @check(least=2, kind=tuple(PULLS))
 def models_stay_whole_and_come_together(seat: Seat, kind: str) -> None:
-    """All at once, as fast as they can: a snapshot that was torn would leave elements that differ."""
+    """All ranks run at once at full speed. A torn snapshot would leave elements that differ."""
     model = Odd(float(seat.rank))
     for name in ("short",):  # its mean with another is rounded
         getattr(model, name).requires_grad_(False)
@@ -134,7 +135,7 @@ def models_stay_whole_and_come_together(seat: Seat, kind: str) -> None:
 
     schedule.pulled = count
     steps, statistics = 1, optimizer.statistics
-    # In rounds, as a rank that has pulled all it wants before the others begin would have come no nearer to them.
+    # In rounds: a rank that finished all its pulls before the others begin would not have come closer to them.
     for turn in range(ROUNDS):
         while steps < 120 * (turn + 1) // ROUNDS or statistics.pulls < PULLS_A_ROUND * (turn + 1):
             optimizer.step()
@@ -142,9 +143,9 @@ def models_stay_whole_and_come_together(seat: Seat, kind: str) -> None:
             big, wide = model.big.detach(), model.wide.detach()
             assert big.min() == big.max() and wide.min() == wide.max(), steps
             assert 0 <= big[0] <= seat.size - 1
-        seat.meet(f"round {turn}")  # whoever ends early is not there to be pulled from
+        seat.meet(f"round {turn}")  # a rank that ended could not be pulled from
     assert statistics.windows == steps // 2
-    # The pull of the first window may have ended before anybody counted, that of the next one already.
+    # The first pull may have ended before the counting, and the pull of the next window may have ended already.
     assert statistics.pulls - 1 <= told <= statistics.pulls + 1, "pulls that ended are not told to the schedule"
     assert statistics.failed == 0
     spread = hvd.allgather(model.wide.detach()[:1])
@@ -154,7 +155,7 @@ def models_stay_whole_and_come_together(seat: Seat, kind: str) -> None:
 
 
 def settle(seat: Seat, optimizer: hvd.DistributedOptimizer) -> None:
-    """All averagings of all ranks are over, and in the parameters."""
+    """Wait until all averagings of all ranks are done and are in the parameters."""
     optimizer.flush()
     seat.meet("flushed")
     reducer = optimizer._strategy
@@ -166,7 +167,7 @@ def settle(seat: Seat, optimizer: hvd.DistributedOptimizer) -> None:
 
 @check(least=2, overlap=(0, 1, 3))
 def averaging_in_pairs_conserves_the_mean(seat: Seat, overlap: int) -> None:
-    """Steps and averagings at once: the mean of all models is what the steps alone would make of it."""
+    """With steps and averagings at once, the mean of all models is the mean that the steps alone would give."""
     generator = torch.Generator().manual_seed(seat.rank)
     model = torch.nn.ParameterDict({"a": torch.randn(50001, generator=generator).double(), "b": torch.zeros(3)})
     start = model["a"].detach().clone()
@@ -178,7 +179,7 @@ def averaging_in_pairs_conserves_the_mean(seat: Seat, overlap: int) -> None:
     settle(seat, optimizer)
     mean = hvd.allreduce(model["a"].detach())
     torch.testing.assert_close(mean, first - 0.5 * 25 * (seat.size - 1) / 2, atol=1e-9, rtol=0)
-    apart = float(hvd.allreduce((model["a"].detach() - mean).var()))  # what steps add is the same for all elements
+    apart = float(hvd.allreduce((model["a"].detach() - mean).var()))  # steps add the same to all elements
     assert apart < 0.2 * before, (before, apart)
     assert 25 // max(overlap, 1) <= optimizer.statistics.begun <= 25
     assert optimizer.statistics.failed == 0
@@ -200,7 +201,7 @@ def what_others_change_between_steps_stays(seat: Seat) -> None:
 
 @check(least=2, kind=tuple(ALL))
 def nobody_sees_parameters_before_training(seat: Seat, kind: str) -> None:
-    """Scripts wrap the optimizer and broadcast afterwards: what was there before must not come back from others."""
+    """Scripts broadcast after they wrap the optimizer. Parameters from before must not come back from other ranks."""
     model = Odd(1000.0 * (seat.rank + 1))
     optimizer = wrap(model, ALL[kind])
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -227,7 +228,7 @@ def buffers_take_part_if_asked(seat: Seat, kind: str) -> None:
 
 @check(least=2, kind=tuple(ALL))
 def states_optimizers_and_groups(seat: Seat, kind: str) -> None:
-    """Two at once, a copy, a state that is loaded, and parameters that are added."""
+    """Two optimizers at once, a copy, a loaded state, and parameters that are added."""
     first, second = Odd(float(seat.rank)), Odd(float(seat.rank))
     one, two = wrap(first, ALL[kind]), wrap(second, ALL[kind])
     for _ in range(6):
@@ -317,4 +318,4 @@ def wide_area_misuse(seat: Seat) -> None:
         wrap(model, ScheduledPull(schedule="manager", manager=seat.size))
     with pytest.raises(UsageError, match="differently"):
         wrap(model, ScheduledPull(2 if seat.rank == 0 else 3))
-    hvd.barrier()  # the world lives on
+    hvd.barrier()  # the world stays usable

@@ -1,4 +1,4 @@
-"""Shards of local SGD: what each rank owns, what that saves, and that nobody else notices."""
+"""Shards of local SGD: the part that each rank owns, the memory that this saves, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shards_send_less_across_and_keep_less_state(seat: Seat) -> None:
             model(torch.ones(2, 64)).sum().backward()
             optimizer.step()
             counts.append({key: hvd.stats()[key] - before[key] for key in before if key.startswith("bytes_sent")})
-        # With averaging, less one without.
+        # Difference with and without averaging.
         sent[exchange] = {key: counts[-1][key] - counts[-2][key] for key in counts[-1]}
         states = optimizer.state.values()
         kept[exchange] = sum(t.numel() for state in states for t in state.values() if t.dim() > 0)
@@ -54,7 +54,8 @@ def shards_send_less_across_and_keep_less_state(seat: Seat) -> None:
 
 @check(least=2, name=tuple(OPTIMIZERS))
 def a_state_is_that_of_whole_parameters(seat: Seat, name: str) -> None:
-    """It is what the optimizer would have without shards, and goes on bit for bit with them or without."""
+    """The state is that of an optimizer without shards. Training continues from it bit for bit, with or without
+    shards."""
     models, states, optimizers = [], [], []
     for exchange in ("sharded", "allreduce"):
         model = Odd()
@@ -92,7 +93,7 @@ def segments_leave_during_backward(seat: Seat) -> None:
     model.first.register_hook(lambda _: under_way.append(optimizer._strategy.in_flight))
     for turn in range(3):
         step(seat, model, optimizer, turn)
-    # The first backward settles the plan; after that all other gradients come before this one.
+    # The first backward settles the plan; from then on all other gradients come before this one.
     assert under_way == [False, True, True]
 
 
@@ -118,7 +119,7 @@ def gradients_can_be_clipped(seat: Seat) -> None:
 
 @check(least=2, exchange=("sharded", "allreduce"))
 def parameters_can_be_added_in_mid_run(seat: Seat, exchange: str) -> None:
-    """No momentum is lost, whoever has it."""
+    """No momentum is lost, whichever rank has it."""
 
     def grown(algorithm: Algorithm) -> list[torch.nn.Parameter]:
         model, late = Odd(), torch.nn.Parameter(torch.ones(9))
@@ -154,7 +155,7 @@ def a_state_can_be_broadcast(seat: Seat) -> None:
 
 @check(least=2)
 def two_optimizers_do_not_meet(seat: Seat) -> None:
-    """Also where their gradients come in another order on some ranks."""
+    """Gradients of two optimizers do not mix, also if they come in another order on some ranks."""
     models = [Odd(), Odd()]
     optimizers = [wrap(model, LocalSGD(2, seat.size, bucket_bytes=200)) for model in models]
     plain = [Odd(), Odd()]
@@ -210,7 +211,7 @@ def misuse_of_shards_is_refused(seat: Seat) -> None:
 
 @check(least=2, when=("before", "after"))
 def looking_at_the_state_changes_nothing(seat: Seat, when: str) -> None:
-    """`optimizer.state[parameter]` makes an empty entry. Loggers look there, and schedule-free optimizers."""
+    """`optimizer.state[parameter]` makes an empty entry. Loggers and schedule-free optimizers read it."""
     wanted = train(seat, LocalSGD(2, seat.size), 6, OPTIMIZERS["momentum"])
     model = Odd()
     optimizer = wrap(model, LocalSGD(2, seat.size), OPTIMIZERS["momentum"])

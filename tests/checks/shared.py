@@ -42,7 +42,7 @@ def mixed_with_ordinary_ones(seat: Seat, who: str) -> None:
 
 @check()
 def parts_of_a_shared_tensor(seat: Seat) -> None:
-    """Each rank's part lies elsewhere; what lies around it stays."""
+    """Each rank's part is at another offset; elements around it do not change."""
     whole = hvd.shared_empty(300_000, dtype=torch.float64)
     whole.fill_(-1.0)
     start, length = 16 * seat.rank + 7, 100_001
@@ -83,7 +83,7 @@ def the_other_operations(seat: Seat) -> None:
 
 @check()
 def freed_and_made_again(seat: Seat) -> None:
-    """Peers must not go on with the mapping of memory that is gone: the new tensor may get the old address."""
+    """Peers must not use the mapping of freed memory: the new tensor may get the old address."""
     for turn in range(12):
         mine = hvd.shared_empty(20_000 + turn % 3, dtype=torch.float32).fill_(float(seat.rank + turn))
         hvd.allreduce_(mine, op=hvd.Sum)

@@ -1,4 +1,4 @@
-"""Sparse all-reduce: the sum of everybody's entries."""
+"""Sparse all-reduce: the sum of all ranks' entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors whose memory is not what they look like: values that are negated in memory, and elements without memory."""
+"""Tensors with unusual memory: values that are negated when read, and elements without memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def negated_values_are_sent_as_they_read(seat: Seat, kind: str) -> None:
     made, total = NEGATED[kind], expected(seat)
     own = torch.arange(seat.size * 2.0) * (seat.rank + 1)
     rows = slice(2 * seat.rank, 2 * seat.rank + 2)
-    for _ in range(3):  # what comes again goes another way
+    for _ in range(3):  # repeated operations take another path
         given = made(own)
         assert given.is_neg()
         assert torch.equal(hvd.allreduce(given, op=hvd.Sum, name="a"), total)
@@ -63,7 +63,7 @@ def negated_values_are_sent_as_they_read(seat: Seat, kind: str) -> None:
 
 @check(least=2, quick=("sim-2", "sim-3"), kind=tuple(WITHOUT))
 def elements_without_memory_are_refused(seat: Seat, kind: str) -> None:
-    """On this rank alone, before anything is sent; the world lives."""
+    """Raises on this rank alone, before anything is sent; the world stays usable."""
     for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.alltoall, hvd.reducescatter):
         raises(UsageError, "tensor", call, WITHOUT[kind]())
     for call in (hvd.broadcast, hvd.broadcast_):
@@ -83,7 +83,7 @@ def a_parameter_without_memory_is_refused_when_it_is_wrapped(seat: Seat) -> None
 
 @check(kept=(False, True))
 def a_negated_gradient_is_averaged_as_it_reads(seat: Seat, kept: bool) -> None:
-    """As that of a real parameter is which becomes the imaginary part of a number that is conjugated."""
+    """Such a gradient occurs for a real parameter that becomes the imaginary part of a conjugated number."""
     phase = torch.nn.Parameter(torch.ones(()))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([phase], lr=0.0), [("phase", phase)])
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""SyncBatchNorm against torch's BatchNorm on all ranks' rows together: outputs, statistics, gradients."""
+"""SyncBatchNorm against torch's BatchNorm on the rows of all ranks: outputs, statistics, gradients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def part(rank: int, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
 
 
 class Both:
-    """The layer on this rank's rows beside torch's on everybody's, in float64."""
+    """The layer on this rank's rows, together with torch's layer on all rows, in float64."""
 
     def __init__(self, seat: Seat, plain: nn.Module, counts: list[int], **options: object) -> None:
         self.seat, self.plain, self.counts = seat, plain.double(), counts
@@ -48,7 +48,7 @@ class Both:
             for number, parameter in enumerate(self.plain.parameters()):
                 parameter.copy_(part(7, tuple(parameter.shape), number))
         self.mine = hvd.SyncBatchNorm(plain.num_features, **options).double()
-        self.mine.load_state_dict(plain.state_dict())  # the same keys: checkpoints fit
+        self.mine.load_state_dict(plain.state_dict())  # same keys, so checkpoints fit
         self.here = slice(sum(counts[: seat.rank]), sum(counts[: seat.rank + 1]))
 
     def step(
@@ -99,7 +99,7 @@ def with_options(seat: Seat, options: str) -> None:
 
 @check(least=2)
 def one_row_a_rank(seat: Seat) -> None:
-    """Too few for one process, but not for several."""
+    """One row is too few for one process, but several ranks have enough."""
     Both(seat, nn.BatchNorm1d(3), [1] * seat.size).step((3,), 0, act=lambda y: y**3)
 
 
@@ -113,7 +113,7 @@ def evaluation_does_not_communicate(seat: Seat) -> None:
 
 @check(least=2, options=OPTIONS)
 def a_rank_without_rows(seat: Seat, options: str) -> None:
-    """Some rank's batch is empty, each turn another's: its part of every sum is zero."""
+    """One rank's batch is empty, in each turn another's: its part of every sum is zero."""
     for empty in range(seat.size):
         counts = [0 if rank == empty else 3 + rank for rank in range(seat.size)]
         layer = Both(seat, nn.BatchNorm2d(3, **OPTIONS[options]), counts, **OPTIONS[options])
@@ -131,7 +131,7 @@ def nobody_has_rows(seat: Seat) -> None:
 
 @check()
 def one_value_in_all_is_refused(seat: Seat) -> None:
-    """A variance of one value is a mistake, here as in torch; on all ranks, and the world lives."""
+    """The variance of one value raises on all ranks, as in torch; the world stays usable."""
     for owner in range(seat.size):
         layer = hvd.SyncBatchNorm(3)
         with pytest.raises(ValueError, match="more than 1 value per channel"):
@@ -152,14 +152,14 @@ def channels_last(seat: Seat, kind: str) -> None:
 
 @check(options=OPTIONS)
 def before_an_activation_in_place(seat: Seat, options: str) -> None:
-    """As in nearly every network: nn.ReLU(inplace=True) overwrites what the layer returned."""
+    """As in most networks, nn.ReLU(inplace=True) overwrites the output of the layer."""
     layer = Both(seat, nn.BatchNorm1d(3, **OPTIONS[options]), [4] * seat.size, **OPTIONS[options])
     layer.step((3,), 0, act=lambda y: torch.relu_(y) * 3)
 
 
 @check(options=OPTIONS)
 def training_and_evaluation_in_turn(seat: Seat, options: str) -> None:
-    """Without running statistics, evaluation takes the batch's: those of all ranks, too."""
+    """Without running statistics, evaluation uses the statistics of the batch, also over all ranks."""
     counts = [3 + rank for rank in range(seat.size)]
     layer = Both(seat, nn.BatchNorm1d(3, **OPTIONS[options]), counts, **OPTIONS[options])
     for turn, training in enumerate((True, False, True, True, False)):
@@ -170,7 +170,7 @@ def training_and_evaluation_in_turn(seat: Seat, options: str) -> None:
 
 @check()
 def without_gradients(seat: Seat) -> None:
-    """Under no_grad the running statistics are kept all the same."""
+    """Under no_grad the running statistics are still updated."""
     layer = Both(seat, nn.BatchNorm1d(3), [4] * seat.size)
     with torch.no_grad():
         output = layer.mine(part(seat.rank, (4, 3)))
@@ -215,13 +215,13 @@ def second_derivatives_are_right_or_refused(seat: Seat) -> None:
     try:
         result = penalty(mine, own)
     except RuntimeError:
-        return  # as torch's own SyncBatchNorm
+        return  # torch's own SyncBatchNorm does the same
     torch.testing.assert_close(result, wanted[here], **CLOSE)
 
 
 @check(dtype=(torch.float32, torch.float64), offset=(0.0, 1e4, -1e4))
 def far_from_zero(seat: Seat, dtype: torch.dtype, offset: float) -> None:
-    """E[x²] - E[x]² has no correct digit here in float32; what is rounded on input is all that may be lost."""
+    """E[x²] - E[x]² has no correct digit here in float32; only the rounding of the input may be lost."""
     rows = 500
     whole = torch.cat([part(rank, (rows, 2)) + offset for rank in range(seat.size)]).to(dtype)
     own = whole[rows * seat.rank : rows * (seat.rank + 1)].clone().requires_grad_()
@@ -232,7 +232,7 @@ def far_from_zero(seat: Seat, dtype: torch.dtype, offset: float) -> None:
     (output**3).sum().backward()
     (wanted**3).sum().backward()
     here = slice(rows * seat.rank, rows * (seat.rank + 1))
-    step = torch.finfo(dtype).eps * max(abs(offset), 1)  # what one rounding of x moves it by
+    step = torch.finfo(dtype).eps * max(abs(offset), 1)  # change of x by one rounding
     torch.testing.assert_close(layer.running_var.double(), plain.running_var, atol=0, rtol=20 * step**2 + 2e-5)
     torch.testing.assert_close(layer.running_mean.double(), plain.running_mean, atol=4 * step + 1e-6, rtol=0)
     torch.testing.assert_close(output.double(), wanted[here], atol=8 * step + 1e-5, rtol=1e-4)
@@ -241,7 +241,7 @@ def far_from_zero(seat: Seat, dtype: torch.dtype, offset: float) -> None:
 
 @check(dtype=(torch.float16, torch.bfloat16), whole_layer=(False, True))
 def narrow_types(seat: Seat, dtype: torch.dtype, whole_layer: bool) -> None:
-    """Half input, with the layer in float32 (as autocast does) or in the same type."""
+    """Input in half precision, with the layer in float32 (as in autocast) or in the same type."""
     rows = 40
     whole = torch.cat([part(rank, (rows, 3, 5)) for rank in range(seat.size)]).to(dtype)
     here = slice(rows * seat.rank, rows * (seat.rank + 1))
@@ -280,7 +280,7 @@ def wrong_inputs_are_refused(seat: Seat) -> None:
 
 @check()
 def several_layers(seat: Seat) -> None:
-    """Layers in parallel branches and one after the other: their sums do not mix."""
+    """Layers in parallel branches and in sequence: their sums do not mix."""
     shared = [nn.Linear(3, 3).double() for _ in range(3)]
     for number, linear in enumerate(shared):
         with torch.no_grad():
@@ -331,7 +331,8 @@ def trains_in_a_network(seat: Seat) -> None:
 
 @check(least=3)
 def statistics_of_a_process_set(seat: Seat) -> None:
-    """Forward and backward among some ranks, as of torch's layer on their rows; the others are alone."""
+    """In a process set, forward and backward equal torch's layer on the rows of the members; the other rank is
+    alone."""
     some = hvd.add_process_set(range(1, seat.size))
     rows = [part(rank, (3, 4)) for rank in range(1, seat.size)] if seat.rank > 0 else [part(0, (3, 4))]
     alone = hvd.add_process_set([0])
@@ -353,7 +354,8 @@ def statistics_of_a_process_set(seat: Seat) -> None:
 
 @check()
 def a_model_is_converted(seat: Seat) -> None:
-    """Layers of all kinds, and torch's own, with the same parameters and buffers; what is converted stays so."""
+    """All kinds of layers are converted, torch's SyncBatchNorm too. They keep their parameters and buffers, and
+    converting again changes nothing."""
     inner = nn.Sequential(nn.BatchNorm2d(3, eps=1e-2, momentum=None), nn.SyncBatchNorm(3), nn.Linear(2, 2))
     model = nn.ModuleDict({"inner": inner, "one": nn.BatchNorm1d(3, affine=False), "lazy": nn.LazyBatchNorm1d()})
     model.eval()

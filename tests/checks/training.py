@@ -1,4 +1,4 @@
-"""Training on this rank's part of each batch beside one process that has the whole batch: helpers, no checks."""
+"""Helpers to train on this rank's part of each batch and, for comparison, in one process on the whole batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from checks.models import batch, loss_of, make_model, part
 from checks.registry import Seat
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
-ROWS = 4  # a rank
+ROWS = 4  # per rank
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -20,7 +20,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class Twins:
-    """A model trained by all ranks through a wrapper, and its twin that each rank trains alone on the whole batch."""
+    """A model that all ranks train through a wrapper, and its twin that each rank trains alone on the whole batch."""
 
     def __init__(
         self, seat: Seat, kind: str = "small", make: Make = sgd, dtype: torch.dtype = torch.float64, **options: object
@@ -35,7 +35,7 @@ class Twins:
         self.start = [parameter.detach().clone() for parameter in self.model.parameters()]
 
     def batches(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """This rank's part of the next batch, and the whole of it."""
+        """Return this rank's part of the next batch, and the whole batch."""
         self.turn += 1
         whole = batch(ROWS * self.seat.size, self.turn, self.dtype)
         return part(whole, self.seat.rank, self.seat.size), list(whole)
@@ -60,7 +60,7 @@ class Twins:
             self.step()
 
     def check(self, slack: float = 1e-11) -> None:
-        """The twins are alike, all ranks are equal bit for bit, and something was learned."""
+        """Check that the twins agree, that all ranks are equal bit for bit, and that the training changed something."""
         for (name, mine), wanted in zip(self.model.named_parameters(), self.twin.parameters()):
             torch.testing.assert_close(
                 mine, wanted, atol=slack, rtol=slack, msg=lambda text, name=name: f"{name}: {text}"

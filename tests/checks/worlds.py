@@ -1,11 +1,11 @@
-"""The worlds in which checks run, and which check runs where.
+"""The worlds in which checks run, and the choice of checks for each world.
 
-Everything is all checks in all worlds that they fit. `make test` takes a share of it by rule, so that nothing that a
-check can tell apart is left out for a reason of taste:
+The full selection is all checks in all worlds that they fit. `make test` takes a part of it by rule, so that no
+distinction is left out by taste:
 
-- of the combinations of a function's parameters as many as it takes to have every value of every parameter once;
-- each of them in one world, which turns with its name;
-- and every world has checks, since the functions are many and the turning is even.
+- of the combinations of a function's parameters, as many as are needed to have every value of every parameter once;
+- each of them in one world, which depends on its name;
+- every world has checks, since there are many functions and they are spread evenly.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ from checks.registry import Check, all_checks
 
 @dataclass(frozen=True)
 class World:
-    """Some ranks, and how they reach each other. `kind`: "sim" (threads), "mpi" (processes under mpirun), "local" and
-    "ucx" (processes that `sordino run` starts, in shared memory or over UCX between nodes), or where the tensors of
-    ranks that are threads are: on one GPU that ranks map ("direct") or not ("staged"), or on one each, with NCCL
-    ("nccl"); all of them simulated. `per_node`: ranks of a node, 0 for all. `whole`: of processes, all checks run
-    there, not only those that depend on how bytes move."""
+    """A number of ranks, and how they reach each other.
+
+    Attributes:
+        kind: "sim" (threads), "mpi" (processes under mpirun), "local" or "ucx" (processes that `sordino run` starts, in
+            shared memory or over UCX between nodes). The other kinds are threads with tensors on simulated GPUs: one
+            GPU that all ranks map ("direct") or do not map ("staged"), or one GPU each, with NCCL ("nccl").
+        per_node: ranks of a node, 0 for all.
+        whole: whether all checks run there, not only checks that depend on the transport (for processes).
+    """
 
     kind: str
     ranks: int
     per_node: int = 0
-    shared: bool = True  # memory of a node
+    shared: bool = True  # ranks of a node share memory
     gpu: bool = False
     whole: bool = True
 
@@ -40,17 +44,17 @@ class World:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes processes of one machine such a world."""
+        """Return the environment that makes processes of one machine such a world."""
         layout = {"SORDINO_RANKS_PER_NODE": str(self.per_node), "SORDINO_SHARED_MEMORY": str(int(self.shared))}
         return layout | {"SORDINO_TRANSPORT": self.kind}
 
     @property
     def launcher(self) -> str:
-        """Who starts its processes; "" where ranks are threads."""
+        """The launcher that starts its processes; "" where ranks are threads."""
         return {"mpi": "mpi", "local": "local", "ucx": "local"}.get(self.kind, "")
 
     def fits(self, check: Check) -> bool:
-        """Whether the check runs in this world at all."""
+        """Return whether the check runs in this world at all."""
         if check.worlds and str(self) not in check.worlds:
             return False
         if self.launcher:
@@ -58,7 +62,7 @@ class World:
             return serves and (self.whole or check.moves_bytes)
         if self.kind == "sim":
             return check.serves("sim", self.ranks)
-        # Helpers have no GPU. Two ranks on one GPU run all checks.
+        # Helpers have no GPU. The world of two ranks on one GPU runs all checks.
         return (
             check.serves("sim", self.ranks)
             and (self.kind != "nccl" or check.helpers == "")
@@ -68,7 +72,7 @@ class World:
 
 _THREADS = [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (3, 1), (4, 2), (5, 2)]
 SIM = [World("sim", ranks, per_node) for ranks, per_node in _THREADS]
-# Averages of four are exact by NCCL, too.
+# Averages of four are exact with NCCL, too.
 DEVICES = [World("direct", 2), World("direct", 3, 1), World("staged", 5, 2), World("nccl", 4)]
 MPI = [
     World("mpi", 2),
@@ -91,9 +95,9 @@ LOCAL = [
     World("ucx", 5, 2, whole=False),
 ]
 PROCESSES = [*MPI, *LOCAL]
-# One start of a launcher serves all worlds of as many ranks.
+# One start of a launcher serves all worlds with this number of ranks.
 STARTS = {"mpi": (2, 3), "local": (2, 4)}
-"""Of how many ranks, by launcher; those of `make test`."""
+"""Numbers of ranks by launcher, for `make test`."""
 WORLDS = [*SIM, *DEVICES, *PROCESSES]
 QUICK_WORLDS = [world for world in WORLDS if not world.launcher or world.ranks in STARTS[world.launcher]]
 
@@ -101,12 +105,12 @@ Case = TypeVar("Case")
 
 
 def covering(cases: Sequence[Case], values_of: Any, name: str) -> list[Case]:
-    """Return cases that have every value of every parameter at least once, few of them; which turns with the name.
+    """Return a few cases that have every value of every parameter at least once. The choice varies with the name.
 
     Args:
-        cases: all combinations there are.
-        values_of: gives a case's parameters as a dictionary.
-        name: of what is parametrized.
+        cases: all combinations.
+        values_of: gives the parameters of a case as a dictionary.
+        name: name of the parametrized function.
     """
     start = zlib.crc32(name.encode()) % len(cases)
     left = [(case, _named(values_of(case))) for case in [*cases[start:], *cases[:start]]]
@@ -126,18 +130,18 @@ def _named(values: dict[str, Any]) -> set[tuple[str, str]]:
     for key, value in values.items():
         try:
             named.add((key, repr(value)))
-        except ValueError:  # an integer with more digits than Python writes
+        except ValueError:  # an integer with more digits than Python prints
             named.add((key, f"object {id(value)}"))
     return named
 
 
 def all_pairs(worlds: Iterable[World]) -> list[tuple[World, Check]]:
-    """Return every check in every one of these worlds that it fits."""
+    """Return all pairs of a world and a check that fits it."""
     return [(world, check) for world in worlds for check in all_checks().values() if world.fits(check)]
 
 
 def quick_pairs() -> set[tuple[World, str]]:
-    """Return the worlds and names of checks that `make test` runs."""
+    """Return the worlds and the names of checks that `make test` runs."""
     functions = defaultdict(list)
     for check in all_checks().values():
         functions[check.function].append(check)

@@ -112,7 +112,7 @@ void time_in_which_the_process_was_stopped_is_no_wait() {
   }
   CHECK(stopped.empty() && stalls == 0, stopped);
   CHECK(late.find("barrier 'x' has waited 20 s for ranks 0") != std::string::npos, late);
-  CHECK(late.find("rank 0, which coordinates it, says nothing") != std::string::npos, late);
+  CHECK(late.find("rank 0, which coordinates it, is silent") != std::string::npos, late);
 }
 
 void between_two_ticks_a_clock_goes_on_for_a_while() {
@@ -131,8 +131,8 @@ void a_coordinator_that_says_nothing_is_blamed_later() {
   ranks[1].poll();
   Heard heard;
   CHECK(thrown<Timeout>(ranks[1], kTimeout + 1).empty());  // it is given time to name who is missing
-  CHECK(heard.count("for rank 0, which coordinates it and says nothing") == 1);
-  CHECK(thrown<Timeout>(ranks[1], kTimeout + 3).find("rank 0, which coordinates it, says nothing") !=
+  CHECK(heard.count("for rank 0, which coordinates it and is silent") == 1);
+  CHECK(thrown<Timeout>(ranks[1], kTimeout + 3).find("rank 0, which coordinates it, is silent") !=
         std::string::npos);
 }
 
@@ -198,7 +198,7 @@ void a_loss_ends_the_world_or_what_needs_the_lost() {
       continue;
     }
     CHECK(thrown<PeerLost>(ranks[0], 0).empty());
-    CHECK(heard.count("Rank 0 goes on without it") == 1 && ranks[0].common.peers.gone(2));
+    CHECK(heard.count("Rank 0 continues without it") == 1 && ranks[0].common.peers.gone(2));
     ranks[0].poll();
     CHECK(error_of<PeerLost>(*needs_it).find("needs rank 2") != std::string::npos);
     CHECK(!ranks[0].common.failure.latched());
@@ -257,7 +257,7 @@ void who_gives_up_an_operation_tells_the_others() {
     kill(ranks, 2);
     std::string error;
     {
-      const Heard heard;  // that rank 1 goes on without it
+      const Heard heard;  // that rank 1 continues without it
       error = thrown<PeerLost>(ranks[1], 2);
     }
     CHECK(error.empty() && !error_of<PeerLost>(*handles[1]).empty(), error, behind);

@@ -87,6 +87,6 @@ def test_a_suspended_job_goes_on(
         assert job.ends() == 0, job.output
         assert pids == [(tmp_path / f"pid.{rank}").read_text() for rank in range(RANKS)], job.output
         assert job.output.count("ends well") == RANKS, job.output
-        for word in ("lost", "stalled", "restart", "goes on without"):
+        for word in ("lost", "stalled", "restart", "continues without"):
             assert word not in job.output, job.output
         job.leaves_nothing()

@@ -67,7 +67,7 @@ def main() -> None:
             between = optimizer.statistics.as_dict()
         longest = max(longest, time.monotonic() - begin)
         step += 1
-        if step >= STEPS and "goes on without it" in said.read_text():
+        if step >= STEPS and "continues without it" in said.read_text():
             (folder / f"trained.{hvd.rank()}").touch()
     after = optimizer.statistics.as_dict()
     taken = "averagings" if isinstance(algorithm, ADPSGD) else "pulls"

@@ -74,8 +74,8 @@ void plan_batches(const Table& table, std::size_t size, std::uint32_t chunk, con
   constexpr std::size_t kMostChunks = std::numeric_limits<std::int32_t>::max();  // blocks of a launch
   const std::size_t width = table.width, most = Batch<kWords>::most_rows(width), all = table.counts.size();
   if (most == 0) {
-    throw UsageError("kernels::cuda: " + std::to_string(width) + " addresses of one tensor are too many; the limit is " +
-                     std::to_string(kWords - 2));
+    throw UsageError("kernels::cuda: " + std::to_string(width) +
+                     " addresses of one tensor are too many; the limit is " + std::to_string(kWords - 2));
   }
   Batch<kWords> batch;
   batch.width = static_cast<std::uint32_t>(width);

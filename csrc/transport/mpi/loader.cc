@@ -81,8 +81,8 @@ Loaded load() {
     absent &= why.find(std::string(abi.library) + ": cannot open") != std::string::npos;
     if (std::string(abi.other) != abi.library && dlopen(abi.other, RTLD_LAZY | RTLD_LOCAL) != nullptr) {
       absent = false;
-      tried += std::string(" (but ") + abi.other + " is the same library: put a link to it, named " +
-               abi.library + ", into a folder that LD_LIBRARY_PATH names)";
+      tried += std::string(" (but ") + abi.other + " is the same library: put a link to it, named " + abi.library +
+               ", into a folder that LD_LIBRARY_PATH names)";
     }
   }
   const std::string because = choice.reason.empty() ? "" : choice.reason + ", but ";

@@ -16,10 +16,9 @@ namespace {
 void refuse_to_be_alone(const Members& members, int size) {
   const LauncherHint hint = launcher_hint();
   if (size != 1 || hint.size <= 1 || members.fortran_handle || !members.ranks.empty()) return;
-  throw TransportError(
-      "a launcher started " + std::to_string(hint.size) + " processes (" + hint.variable +
-      "), but MPI sees one: the launcher belongs to another MPI than the library that was found (" + library_version() +
-      "). Start with `sordino run`, or with the mpirun of that library.");
+  throw TransportError("a launcher started " + std::to_string(hint.size) + " processes (" + hint.variable +
+                       "), but MPI sees one: the launcher belongs to another MPI than the library that was found (" +
+                       library_version() + "). Start with `sordino run`, or with the mpirun of that library.");
 }
 
 Transport* open_world(const Members& members, const Config& config) {

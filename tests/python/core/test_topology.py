@@ -221,7 +221,7 @@ def test_wrong_arguments_are_refused() -> None:
     for make, text in (
         (lambda: RandomCycle(0, 1), "at least one worker"),
         (lambda: Exponential(8, {0: 1, 9: 4}), "peers=4"),
-        (lambda: Exponential(8, {1: 1}), "from round 0 on"),
+        (lambda: Exponential(8, {1: 1}), "must begin at round 0"),
         (lambda: RandomPull(4, 0, 1, 4), "replicas=4"),
         (lambda: Star(5, 2), "does not divide"),
         (lambda: Roulette(2, 0, [0, 1, 1]), "4 weights, not 3"),
@@ -245,5 +245,5 @@ def test_those_who_only_serve_have_no_say(kind: type[Mean | ToOwner | FromOwner]
     assert ToOwner(5, workers=3).row(0, 4, 4) == ([0, 1, 2], False, pytest.approx(1 / 3))
     assert FromOwner(5, workers=3).destinations(0, 4, 4) == [0, 1, 2]
     for workers in (0, 6):
-        with pytest.raises(UsageError, match=f"workers={workers}: from 1 to all 5 ranks can be workers"):
+        with pytest.raises(UsageError, match=f"workers={workers}: must be from 1 to the number of ranks, 5"):
             kind(5, workers=workers)

@@ -79,7 +79,7 @@ def test_on_peer_lost_has_one_reader(monkeypatch: pytest.MonkeyPatch, value: str
 
 def test_a_value_that_is_none_is_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SORDINO_ON_PEER_LOST", "hope")
-    with pytest.raises(UsageError, match="SORDINO_ON_PEER_LOST='hope' is neither raise nor continue"):
+    with pytest.raises(UsageError, match="SORDINO_ON_PEER_LOST='hope' is not valid; set it to raise or continue"):
         survives_losses(None, None)
     monkeypatch.setenv("SORDINO_ON_PEER_LOST", "continue")
     with pytest.raises(UsageError, match="ranks that have no model"):

@@ -167,7 +167,7 @@ def test_a_transport_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UsageError, match="SORDINO_TRANSPORT=mpi, but MPI's launcher has not started this process"):
         hvd.init(store=HashStore(), rank=0, world_size=1)
     monkeypatch.setenv("SORDINO_TRANSPORT", "pigeons")
-    with pytest.raises(UsageError, match="SORDINO_TRANSPORT='pigeons' is none of auto, mpi, ucx, local"):
+    with pytest.raises(UsageError, match="SORDINO_TRANSPORT='pigeons' is not a transport; set it to auto, mpi, ucx"):
         hvd.init()
 
 

@@ -241,7 +241,8 @@ def test_who_computes_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         gpu = own_gpu()
         with computing(gpu, hvd.rank() == 1) as go_on:
             hvd.allreduce_(filled(1.0), name="slow")
-            with pytest.raises(Timeout, match=r"'allreduce\.slow' has been with the GPU for .* rank 1 furthest behind"):
+            text = r"'allreduce\.slow' has been on the GPU for .* rank 1 is furthest behind"
+            with pytest.raises(Timeout, match=text):
                 while True:
                     hvd.barrier()
             go_on()
