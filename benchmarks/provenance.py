@@ -37,6 +37,7 @@ _REWRITTEN = {
     "sum_of_losses += float(loss)": "sum_of_losses += loss.item()",
 }
 """Former ways to write the same, for sources of earlier commits."""
+_NAMED = re.compile(r"(\w+(?:\.\w+)+)(?::\w+)?")  # a module, or a function of one
 _CLAIMED = re.compile(r"\(([0-9a-f]{7,})\+?\)")  # in the line of a claim's file that names a machine
 
 Start = tuple[str, str]
@@ -222,7 +223,8 @@ class _Module:
     def _worker(self, node: ast.AST) -> str | None:
         """Return the file of the module that a string names; None for other nodes."""
         text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-        return self._tree.file_of(text.partition(":")[0]) if "." in text else None
+        named = _NAMED.fullmatch(text)
+        return self._tree.file_of(named[1]) if named else None
 
     def _dump(self, node: ast.stmt) -> str:
         copy = ast.parse(ast.unparse(node)).body[0]
@@ -268,7 +270,7 @@ def _at(root: Path, commit: str) -> Tree:
 @cache
 def _former_names(root: Path, commit: str) -> dict[str, str]:
     """Return the name at a commit of each file that has been moved since."""
-    lines = git(root, "diff", "--name-status", "--diff-filter=R", "-M40%", commit, "--", "*.py").splitlines()
+    lines = git(root, "diff", "--name-status", "--diff-filter=R", "-M40%", "-l0", commit, "--", "*.py").splitlines()
     return {new: old for _, old, new in (line.split("\t") for line in lines)}
 
 
