@@ -16,7 +16,7 @@ struct Config {
   std::size_t chunk_bytes = 0;   // bytes of a slot of the node-local path
   int ranks_per_node = 0;        // 0: as the machine gives it; 1: every rank is a node of its own
   bool shared_memory = true;     // node-local averaging through shared memory
-  bool survive_losses = false;          // whether the ranks survive losses
+  bool survive_losses = false;   // whether the ranks survive losses
   std::string transport;         // how ranks reach each other: auto, mpi, ucx, local
   double silence_s = 10;         // seconds of silence after which a rank is lost, if ranks survive losses
   int spin_us = 0;               // microseconds that a waiting rank spins before it sleeps

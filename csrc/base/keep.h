@@ -10,7 +10,7 @@ namespace sordino {
 // thread that only the parent of a forked process has. A leak checker finds it in a list. Takes no lock, because a fork
 // may have left one locked.
 template <class T>
-void keep_for_ever(T thing) {
+void leak_intentionally(T thing) {
   struct Kept {
     T thing;
     Kept* next;

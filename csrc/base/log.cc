@@ -135,7 +135,7 @@ void say(Level level, int rank, std::string text) {
 
 void open(Level least) {
   if (ours() == nullptr) {
-    if (Queue* const of_parent = queue.load()) keep_for_ever(of_parent);
+    if (Queue* const of_parent = queue.load()) leak_intentionally(of_parent);
     queue = new Queue;
   }
   ours()->open(least);

@@ -44,7 +44,7 @@ void OneShot::publish(Number number, const std::byte* data, std::size_t bytes) {
   OneShotSlots::Slot& own = slot(me_, turn_);
   if (bytes > 0) std::memcpy(own.data(bytes), data, bytes);
   own.operation = number;
-  // Sequentially consistent with has_laid() and `resting`: either this rank sees `resting`, or the resting rank sees
+  // Sequentially consistent with has_entered() and `resting`: either this rank sees `resting`, or the resting rank sees
   // this stamp.
   own.stamp.store(turn_);
 }

@@ -4,11 +4,11 @@
 // Each operation that all ranks of a set have done together has a number, equal on all ranks. All ranks go through the
 // same sequence of turns. In a turn, each rank publishes once, in a slot that its node peers map:
 //
-//   lay       its input, and the number of the operation that the input is for
+//   enter       its input, and the number of the operation that the input is for
 //   decline   number 0: it has submitted the operation to the negotiation, has joined, or is late
 //
-// If all ranks lay the same number, they fold the inputs. Otherwise the turn has no result, and the ranks that laid an
-// input submit their operation to the negotiation, which also reports any error.
+// If all ranks enter the same number, they fold the inputs. Otherwise the turn has no result, and the ranks that
+// entered an input submit their operation to the negotiation, which also reports any error.
 //
 // one_shot_node.h is for the ranks of one node, one_shot_nodes.h for ranks on several nodes.
 #pragma once
@@ -83,16 +83,16 @@ class OneShot {
   // The name of an operation; empty if this rank does not know it.
   std::string_view name_of(Number number) const;
 
-  // Whether this rank may lay an input: no rank waits any more in a turn that this rank declined.
+  // Whether this rank may enter an input: no rank waits any more in a turn that this rank declined.
   virtual bool free() = 0;
   // Lays an input for this turn. It must stay unchanged until the turn is over.
-  virtual void lay(Number number, const What& what, const std::byte* input) = 0;
+  virtual void enter(Number number, const What& what, const std::byte* input) = 0;
   // Whether the outcome of the turn is known.
   virtual bool over() const = 0;
   // Whether the outcome will never be known.
   virtual bool in_vain() const = 0;
-  // Ends a turn for which this rank has laid an input. Returns whether all ranks laid the same number; then `output`
-  // holds the result.
+  // Ends a turn for which this rank has entered an input. Returns whether all ranks entered the same number; then
+  // `output` holds the result.
   virtual bool take(const What& what, const std::byte* input, std::byte* output) = 0;
 
   // Numbers of the operations for which other ranks wait for this rank in this turn.
@@ -104,7 +104,7 @@ class OneShot {
   virtual bool advance(Time) { return false; }
   virtual void receive(int member, const Partial& what, std::span<const std::byte> data);
 
-  // A member has left: nothing is done in one shot any more, except operations that it has already laid.
+  // A member has left: nothing is done in one shot any more, except operations that it has already entered.
   virtual void leave(int) { closed_ = true; }
   bool closed() const { return closed_; }
   // The set is about to be removed, and the peers' slots with it. They are not read any more.
@@ -133,7 +133,7 @@ class OneShot {
       : slots_(std::move(slots)), members_(std::move(members)), me_(me), ranks_(ranks) {}
 
   OneShotSlots::Slot& slot(std::size_t place, std::uint64_t turn) const { return slots_[place]->slots[turn % 2]; }
-  bool has_laid(std::size_t place, std::uint64_t turn) const { return slot(place, turn).stamp.load() >= turn; }
+  bool has_entered(std::size_t place, std::uint64_t turn) const { return slot(place, turn).stamp.load() >= turn; }
   // Publishes data and number for this rank's turn.
   void publish(Number number, const std::byte* data, std::size_t bytes);
 

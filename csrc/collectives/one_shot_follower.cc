@@ -4,17 +4,17 @@
 
 namespace sordino {
 
-// Declines turns that were over before this rank laid an input for them.
+// Declines turns that were over before this rank entered an input for them.
 void OneShotFollower::pass_over() {
-  while (!abandoned_ && !laid_ && has_laid(0, turn_)) decline();
+  while (!abandoned_ && !laid_ && has_entered(0, turn_)) decline();
 }
 
 bool OneShotFollower::free() {
   pass_over();
-  return !abandoned_ && has_laid(0, turn_ - 1);
+  return !abandoned_ && has_entered(0, turn_ - 1);
 }
 
-void OneShotFollower::lay(Number number, const What& what, const std::byte* input) {
+void OneShotFollower::enter(Number number, const What& what, const std::byte* input) {
   laid_ = true;
   publish(number, input, what.bytes());
 }
@@ -36,7 +36,7 @@ std::vector<OneShot::Number> OneShotFollower::awaited() {
   const OneShotSlots& leader = *slots_[0];
   if (leader.called.load() >= turn_) numbers.push_back(leader.called_for.load());
   for (std::size_t place = 1; place < slots_.size(); ++place) {
-    if (place != me_ && has_laid(place, turn_)) numbers.push_back(slot(place, turn_).operation);
+    if (place != me_ && has_entered(place, turn_)) numbers.push_back(slot(place, turn_).operation);
   }
   return numbers;
 }

@@ -6,10 +6,10 @@
 
 namespace sordino {
 
-bool OneShotNode::all_laid(std::uint64_t turn) const {
+bool OneShotNode::all_entered(std::uint64_t turn) const {
   if (abandoned_) return false;
   for (std::size_t place = 0; place < slots_.size(); ++place) {
-    if (!has_laid(place, turn)) return false;
+    if (!has_entered(place, turn)) return false;
   }
   return true;
 }
@@ -55,7 +55,7 @@ std::vector<int> OneShotNode::missing() const {
   std::vector<int> members;
   if (abandoned_) return members;
   for (std::size_t place = 0; place < slots_.size(); ++place) {
-    if (!has_laid(place, turn_)) members.push_back(members_[place]);
+    if (!has_entered(place, turn_)) members.push_back(members_[place]);
   }
   return members;
 }

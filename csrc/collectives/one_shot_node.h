@@ -1,6 +1,6 @@
 // One-shot all-reduce among the ranks of one node.
 //
-//   lay    my input, and the number of the operation -> my slot, which the peers map
+//   enter    my input, and the number of the operation -> my slot, which the peers map
 //   over   whether all ranks have published for this turn
 //   take   if all numbers are equal: each rank folds all inputs in rank order, so all get the same bits
 //
@@ -19,16 +19,16 @@ class OneShotNode : public OneShot {
 
   // The limit is on the bytes of all ranks, because each rank reads all inputs.
   bool fits(std::size_t bytes) const override { return bytes * ranks_ <= 2 * OneShotSlots::kMostBytes; }
-  bool free() override { return all_laid(turn_ - 1); }
-  void lay(Number number, const What& what, const std::byte* input) override { publish(number, input, what.bytes()); }
-  bool over() const override { return all_laid(turn_); }
+  bool free() override { return all_entered(turn_ - 1); }
+  void enter(Number number, const What& what, const std::byte* input) override { publish(number, input, what.bytes()); }
+  bool over() const override { return all_entered(turn_); }
   bool in_vain() const override { return closed_; }
   bool take(const What& what, const std::byte* input, std::byte* output) override;
   std::vector<Number> awaited() override;
   std::vector<int> missing() const override;
 
  private:
-  bool all_laid(std::uint64_t turn) const;
+  bool all_entered(std::uint64_t turn) const;
   bool agreed(std::uint64_t turn) const;
   void fold(std::uint64_t turn, const What& what, const std::byte* input, std::byte* output);
 

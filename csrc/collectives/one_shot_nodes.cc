@@ -47,7 +47,7 @@ OneShotLeader::OneShotLeader(std::vector<OneShotSlots*> slots, const std::vector
   }
 }
 
-void OneShotLeader::lay(Number number, const What& what, const std::byte* input) {
+void OneShotLeader::enter(Number number, const What& what, const std::byte* input) {
   own_ = Own::kLaid;
   what_ = what;
   input_ = input;
@@ -69,7 +69,7 @@ std::vector<OneShot::Number> OneShotLeader::awaited() {
   std::vector<Number> numbers;
   if (abandoned_ || own_ != Own::kNothing) return numbers;
   for (std::size_t place = 1; place < slots_.size(); ++place) {
-    if (has_laid(place, turn_)) numbers.push_back(slot(place, turn_).operation);
+    if (has_entered(place, turn_)) numbers.push_back(slot(place, turn_).operation);
   }
   for (std::size_t site = 0; site < partners_.size(); ++site) {
     if (arrived(site).turn == turn_) numbers.push_back(arrived(site).number);
@@ -158,13 +158,13 @@ bool OneShotLeader::begin(Time now) {
   std::optional<Number> first;
   if (own_ == Own::kLaid) first = number_;
   for (std::size_t place = 1; place < slots_.size(); ++place) {
-    if (has_laid(place, turn_)) {
+    if (has_entered(place, turn_)) {
       const Number number = slot(place, turn_).operation;
       none |= number == 0 || number != first.value_or(number);
       first = number;
     } else if (gone_[place]) {
       none = true;
-    } else if (has_laid(place, turn_ - 1)) {
+    } else if (has_entered(place, turn_ - 1)) {
       complete = false;
     } else {
       return false;  // it may still read the slot of this turn
@@ -264,7 +264,7 @@ std::vector<int> OneShotLeader::missing() const {
     return {partner.called == turn_ && partner.late >= 0 ? partner.late : partner.member};
   }
   for (std::size_t place = 1; place < slots_.size(); ++place) {
-    if (!has_laid(place, turn_)) members.push_back(members_[place]);
+    if (!has_entered(place, turn_)) members.push_back(members_[place]);
   }
   return members;
 }

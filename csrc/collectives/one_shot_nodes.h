@@ -1,7 +1,7 @@
 // One-shot all-reduce among ranks on several nodes. The first rank of each node is its leader.
 //
-//   lay      follower: its input, and the number of the operation -> its slot, which its leader maps
-//   fold     leader, once all of its node have laid: their inputs, in rank order -> the node's partial result
+//   enter      follower: its input, and the number of the operation -> its slot, which its leader maps
+//   fold     leader, once all of its node have entered: their inputs, in rank order -> the node's partial result
 //   double   leaders: exchange numbers and partial results in the tree of recursive_doubling.h, so that all get the
 //            same bits, which are those of a negotiated operation
 //   tell     leader: the result -> its slot, which the followers of its node map
@@ -10,18 +10,18 @@
 //
 //   !begun_          begin() waits for the partial result of the node, or for "no result" (number 0)
 //   begun_           follow() runs the steps with the leaders of other nodes, one after the other
-//   told_ == turn_   tell() has published the outcome. If the leader itself has laid, take() ends the turn
+//   told_ == turn_   tell() has published the outcome. If the leader itself has entered, take() ends the turn
 //
 // In a turn, a leader sends each partner one partial result, or "no result" if a rank declined or numbers differ. A
 // leader that receives "no result" forwards it, so all leaders agree on the outcome. None starts turn t + 1 before all
 // have begun turn t; messages for turn t + 1 wait until then.
 //
 // No rank waits for a node that does not know of the turn. A leader shows its followers that some rank waits, and they
-// lay or decline. It sends a call to each partner that it waits for before it sends to it.
+// enter or decline. It sends a call to each partner that it waits for before it sends to it.
 //
-// If the outcome is "no result", a leader does not wait for the rest of its node; a rank that has not laid passes over
-// the turn. A leader begins turn t once all of its node have laid, declined or passed over turn t - 1. By then they
-// have read the slot that turn t reuses.
+// If the outcome is "no result", a leader does not wait for the rest of its node; a rank that has not entered passes
+// over the turn. A leader begins turn t once all of its node have entered, declined or passed over turn t - 1. By then
+// they have read the slot that turn t reuses.
 //
 // A leader that has waited long names the missing member to the ranks that wait for it, so that all name the same.
 //
@@ -44,8 +44,8 @@ class OneShotFollower : public OneShot {
 
   bool fits(std::size_t bytes) const override { return bytes <= OneShotSlots::kMostBytes; }
   bool free() override;
-  void lay(Number number, const What& what, const std::byte* input) override;
-  bool over() const override { return !abandoned_ && has_laid(0, turn_); }
+  void enter(Number number, const What& what, const std::byte* input) override;
+  bool over() const override { return !abandoned_ && has_entered(0, turn_); }
   bool in_vain() const override { return abandoned_ || led_by_nobody_; }
   bool take(const What& what, const std::byte* input, std::byte* output) override;
   std::vector<Number> awaited() override;
@@ -70,7 +70,7 @@ class OneShotLeader : public OneShot {
 
   bool fits(std::size_t bytes) const override { return bytes <= OneShotSlots::kMostBytes; }
   bool free() override { return own_ == Own::kNothing && !begun_; }
-  void lay(Number number, const What& what, const std::byte* input) override;
+  void enter(Number number, const What& what, const std::byte* input) override;
   bool over() const override { return !abandoned_ && own_ == Own::kLaid && told_ == turn_; }
   bool in_vain() const override { return abandoned_; }
   bool take(const What& what, const std::byte* input, std::byte* output) override;
@@ -122,7 +122,7 @@ class OneShotLeader : public OneShot {
 
   // State of this turn.
   Own own_ = Own::kNothing;
-  What what_;  // the operation that this rank has laid
+  What what_;  // the operation that this rank has entered
   const std::byte* input_ = nullptr;
   std::optional<Time> since_;  // when a rank was first seen to wait
   bool begun_ = false;         // the outcome of this node is known

@@ -32,7 +32,7 @@ struct SlotUse {
 
 class Participants {
  public:
-  Participants(Transport& transport, Traffic& traffic, std::vector<int> ranks, int me, int set_size,
+  Participants(Transport& transport, TrafficCounters& traffic, std::vector<int> ranks, int me, int set_size,
                std::uint64_t sequence, Tag tag)
       : transport(transport),
         traffic(traffic),
@@ -75,7 +75,7 @@ class Participants {
   }
 
   Transport& transport;
-  Traffic& traffic;
+  TrafficCounters& traffic;
   const std::vector<int> ranks;  // world ranks, in order
   const int me;                  // index into ranks
   const int set_size;            // members of the process set, joined ones included; Average divides by it

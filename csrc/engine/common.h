@@ -17,7 +17,7 @@ struct Common {
   Transport& transport;
   Peers peers;
   FailureLatch failure;
-  Traffic traffic;
+  TrafficCounters traffic;
   Trace trace;
   Ledger ledger;
   AwakeClock clock;  // of deadlines; ticked by the polling thread

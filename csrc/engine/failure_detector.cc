@@ -24,7 +24,7 @@ void FailureDetector::watch(AwakeTime now) {
   watch_losses();
   for (auto& [id, set] : scheduler_.sets()) {
     if (set->running) watch_set(*set, now);
-    if (set->laid) watch_laid(*set, now);
+    if (set->entered) watch_entered(*set, now);
     if (set->negotiation) watch_coordinated(*set, now);
   }
   scheduler_.device_in_flight().check(now);
@@ -91,16 +91,16 @@ void FailureDetector::watch_running(Running& running, AwakeTime now) const {
 }
 
 // Ranks that make no progress at all do not decline either, so this wait needs its own deadline.
-void FailureDetector::watch_laid(ProcessSet& set, AwakeTime now) const {
-  ProcessSet::InOneShot& laid = *set.laid;
-  const double waited = seconds(laid.awaited_since, now);
+void FailureDetector::watch_entered(ProcessSet& set, AwakeTime now) const {
+  ProcessSet::InOneShot& entered = *set.entered;
+  const double waited = seconds(entered.awaited_since, now);
   if (!is_late(waited)) return;
-  const std::string name = kAllreduceLabel + std::string(laid.name);
+  const std::string name = kAllreduceLabel + std::string(entered.name);
   std::vector<int> late;
   for (const int member : set.one_shot()->missing()) late.push_back(set.ranks[static_cast<std::size_t>(member)]);
   const std::string text = "'" + name + "' has waited " + whole(waited) + " s for ranks " + list(late);
   if (waited > timeout_s_) throw Timeout(text + ", more than SORDINO_TIMEOUT_S", name, late);
-  if (!std::exchange(laid.warned, true)) warn("stalled: " + text + ", which make no progress.");
+  if (!std::exchange(entered.warned, true)) warn("stalled: " + text + ", which make no progress.");
 }
 
 // A serving request that waits for a rank that has left fails alone. Later operations cannot begin: they need that

@@ -54,7 +54,7 @@ class FailureDetector {
   void lose(int rank, const std::string& why, bool certain);
   void watch_set(ProcessSet& set, AwakeTime now);
   void watch_running(Running& running, AwakeTime now) const;
-  void watch_laid(ProcessSet& set, AwakeTime now) const;
+  void watch_entered(ProcessSet& set, AwakeTime now) const;
   void end_serving(ProcessSet& set);
   void watch_coordinated(ProcessSet& set, AwakeTime now);
   void watch_own(AwakeTime now);

@@ -25,7 +25,7 @@ std::string_view name_again(std::string_view name) {
 
 }  // namespace
 
-ProcessSet::ProcessSet(int id, std::vector<int> members, Transport& transport, Traffic& traffic,
+ProcessSet::ProcessSet(int id, std::vector<int> members, Transport& transport, TrafficCounters& traffic,
                        const SetOptions& options)
     : id(id),
       ranks(std::move(members)),

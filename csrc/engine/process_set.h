@@ -32,7 +32,7 @@ struct SetOptions {
 
 class ProcessSet {
  public:
-  ProcessSet(int id, std::vector<int> ranks, Transport& transport, Traffic& traffic, const SetOptions& options);
+  ProcessSet(int id, std::vector<int> ranks, Transport& transport, TrafficCounters& traffic, const SetOptions& options);
 
   // This rank leaves the world. Its block stays for peers that have yet to map it, and memory that they may still read.
   void leave_block() {
@@ -90,7 +90,7 @@ class ProcessSet {
     AwakeTime awaited_since;
     bool warned = false;
   };
-  std::optional<InOneShot> laid;
+  std::optional<InOneShot> entered;
   std::optional<Time> awaited_since;
 
  private:
@@ -98,7 +98,7 @@ class ProcessSet {
   void send_partial(int member, const OneShot::Partial& what, std::span<const std::byte> data);
 
   Transport& transport_;
-  Traffic& traffic_;
+  TrafficCounters& traffic_;
   const SetOptions options_;
   std::shared_ptr<Segment> own_block_;
   std::vector<SharedBlock*> blocks_;  // by member; null if on another node

@@ -286,7 +286,7 @@ void Scheduler::leave_blocks() {
 
 void Scheduler::keep_given_up() {
   for (Running& running : given_up_) running.barrier = nullptr;  // belongs to the set and is destroyed with it
-  keep_for_ever(std::move(given_up_));
+  leak_intentionally(std::move(given_up_));
 }
 
 }  // namespace sordino

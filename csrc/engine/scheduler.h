@@ -4,7 +4,7 @@
 //   announce   polling thread   tells the set's coordinator of it (negotiation.h)
 //   decide     coordinator      once all members have announced a name: sends a decision to all members
 //   receive    other members    queue the decision; all members of a set have its decisions in the same order
-//   advance    all members      begin a set's next decision (obey), and resume its data phase until it is over
+//   advance    all members      begin a set's next decision (execute), and resume its data phase until it is over
 //   finish     all members      complete the handle
 //
 // Exchanges are not negotiated: announce() itself queues a decision, so ranks start them in the order of their calls.
@@ -69,11 +69,11 @@ class Scheduler {
 
   // One-shot all-reduce: a small one that all ranks of its set have done before (collectives/one_shot.h;
   // scheduler_one_shot.cc). Publishes its input to the other ranks. Null if the operation has to be submitted instead.
-  std::shared_ptr<ProcessSet> lay(int set, std::string_view name, const OneShot::What& what, const std::byte* input);
+  std::shared_ptr<ProcessSet> enter(int set, std::string_view name, const OneShot::What& what, const std::byte* input);
   // Collects the result once all ranks have published. False if the operation has to be submitted after all.
-  bool take_up(ProcessSet& set, const OneShot::What& what, const std::byte* input, std::byte* output);
+  bool collect(ProcessSet& set, const OneShot::What& what, const std::byte* input, std::byte* output);
   // Drops an input that this rank has published, because the caller leaves with its memory. The world fails after this.
-  void give_up_laid(ProcessSet& set);
+  void give_up_entered(ProcessSet& set);
   // Declines the one-shot all-reduces that other ranks wait for if this rank does something else, or nothing, for long.
   // True if there were any.
   bool decline(Time now);
@@ -130,7 +130,7 @@ class Scheduler {
   bool must_decline(ProcessSet& set, const std::vector<OneShot::Number>& awaited, Time now) const;
   bool advance(ProcessSet& set);
   bool resume(Running& running);
-  void obey(ProcessSet& set, Decision decision);
+  void execute(ProcessSet& set, Decision decision);
   void hear_of_given_up(ProcessSet& set, std::uint64_t sequence, const PeerLost& error);
   void refuse_decided();
   void fail(std::vector<Submission>& submissions, const PeerLost& error);

@@ -18,26 +18,26 @@ void ring_resting(Transport& transport, ProcessSet& set) {
 
 }  // namespace
 
-std::shared_ptr<ProcessSet> Scheduler::lay(int id, std::string_view name, const OneShot::What& what,
-                                           const std::byte* input) {
+std::shared_ptr<ProcessSet> Scheduler::enter(int id, std::string_view name, const OneShot::What& what,
+                                             const std::byte* input) {
   if (common_.failure.latched() || common_.trace.on()) return nullptr;
   const auto found = sets_.find(id);
   if (found == sets_.end()) return nullptr;
   ProcessSet& set = *found->second;
-  if (set.laid) return nullptr;  // by another thread, or by the call that a signal handler has interrupted
+  if (set.entered) return nullptr;  // by another thread, or by the call that a signal handler has interrupted
   OneShot* shot = set.one_shot();
   if (!shot || shot->closed() || !shot->free()) return nullptr;
   const OneShot::Number number = shot->number_of(name, what);
   if (number == 0 || has_submitted(set, name)) return nullptr;
-  shot->lay(number, what, input);
-  set.laid = {name, std::chrono::steady_clock::now(), common_.clock.now()};
+  shot->enter(number, what, input);
+  set.entered = {name, std::chrono::steady_clock::now(), common_.clock.now()};
   ring_resting(common_.transport, set);
   return found->second;
 }
 
-bool Scheduler::take_up(ProcessSet& set, const OneShot::What& what, const std::byte* input, std::byte* output) {
+bool Scheduler::collect(ProcessSet& set, const OneShot::What& what, const std::byte* input, std::byte* output) {
   OneShot& shot = *set.one_shot();
-  set.laid.reset();
+  set.entered.reset();
   const bool done = shot.take(what, input, output);
   // Transports whose messages ring no bell are polled for unsent messages anyway (World::work).
   if (shot.relays() && common_.transport.rings_always()) posting_ = !common_.transport.idle();
@@ -50,8 +50,8 @@ bool Scheduler::take_up(ProcessSet& set, const OneShot::What& what, const std::b
   return true;
 }
 
-void Scheduler::give_up_laid(ProcessSet& set) {
-  set.laid.reset();
+void Scheduler::give_up_entered(ProcessSet& set) {
+  set.entered.reset();
   set.one_shot()->abandon();
 }
 

@@ -174,7 +174,7 @@ bool Scheduler::advance(ProcessSet& set) {
     if (!set.ready()) return false;
     Decision decision = std::move(set.decisions.front());
     set.decisions.pop_front();
-    obey(set, std::move(decision));
+    execute(set, std::move(decision));
     if (!set.running) return true;
   }
   Running& running = *set.running;
@@ -207,7 +207,7 @@ bool Scheduler::advance(ProcessSet& set) {
   return true;
 }
 
-void Scheduler::obey(ProcessSet& set, Decision decision) {
+void Scheduler::execute(ProcessSet& set, Decision decision) {
   std::vector<Submission> submissions;
   const bool takes_part =
       std::find(decision.participants.begin(), decision.participants.end(), set.me) != decision.participants.end();

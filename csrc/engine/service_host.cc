@@ -56,8 +56,8 @@ void ServiceHost::end(const std::exception_ptr& why) {
 }
 
 void ServiceHost::keep() {
-  keep_for_ever(std::move(open_));
-  keep_for_ever(std::move(closed_));
+  leak_intentionally(std::move(open_));
+  leak_intentionally(std::move(closed_));
 }
 
 void ServiceHost::post(int number, int to, const Bytes& message) {

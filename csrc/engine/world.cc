@@ -31,16 +31,16 @@ std::chrono::microseconds spin_for(const Transport& transport, const Config& con
 
 }  // namespace
 
-World::Place World::place_of(std::unique_ptr<Transport> transport, const Config& config) {
-  if (config.survive_losses) return place_in(std::make_shared<Membership>(std::move(transport), config.silence_s));
-  Place place;
+World::Position World::position_of(std::unique_ptr<Transport> transport, const Config& config) {
+  if (config.survive_losses) return position_in(std::make_shared<Membership>(std::move(transport), config.silence_s));
+  Position place;
   for (int rank = 0; rank < transport->size(); ++rank) place.view.members.push_back(rank);
   place.transport = std::move(transport);
   return place;
 }
 
-World::Place World::place_in(std::shared_ptr<Membership> membership) {
-  Place place;
+World::Position World::position_in(std::shared_ptr<Membership> membership) {
+  Position place;
   place.view = membership->view();
   place.transport = membership->enter();
   place.membership = std::move(membership);
@@ -48,9 +48,9 @@ World::Place World::place_in(std::shared_ptr<Membership> membership) {
 }
 
 World::World(std::unique_ptr<Transport> transport, const Config& config)
-    : World(place_of(std::move(transport), config), config, 0) {}
+    : World(position_of(std::move(transport), config), config, 0) {}
 
-World::World(Place place, const Config& config, std::uint64_t first_tag)
+World::World(Position place, const Config& config, std::uint64_t first_tag)
     : config_(config),
       membership_(std::move(place.membership)),
       view_(std::move(place.view)),
@@ -83,7 +83,7 @@ std::shared_ptr<World> World::successor(std::exception_ptr error) {
     if (retired_) throw UsageError("another thread has already created the successor of this world");
     if (membership_->ended()) std::rethrow_exception(membership_->reason(view_));
     retired_ = true;
-    next = std::shared_ptr<World>(new World(place_in(membership_), config_, services_->tags()));
+    next = std::shared_ptr<World>(new World(position_in(membership_), config_, services_->tags()));
     next->interrupt_ = interrupt_;
   });
   progress_->stop();
@@ -99,8 +99,8 @@ World::~World() {
   }
   if (forked()) {
     // The thread exists in the parent only, and so does the work in flight: GPUs and NCCL do not survive a fork.
-    keep_for_ever(std::move(progress_));
-    keep_for_ever(std::move(scheduler_));
+    leak_intentionally(std::move(progress_));
+    leak_intentionally(std::move(scheduler_));
   }
 }
 
@@ -183,10 +183,10 @@ bool World::allreduce_again(int set, std::string_view name, const OneShot::What&
                             std::byte* output) {
   if (forked()) return false;
   auto turn = progress_->take_turn();
-  const std::shared_ptr<ProcessSet> laid = scheduler_->lay(set, name, what, input);
-  if (!laid) return false;
-  const Time begin = laid->laid->since;
-  OneShot& shot = *laid->one_shot();
+  const std::shared_ptr<ProcessSet> entered = scheduler_->enter(set, name, what, input);
+  if (!entered) return false;
+  const Time begin = entered->entered->since;
+  OneShot& shot = *entered->one_shot();
   for (int look = shot.relays() ? patience_ : 0; look < patience_ && !shot.over(); ++look) relax();
   if (!shot.over()) {
     shot.rest(true);
@@ -194,7 +194,7 @@ bool World::allreduce_again(int set, std::string_view name, const OneShot::What&
     try {
       progress_->poll_until(turn, over, shot.relays() ? 0 : kLooks, interrupt_);
     } catch (...) {
-      progress_->alone([&] { scheduler_->give_up_laid(*laid); });
+      progress_->alone([&] { scheduler_->give_up_entered(*entered); });
       interrupted(kAllreduceLabel + std::string(name));
       throw;
     }
@@ -202,7 +202,7 @@ bool World::allreduce_again(int set, std::string_view name, const OneShot::What&
   }
   count_wait(begin);
   if (common_.ledger.open_now()) common_.ledger.beside(begin, steady_clock::now());
-  const bool done = scheduler_->take_up(*laid, what, input, output);
+  const bool done = scheduler_->collect(*entered, what, input, output);
   if (scheduler_->posting()) progress_->notify();
   return done;
 }

@@ -31,9 +31,9 @@ class World {
   World(std::unique_ptr<Transport> transport, const Config& config);
   ~World();
 
-  // Returns the world of the remaining ranks once they have agreed on it, where ranks survive losses (Config::survive_losses).
-  // This world has failed, or fails now with `error`; its holder then releases it. Throws NoQuorum or Evicted if this
-  // rank cannot go on, and `error` itself in a world that ends with its first loss.
+  // Returns the world of the remaining ranks once they have agreed on it, where ranks survive losses
+  // (Config::survive_losses). This world has failed, or fails now with `error`; its holder then releases it. Throws
+  // NoQuorum or Evicted if this rank cannot go on, and `error` itself in a world that ends with its first loss.
   std::shared_ptr<World> successor(std::exception_ptr error);
   // Number of worlds before this one.
   std::uint32_t epoch() const { return view_.epoch; }
@@ -92,7 +92,7 @@ class World {
   // From now on a lost rank counts as one that has left: only operations that need it fail, and this rank goes on.
   void tolerate_losses();
 
-  const Traffic& traffic() const { return common_.traffic; }
+  const TrafficCounters& traffic() const { return common_.traffic; }
   // Seconds in which this rank ran, since an arbitrary moment: the clock of its deadlines. From any thread.
   double awake_seconds() const {
     const auto now = common_.clock.now(std::chrono::steady_clock::now());
@@ -116,14 +116,14 @@ class World {
 
  private:
   // The part of this rank in the job: its own transport, or one of the membership's newest epoch.
-  struct Place {
+  struct Position {
     std::shared_ptr<membership::Membership> membership;
     membership::View view;
     std::unique_ptr<Transport> transport;
   };
-  static Place place_of(std::unique_ptr<Transport> transport, const Config& config);
-  static Place place_in(std::shared_ptr<membership::Membership> membership);
-  World(Place place, const Config& config, std::uint64_t first_tag);
+  static Position position_of(std::unique_ptr<Transport> transport, const Config& config);
+  static Position position_in(std::shared_ptr<membership::Membership> membership);
+  World(Position place, const Config& config, std::uint64_t first_tag);
   bool poll();
   void receive(int from, std::span<const std::byte> message);
   Work work() const;

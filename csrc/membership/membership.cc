@@ -34,11 +34,11 @@ Membership::Membership(std::unique_ptr<Transport> transport, double silence_s)
   transport_->tolerate_losses();
   view_.members.resize(heard_.size());
   std::iota(view_.members.begin(), view_.members.end(), 0);
-  agreement_ = make_agreement();
+  consensus_ = make_agreement();
 }
 
-std::unique_ptr<Agreement> Membership::make_agreement() {
-  auto made = std::make_unique<Agreement>(view_, self_, [this, epoch = view_.epoch](int to, const Bytes& message) {
+std::unique_ptr<Consensus> Membership::make_agreement() {
+  auto made = std::make_unique<Consensus>(view_, self_, [this, epoch = view_.epoch](int to, const Bytes& message) {
     send(to, Notice::kAgree, epoch, message);
   });
   made->count_tags(view_.first_tag);
@@ -99,7 +99,7 @@ bool Membership::receive(std::uint32_t epoch, const Sink& sink) {
 
 void Membership::route(std::uint32_t epoch, int from, std::span<const std::byte> bytes, const Sink& sink) {
   heard_[static_cast<std::size_t>(from)] = clock_.now();
-  agreement_->hear(from);
+  consensus_->hear(from);
   Reader reader(bytes);
   const auto of = reader.get<std::uint32_t>();
   if (of == kNotices) return notice(from, reader);
@@ -120,25 +120,25 @@ void Membership::notice(int from, Reader& reader) {
   if (kind == Notice::kGoodbye) return epoch == view_.epoch ? left(from) : lose({from, "it has shut down", true});
   if (epoch < view_.epoch) {
     // Otherwise two ranks that know the decision would answer each other forever.
-    if (kind == Notice::kAgree && Agreement::is_verdict(reader)) return;
+    if (kind == Notice::kAgree && Consensus::is_verdict(reader)) return;
     // The sender has not heard the decision: the next epoch, which may be without it.
-    send(from, Notice::kAgree, epoch, Agreement::verdict(history_[epoch + 1]));
+    send(from, Notice::kAgree, epoch, Consensus::verdict(history_[epoch + 1]));
   } else if (epoch > view_.epoch) {
     if (steady_clock::now() - last_ask_ > kTick) {
       last_ask_ = steady_clock::now();
       send(from, Notice::kAsk, view_.epoch);
     }
   } else if (kind == Notice::kAgree) {
-    agreement_->receive(from, reader);
+    consensus_->receive(from, reader);
     follow();
   }
 }
 
 // Goes on to the epoch that was agreed on.
 void Membership::follow() {
-  if (!agreement_->decided() || ended()) return;
-  blamed_ = agreement_->blamed();
-  const View next = *agreement_->decided();
+  if (!consensus_->decided() || ended()) return;
+  blamed_ = consensus_->blamed();
+  const View next = *consensus_->decided();
   history_.resize(next.epoch + 1);
   history_[view_.epoch] = view_;
   history_[next.epoch] = next;
@@ -150,9 +150,9 @@ void Membership::follow() {
   view_ = next;
   tolerates_losses_ = false;  // until the next world asks for it
   losses_.clear();
-  agreement_ = make_agreement();
+  consensus_ = make_agreement();
   for (const int rank : view_.members) heard_[static_cast<std::size_t>(rank)] = clock_.now();
-  for (const auto& [rank, cause] : dead_) agreement_->bury(rank, cause);
+  for (const auto& [rank, cause] : dead_) consensus_->bury(rank, cause);
   for (const auto& [rank, cause] : dead_) {
     if (view_.place_of(rank) >= 0) return begin();
   }
@@ -161,20 +161,20 @@ void Membership::follow() {
 // ---- facts ---------------------------------------------------------------------------------------------------------
 
 void Membership::begin() {
-  if (ended() || agreement_->begun()) return;
-  agreement_->begin();
+  if (ended() || consensus_->begun()) return;
+  consensus_->begin();
   follow();  // a rank that is alone decides at once
 }
 
 void Membership::left(int rank) {
   dead_.try_emplace(rank, "it has shut down");
-  agreement_->bury(rank, "it has shut down");
+  consensus_->bury(rank, "it has shut down");
   follow();
 }
 
 void Membership::blame(const std::vector<int>& silent, const std::vector<int>& stuck, const std::string& cause) {
-  for (const int rank : silent) agreement_->silence(rank, cause);
-  for (const int rank : stuck) agreement_->accuse(rank, cause);
+  for (const int rank : silent) consensus_->silence(rank, cause);
+  for (const int rank : stuck) consensus_->accuse(rank, cause);
   begin();
 }
 
@@ -206,9 +206,9 @@ void Membership::lose(const Loss& loss) {
   if (dead_.contains(loss.rank) || view_.place_of(loss.rank) < 0) return;
   if (loss.certain) {
     dead_.emplace(loss.rank, loss.cause);
-    agreement_->bury(loss.rank, loss.cause);
+    consensus_->bury(loss.rank, loss.cause);
   } else {
-    agreement_->silence(loss.rank, loss.cause);
+    consensus_->silence(loss.rank, loss.cause);
   }
   if (tolerates_losses_) {
     losses_.push_back(loss);
@@ -228,15 +228,15 @@ void Membership::tick(Time now, std::uint32_t epoch, const Sink& sink) {
   if (now - last_alive_ > Seconds(silence_s_ / kOften)) {
     last_alive_ = now;
     say_alive();
-    agreement_->retry();
+    consensus_->retry();
     follow();
   }
   look_for_silence();
-  if (agreement_->begun() && !agreement_->has_quorum()) {
+  if (consensus_->begun() && !consensus_->has_quorum()) {
     end_ = End::kNoQuorum;
     std::string silent;
-    for (const auto& [rank, cause] : agreement_->blamed()) {
-      if (!agreement_->is_silent(rank)) continue;
+    for (const auto& [rank, cause] : consensus_->blamed()) {
+      if (!consensus_->is_silent(rank)) continue;
       silent += (silent.empty() ? "" : ", ") + std::string("rank ") + std::to_string(view_.place_of(rank)) + " on " +
                 transport_->host_of(rank) + " (" + cause + ")";
     }
@@ -250,7 +250,7 @@ void Membership::tick(Time now, std::uint32_t epoch, const Sink& sink) {
 void Membership::say_alive() {
   const auto size = static_cast<int>(view_.members.size());
   const int place = view_.place_of(self_);
-  const int count = agreement_->begun() ? size - 1 : std::min(kNeighbours, size - 1);
+  const int count = consensus_->begun() ? size - 1 : std::min(kNeighbours, size - 1);
   for (int step = 1; step <= count; ++step) {
     send(view_.members[static_cast<std::size_t>((place + step) % size)], Notice::kAlive, view_.epoch);
   }
@@ -260,7 +260,7 @@ void Membership::say_alive() {
 std::vector<int> Membership::watched() const {
   const auto size = static_cast<int>(view_.members.size());
   const int place = view_.place_of(self_);
-  const int count = agreement_->begun() ? size - 1 : std::min(kNeighbours, size - 1);
+  const int count = consensus_->begun() ? size - 1 : std::min(kNeighbours, size - 1);
   std::vector<int> ranks;
   for (int step = 1; step <= count; ++step) {
     ranks.push_back(view_.members[static_cast<std::size_t>((place + size - step) % size)]);
@@ -269,16 +269,16 @@ std::vector<int> Membership::watched() const {
 }
 
 void Membership::look_for_silence() {
-  if (tolerates_losses_ && !agreement_->begun()) return;
+  if (tolerates_losses_ && !consensus_->begun()) return;
   std::vector<bool> is_watched(heard_.size(), false);
   bool found = false;
   for (const int rank : watched()) {
     const auto index = static_cast<std::size_t>(rank);
     is_watched[index] = true;
     if (!was_watched_[index]) heard_[index] = clock_.now();
-    if (dead_.contains(rank) || agreement_->is_silent(rank) || clock_.now() - heard_[index] <= Seconds(silence_s_))
+    if (dead_.contains(rank) || consensus_->is_silent(rank) || clock_.now() - heard_[index] <= Seconds(silence_s_))
       continue;
-    agreement_->silence(rank, "it has been silent for " + std::to_string(static_cast<long>(silence_s_)) + " s");
+    consensus_->silence(rank, "it has been silent for " + std::to_string(static_cast<long>(silence_s_)) + " s");
     found = true;
   }
   was_watched_ = std::move(is_watched);
@@ -293,7 +293,7 @@ std::exception_ptr Membership::reason(const View& of) const {
   if (end_ == End::kEvicted) return std::make_exception_ptr(Evicted(ending_));
   std::string text;
   std::vector<int> ranks;
-  for (const auto& [rank, cause] : view_.epoch > of.epoch ? blamed_ : agreement_->blamed()) {
+  for (const auto& [rank, cause] : view_.epoch > of.epoch ? blamed_ : consensus_->blamed()) {
     const int place = of.place_of(rank);
     if (place < 0) continue;
     ranks.push_back(place);

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/awake_clock.h"
-#include "membership/agreement.h"
+#include "membership/consensus.h"
 #include "transport/transport.h"
 
 namespace sordino::membership {
@@ -40,9 +40,9 @@ class Membership : public std::enable_shared_from_this<Membership> {
   void post(std::uint32_t epoch, int to, const Bytes& message);
 
   // True if `epoch` is over, or about to be.
-  bool over(std::uint32_t epoch) const { return view_.epoch > epoch || agreement_->begun() || ended(); }
+  bool over(std::uint32_t epoch) const { return view_.epoch > epoch || consensus_->begun() || ended(); }
   // True if the members have agreed on a later epoch in which no rank is known to be lost.
-  bool past(std::uint32_t epoch) const { return view_.epoch > epoch && !agreement_->begun(); }
+  bool past(std::uint32_t epoch) const { return view_.epoch > epoch && !consensus_->begun(); }
   // Reason why `epoch` is over, as the error that its operations raise.
   std::exception_ptr reason(const View& of) const;
   // True if this rank cannot go on: too few ranks are left, or the others have gone on without it.
@@ -57,7 +57,7 @@ class Membership : public std::enable_shared_from_this<Membership> {
   // Announces an abnormal exit of this rank to all members.
   void depart(const std::string& cause);
   void begin();
-  void count_tags(int next) { agreement_->count_tags(next); }
+  void count_tags(int next) { consensus_->count_tags(next); }
   // From now on losses do not end the epoch; take_losses() reports them.
   void tolerate_losses() { tolerates_losses_ = true; }
   std::vector<Loss> take_losses();
@@ -82,13 +82,13 @@ class Membership : public std::enable_shared_from_this<Membership> {
   std::vector<int> watched() const;
   void follow();
   void send(int to, Notice kind, std::uint32_t epoch, const Bytes& rest = {});
-  std::unique_ptr<Agreement> make_agreement();
+  std::unique_ptr<Consensus> make_agreement();
 
   const std::unique_ptr<Transport> transport_;
   const double silence_s_;
   const int self_;
   View view_;
-  std::unique_ptr<Agreement> agreement_;  // on the epoch after view_
+  std::unique_ptr<Consensus> consensus_;  // on the epoch after view_
   std::vector<View> history_;             // by epoch
   std::map<int, std::string> dead_;       // in any epoch
   std::map<int, std::string> blamed_;     // causes of the end of the last epoch

@@ -25,8 +25,8 @@ PairAveraging::PairAveraging(ServiceContext& context, int number, std::shared_pt
 
 PairAveraging::~PairAveraging() {
   for (Averaging& old : abandoned_) {
-    keep_for_ever(std::move(old.memory.out));
-    keep_for_ever(std::move(old.memory.in));
+    leak_intentionally(std::move(old.memory.out));
+    leak_intentionally(std::move(old.memory.in));
   }
 }
 

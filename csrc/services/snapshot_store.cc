@@ -19,8 +19,8 @@ SnapshotStore::SnapshotStore(ServiceContext& context, int number, std::shared_pt
       closed_(static_cast<std::size_t>(context.transport().size())) {}
 
 SnapshotStore::~SnapshotStore() {
-  for (Receiving& receiving : abandoned_) keep_for_ever(std::move(receiving.pull->values));
-  if (!sendings_.empty()) keep_for_ever(snapshots_.segment());
+  for (Receiving& receiving : abandoned_) leak_intentionally(std::move(receiving.pull->values));
+  if (!sendings_.empty()) leak_intentionally(snapshots_.segment());
 }
 
 void SnapshotStore::connect(int rank, const Location& location) {

@@ -1,4 +1,4 @@
-// Traffic: counts the bytes that a rank has sent, by receiver.
+// TrafficCounters: counts the bytes that a rank has sent, by receiver.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@
 
 namespace sordino {
 
-struct Traffic {
+struct TrafficCounters {
   std::atomic<std::uint64_t> inside{0}, across{0};        // bytes within the node, and to other nodes
   std::atomic<std::uint64_t> operations{0}, one_shot{0};  // one_shot is included in operations
 

@@ -11,7 +11,7 @@ inline std::atomic<long> failed{0};
 
 template <class... Detail>
 void check(bool ok, const char* condition, const char* file, int line, const Detail&... detail) {
-  constexpr long kShown = 20;  // of a broken kernel's million mismatches, the first few tell the story
+  constexpr long kShown = 20;  // of a broken kernel's million mismatches, the first few are enough
   if (ok) {
     ++passed;
   } else if (++failed <= kShown) {
@@ -31,7 +31,7 @@ inline int report() {
 #define CHECK(condition, ...) \
   ::sordino::test::check(static_cast<bool>(condition), #condition, __FILE__, __LINE__ __VA_OPT__(, ) __VA_ARGS__)
 
-// That `statement` throws exactly an `Error` or a class derived from it.
+// Checks that `statement` throws exactly an `Error` or a class derived from it.
 #define CHECK_THROWS(Error, statement)                                                \
   do {                                                                                \
     bool thrown = false;                                                              \

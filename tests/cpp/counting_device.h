@@ -1,5 +1,5 @@
-// A simulated device that also asks the CUDA kernels for what it is asked for, on the stand-in for CUDA's runtime: so
-// one can tell what would have been launched.
+// A simulated device that also makes every call on the CUDA kernels, with the stand-in for CUDA's runtime. So a test
+// can see the launches that a GPU would get.
 #pragma once
 
 #include <mutex>
@@ -13,7 +13,7 @@
 
 namespace sordino::test {
 
-// Calls a method of the CUDA kernels, notes their launches, and calls the same of others.
+// Calls a method of the CUDA kernels, notes its launches, and calls the same method of other kernels.
 class CountingKernels : public Kernels {
  public:
   explicit CountingKernels(Kernels& others)

@@ -1,4 +1,4 @@
-// Engines of ranks that are threads' without the threads: a test says who polls when, and what time it is.
+// Engines of several ranks without threads: a test decides which rank polls when, and sets the time.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@
 
 namespace sordino::test {
 
-// One rank's.
+// The engine of one rank.
 struct Engine {
   std::unique_ptr<Transport> transport;
   Common common;
@@ -34,13 +34,13 @@ struct Engine {
             common, [this] { ++wakes; }, 0),
         failures(common, scheduler, services, config, sink, nullptr, view) {}
 
-  // A time of its clock of deadlines, which only a test moves.
+  // Returns a time of its clock for deadlines, which only a test advances.
   AwakeTime in(double seconds) const {
     return common.clock.now() +
            std::chrono::duration_cast<AwakeClock::duration>(std::chrono::duration<double>(seconds));
   }
 
-  // What World::poll does, but for watching, and for what is thrown.
+  // Does the same as World::poll, except that it does not watch and does not catch.
   bool poll(Time now = std::chrono::steady_clock::now()) {
     bool moved = scheduler.announce();
     moved |= transport->poll(sink);
@@ -65,12 +65,12 @@ struct Engine {
   }
 };
 
-// Those of ranks on the given nodes.
+// Engines of ranks on the given nodes.
 class Engines {
  public:
   using Wrap = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;
 
-  // `wrap`: puts another transport around that of each rank.
+  // `wrap`: puts another transport around each rank's transport.
   explicit Engines(
       const std::vector<int>& nodes, Config config = Config::from_environment(),
       const Wrap& wrap = [](std::unique_ptr<Transport> own) { return own; })
@@ -82,7 +82,7 @@ class Engines {
   int size() const { return static_cast<int>(all_.size()); }
   sim::Network& network() { return network_; }
 
-  // Polls all in turn until nothing moves any more.
+  // Polls all in turn until nothing moves.
   void settle() {
     for (bool moved = true; moved;) {
       moved = false;
@@ -95,7 +95,7 @@ class Engines {
   std::vector<std::unique_ptr<Engine>> all_;
 };
 
-// An all-reduce of some floats in place.
+// Returns an all-reduce of some floats in place.
 inline Request allreduce_of(const std::string& name, std::vector<float>& values) {
   Request request;
   request.name = name;
@@ -112,7 +112,7 @@ inline Request barrier_called(const std::string& name, int set = 0) {
   return request;
 }
 
-// The error of type `Error` that a handle has; none if it has another one, or is not done.
+// Returns the text of a handle's error of type `Error`; empty if it has another error or is not done.
 template <class Error>
 std::string error_of(const Handle& handle) {
   if (!handle.done() || !handle.error) return {};

@@ -1,5 +1,5 @@
-// A stand-in for CUDA's runtime, of which the kernels' host code needs little: memory is the host's, and a launch is
-// written down, not made.
+// A stand-in for the parts of CUDA's runtime that the kernels' host code needs: memory is the host's, and a launch is
+// noted, not made.
 #include "fake_cudart.h"
 
 #include <cstdlib>
@@ -26,7 +26,7 @@ std::map<const void*, std::string>& kernels() {
   return all;
 }
 
-// The driver's, of which contexts are made current.
+// Functions of the driver, which make contexts current.
 int retain(void** context, int) {
   *context = context;
   return 0;
@@ -54,7 +54,7 @@ int cudaLaunchKernel(const void* kernel, Size, Size, void**, std::size_t, void*)
   sordino::test::launches().push_back(kernels().at(kernel));
   return 0;
 }
-// What <<<>>> becomes, which nobody uses.
+// Functions behind <<<>>>, which are never called.
 int __cudaGetKernel(void**, const void*) { std::abort(); }
 int __cudaLaunchKernel(void*, Size, Size, void**, std::size_t, void*) { std::abort(); }
 unsigned __cudaPopCallConfiguration(Size*, Size*, std::size_t*, void*) { std::abort(); }

@@ -1,4 +1,4 @@
-// What the stand-in for CUDA's runtime (fake_cudart.cc) has beyond the runtime's own functions.
+// Functions of the stand-in for CUDA's runtime (fake_cudart.cc) in addition to the runtime's own.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace sordino::test {
 
-// The (mangled) names of the kernels that have been launched. Not while another thread launches.
+// The (mangled) names of the launched kernels. Not to be called while another thread launches.
 std::vector<std::string>& launches();
 
 }  // namespace sordino::test

@@ -1,7 +1,7 @@
-// A stand-in for NCCL whose ranks are threads of one process, for tests where there is no GPU: the same functions, on
-// host memory, run on whatever streams the program has. It is stricter than NCCL: what NCCL answers with a hang or with
-// wrong numbers (ranks that call different things, a stream used before the communicator is ready) is an error here, or
-// shows in the results.
+// A stand-in for NCCL whose ranks are threads of one process, for tests without a GPU: the same functions, on host
+// memory, run on the streams of the program. It is stricter than NCCL. Where NCCL hangs or gives wrong numbers (ranks
+// that call different things, a stream used before the communicator is ready), it returns an error or gives visibly
+// wrong results.
 #include "fake_nccl.h"
 
 #include <dlfcn.h>
@@ -37,7 +37,8 @@ struct Grouping {
 
 std::mutex mutex;
 std::condition_variable changed;
-// Never destroyed: a clique and its members hold each other, and a stream may still have work when the program ends.
+// Never destroyed: a clique and its members refer to each other, and a stream may still have work when the program
+// ends.
 auto& cliques = *new std::map<std::string, std::shared_ptr<Clique>>;
 auto& live = *new std::map<Comm*, std::shared_ptr<Member>>;
 FakeEnqueue enqueue = nullptr;
@@ -47,7 +48,7 @@ auto& groups = *new std::map<int, int>;  // by rank
 thread_local Grouping group;
 thread_local unsigned long long current_device = 0;
 
-// On the stream.
+// Runs on the stream.
 void run(void* argument) {
   const std::unique_ptr<Launch> launch(static_cast<Launch*>(argument));
   Member& member = *launch->member;
@@ -125,7 +126,7 @@ Result make(Comm* comm, const Call& call) {
 const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
 std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
 
-// What the latest call asked for takes effect. Returns what is to go on a stream.
+// Carries out the latest call. Returns the work for a stream, or null.
 std::unique_ptr<Launch> settle(const std::shared_ptr<Member>& member) {
   if (member->state != kInProgress || --member->polls > 0) return nullptr;
   for (const auto& peer : member->clique->members) {

@@ -1,26 +1,27 @@
-// What the stand-in for NCCL (fake_nccl.cc) has beyond NCCL's own functions, to be found by dlsym.
+// Functions of the stand-in for NCCL (fake_nccl.cc) in addition to NCCL's own, to be found by dlsym.
 #pragma once
 
 extern "C" {
 
-// Runs work(argument) on a stream, after what was put there before. If nobody has said how, the stand-in looks for
+// Runs work(argument) on a stream, after all earlier work. If no function was set, the stand-in looks for
 // `sordino_fake_enqueue` in the program.
 using FakeEnqueue = void (*)(void* stream, void (*work)(void*), void* argument);
 void fake_nccl_set_enqueue(FakeEnqueue enqueue);
 
-// The hardware that is the calling thread's current device; 0 (which it is at first): unlike any other.
+// Sets the hardware of the calling thread's current device. 0, the initial value, is unlike any other.
 void fake_nccl_set_device(unsigned long long identity);
 
-// Every communicator in which this process has that rank has failed with `result` (an ncclResult_t).
+// Makes every communicator in which this process has that rank fail with `result` (an ncclResult_t).
 void fake_nccl_break(int rank, int result);
 
-// From now on ncclCommAbort does not return; until it is called with 0.
+// From now on ncclCommAbort does not return, until this is called with 0.
 void fake_nccl_hang_aborts(int hang);
 
-// Communicators that are neither destroyed nor aborted.
+// Returns the number of communicators that are neither destroyed nor aborted.
 int fake_nccl_live();
-// Groups that communicators of one rank of this process have put on a stream; a call outside a group is one.
+// Returns the number of groups that communicators of one rank of this process have put on a stream; a call outside a
+// group counts as one.
 int fake_nccl_groups(int rank);
-// Calls of ncclCommAbort so far.
+// Returns the number of calls of ncclCommAbort so far.
 int fake_nccl_aborts();
 }

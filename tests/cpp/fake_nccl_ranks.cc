@@ -9,7 +9,7 @@ namespace {
 
 const char* const kNames[] = {"AllReduce", "Reduce", "Broadcast", "ReduceScatter", "AllGather", "Send", "Recv"};
 
-std::deque<std::string> complaints;  // kept: callers have pointers to them
+std::deque<std::string> complaints;  // kept, as callers have pointers to them
 
 DType dtype_of(Type type) {
   constexpr DType types[] = {DType::kInt8,   DType::kUInt8,   DType::kInt32,   DType::kUInt32,  DType::kInt64,
@@ -22,7 +22,7 @@ ReduceOp op_of(Op op) {
   return ops[op];
 }
 
-// All ranks have come to the same call, and their streams wait in it: their memory may be touched.
+// Carries out a call that all ranks have reached. Their streams wait in it, so their memory may be accessed.
 void perform(const std::vector<std::shared_ptr<Post>>& posts) {
   const Call& call = posts.front()->call;
   const std::size_t parts = posts.size(), bytes = call.count * size_of(dtype_of(call.type));
@@ -36,7 +36,7 @@ void perform(const std::vector<std::shared_ptr<Post>>& posts) {
     std::vector<const std::byte*> sources;
     for (const auto& post : posts) sources.push_back(post->call.in);
     std::byte* destinations[] = {result.data()};
-    // Like NCCL, which multiplies before it adds: values stay in range.
+    // Like NCCL, this multiplies before it adds, so that values stay in range.
     const double pre = call.op == kOpAverage ? 1.0 / static_cast<double>(parts) : 1;
     kernels::reduce(op_of(call.op), dtype_of(call.type), sources, destinations, call.count * (scatters ? parts : 1),
                     pre, 1);

@@ -1,5 +1,4 @@
-// The ranks of the stand-in for NCCL (fake_nccl.cc), and what happens between them. All of it is called with one lock
-// held.
+// The ranks of the stand-in for NCCL (fake_nccl.cc), and their operations. All functions are called with one lock held.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +14,7 @@ namespace sordino::fake_nccl {
 
 using namespace sordino::nccl;
 
-inline constexpr int kPolls = 3;  // how often a call that has been made is still in progress
+inline constexpr int kPolls = 3;  // number of polls for which a call is in progress
 
 enum class Opcode { kAllReduce, kReduce, kBroadcast, kReduceScatter, kAllGather, kSend, kReceive };
 
@@ -45,7 +44,7 @@ struct Member;
 
 struct Clique {
   int size;
-  std::vector<std::shared_ptr<Member>> members;  // by rank; null until it has come
+  std::vector<std::shared_ptr<Member>> members;  // by rank; null until that rank has come
   std::map<std::uint64_t, std::vector<std::shared_ptr<Post>>> collectives;
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Post>>> sends, receives;  // by source and destination
 };
@@ -65,12 +64,12 @@ struct Member {
 // Keeps the text for ncclGetLastError.
 Result complain(Result result, const std::string& text);
 const char* last_complaint();
-// All of its ranks fail.
+// Makes all of its ranks fail.
 void break_clique(Clique& clique, Result result, const std::string& text);
 
-// What NCCL would refuse.
+// Returns the error with which NCCL would refuse the call.
 Result valid(const Member& member, const Call& call);
-// The call begins on the member's stream. It is done at once if it is the last that was missing.
+// Begins the call on the member's stream. If it is the last missing one, it is done at once.
 void begin(Member& member, const std::shared_ptr<Post>& post);
 
 }  // namespace sordino::fake_nccl

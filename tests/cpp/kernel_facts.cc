@@ -1,6 +1,6 @@
-// What tools/kernel_table.py cannot read from the compiler's words: bytes that a thread has in flight, from the
-// operations themselves, and launches of a step, counted while two ranks make it on simulated devices. Lines of words
-// between tabs.
+// Facts for tools/kernel_table.py that the compiler's output does not have. The bytes that a thread has in flight come
+// from the operations themselves. The launches of a step are counted while two ranks take it on simulated devices. The
+// output is lines of words separated by tabs.
 #include <cxxabi.h>
 
 #include <cstdio>
@@ -32,7 +32,7 @@ std::string readable(const char* name) {
 
 // ---- bytes in flight -----------------------------------------------------------------------------------------------
 
-// Of an operation that reads so many lists at a time, in its widest accesses.
+// Prints the bytes of an operation that reads this many lists at a time, in its widest accesses.
 template <class Operation>
 void in_flight(int lists) {
   constexpr int kSize = sizeof(typename Operation::Element);
@@ -77,7 +77,7 @@ void all_in_flight() {
 
 // ---- launches ------------------------------------------------------------------------------------------------------
 
-// As many tensors as ResNet-50 has, of odd sizes, and as many segments as it has blocks with its ends.
+// The number of tensors of ResNet-50, here with odd sizes, and one segment for each of its blocks and ends.
 constexpr std::size_t kTensors = 161, kSegments = 18;
 
 std::shared_ptr<const Layout> layout() {
@@ -90,7 +90,7 @@ std::shared_ptr<const Layout> layout() {
   return std::make_shared<Layout>(tensors, groups);
 }
 
-// Launches, and the words of the largest table among their parameters.
+// Prints launches, and the number of words of the largest table among their parameters.
 void print(const std::string& what, const std::vector<std::string>& launched) {
   int words = 0;
   for (const std::string& name : launched) {
@@ -106,10 +106,10 @@ struct Rank {
   std::shared_ptr<CountingDevice> device;
   std::shared_ptr<Segment> arena;
   std::shared_ptr<ReceiveBuffer> buffer;
-  std::vector<std::byte*> tensors;  // which lie apart
+  std::vector<std::byte*> tensors;  // at separate addresses
 };
 
-// Two ranks of a node whose device memory goes one way.
+// Two ranks of a node whose device memory takes one route.
 class Ranks {
  public:
   explicit Ranks(std::string route) : route_(std::move(route)), network_({0, 0}) {
@@ -136,7 +136,7 @@ class Ranks {
     }
   }
 
-  // Twice, for the first time finds out more.
+  // Runs twice, as the first run makes additional discoveries.
   void count(const std::string& what, void (Ranks::*fill)(Rank&, Request&)) {
     for (const bool known : {false, true}) {
       std::vector<std::shared_ptr<Handle>> handles;
@@ -189,7 +189,7 @@ class Ranks {
   std::vector<Rank> ranks_;
 };
 
-// The calls of python/sordino/torch/lars.py and of the detectors of python/sordino/algorithms/caps.
+// Counts the calls of python/sordino/torch/lars.py and of the detectors of python/sordino/algorithms/caps.
 void count_calls() {
   const auto device = std::make_shared<CountingDevice>(sim::make_device(0));
   CountingKernels& kernels = device->kernels();

@@ -11,7 +11,7 @@
 
 namespace sordino::test {
 
-// Reproducible on every standard library.
+// Returns random bits that are the same with every standard library.
 inline std::uint64_t random_bits() {
   static std::uint64_t state = 20240607;
   std::uint64_t z = state += 0x9e3779b97f4a7c15u;
@@ -21,8 +21,8 @@ inline std::uint64_t random_bits() {
 }
 inline std::size_t random_below(std::size_t n) { return random_bits() % n; }
 
-// Elements at any address, with poison on both sides. A buffer that is only read ends with its allocation, so that a
-// sanitizer sees reads past the end.
+// Elements at any address, with poison on both sides. A read-only buffer ends with its allocation, so that a sanitizer
+// sees reads beyond its end.
 template <class T>
 class Buffer {
  public:
@@ -53,7 +53,7 @@ class Buffer {
   std::vector<std::byte> bytes_;
 };
 
-// Ordinary numbers mostly, so that sums stay finite; edge cases and arbitrary bits now and then.
+// Mostly ordinary numbers, so that sums stay finite; some edge cases and arbitrary bits.
 template <class T>
 T random_element() {
   T value;

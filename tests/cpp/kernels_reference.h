@@ -1,4 +1,4 @@
-// What the kernels should compute, written the slow and obvious way: floats as exact doubles with explicit rounding
+// The results of the kernels, computed in the slow and obvious way: floats as exact doubles with explicit rounding
 // after every operation, integers in 128 bits. Shares no code with csrc/kernels/cpu.
 #pragma once
 
@@ -27,7 +27,7 @@ inline double round_to(double x, int digits, int min_exponent, double limit) {
   return std::abs(rounded) >= limit ? std::copysign(INFINITY, x) : rounded;
 }
 
-// Bits of a 16-bit float from its fields, and back.
+// Convert between a double and the bits of a 16-bit float, by its fields.
 inline double small_to_double(std::uint16_t bits, int mantissa_bits, int bias) {
   const int mantissa = bits & ((1 << mantissa_bits) - 1);
   const int exponent = (bits & 0x7fff) >> mantissa_bits;
@@ -52,7 +52,7 @@ inline std::uint16_t double_to_small(double x, int mantissa_bits, int bias) {
   if (x == 0) return sign;
   const int exponent = std::max(std::ilogb(x), 1 - bias);
   const int mantissa = static_cast<int>(std::ldexp(x, mantissa_bits - exponent));
-  // A normal number's leading bit adds one to the exponent field.
+  // The leading bit of a normal number adds one to the exponent field.
   return static_cast<std::uint16_t>(sign | (((exponent + bias - 1) << mantissa_bits) + mantissa));
 }
 
@@ -65,7 +65,8 @@ inline void from_double(double x, BFloat16& out) { out.bits = double_to_small(x,
 inline void from_double(double x, float& out) { out = static_cast<float>(x); }
 inline void from_double(double x, double& out) { out = x; }
 
-// One step in the type the fold computes in: a double operation on two floats, rounded to float, is the float one.
+// One step in the type in which the fold computes: a double operation on two floats, rounded to float, is the float
+// one.
 template <class T>
 double staged(double x) {
   return std::is_same_v<T, double> ? x : static_cast<double>(static_cast<float>(x));
@@ -132,7 +133,7 @@ T axpby_one(T x, T y, double a, double b) {
   return out;
 }
 
-// The same bits, or both NaN: which NaN is not specified.
+// Whether bits are the same or both are NaN: the kind of NaN is not specified.
 template <class T>
 bool same(T a, T b) {
   if constexpr (is_float<T>) {

@@ -1,5 +1,5 @@
-// Ranks that are threads, with streams that are threads of theirs, on the stand-in for NCCL. For one source file of a
-// test: it defines the function that the stand-in looks for.
+// Ranks as threads, each with threads as streams, on the stand-in for NCCL. For one source file of a test: it defines
+// the function that the stand-in looks for.
 #pragma once
 
 #include <dlfcn.h>
@@ -35,7 +35,7 @@ class Queue {
     work_.push_back(std::move(work));
     changed_.notify_all();
   }
-  // Whether all that was put on it is over within the time.
+  // Returns whether all work on the stream ended within the limit.
   bool drained(milliseconds limit = milliseconds(20000)) {
     auto over = std::make_shared<std::atomic<bool>>(false);
     put([over] { *over = true; });
@@ -71,7 +71,7 @@ Function* fake(const char* name) {
 }
 #define FAKE(function) fake<decltype(function)>(#function)
 
-// Polls until the communicator is ready; how often it was not.
+// Polls until the communicator is ready; returns the number of polls before that.
 inline int await(Communicator& communicator) {
   int polls = 0;
   const auto until = steady_clock::now() + std::chrono::seconds(20);
@@ -103,7 +103,7 @@ inline void on_ranks(int size, const Body& body, Communicator::Options options =
   for (std::thread& thread : threads) thread.join();
 }
 
-// Small numbers, so that every type has them and sums of them.
+// Returns small numbers, which every type can hold, as it can hold sums of them.
 inline Bytes values(DType type, std::size_t count, int seed) {
   constexpr std::uint16_t halves[] = {0, 0x3c00, 0x4000, 0x4200}, brains[] = {0, 0x3f80, 0x4000, 0x4040};
   Bytes data(count * size_of(type));
@@ -127,7 +127,7 @@ inline Bytes values(DType type, std::size_t count, int seed) {
   return data;
 }
 
-// What the core's kernels make of all ranks' values. NCCL's averages divide first.
+// Returns the result of the core's kernels for all ranks' values. Averages are divided first, as in NCCL.
 inline Bytes folded(DType type, std::size_t count, int size, ReduceOp op) {
   std::vector<Bytes> all;
   std::vector<const std::byte*> sources;

@@ -1,4 +1,4 @@
-// All-reduces of a few floats in one shot, as one rank's blocking call does them, step by step.
+// All-reduces of a few floats in one shot, with the steps of one rank's blocking call.
 #pragma once
 
 #include <string>
@@ -19,16 +19,16 @@ class Call {
       : engine_(&engine), name_(std::move(name)), values_(length, value) {
     what_.shape = {static_cast<std::int64_t>(length)};
   }
-  // Whether it has laid its input.
-  bool lay(const OneShot::What& what) {
-    set_ = engine_->scheduler.lay(0, name_, what, data());
+  // Publishes the input; returns whether that worked.
+  bool enter(const OneShot::What& what) {
+    set_ = engine_->scheduler.enter(0, name_, what, data());
     return set_ != nullptr;
   }
-  bool lay() { return lay(what_); }
+  bool enter() { return enter(what_); }
   bool over() const { return set_->one_shot()->over(); }
   bool in_vain() const { return set_->one_shot()->in_vain(); }
-  // Whether it has its result.
-  bool take_up() { return engine_->scheduler.take_up(*set_, what_, data(), data()); }
+  // Returns whether the result is there, and collects it.
+  bool collect() { return engine_->scheduler.collect(*set_, what_, data(), data()); }
   std::shared_ptr<Handle> submit() { return engine_->scheduler.submit(allreduce_of(kAllreduceLabel + name_, values_)); }
   bool has(float value) const { return values_ == Values(values_.size(), value); }
 
@@ -42,7 +42,7 @@ class Call {
   std::shared_ptr<ProcessSet> set_;
 };
 
-// All ranks have done these operations together.
+// Runs these operations on all ranks in the usual way.
 inline void agree(Engines& ranks, const std::vector<std::string>& names) {
   std::vector<Call> calls;
   calls.reserve(names.size() * static_cast<std::size_t>(ranks.size()));

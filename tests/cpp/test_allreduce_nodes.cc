@@ -1,5 +1,5 @@
-// All-reduce among nodes of several ranks, polled in random order, some ranks often and others rarely: whatever
-// overtakes what, all get the same exact sums, and what crosses nodes is what one rank a node would send.
+// All-reduce among nodes of several ranks, polled in random order, some ranks often and others rarely. In every order
+// all ranks get the same exact sums, and nodes exchange the bytes that one rank per node would send.
 #include <algorithm>
 #include <numeric>
 #include <random>
@@ -16,14 +16,14 @@ using Random = std::mt19937_64;
 
 std::size_t draw(Random& random, std::size_t below) { return static_cast<std::size_t>(random() % below); }
 
-// What a rank has reduced, in memory of one kind or another.
+// The tensors that a rank reduces, in memory of one kind or another.
 struct Tensors {
   std::shared_ptr<Segment> shared;
   std::vector<std::vector<float>> own, results;
   std::vector<std::span<const float>> found;
   Request request;
 
-  // A float that only this rank, operation and place have, and that sums of a few stay exact of.
+  // Returns a float that differs by rank, operation and place; sums of a few of them are exact.
   static float value(int rank, int operation, std::size_t place) {
     return static_cast<float>(
         (place * 7 + static_cast<std::size_t>(rank) * 1001 + static_cast<std::size_t>(operation)) % 65521);
@@ -76,8 +76,8 @@ void whatever_overtakes_what(std::uint64_t seed) {
   Random random(seed);
   const std::vector<std::vector<int>> layouts{
       {0, 0, 1, 1}, {0, 0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 1, 2, 2}, {0, 0, 0, 0, 1}};
-  // Of more parts than there are rooms for, in ordinary memory, with one stripe or two. The last part is shorter, so
-  // that its stripes lie across those of the part whose room it takes.
+  // More parts than there are slots for, in ordinary memory, with one stripe or two. The last part is shorter, so its
+  // stripes overlap other stripes of the part whose slot it takes.
   const bool long_one = seed % 8 == 0, two_stripes = seed % 16 == 8;
   const std::vector<int>& nodes = !long_one     ? layouts[draw(random, layouts.size())]
                                   : two_stripes ? layouts.front()
@@ -87,7 +87,7 @@ void whatever_overtakes_what(std::uint64_t seed) {
   config.fusion_bytes = 0;
   Engines engines(nodes, config);
   engines.network().delay([&random] { return random() % 3 == 0; });
-  const std::vector<std::size_t> sizes{1, 3000, 5000, 100000, 700000};  // small, of one part, and of some
+  const std::vector<std::size_t> sizes{1, 3000, 5000, 100000, 700000};  // small ones, one part, and several
   const bool at_once = random() % 2 == 0;                               // all are submitted before any is done
   std::vector<std::vector<std::size_t>> counts;
   std::vector<std::vector<bool>> in_segment;  // by operation and node
@@ -137,7 +137,7 @@ void whatever_overtakes_what(std::uint64_t seed) {
     }
   }
   CHECK(left == 0, "seed", seed);
-  for (int rank = 0; rank < ranks; ++rank) {  // nothing has been written behind the back of who was done
+  for (int rank = 0; rank < ranks; ++rank) {  // nothing was written after a rank was done
     for (int operation = 0; operation < operations; ++operation) {
       const auto& one = *tensors[static_cast<std::size_t>(rank)][static_cast<std::size_t>(operation)];
       CHECK(one.are_sums(ranks, operation), "in the end, seed", seed, "rank", rank, "operation", operation);
@@ -155,7 +155,7 @@ void whatever_overtakes_what(std::uint64_t seed) {
       small |= bytes <= 64 * 1024;
       expected += 2 * (hosts - 1) * bytes / hosts;
     }
-    // Small ones are doubled, which three nodes have an extra step for; parts of a ring differ by an element.
+    // Small operations double, and three nodes need an extra step for that. Parts of a ring differ by one element.
     if (!small) CHECK(across <= expected + 4096 && across + 4096 >= expected, "seed", seed, across, expected);
   }
 }

@@ -1,4 +1,4 @@
-// Layout: where tensors lie, which segments they form, and that the hash tells layouts apart.
+// Layout: the offsets of tensors, the segments that they form, and the hash that tells layouts apart.
 #include "arena/layout.h"
 #include "check.h"
 
@@ -27,7 +27,7 @@ void segments_are_packed_and_aligned() {
     }
     CHECK(end == segment.offset + segment.bytes);
   }
-  CHECK(layout.segments()[1].bytes == 4000);  // larger than the limit: a segment of its own
+  CHECK(layout.segments()[1].bytes == 4000);  // larger than the limit, so it is a segment of its own
   CHECK(layout.bytes() % Layout::kAlignment == 0);
 }
 
@@ -41,7 +41,7 @@ void a_segment_has_one_dtype() {
 
 void the_hash_sees_every_difference() {
   const Layout base(tensors({{3}, {5, 2}}), 1 << 20);
-  CHECK(base.hash() == Layout(tensors({{3}, {5, 2}}), 7).hash());  // segmentation is no difference of the model
+  CHECK(base.hash() == Layout(tensors({{3}, {5, 2}}), 7).hash());  // other segments, same model
   CHECK(base.hash() != Layout(tensors({{3}, {2, 5}}), 1 << 20).hash());
   CHECK(base.hash() != Layout(tensors({{3}, {5, 2}}, DType::kFloat64), 1 << 20).hash());
   CHECK(base.hash() != Layout(tensors({{3}}), 1 << 20).hash());

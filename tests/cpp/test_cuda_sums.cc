@@ -71,7 +71,7 @@ T near(T value) {
   }
 }
 
-// Items of one type, back to back, all of them compared as `T`.
+// Items of one type, back to back, all compared as `T`.
 template <class T, class As>
 void test_unchanged(DType type, int digits, bool counting, Phases phases) {
   std::vector<kernels::Item> tensors;
@@ -133,7 +133,7 @@ void test_unchanged(DType type, int digits, bool counting, Phases phases) {
   CHECK(same_bytes(counts, their_counts) && counts.guards_hold(), name_of(type), digits);
 }
 
-// select.cu with loops for the blocks' sums and scans, in chunks of so many bytes.
+// The same as select.cu with loops for the sums and scans of blocks, in chunks of this many bytes.
 void select_on_host(const kernels::Items& items, const std::byte* counters, const std::byte* indices,
                     std::uint32_t chunk_bytes) {
   constexpr std::uint32_t kSelecting = 16;

@@ -1,4 +1,4 @@
-// The CUDA kernels that turn elements into elements, run on the host, against the CPU kernels bit for bit.
+// The CUDA kernels that map elements to elements, run on the host, against the CPU kernels bit for bit.
 #include <algorithm>
 #include <deque>
 #include <string>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kSizes[] = {0, 1, 2, 7, 15, 16, 17, 33, 255, 1000, 4097, 20011};
 
-// Counts how often each element is seen, and how many are seen alone.
+// Counts how often each element is visited, and how many are visited alone.
 template <class T, cuda::Accesses kHow>
 struct Touch {
   using Element = T;
@@ -24,7 +24,7 @@ struct Touch {
 
   std::uint32_t lists;
   std::vector<int>* seen;
-  std::size_t first;  // the element that seen begins with
+  std::size_t first;  // the first element of `seen`
   std::size_t* alone;
 
   template <int kWidth>
@@ -50,14 +50,14 @@ void test_cover() {
         elementwise(table, Touch<T, kHow>{2, &seen, 0, &alone});
         CHECK(std::count(seen.begin(), seen.end(), 1) == std::ptrdiff_t(count), count, phase, other);
         const bool wide = kHow != cuda::Accesses::kSingle && (kHow != cuda::Accesses::kWide || phase == other);
-        const std::size_t chunks = (count * sizeof(T) + 4095) / 4096;  // so small a call has those of 4 KiB
+        const std::size_t chunks = (count * sizeof(T) + 4095) / 4096;  // such small calls have chunks of 4 KiB
         CHECK(!wide || alone <= chunks * 31 / sizeof(T), count, phase, other, "alone", alone);
       }
     }
   }
 }
 
-// Rows whose elements a 32-bit number cannot count: all chunks planned, some walked.
+// Rows whose number of elements exceeds 32 bits: all chunks are planned, some are walked.
 template <class T>
 void test_large_rows() {
   constexpr std::size_t kLarge = (std::size_t{1} << 33) + 12345;
@@ -87,7 +87,7 @@ void test_large_rows() {
   });
 }
 
-// A table of tensors of all sizes, some of whose destinations are sources, and what the CPU makes of the same.
+// A table of tensors of all sizes, some of whose destinations are sources, against the CPU kernels.
 template <class T>
 void test_reduce(DType type, ReduceOp op, std::size_t sources, std::size_t targets, double pre, double post) {
   for (const Phases phases : kPhases) {
@@ -162,7 +162,7 @@ void test_pairs(DType type) {
   }
 }
 
-// Random averages of some vectors, of which some outputs are inputs.
+// Random averages of some vectors; some outputs are also inputs.
 template <class T>
 void test_mix(DType type, std::size_t count, Phases phases) {
   constexpr std::size_t kVectors = 6;
@@ -248,7 +248,7 @@ void test_flatten() {
   }
 }
 
-// More rows than a launch takes, and addresses than a row can have.
+// More rows than one launch takes, and more addresses than one row can have.
 void test_many_rows() {
   constexpr std::size_t kRows = 10000;
   Placed<float> x = random_placed<float>(3 * kRows), y = random_placed<float>(3 * kRows), expected = y;

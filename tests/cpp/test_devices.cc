@@ -1,5 +1,5 @@
-// Memory of devices: what happens where there is no room, when shared memory may go, and when it is used again. And
-// what is said of GPUs that cannot be used.
+// Memory of devices: no space left, the time at which shared memory is freed, and its reuse. Also the messages about
+// GPUs that cannot be used.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -56,7 +56,7 @@ void others_are_asked_to_make_room() {
   CHECK(holds(text, "no room for 9437184 bytes on simulated device 0") && holds(text, "smaller model or batch"), text);
 }
 
-// Two ranks of one node, one of which maps what the other has.
+// Two ranks of one node; one maps the other's memory.
 struct Pair {
   std::vector<std::unique_ptr<Transport>> ranks = sim::Network({0, 0}).transports();
   std::shared_ptr<Device> device = device_with(64 * kMiB);
@@ -74,7 +74,7 @@ void shared_memory_goes_when_nobody_has_it_open() {
   Pair pair;
   pair.map();
   pair.segment = nullptr;
-  CHECK(sim::occupied(*pair.device) == 2 * kMiB);  // for the next in this world
+  CHECK(sim::occupied(*pair.device) == 2 * kMiB);  // kept for reuse in this world
   pair.ranks[0] = nullptr;
   CHECK(sim::occupied(*pair.device) == 2 * kMiB);  // the other rank has it open
   pair.ranks[1] = nullptr;
@@ -107,13 +107,13 @@ void who_has_died_has_nothing_open() {
   Openers::Entry* mine = list->enter();
   CHECK(!list->none());
   if (fork() == 0) {
-    Openers::leave(mine);  // not the child's
+    Openers::leave(mine);  // must not remove the parent's entry
     _exit(0);
   }
   CHECK(wait(nullptr) > 0 && !list->none());
   Openers::leave(mine);
   CHECK(list->none());
-  // As a process that is gone leaves it.
+  // An entry as a dead process leaves it.
   const pid_t child = fork();
   if (child == 0) _exit(0);
   CHECK(waitpid(child, nullptr, 0) == child);
@@ -135,7 +135,7 @@ void what_the_caller_still_does_is_waited_for() {
   CHECK(pair.segment->data == before);
   pair.device->synchronize();
   CHECK(pair.segment->data[0] == std::byte{0});
-  // What only the device's own queue works on is apart: nothing need be waited for.
+  // Memory that only the device's own queue uses is separate: it needs no wait.
   const auto apart = pair.ranks[0]->node_memory().allocate_on(pair.device, kMiB, Use::kNobody);
   pair.segment = nullptr;
   CHECK(pair.ranks[0]->node_memory().allocate_on(pair.device, kMiB, Use::kNobody)->data != before);

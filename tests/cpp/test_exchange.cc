@@ -1,5 +1,5 @@
-// Exchanges on worlds of threads: every element of every rank becomes, to the bit, the average that the topology says,
-// summed in the order of the participants, whoever shares a node with whom and whoever comes late.
+// Exchanges on worlds of threads: every element of every rank becomes, to the bit, the average of the topology, summed
+// in the order of the participants. This holds for all nodes of ranks and for late ranks.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -27,7 +27,7 @@ using topology::Row;
 
 using Rows = std::vector<std::vector<Row>>;  // by group and rank
 
-// Written out. Destinations come in falling order: nobody has promised another.
+// A topology that is written out. Destinations are in falling order: their order is not guaranteed.
 class Table : public topology::Topology {
  public:
   Table(int size, Rows rows) : Topology(size), rows_(std::move(rows)) {}
@@ -44,7 +44,7 @@ class Table : public topology::Topology {
   const Rows rows_;
 };
 
-// What all ranks exchange.
+// An exchange of all ranks.
 struct What {
   std::shared_ptr<const Layout> layout;
   std::shared_ptr<const topology::Topology> topology;
@@ -54,12 +54,12 @@ struct What {
 struct Rank {
   std::unique_ptr<World> world;
   std::shared_ptr<ReceiveBuffer> buffer;
-  std::size_t buffer_bytes = 0;  // what it needed so far
+  std::size_t buffer_bytes = 0;  // bytes needed so far
   std::vector<std::shared_ptr<Segment>> shared;
   std::vector<Bytes> own;
 };
 
-// Nodes whose ranks have memory for exchanges: `kArenas` of them, of which each exchange uses others.
+// Nodes whose ranks have memory for exchanges: `kArenas` arenas, and each exchange uses others.
 class Nodes {
  public:
   static constexpr std::size_t kArenas = 4;
@@ -103,9 +103,9 @@ void rethrow(const Handle& handle) {
   if (handle.error) std::rethrow_exception(handle.error);
 }
 
-// ---- what is expected ----------------------------------------------------------------------------------------------
+// ---- expected results ----------------------------------------------------------------------------------------------
 
-// Sums in the order of the participants.
+// Returns the sums in the order of the participants.
 Bytes expected(const What& what, const std::vector<Bytes>& before, const Bytes& result_before, std::size_t me) {
   Bytes after = result_before;
   for (const LayoutSegment& run : what.layout->segments()) {
@@ -131,7 +131,8 @@ std::map<std::size_t, std::size_t> bytes_of_groups(const Layout& layout) {
   return bytes;
 }
 
-// What a rank sends within its node, and across: once to each other node, if its memory is shared.
+// Returns the bytes that a rank sends within its node and across nodes. With shared memory it sends once to each other
+// node.
 std::pair<std::uint64_t, std::uint64_t> expected_traffic(const What& what, const std::vector<int>& nodes,
                                                          std::size_t me) {
   std::uint64_t inside = 0, across = 0;
@@ -151,7 +152,8 @@ std::pair<std::uint64_t, std::uint64_t> expected_traffic(const What& what, const
   return {inside, across};
 }
 
-// What a rank's receive buffer must hold: the first of a node that needs something of another node receives it.
+// Returns the bytes that a rank's receive buffer must hold: the first rank of a node that needs data of another node
+// receives them.
 std::size_t expected_buffer(const What& what, const std::vector<int>& nodes, std::size_t me) {
   std::size_t copies = 0, stride = 0;
   for (const auto& [group, bytes] : bytes_of_groups(*what.layout)) {
@@ -174,13 +176,13 @@ std::size_t expected_buffer(const What& what, const std::vector<int>& nodes, std
   return copies * stride;
 }
 
-// ---- chance --------------------------------------------------------------------------------------------------------
+// ---- random data ---------------------------------------------------------------------------------------------------
 
 using Random = std::mt19937;
 
 int draw(Random& random, int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); }
 
-// Values whose sums depend on the order.
+// Writes values whose sums depend on the order.
 void fill(Random& random, const Layout& layout, std::byte* data) {
   constexpr float few[] = {1e8f, -1e8f, 1, -3, 0.125f, 1e4f, -1e4f, 0.7f};
   for (const LayoutSegment& run : layout.segments()) {
@@ -195,14 +197,14 @@ void fill(Random& random, const Layout& layout, std::byte* data) {
       } else if (run.dtype == DType::kBFloat16) {
         std::memcpy(place, reinterpret_cast<const std::byte*>(&value) + 2, 2);
       } else {
-        const auto half = static_cast<std::uint16_t>(random() % 0x7800);  // positive, and no infinity
+        const auto half = static_cast<std::uint16_t>(random() % 0x7800);  // positive and finite
         std::memcpy(place, &half, sizeof half);
       }
     }
   }
 }
 
-// Several groups, some of several dtypes, of odd and of empty sizes.
+// Returns a layout of several groups, some with several dtypes, odd sizes and empty tensors.
 std::shared_ptr<const Layout> random_layout(Random& random, int groups) {
   constexpr DType dtypes[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16};
   constexpr std::int64_t counts[] = {1, 3, 17, 64, 129, 700, 1500};
@@ -229,13 +231,13 @@ std::vector<int> some(Random& random, int size, int without) {
 Row random_row(Random& random, int size, int rank) {
   Row row;
   switch (draw(random, 6)) {
-    case 0: break;                   // left alone
+    case 0: break;                   // unchanged
     case 1: row.scale = 0.5; break;  // its own, scaled
     case 2:
       row.sources = some(random, size, rank);
       row.average();
       break;
-    case 3:  // of others only; of nobody, perhaps
+    case 3:  // of others only, or of no rank
       row.sources = some(random, size, rank);
       row.keeps_own = false;
       row.scale = draw(random, 2) == 0 ? 1 : 0.25;
@@ -251,7 +253,7 @@ Row random_row(Random& random, int size, int rank) {
   return row;
 }
 
-// Now and then all ranks make something of the same few, not all with the same scale.
+// Returns random rows; sometimes all ranks use the same sources, not all with the same scale.
 std::vector<Row> random_rows(Random& random, int size) {
   std::vector<Row> rows;
   const bool alike = draw(random, 3) == 0;
@@ -282,8 +284,8 @@ What random_exchange(Random& random, int size) {
 
 constexpr std::size_t kRoom = std::size_t{1} << 18;
 
-// One exchange with other memory than the last, in which one rank may come late. Checks all ranks' bits, what is around
-// them, and what was sent.
+// Makes one exchange with other memory than the last one, in which one rank may be late. Checks the bits of all ranks,
+// the memory around them, and the bytes sent.
 void exchange_once(Nodes& nodes, const What& what, Random& random, int late) {
   const auto size = static_cast<std::size_t>(nodes.size());
   std::vector<std::size_t> sources(size), results(size);
@@ -295,13 +297,13 @@ void exchange_once(Nodes& nodes, const What& what, Random& random, int late) {
     for (std::size_t which = 0; which < Nodes::kArenas; ++which) {
       std::byte* arena = nodes.arena(me, which, what.shared);
       std::memset(arena, 0x5a, kRoom);
-      if (which != results[me] || what.in_place) fill(random, *what.layout, arena);  // wrong ones have values, too
+      if (which != results[me] || what.in_place) fill(random, *what.layout, arena);  // wrong arenas have values, too
     }
     const std::byte* source = nodes.arena(me, sources[me], what.shared);
     const std::byte* result = nodes.arena(me, results[me], what.shared);
     before[me].assign(source, source + kRoom);
     results_before[me].assign(result, result + kRoom);
-    const Traffic& sent = nodes.ranks[me].world->traffic();
+    const TrafficCounters& sent = nodes.ranks[me].world->traffic();
     traffic[me] = {sent.inside, sent.across};
   }
   const auto held = std::make_shared<Handle>();
@@ -312,7 +314,7 @@ void exchange_once(Nodes& nodes, const What& what, Random& random, int late) {
                                    static_cast<int>(me) == late ? held : nullptr));
   }
   if (late >= 0) {
-    std::this_thread::sleep_for(milliseconds(10));  // time for the others to go wrong without it
+    std::this_thread::sleep_for(milliseconds(10));  // time for errors of the others
     held->finish();
     nodes.ranks[static_cast<std::size_t>(late)].world->wake();
   }
@@ -352,14 +354,14 @@ void whatever_is_exchanged() {
   }
 }
 
-// Which is exchanged as other topologies are, not as an all-reduce.
+// Mean that is exchanged like other topologies, not as an all-reduce.
 class EverybodyElse : public topology::Mean {
  public:
   using topology::Mean::Mean;
   bool is_mean_of_all() const override { return false; }
 };
 
-// All ranks' mean of the same values has the same bits, and they are those of the sum in the order of the participants.
+// The mean of all ranks has the same bits everywhere: the bits of the sum in the order of the participants.
 template <class T>
 void means_are_alike(DType dtype, const std::vector<int>& world) {
   constexpr std::size_t kCount = 7;
@@ -367,7 +369,7 @@ void means_are_alike(DType dtype, const std::vector<int>& world) {
   const auto size = static_cast<std::size_t>(nodes.size());
   const What what{std::make_shared<Layout>(std::vector<TensorSpec>{{"w", dtype, {kCount}}}, std::size_t{1} << 30),
                   std::make_shared<EverybodyElse>(nodes.size(), nodes.size()), true, false, true};
-  const T large = std::ldexp(T(1), std::numeric_limits<T>::digits + 1);  // to which small ones are lost
+  const T large = std::ldexp(T(1), std::numeric_limits<T>::digits + 1);  // sums with it lose small values
   const T values[] = {large, T(1.7), -large, T(3), T(-2), T(0.5)};
   std::vector<std::shared_ptr<Handle>> handles;
   for (std::size_t me = 0; me < size; ++me) {
@@ -402,8 +404,9 @@ Row copy_of(int source) {
   return row;
 }
 
-// Nobody goes on before its node peers have written all of its result. Ranks 0 and 1 of a node average; rank 0 needs
-// what rank 2 of another node sends late, and meanwhile rank 1 stops, with its part of rank 0's result still to do.
+// A rank does not continue before its node peers have written all of its result. Ranks 0 and 1 of a node average. Rank
+// 0 needs data that rank 2 of another node sends late. Meanwhile rank 1 stops, with its part of rank 0's result still
+// to do.
 void all_shards_are_waited_for() {
   Nodes nodes({0, 0, 1}, kRoom);
   const auto layout =
@@ -438,7 +441,8 @@ void all_shards_are_waited_for() {
   }
 }
 
-// A receive buffer is kept while it is large enough, and lies where the next exchange wants it when it has to grow.
+// A receive buffer is kept while it is large enough. When it must grow, it moves to the memory that the next exchange
+// wants.
 void receive_buffers_grow() {
   Nodes nodes({0}, kRoom);
   World& world = *nodes.ranks[0].world;
@@ -451,8 +455,7 @@ void receive_buffers_grow() {
   CHECK(world.in_shared_memory(buffer.reserve(2, 1000, true, nullptr), 2000));
 }
 
-// An exchange that waits for another operation waits without a deadline of its own; from then on it has one. It fails
-// as that fails.
+// An exchange that waits for another operation has no deadline of its own until that is done. It fails if that fails.
 void what_comes_first_is_waited_for() {
   constexpr double kTimeout = 0.3;
   const auto layout =

@@ -1,4 +1,5 @@
-// The failure detector of one rank, which is told what time it is: deadlines to the second, losses, and who is told.
+// The failure detector of one rank, with the time set by the test: deadlines to the second, losses, and the ranks that
+// hear of them.
 #include "base/log.h"
 #include "check.h"
 #include "engine/failure_detector.h"
@@ -18,7 +19,7 @@ Config config() {
   return config;
 }
 
-// The reader of log lines while it lives.
+// Reads log lines while it lives.
 class Heard {
  public:
   Heard() { log::open(log::Level::kWarning); }
@@ -47,7 +48,7 @@ class Heard {
   std::vector<int> ranks_;
 };
 
-// What watch() throws at some time, as text and the ranks that it names.
+// Returns the text of the error that watch() throws at some time, and the ranks that it names.
 template <class Error>
 std::string thrown(Engine& engine, double seconds) {
   try {
@@ -70,7 +71,7 @@ void a_coordinator_warns_once_and_then_names_who_is_missing() {
   ranks[0].failures.watch(ranks[0].in(kWarn + 2));
   CHECK(heard.count("stalled: barrier 'late' has waited 11 s for ranks 2") == 1);
   ranks.settle();
-  ranks[1].failures.watch(ranks[1].in(kWarn + 5));  // it has been told that this is reported
+  ranks[1].failures.watch(ranks[1].in(kWarn + 5));  // it knows that this is reported
   CHECK(heard.count("stalled") == 1 && heard.ranks() == std::vector<int>{0});
   try {
     ranks[0].failures.watch(ranks[0].in(kTimeout + 1));
@@ -82,8 +83,7 @@ void a_coordinator_warns_once_and_then_names_who_is_missing() {
   CHECK(!theirs->done());
 }
 
-// The whole job is stopped for an hour, again and again, while one waits for the other, which coordinates. Then it runs
-// on.
+// The whole job is stopped for an hour, again and again, while one rank waits for the coordinator. Then it runs on.
 void time_in_which_the_process_was_stopped_is_no_wait() {
   Engines ranks({0, 1}, config());
   Time now = std::chrono::steady_clock::now();
@@ -130,10 +130,9 @@ void a_coordinator_that_says_nothing_is_blamed_later() {
   ranks[1].scheduler.submit(barrier_called("mine"));
   ranks[1].poll();
   Heard heard;
-  CHECK(thrown<Timeout>(ranks[1], kTimeout + 1).empty());  // it is given time to name who is missing
+  CHECK(thrown<Timeout>(ranks[1], kTimeout + 1).empty());  // it is given time to name the missing rank
   CHECK(heard.count("for rank 0, which coordinates it and is silent") == 1);
-  CHECK(thrown<Timeout>(ranks[1], kTimeout + 3).find("rank 0, which coordinates it, is silent") !=
-        std::string::npos);
+  CHECK(thrown<Timeout>(ranks[1], kTimeout + 3).find("rank 0, which coordinates it, is silent") != std::string::npos);
 }
 
 void joining_has_no_deadline() {
@@ -164,7 +163,7 @@ void the_first_failure_stays_and_is_told_once() {
     ranks[1].failures.caught(std::current_exception());
   }
   CHECK(error_of<Timeout>(*theirs) == "too late");
-  CHECK(!ranks[0].transport->poll(ranks[0].sink));  // rank 0 has told all, so rank 1 does not
+  CHECK(!ranks[0].transport->poll(ranks[0].sink));  // rank 0 has told all ranks, so rank 1 does not
   int told = 0;
   ranks[2].transport->poll([&](int, std::span<const std::byte>) { ++told; });
   CHECK(told == 1);
@@ -213,7 +212,7 @@ void a_goodbye_is_no_loss() {
   CHECK(ranks[0].common.peers.gone(1));
 }
 
-// Both run an operation, and rank 1 leaves in the middle of it.
+// Both ranks run an operation, and rank 1 leaves in the middle of it.
 void who_leaves_in_the_middle_fails_what_runs() {
   enum class How { kWorld, kAlone, kServing };
   for (const How how : {How::kWorld, How::kAlone, How::kServing}) {
@@ -238,9 +237,9 @@ void who_leaves_in_the_middle_fails_what_runs() {
   }
 }
 
-// A ring: ranks 1 and 3 wait for rank 2, which is lost, and rank 0 for them alone. None waits for the deadline.
+// A ring: ranks 1 and 3 wait for rank 2, which is lost, and rank 0 only waits for them. No rank waits for the deadline.
 void who_gives_up_an_operation_tells_the_others() {
-  for (const int behind : {0, 3}) {  // which has yet to begin with it, or has it under way as well
+  for (const int behind : {0, 3}) {  // this rank has yet to begin, or has begun as well
     Engines ranks({0, 1, 2, 3}, config());
     std::vector<std::vector<float>> values(4, std::vector<float>(1 << 20));
     std::vector<std::shared_ptr<Handle>> handles;
@@ -266,7 +265,7 @@ void who_gives_up_an_operation_tells_the_others() {
       ranks[rank].poll();
       const auto& handle = *handles[static_cast<std::size_t>(rank)];
       CHECK(error_of<PeerLost>(handle).find("rank 2") != std::string::npos, rank, error_of<PeerLost>(handle));
-      CHECK(handle.given_up == (rank == 0 || behind == 0));  // else it has touched nothing
+      CHECK(handle.given_up == (rank == 0 || behind == 0));  // otherwise it has not begun
       CHECK(ranks[rank].scheduler.settled() && !ranks[rank].common.failure.latched());
     }
   }

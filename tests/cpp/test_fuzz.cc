@@ -1,7 +1,6 @@
-// What peers send may be anything: every message that the core reads either is one or is refused with an error of the
-// library's, and reading it takes no more memory than a small multiple of its size. Valid messages are cut short,
-// changed, lengthened and mixed, always alike. With sanitizers (make sanitize) it shows what is read beyond an end,
-// too.
+// Peers may send anything. Every message that the core reads is either valid or refused with an error of the library,
+// and reading it takes no more memory than a small multiple of its size. Valid messages are cut short, changed,
+// lengthened and mixed, the same in every run. With sanitizers (make sanitize) reads beyond an end are found, too.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -15,7 +14,7 @@
 #include "engine/control.h"
 #include "engine/negotiation.h"
 #include "engine/world.h"
-#include "membership/agreement.h"
+#include "membership/consensus.h"
 #include "services/mailbox.h"
 #include "services/pair_averaging.h"
 #include "services/snapshot_store.h"
@@ -27,7 +26,7 @@ namespace {
 
 thread_local std::size_t allocated = 0;  // by this thread
 
-// Results may be as large as peers say, but nothing here needs so much.
+// Peers may announce results of any size, but nothing here needs this many bytes.
 constexpr std::size_t kMost = std::size_t{1} << 28;
 
 void* take(std::size_t bytes) {
@@ -39,7 +38,7 @@ void* take(std::size_t bytes) {
 
 }  // namespace
 
-// Not inline, for the compiler would warn of memory that is freed by another function than it comes from.
+// Not inline, as the compiler would warn of memory that is freed by another function than its allocator.
 [[gnu::noinline]] void* operator new(std::size_t bytes) { return take(bytes); }
 [[gnu::noinline]] void* operator new[](std::size_t bytes) { return take(bytes); }
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
@@ -48,7 +47,7 @@ void* take(std::size_t bytes) {
 [[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
 using namespace sordino;
-using membership::Agreement;
+using membership::Consensus;
 using membership::View;
 
 namespace {
@@ -95,12 +94,12 @@ Bytes spoilt(Random& random, const std::vector<Bytes>& valid) {
       for (std::byte& one : bytes) one = static_cast<std::byte>(random());
       break;
     }
-    default: break;  // as it is
+    default: break;  // unchanged
   }
   return bytes;
 }
 
-// Runs what reads a message of so many bytes: whatever it throws is the library's, and it takes little memory.
+// Reads a message of this many bytes: it may only throw errors of the library, and takes little memory.
 template <class Read>
 bool reads(std::size_t size, const Read& read) {
   constexpr std::size_t kTimes = 32, kBesides = 4096;
@@ -185,7 +184,7 @@ std::vector<Decision> decisions() {
 }
 
 void lengths_are_not_believed() {
-  // As many bytes as a list says it has elements, each of which is longer.
+  // The list announces as many elements as there are bytes, and each element is longer.
   Bytes bytes = Writer().put(std::uint32_t{1} << 16).take();
   bytes.resize(bytes.size() + (std::size_t{1} << 16));
   for (int type = 0; type < 2; ++type) {
@@ -204,7 +203,7 @@ bool not_negative(const std::vector<std::int64_t>& numbers) {
   return std::all_of(numbers.begin(), numbers.end(), [](std::int64_t number) { return number >= 0; });
 }
 
-// What follows believes this of all that it is given.
+// Later code relies on these properties of all announcements.
 void check(const Announcement& said) {
   CHECK(said.opcode <= kLastOpcode && said.op <= kLastReduceOp && said.root >= 0);
   CHECK(not_negative(said.splits) && said.shapes.size() == said.dtypes.size());
@@ -246,7 +245,7 @@ void negotiations() {
         }
         talk.waiting();
       } catch (const Error&) {
-        break;  // where the world would end
+        break;  // the world would end here
       }
     }
     const Bytes bytes = spoilt(random, decided);
@@ -257,11 +256,11 @@ void negotiations() {
     });
     if (decision) check(*decision);
   }
-  // The same name twice: who has not said it would be taken to have.
+  // The same name twice would count for the member that has not announced it.
   Negotiation talk({0, 1}, 0);
   talk.announce(0, announcements()[0], {});
   CHECK_THROWS(TransportError, talk.announce(0, announcements()[0], {}));
-  // There is no id after the largest number.
+  // No id follows the largest number.
   Announcement largest = say("set", Opcode::kAddSet, {});
   for (const int newest : {std::numeric_limits<int>::max() - 1, std::numeric_limits<int>::max(), -1}) {
     largest.known_sets.newest = newest;
@@ -285,14 +284,14 @@ void negotiations() {
 
 // ---- agreement -----------------------------------------------------------------------------------------------------
 
-// What all ranks say when one is lost.
+// Returns the messages of all ranks when one is lost.
 std::vector<Bytes> agreement_messages() {
   std::vector<Bytes> said;
-  std::vector<std::unique_ptr<Agreement>> ranks;
+  std::vector<std::unique_ptr<Consensus>> ranks;
   std::deque<std::pair<std::pair<int, int>, Bytes>> under_way;
   const View all{0, {0, 1, 2, 3, 4}, 0};
   for (int self = 0; self < 5; ++self) {
-    ranks.push_back(std::make_unique<Agreement>(all, self, [&, self](int to, const Bytes& message) {
+    ranks.push_back(std::make_unique<Consensus>(all, self, [&, self](int to, const Bytes& message) {
       said.push_back(message);
       under_way.push_back({{self, to}, message});
     }));
@@ -308,12 +307,12 @@ std::vector<Bytes> agreement_messages() {
     Reader reader(message);
     ranks[static_cast<std::size_t>(way.second)]->receive(way.first, reader);
   }
-  said.push_back(Agreement::verdict({1, {0, 1, 2}, 3}));
-  said.push_back(Agreement::verdict({0xffffffff, {0, 1, 2}, 3}));
-  said.push_back(Agreement::verdict({1, {}, 3}));
-  said.push_back(Agreement::verdict({1, {0, 1, 9}, 3}));
-  said.push_back(Agreement::verdict({1, {1, 1}, 3}));
-  said.push_back(Agreement::verdict({1, {1, 2}, -3}));
+  said.push_back(Consensus::verdict({1, {0, 1, 2}, 3}));
+  said.push_back(Consensus::verdict({0xffffffff, {0, 1, 2}, 3}));
+  said.push_back(Consensus::verdict({1, {}, 3}));
+  said.push_back(Consensus::verdict({1, {0, 1, 9}, 3}));
+  said.push_back(Consensus::verdict({1, {1, 1}, 3}));
+  said.push_back(Consensus::verdict({1, {1, 2}, -3}));
   return said;
 }
 
@@ -323,7 +322,7 @@ void agreements() {
   for (int turn = 0; turn < 6000; ++turn) {
     std::size_t sent = 0;
     const View all{0, {0, 1, 2, 3, 4}, 0};
-    Agreement agreement(all, static_cast<int>(draw(random, 5)), [&](int to, const Bytes&) {
+    Consensus agreement(all, static_cast<int>(draw(random, 5)), [&](int to, const Bytes&) {
       ++sent;
       CHECK(to >= 0 && to < 5);
     });
@@ -382,9 +381,9 @@ std::vector<Bytes> world_messages() {
   constexpr Tag kTag = static_cast<Tag>(kTagSets) << kTagSequenceBits | 3;
   for (int times = 0; times < 4; ++times) {
     all.push_back(message(Message::kService, kMailbox, text));
-    all.push_back(message(Message::kService, kSnapshots, std::uint8_t{0}, std::uint64_t{1}, kTag));  // asks
+    all.push_back(message(Message::kService, kSnapshots, std::uint8_t{0}, std::uint64_t{1}, kTag));  // request
     all.push_back(message(Message::kService, kSnapshots, std::uint8_t{1}, std::uint64_t{1}, std::uint64_t{2},
-                          std::uint64_t{3}, 0.5));  // gives
+                          std::uint64_t{3}, 0.5));  // answer
     all.push_back(message(Message::kService, kAveraging, std::uint64_t{1}));
     all.push_back(message(Message::kService, kAveraging, std::uint64_t{1}, kTag));
   }
@@ -406,7 +405,7 @@ std::vector<Bytes> with_epochs(const std::vector<Bytes>& messages) {
   return all;
 }
 
-// A world of three ranks on three nodes, or on one, of which only `me` is one: what the others say is up to the test.
+// A world of three ranks on three nodes, or on one. Only `me` is real; the test makes the messages of the others.
 class Victim {
  public:
   Victim(const std::vector<int>& nodes, int me, bool survives_losses) : me_(me), survives_losses_(survives_losses) {
@@ -432,7 +431,7 @@ class Victim {
     }
   }
 
-  // What it has to do with the others: one operation of each kind, a pull and an averaging.
+  // Starts what concerns the other ranks: one operation of each kind, a pull and an averaging.
   void submit() {
     for (const Announcement& said : announcements()) {
       Request request;
@@ -452,7 +451,7 @@ class Victim {
     averaging_->begin((me_ + 1) % 3, 1);
   }
   void post(int from, const Bytes& bytes) { transports_[static_cast<std::size_t>(from)]->post(me_, bytes); }
-  // Whether it lives on, once it has read all that was posted.
+  // Returns whether the world still works after it has read all that was posted.
   bool lives(int from) {
     const std::string end = "end " + std::to_string(++ends_);
     Bytes bytes = message(Message::kService, kMailbox, end);
@@ -460,7 +459,7 @@ class Victim {
     try {
       for (int turn = 0; turn < 200; ++turn) {
         for (const Mailbox::Event& event : mailbox_->wait(0.1)) {
-          if (event.text == end) return !world_->failed();  // messages come through its failure
+          if (event.text == end) return !world_->failed();  // messages arrive even if the world failed
         }
       }
       CHECK(false && "neither an answer nor an error");
@@ -507,7 +506,7 @@ void worlds(int me, bool survives_losses, unsigned seed, int turns) {
   }
 }
 
-// Where there are node peers, a block is told of once, and lies where it can.
+// Among node peers, a block may be announced once only, and must fit its memory.
 void shared_blocks() {
   for (const bool twice : {false, true}) {
     Victim victim({0, 0, 0}, 0, false);
@@ -529,7 +528,7 @@ void shared_blocks() {
 
 // ---- mailboxes --------------------------------------------------------------------------------------------------
 
-// Whoever waited for the end of such a message would take in all others for it.
+// A reader that waited for the end of such a message would take all other messages for parts of it.
 void absurd_lengths_are_not_waited_for() {
   constexpr std::size_t kLength = 100, kCounters = 2 * 64;  // of a ring, before its bytes
   for (const std::uint32_t length : {(1u << 28) + 1, 0x80000000u, 0xffffffffu}) {
@@ -540,7 +539,7 @@ void absurd_lengths_are_not_waited_for() {
     shm::Mailboxes reader({0, 1}, 0, boxes), writer({0, 1}, 1, boxes);
     writer.post(0, Bytes(kLength));
     writer.post(0, Bytes(kLength));
-    // Of the second of them, in the second ring of the reader's box.
+    // The second message, in the second ring of the reader's box.
     std::byte* ring = mine->data + shm::Mailboxes::bytes_for(1) + kCounters;
     std::memcpy(ring + sizeof(length) + kLength, &length, sizeof(length));
     int delivered = 0;

@@ -1,4 +1,4 @@
-// The queue of log lines: lines that a reader takes, and lines that go to stderr.
+// The queue of log lines: lines that a reader takes, and lines that are printed on stderr.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ class Stderr {
     dup2(before_, STDERR_FILENO);
     for (const int fd : {before_, ends_[0], ends_[1]}) close(fd);
   }
-  // The next of it; waits until there is some.
+  // Returns the next text; waits for it.
   std::string next() {
     char text[4096];
     const ssize_t count = read(ends_[0], text, sizeof(text));

@@ -1,4 +1,4 @@
-// NCCL's communicators, on the stand-in for NCCL (fake_nccl.cc): ranks are threads, streams are threads of theirs.
+// NCCL's communicators, on the stand-in for NCCL (fake_nccl.cc), with threads as ranks and as their streams.
 #include <cstdlib>
 
 #include "nccl_ranks.h"
@@ -27,7 +27,7 @@ void the_library_is_found_or_missed() {
   } catch (const NotBuilt& error) {
     CHECK(std::string(error.what()).find("/nowhere/libnccl.so.2") != std::string::npos);
   }
-  CHECK_THROWS(NotBuilt, (setenv("SORDINO_NCCL", "libc.so.6", 1), nccl::api()));  // something else
+  CHECK_THROWS(NotBuilt, (setenv("SORDINO_NCCL", "libc.so.6", 1), nccl::api()));  // another library
   unsetenv("SORDINO_NCCL");
   nccl::hint(FAKE_NCCL);
   CHECK(nccl::describe() == "NCCL 2.30.7, libfake_nccl.so", nccl::describe());
@@ -97,7 +97,7 @@ void moves(Communicator& communicator, Queue& queue) {
   for (int peer = 0; peer < size; ++peer) {
     CHECK(equal(cut(all, static_cast<std::size_t>(peer), kBytes), values(DType::kUInt8, kBytes, peer)));
   }
-  // Round a ring, to the own rank too where that is all there is.
+  // Round a ring; a single rank sends to itself.
   Bytes from_left(kBytes);
   const int right = (rank + 1) % size, left = (rank + size - 1) % size;
   communicator.begin_group();
@@ -106,7 +106,7 @@ void moves(Communicator& communicator, Queue& queue) {
   communicator.end_group();
   await(communicator);
   CHECK(queue.drained() && equal(from_left, values(DType::kUInt8, kBytes, left)));
-  // Several transfers of a pair keep their order, and collectives go along.
+  // Several transfers between two ranks keep their order, and collectives may be among them.
   Bytes first(10), second(20), sum(4);
   const Bytes ones = values(DType::kInt32, 1, rank);
   nccl::Group group(communicator);
@@ -120,13 +120,13 @@ void moves(Communicator& communicator, Queue& queue) {
   const Bytes theirs = values(DType::kUInt8, kBytes, left);
   CHECK(queue.drained() && equal(first, std::span(theirs).subspan(1, 10)));
   CHECK(equal(second, std::span(theirs).subspan(2, 20)) && equal(sum, folded(DType::kInt32, 1, size, ReduceOp::kSum)));
-  // Nothing is asked of NCCL where there is nothing.
+  // Empty operations do not reach NCCL.
   communicator.all_reduce(nullptr, nullptr, 0, DType::kFloat32, ReduceOp::kSum, queue.stream());
   communicator.send(nullptr, 0, 0, queue.stream());
   CHECK(communicator.ready());
 }
 
-// A group that an exception leaves is closed: the next calls are not part of it.
+// A group that is left by an exception is closed: the next calls are not part of it.
 void a_group_ends_with_its_scope() {
   on_ranks(2, [](Communicator& communicator, Queue& queue) {
     Bytes value = values(DType::kInt32, 1, communicator.rank());
@@ -141,7 +141,7 @@ void a_group_ends_with_its_scope() {
   });
 }
 
-// What is called before the communicator is ready is refused, and with it the communicator.
+// A call before the communicator is ready is refused, and the communicator fails.
 void a_call_too_early_is_an_error() {
   on_ranks(1, [](Communicator& communicator, Queue& queue) {
     Bytes value = values(DType::kInt32, 1, 0);
@@ -169,7 +169,7 @@ void ranks_that_disagree_fail() {
   });
 }
 
-// Rank 1 never comes: rank 0's operation ends only because it is aborted, by `end`.
+// Rank 1 never comes: rank 0's operation ends only because `end` aborts it.
 void alone_in_an_operation(const std::function<void(std::unique_ptr<Communicator>&)>& end, milliseconds patience) {
   const Bytes id = Communicator::new_id();
   Communicator::Options options;
@@ -218,21 +218,21 @@ void failures_have_types_and_abort_ends_them() {
 }
 
 void nothing_hangs_at_the_end() {
-  // The operation never ends: neither does closing, so it is aborted after a while.
+  // The operation never ends, so closing does not end either, and aborts it after a while.
   alone_in_an_operation([](auto& communicator) { communicator = nullptr; }, milliseconds(50));
-  // Nor does aborting, in this world.
+  // Here aborting does not end either.
   FAKE(fake_nccl_hang_aborts)(1);
   alone_in_an_operation([](auto& communicator) { CHECK(!communicator->abort() && !communicator->abort()); },
                         milliseconds(50));
   FAKE(fake_nccl_hang_aborts)(0);
-  // One that never connected is not waited for.
+  // A communicator that never connected is not waited for.
   const auto start = steady_clock::now();
   {
     Communicator never(Communicator::new_id(), 2, 0);
     for (int i = 0; i < 100; ++i) CHECK(!never.ready());
   }
   CHECK(steady_clock::now() - start < std::chrono::seconds(5));
-  // Threads of its own find the device.
+  // Its own threads set the device.
   std::atomic<int> calls{0};
   Communicator::Options options;
   options.use_device = [&] { ++calls; };
@@ -272,7 +272,7 @@ int main() {
     on_ranks(size, reductions);
     on_ranks(size, moves);
   }
-  CHECK(FAKE(fake_nccl_aborts)() == 0);  // the healthy are closed
+  CHECK(FAKE(fake_nccl_aborts)() == 0);  // healthy ones are closed
   a_group_ends_with_its_scope();
   a_call_too_early_is_an_error();
   ranks_that_disagree_fail();

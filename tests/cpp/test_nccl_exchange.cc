@@ -1,5 +1,5 @@
-// Gossip by NCCL, on the stand-in for NCCL and simulated devices: all segments of an exchange travel in one group, and
-// become what the topology says of values before the exchange, in whatever order the ranks come to it.
+// Gossip by NCCL, on the stand-in for NCCL and simulated devices: all segments of an exchange travel in one group. In
+// any order of the ranks, results are the topology's averages of the values before the exchange.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kSegments = 7;
 
-// Segments of two dtypes, of which the third has parts of both.
+// Segments of two dtypes; the third one has parts of both.
 std::shared_ptr<const Layout> layout() {
   std::vector<TensorSpec> tensors;
   std::vector<std::size_t> groups;
@@ -62,7 +62,7 @@ class Ranks {
     }
   }
 
-  // An exchange to which the ranks come in that order.
+  // Makes an exchange to which the ranks come in this order.
   void exchange(std::uint64_t round, const std::vector<std::size_t>& order) {
     std::vector<Bytes> before;
     std::vector<int> groups;
@@ -108,7 +108,7 @@ class Ranks {
     return rank.world->submit(std::move(request));
   }
 
-  // Sums in the order of the ranks.
+  // Returns the sums in the order of the ranks.
   Bytes expected(std::uint64_t round, const std::vector<Bytes>& before, std::size_t me) const {
     Bytes all = before[me];
     for (const LayoutSegment& run : layout_->segments()) {

@@ -18,7 +18,7 @@ class Memory {
  public:
   Memory(Channel& channel, const Bytes& values) : channel_(channel), bytes(values.size()) {
     data = channel.device().allocate(bytes + 1);
-    if (bytes > 0) std::memcpy(data, values.data(), bytes);  // a simulated device's memory is the host's
+    if (bytes > 0) std::memcpy(data, values.data(), bytes);  // simulated device memory is host memory
   }
   Memory(Channel& channel, std::size_t bytes) : Memory(channel, Bytes(bytes, std::byte{0x5a})) {}
   ~Memory() { channel_.device().free(data); }
@@ -32,7 +32,7 @@ class Memory {
   std::byte* data;
 };
 
-// Runs a task, and what it has put on the queue.
+// Runs a task, and the work that it has put on the queue.
 void finish(Channel& channel, Task task) {
   const auto until = steady_clock::now() + std::chrono::seconds(60);
   while (!task.done()) {
@@ -65,7 +65,7 @@ Bytes slice(const Bytes& data, std::size_t begin, std::size_t end) {
   return Bytes(data.begin() + static_cast<std::ptrdiff_t>(begin), data.begin() + static_cast<std::ptrdiff_t>(end));
 }
 
-// Sums of pre * values of all ranks, times post, as floats of twice the width that the tests use.
+// Whether the result is `post` times the sum of all ranks' values times `pre`, in floats of twice the tested width.
 bool is_scaled_sum(DType type, const Bytes& result, int size, double pre, double post) {
   const std::size_t count = result.size() / size_of(type);
   Bytes sum = folded(type, count, size, ReduceOp::kSum);
@@ -81,7 +81,7 @@ void reduce_pieces(Channel& channel, DType type, double pre, double post, bool i
   const int size = channel.communicator().size(), rank = channel.communicator().rank();
   const std::size_t width = size_of(type);
   const Bytes all = values(type, kCount, rank);
-  // In one piece, in several, and in one on some ranks but several on others.
+  // In one piece, in several, and in one piece on some ranks but several on others.
   for (const int cuts : {1, 4, rank % 2 == 0 ? 1 : 4}) {
     std::vector<std::unique_ptr<Memory>> inputs, outputs;
     Pieces pieces(type);
@@ -127,7 +127,7 @@ void allreduces(Channel& channel) {
   CHECK(values_of.read() == folded(DType::kInt32, 100, channel.communicator().size(), ReduceOp::kMax));
 }
 
-// float16 averages of values whose sum is beyond its range.
+// Averages of float16 values whose sum is out of range.
 void averages_stay_in_range(Channel& channel) {
   for (const double pre : {1.0, 0.5}) {
     constexpr std::uint16_t kLarge = 0x7800;  // 32768
@@ -159,7 +159,7 @@ void moves(Channel& channel) {
     std::vector<std::size_t> sizes;
     Bytes expected;
     for (std::size_t peer = 0; peer < parts; ++peer) {
-      sizes.push_back(even ? 60 : 35 * peer);  // the first gives nothing
+      sizes.push_back(even ? 60 : 35 * peer);  // the first rank gives nothing
       const Bytes theirs = values(DType::kUInt8, sizes.back(), static_cast<int>(peer));
       expected.insert(expected.end(), theirs.begin(), theirs.end());
     }
@@ -167,7 +167,7 @@ void moves(Channel& channel) {
     finish(channel, nccl::allgather(channel, input.data, sizes, output.data));
     CHECK(output.read() == expected, size, even);
   }
-  // Of the value of each byte one can tell who sends it to whom.
+  // The value of each byte shows its sender and its receiver.
   const auto bytes_of = [](std::size_t from, std::size_t to) { return (from * 3 + to * 5) % 7 * 10; };
   const auto mark = [](std::size_t from, std::size_t to) { return static_cast<std::byte>(16 * from + to); };
   std::vector<std::size_t> send_sizes, receive_sizes;

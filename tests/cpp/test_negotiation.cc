@@ -1,4 +1,4 @@
-// The coordinator's bookkeeping: when an operation runs, in which order, and what fails it.
+// The coordinator's bookkeeping: when an operation runs, in which order, and when it fails.
 #include "check.h"
 #include "engine/negotiation.h"
 #include "transport/transport.h"
@@ -79,7 +79,7 @@ void joined_members_are_not_waited_for() {
   talk.announce(0, say("a"), kNow);
   talk.announce(2, say("a"), kNow);
   CHECK(talk.decide().empty());
-  talk.announce(1, join, kNow);  // and so completes it
+  talk.announce(1, join, kNow);  // this completes it
   auto decisions = talk.decide();
   CHECK(decisions.size() == 1 && (decisions[0].participants == std::vector<int>{0, 2}));
   for (const int member : {0, 2}) talk.announce(member, say("g", {1}, Opcode::kAllgather), kNow);
@@ -91,7 +91,7 @@ void joined_members_are_not_waited_for() {
   decisions = talk.decide();
   CHECK(decisions.size() == 1 && decisions[0].merged.last_rank == 0);  // rank 0 was last
   talk.announce(0, say("b"), kNow);
-  CHECK(talk.decide().empty());  // a new round: nobody has joined
+  CHECK(talk.decide().empty());  // a new round: no rank has joined
 }
 
 void the_gone_fail_what_waits_for_them() {
@@ -100,13 +100,13 @@ void the_gone_fail_what_waits_for_them() {
   talk.announce(1, say("b"), kNow);
   talk.leave(1, "rank 6, which has shut down");
   auto decisions = talk.decide();
-  CHECK(decisions.size() == 2);  // a waits for it, and nobody would run b with it
+  CHECK(decisions.size() == 2);  // a waits for the rank, and so would b
   for (const Decision& decision : decisions) {
     CHECK(decision.verdict == Verdict::kPeerLost && (decision.lost == std::vector<int>{6}));
     CHECK(decision.error.ends_with("needs rank 6, which has shut down"));
   }
   talk.announce(0, say("b"), kNow);
-  decisions = talk.decide();  // it had announced b, but is not there to run it
+  decisions = talk.decide();  // it had announced b, but has left
   CHECK(decisions.size() == 1 && decisions[0].verdict == Verdict::kPeerLost);
 }
 
@@ -123,7 +123,7 @@ void messages_survive_the_wire_and_cuts_do_not() {
   }
 }
 
-// Some have joined before others, so neither's result is the other's.
+// The operations have different participants, as some ranks have joined before others, so they are not fused.
 void operations_of_other_participants_are_not_fused() {
   Negotiation talk({0, 3, 5}, std::size_t{1} << 20);
   for (const int member : {0, 1}) talk.announce(member, say("a"), kNow);
@@ -135,7 +135,7 @@ void operations_of_other_participants_are_not_fused() {
     CHECK((decision.participants == std::vector{0, decision.names == std::vector<std::string>{"a"} ? 1 : 2}));
 }
 
-// However many there have been: tags have room for thousands of sets, and come round.
+// Tags have space for thousands of sets, and then repeat.
 void a_new_set_has_tags_of_its_own() {
   Negotiation talk({0, 1}, 0);
   const auto add = [&](std::vector<int> sets, int newest) {
@@ -150,7 +150,7 @@ void a_new_set_has_tags_of_its_own() {
     return decisions.at(0).merged.set_id;
   };
   CHECK(add({0}, 0) == 1);
-  CHECK(add({0}, 0) == 2);  // members may have yet to make the first
+  CHECK(add({0}, 0) == 2);  // members may not have made the first yet
   for (const int newest : {kTagSets - 2, kTagSets - 1, kTagSets}) {
     const std::vector<int> sets{0, 1, 3, newest};
     const int id = add(sets, newest);

@@ -1,4 +1,5 @@
-// All-reduce in one shot within a node, by hand: what ranks remember, how turns follow each other, and who declines.
+// All-reduce in one shot within a node, polled by hand: the memory of ranks, the sequence of turns, and ranks that
+// decline.
 #include <signal.h>
 #include <sys/mman.h>
 
@@ -25,10 +26,10 @@ void what_was_done_before_needs_no_messages() {
     for (int rank = 0; rank < 3; ++rank) {
       const auto value = static_cast<float>(10 * turn + rank);
       sum += value;
-      CHECK(calls.emplace_back(ranks[rank], turn % 2 ? "x" : "y", value).lay());
+      CHECK(calls.emplace_back(ranks[rank], turn % 2 ? "x" : "y", value).enter());
       CHECK(calls[0].over() == (rank == 2));
     }
-    for (Call& call : calls) CHECK(call.take_up() && call.has(sum));
+    for (Call& call : calls) CHECK(call.collect() && call.has(sum));
   }
   CHECK(ranks[0].common.traffic.one_shot.load() == 5);
 }
@@ -36,27 +37,27 @@ void what_was_done_before_needs_no_messages() {
 void what_was_not_is_to_be_submitted() {
   Engines ranks({0, 0});
   agree(ranks, {"x"});
-  CHECK(!Call(ranks[0], "unknown", 1).lay());
-  CHECK(!Call(ranks[0], "x", 1).lay({ReduceOp::kMax, DType::kFloat32, 1, 1, {3}}));
-  CHECK(!Call(ranks[0], "x", 1).lay({ReduceOp::kSum, DType::kInt32, 1, 1, {3}}));
-  CHECK(!Call(ranks[0], "x", 1).lay({ReduceOp::kSum, DType::kFloat32, 2, 1, {3}}));
-  CHECK(!Call(ranks[0], "x", 1).lay({ReduceOp::kSum, DType::kFloat32, 1, 2, {3}}));
-  CHECK(!Call(ranks[0], "x", 1).lay({ReduceOp::kSum, DType::kFloat32, 1, 1, {3, 1}}));
+  CHECK(!Call(ranks[0], "unknown", 1).enter());
+  CHECK(!Call(ranks[0], "x", 1).enter({ReduceOp::kMax, DType::kFloat32, 1, 1, {3}}));
+  CHECK(!Call(ranks[0], "x", 1).enter({ReduceOp::kSum, DType::kInt32, 1, 1, {3}}));
+  CHECK(!Call(ranks[0], "x", 1).enter({ReduceOp::kSum, DType::kFloat32, 2, 1, {3}}));
+  CHECK(!Call(ranks[0], "x", 1).enter({ReduceOp::kSum, DType::kFloat32, 1, 2, {3}}));
+  CHECK(!Call(ranks[0], "x", 1).enter({ReduceOp::kSum, DType::kFloat32, 1, 1, {3, 1}}));
 }
 
-// A fast rank is a turn ahead, and what it lays there does not reach into what a slow one has yet to read.
+// A fast rank is one turn ahead, and its next input does not overwrite data that a slow rank has yet to read.
 void a_slow_rank_reads_what_was_laid_for_its_turn() {
   Engines ranks({0, 0});
   agree(ranks, {"x"});
   for (int turn = 0; turn < 6; ++turn) {
     const auto value = static_cast<float>(turn);
     Call slow(ranks[0], "x", value), fast(ranks[1], "x", 100 * value);
-    CHECK(slow.lay() && fast.lay() && fast.take_up());
+    CHECK(slow.enter() && fast.enter() && fast.collect());
     Call next(ranks[1], "x", -1);
-    CHECK(next.lay() && !next.over());
-    CHECK(slow.take_up() && slow.has(101 * value));
+    CHECK(next.enter() && !next.over());
+    CHECK(slow.collect() && slow.has(101 * value));
     Call after(ranks[0], "x", -2);
-    CHECK(after.lay() && after.take_up() && after.has(-3) && next.take_up() && next.has(-3));
+    CHECK(after.enter() && after.collect() && after.has(-3) && next.collect() && next.has(-3));
   }
 }
 
@@ -64,10 +65,10 @@ void others_names_at_the_same_time_agree_on_nothing() {
   Engines ranks({0, 0});
   agree(ranks, {"x", "y"});
   Call x(ranks[0], "x", 1), y(ranks[1], "y", 2);
-  CHECK(x.lay() && y.lay() && !x.take_up() && !y.take_up() && x.has(1) && y.has(2));
-  agree(ranks, {"x"});  // and the turn is over
+  CHECK(x.enter() && y.enter() && !x.collect() && !y.collect() && x.has(1) && y.has(2));
+  agree(ranks, {"x"});  // this ends the turn
   Call one(ranks[0], "x", 1), other(ranks[1], "x", 2);
-  CHECK(one.lay() && other.lay() && one.take_up() && other.take_up() && one.has(3) && other.has(3));
+  CHECK(one.enter() && other.enter() && one.collect() && other.collect() && one.has(3) && other.has(3));
 }
 
 void who_has_something_under_way_declines_at_once() {
@@ -75,11 +76,11 @@ void who_has_something_under_way_declines_at_once() {
   agree(ranks, {"x"});
   Call waiting(ranks[0], "x", 1), submitted(ranks[1], "x", 2);
   const auto theirs = submitted.submit();
-  CHECK(!Call(ranks[1], "x", 3).lay());
-  CHECK(waiting.lay() && !waiting.over());
+  CHECK(!Call(ranks[1], "x", 3).enter());
+  CHECK(waiting.enter() && !waiting.over());
   CHECK(ranks[1].scheduler.decline(std::chrono::steady_clock::now()));
   CHECK(!ranks[0].scheduler.decline(std::chrono::steady_clock::now()));
-  CHECK(waiting.over() && !waiting.take_up() && waiting.has(1));
+  CHECK(waiting.over() && !waiting.collect() && waiting.has(1));
   const auto mine = waiting.submit();
   ranks.settle();
   CHECK(mine->done() && theirs->done() && waiting.has(3) && submitted.has(3));
@@ -91,28 +92,28 @@ void who_has_joined_declines_at_once_and_who_does_something_else_later() {
   Call waiting(ranks[0], "x", 1), other(ranks[1], "y", 2);
   const Time now = std::chrono::steady_clock::now();
   other.submit();
-  CHECK(waiting.lay() && !ranks[1].scheduler.decline(now) && ranks[1].scheduler.decline(now + milliseconds(10)));
-  CHECK(!waiting.take_up());
+  CHECK(waiting.enter() && !ranks[1].scheduler.decline(now) && ranks[1].scheduler.decline(now + milliseconds(10)));
+  CHECK(!waiting.collect());
   Request join = barrier_called("join");
   join.opcode = Opcode::kJoin;
   ranks[1].scheduler.submit(std::move(join));
   ranks[1].poll();
-  CHECK(waiting.lay() && ranks[1].scheduler.decline(now) && !waiting.take_up());
+  CHECK(waiting.enter() && ranks[1].scheduler.decline(now) && !waiting.collect());
 }
 
 void who_does_nothing_declines_after_a_while() {
   Engines ranks({0, 0});
   agree(ranks, {"x"});
   Call waiting(ranks[0], "x", 1);
-  CHECK(waiting.lay());
+  CHECK(waiting.enter());
   const Time now = std::chrono::steady_clock::now();
   CHECK(!ranks[1].scheduler.decline(now) && !ranks[1].scheduler.decline(now + milliseconds(9)));
   CHECK(!waiting.over());
   CHECK(ranks[1].scheduler.decline(now + milliseconds(10)));
-  CHECK(waiting.over() && !waiting.take_up());
+  CHECK(waiting.over() && !waiting.collect());
 }
 
-// Who has declined turn t and t + 1 may not lay for t + 2 before all have read what was laid for t.
+// A rank that has declined turns t and t + 1 may not publish for t + 2 before all ranks have read the data of turn t.
 void who_has_declined_waits_for_who_is_slow() {
   Engines ranks({0, 0, 0});
   agree(ranks, {"x"});
@@ -122,32 +123,32 @@ void who_has_declined_waits_for_who_is_slow() {
     CHECK(ranks[2].scheduler.decline(later));
   };
   Call fast(ranks[0], "x", 1), slow(ranks[1], "x", 2);
-  CHECK(fast.lay() && slow.lay());
+  CHECK(fast.enter() && slow.enter());
   decline();
-  CHECK(!fast.take_up());
+  CHECK(!fast.collect());
   Call next(ranks[0], "x", 3);
-  CHECK(next.lay());
+  CHECK(next.enter());
   decline();
   Call last(ranks[2], "x", 4);
-  CHECK(!last.lay());
-  CHECK(!slow.take_up() && slow.has(2));
+  CHECK(!last.enter());
+  CHECK(!slow.collect() && slow.has(2));
   Call behind(ranks[1], "x", 5);
-  CHECK(behind.lay() && !behind.take_up() && !next.take_up());
-  CHECK(last.lay());
+  CHECK(behind.enter() && !behind.collect() && !next.collect());
+  CHECK(last.enter());
 }
 
 void nobody_waits_for_who_has_left() {
   Engines ranks({0, 0});
   agree(ranks, {"x"});
   Call waiting(ranks[0], "x", 1);
-  CHECK(waiting.lay());
+  CHECK(waiting.enter());
   ranks[1].transport->post(0, Writer().put(Message::kBye).put(std::string()).take());
   ranks[0].poll();
-  CHECK(ranks[0].scheduler.sets().at(0)->one_shot()->closed() && !waiting.take_up());
-  CHECK(!Call(ranks[0], "x", 1).lay());
+  CHECK(ranks[0].scheduler.sets().at(0)->one_shot()->closed() && !waiting.collect());
+  CHECK(!Call(ranks[0], "x", 1).enter());
 }
 
-// Its slots go when it has removed the set, which may be before this rank does.
+// A peer frees its slots when it has removed the set, which may be before this rank removes it.
 void nobody_looks_at_a_set_that_is_to_be_removed() {
   Engines ranks({0, 0});
   std::vector<std::shared_ptr<Handle>> handles;
@@ -171,18 +172,19 @@ void nobody_looks_at_a_set_that_is_to_be_removed() {
   CHECK(handles.back()->done() && !ranks[0].scheduler.sets().contains(id));
 }
 
-// What it lays is complete before it ends: who reads later has it.
-void who_lays_and_leaves_has_laid() {
+// Data that a rank published before it left is complete: a later reader gets it.
+void who_lays_and_leaves_has_entered() {
   Engines ranks({0, 0});
   agree(ranks, {"x"});
   Call slow(ranks[0], "x", 1), fast(ranks[1], "x", 2);
-  CHECK(slow.lay() && fast.lay() && fast.take_up());
+  CHECK(slow.enter() && fast.enter() && fast.collect());
   ranks[1].transport->post(0, Writer().put(Message::kBye).put(std::string()).take());
   ranks[0].poll();
-  CHECK(slow.take_up() && slow.has(3));
+  CHECK(slow.collect() && slow.has(3));
 }
 
-// A rank that computes looks after others every 50 ms; when some wait for it, much sooner, until it has declined.
+// A rank that computes checks for waiting ranks every 50 ms. When some wait, it checks much more often until it has
+// declined.
 void who_is_awaited_looks_again_soon() {
   Engines ranks({0, 0});
   agree(ranks, {"x"});
@@ -190,7 +192,7 @@ void who_is_awaited_looks_again_soon() {
   ranks[1].scheduler.decline(now);
   CHECK(!ranks[1].scheduler.awaited());
   Call waiting(ranks[0], "x", 1);
-  CHECK(waiting.lay());
+  CHECK(waiting.enter());
   CHECK(!ranks[1].scheduler.decline(now) && ranks[1].scheduler.awaited());
   CHECK(!ranks[0].scheduler.awaited());
   CHECK(ranks[1].scheduler.decline(now + milliseconds(20)) && !ranks[1].scheduler.awaited());
@@ -202,7 +204,7 @@ void who_stands_still_is_named() {
   Engines ranks({0, 0}, config);
   agree(ranks, {"x"});
   Call waiting(ranks[0], "x", 1);
-  CHECK(waiting.lay());
+  CHECK(waiting.enter());
   ranks[0].failures.watch(ranks[0].in(29));
   try {
     ranks[0].failures.watch(ranks[0].in(31));
@@ -212,7 +214,7 @@ void who_stands_still_is_named() {
   }
 }
 
-// Ranks that are threads, with nobody to tell them when: some are late, and some wait for theirs in the usual way.
+// Ranks as threads without any control: some are late, and some wait for their operations in the usual way.
 void threads_in_any_order() {
   constexpr int kRanks = 3, kTurns = 3000;
   const Config config = Config::from_environment();
@@ -240,7 +242,7 @@ void threads_in_any_order() {
   CHECK(worlds[0]->traffic().one_shot.load() > kTurns / 2);
 }
 
-// Memory that cannot be read at first. The first read calls look(), in the thread that reads, and then goes on.
+// Memory that cannot be read at first. The first read calls look(), in the reading thread, and then continues.
 class Guarded {
  public:
   explicit Guarded(std::function<void()> look) : look_(std::move(look)) {
@@ -267,21 +269,21 @@ class Guarded {
   struct sigaction before_{};
 };
 
-// Another rank that looks while a rank is about to copy its input sees no slot yet.
+// While a rank is about to copy its input, another rank that looks sees no slot yet.
 void a_slot_is_complete_when_it_is_seen() {
   Engines ranks({0, 0});
   agree(ranks, {"x"});
   Call first(ranks[0], "x", 1);
-  CHECK(first.lay());
+  CHECK(first.enter());
   int looks = 0;
   bool seen = false;
   Guarded input([&] {
     ++looks;
     seen = first.over();
   });
-  const auto set = ranks[1].scheduler.lay(0, "x", kSum, input.data());
+  const auto set = ranks[1].scheduler.enter(0, "x", kSum, input.data());
   CHECK(set && looks == 1 && !seen && first.over());
-  CHECK(ranks[1].scheduler.take_up(*set, kSum, input.data(), input.data()) && first.take_up() && first.has(1));
+  CHECK(ranks[1].scheduler.collect(*set, kSum, input.data(), input.data()) && first.collect() && first.has(1));
 }
 
 }  // namespace
@@ -297,7 +299,7 @@ int main() {
   who_has_declined_waits_for_who_is_slow();
   nobody_waits_for_who_has_left();
   nobody_looks_at_a_set_that_is_to_be_removed();
-  who_lays_and_leaves_has_laid();
+  who_lays_and_leaves_has_entered();
   who_is_awaited_looks_again_soon();
   who_stands_still_is_named();
   threads_in_any_order();

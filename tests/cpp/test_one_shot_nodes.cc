@@ -1,5 +1,5 @@
-// All-reduce in one shot between nodes, by hand: what leaders tell each other, who declines, and who has left or stands
-// still.
+// All-reduce in one shot between nodes, polled by hand: the messages of leaders, ranks that decline, and ranks that
+// have left or stand still.
 #include <set>
 
 #include "check.h"
@@ -12,7 +12,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A call of every rank's, of these values.
+// Returns a call of every rank, with values that differ by rank.
 std::vector<Call> calls_of(Engines& ranks, const std::string& name) {
   std::vector<Call> calls;
   for (int rank = 0; rank < ranks.size(); ++rank) calls.emplace_back(ranks[rank], name, static_cast<float>(rank + 1));
@@ -26,9 +26,9 @@ void what_was_done_before_needs_one_message_of_a_node() {
     const auto sum = static_cast<float>(ranks.size() * (ranks.size() + 1) / 2);
     for (std::uint64_t turn = 1; turn < 6; ++turn) {
       std::vector<Call> calls = calls_of(ranks, "x");
-      for (Call& call : calls) CHECK(call.lay() && !call.over());
+      for (Call& call : calls) CHECK(call.enter() && !call.over());
       ranks.settle();
-      for (Call& call : calls) CHECK(call.over() && call.take_up() && call.has(sum));
+      for (Call& call : calls) CHECK(call.over() && call.collect() && call.has(sum));
       CHECK(ranks[0].common.traffic.one_shot.load() == turn);
     }
   }
@@ -41,14 +41,14 @@ void numbers_that_differ_agree_on_nothing() {
       agree(ranks, {"x", "y"});
       std::vector<Call> calls = calls_of(ranks, "x");
       calls[static_cast<std::size_t>(odd)] = Call(ranks[odd], "y", 1);
-      for (Call& call : calls) CHECK(call.lay());
+      for (Call& call : calls) CHECK(call.enter());
       ranks.settle();
-      for (Call& call : calls) CHECK(call.over() && !call.take_up());
+      for (Call& call : calls) CHECK(call.over() && !call.collect());
     }
   }
 }
 
-// Wherever it is, and whoever else has come.
+// On whatever node the rank is, and whichever other ranks have come.
 void who_has_the_same_under_way_brings_all_to_the_usual_way() {
   for (const std::vector<int>& nodes : {std::vector{0, 1, 2}, {0, 0, 1, 1}, {0, 0, 1, 1, 2}}) {
     for (int odd = 0; odd < static_cast<int>(nodes.size()); ++odd) {
@@ -59,10 +59,10 @@ void who_has_the_same_under_way_brings_all_to_the_usual_way() {
       const Time now = std::chrono::steady_clock::now();
       std::set<int> waiting;
       for (int rank = 0; rank < ranks.size(); ++rank) {
-        if (rank != odd && calls[static_cast<std::size_t>(rank)].lay()) waiting.insert(rank);
+        if (rank != odd && calls[static_cast<std::size_t>(rank)].enter()) waiting.insert(rank);
       }
       CHECK(waiting.size() + 1 == nodes.size());
-      for (int times = 0; times < 10; ++times) {  // at once, not when it is late
+      for (int times = 0; times < 10; ++times) {  // at once, without waiting for a late rank
         for (int rank = 0; rank < ranks.size(); ++rank) {
           ranks[rank].scheduler.decline(now);
           ranks[rank].poll(now);
@@ -70,7 +70,7 @@ void who_has_the_same_under_way_brings_all_to_the_usual_way() {
       }
       for (const int rank : waiting) {
         Call& call = calls[static_cast<std::size_t>(rank)];
-        CHECK(call.over() && !call.take_up(), "rank", rank, "odd", odd);
+        CHECK(call.over() && !call.collect(), "rank", rank, "odd", odd);
         handles.push_back(call.submit());
       }
       ranks.settle();
@@ -80,13 +80,13 @@ void who_has_the_same_under_way_brings_all_to_the_usual_way() {
   }
 }
 
-// Also one that only waits for its turn in the tree.
+// Even a rank that only waits for its turn in the tree does not wait long.
 void nobody_waits_long_for_a_node_that_does_nothing() {
   for (int waiting = 0; waiting < 5; ++waiting) {
     Engines ranks({0, 1, 2, 3, 4});
     agree(ranks, {"x"});
     Call call(ranks[waiting], "x", 1);
-    CHECK(call.lay());
+    CHECK(call.enter());
     Time now = std::chrono::steady_clock::now();
     for (int times = 0; times < 100; ++times, now += milliseconds(1)) {
       for (int rank = 0; rank < ranks.size(); ++rank) {
@@ -94,16 +94,16 @@ void nobody_waits_long_for_a_node_that_does_nothing() {
         ranks[rank].poll(now);
       }
     }
-    CHECK(call.over() && !call.take_up(), "rank", waiting);
+    CHECK(call.over() && !call.collect(), "rank", waiting);
   }
 }
 
-// It declines nothing; its leader does.
+// The rank itself does not decline, but its leader does.
 void a_node_does_not_wait_for_a_rank_that_stands_still() {
   Engines ranks({0, 0, 1, 1});
   agree(ranks, {"x"});
   std::vector<Call> calls = calls_of(ranks, "x");
-  for (const int rank : {0, 2, 3}) CHECK(calls[static_cast<std::size_t>(rank)].lay());
+  for (const int rank : {0, 2, 3}) CHECK(calls[static_cast<std::size_t>(rank)].enter());
   const Time now = std::chrono::steady_clock::now();
   for (const Time time : {now, now + std::chrono::seconds(2)}) {
     for (int times = 0; times < 5; ++times) {
@@ -111,16 +111,14 @@ void a_node_does_not_wait_for_a_rank_that_stands_still() {
     }
     for (const int rank : {0, 2, 3}) CHECK(calls[static_cast<std::size_t>(rank)].over() == (time > now));
   }
-  for (const int rank : {0, 2, 3}) CHECK(!calls[static_cast<std::size_t>(rank)].take_up());
-  // When it wakes, that turn is behind it.
+  for (const int rank : {0, 2, 3}) CHECK(!calls[static_cast<std::size_t>(rank)].collect());
+  // When the rank wakes, that turn is over.
   std::vector<Call> next = calls_of(ranks, "x");
-  for (Call& call : next) CHECK(call.lay());
+  for (Call& call : next) CHECK(call.enter());
   ranks.settle();
-  for (Call& call : next) CHECK(call.over() && call.take_up() && call.has(10));
+  for (Call& call : next) CHECK(call.over() && call.collect() && call.has(10));
 }
 
-// The others have what it has laid or sent.
-// One rank says goodbye, and the others hear of it.
 // The time for which ranks have waited for each other starts at zero in every turn.
 void an_earlier_turn_is_long_ago() {
   Engines ranks({0, 0, 1, 1});
@@ -133,14 +131,15 @@ void an_earlier_turn_is_long_ago() {
   };
   for (int turn = 0; turn < 3; ++turn, now += std::chrono::seconds(2)) {
     std::vector<Call> calls = calls_of(ranks, "x");
-    for (const int leader : {0, 2}) CHECK(calls[static_cast<std::size_t>(leader)].lay());
+    for (const int leader : {0, 2}) CHECK(calls[static_cast<std::size_t>(leader)].enter());
     poll();  // both leaders know that a rank waits
-    for (const int other : {1, 3}) CHECK(calls[static_cast<std::size_t>(other)].lay());
+    for (const int other : {1, 3}) CHECK(calls[static_cast<std::size_t>(other)].enter());
     poll();
-    for (Call& call : calls) CHECK(call.over() && call.take_up() && call.has(10), "turn", turn);
+    for (Call& call : calls) CHECK(call.over() && call.collect() && call.has(10), "turn", turn);
   }
 }
 
+// Lets one rank say goodbye, and the others hear of it.
 void let_leave(Engines& ranks, int leaves) {
   for (int peer = 0; peer < ranks.size(); ++peer) {
     if (peer != leaves) ranks[leaves].transport->post(peer, Writer().put(Message::kBye).put(std::string()).take());
@@ -152,12 +151,13 @@ void let_leave(Engines& ranks, int leaves) {
   }
 }
 
+// The other ranks have the data that it has published or sent.
 void who_has_its_result_may_leave() {
   for (int leaves = 0; leaves < 5; ++leaves) {
     Engines ranks({0, 0, 1, 1, 2});
     agree(ranks, {"x"});
     std::vector<Call> calls = calls_of(ranks, "x");
-    for (Call& call : calls) CHECK(call.lay());
+    for (Call& call : calls) CHECK(call.enter());
     Call& first = calls[static_cast<std::size_t>(leaves)];
     for (int peer = 0; peer < 5; ++peer) {
       for (int other = 0; other < peer; ++other) {
@@ -173,12 +173,12 @@ void who_has_its_result_may_leave() {
     while (!first.over()) {
       for (int rank = 0; rank < ranks.size(); ++rank) ranks[rank].poll();
     }
-    CHECK(first.take_up() && first.has(15));
+    CHECK(first.collect() && first.has(15));
     let_leave(ranks, leaves);
     for (int rank = 0; rank < ranks.size(); ++rank) {
       Call& call = calls[static_cast<std::size_t>(rank)];
-      if (rank != leaves) CHECK(call.over() && call.take_up() && call.has(15), "rank", rank, "leaves", leaves);
-      CHECK(rank == leaves || !Call(ranks[rank], "x", 1).lay());
+      if (rank != leaves) CHECK(call.over() && call.collect() && call.has(15), "rank", rank, "leaves", leaves);
+      CHECK(rank == leaves || !Call(ranks[rank], "x", 1).enter());
     }
   }
 }
@@ -189,16 +189,16 @@ void nobody_waits_for_who_has_left() {
     agree(ranks, {"x"});
     std::vector<Call> calls = calls_of(ranks, "x");
     for (int rank = 0; rank < ranks.size(); ++rank)
-      CHECK(rank == leaves || calls[static_cast<std::size_t>(rank)].lay());
+      CHECK(rank == leaves || calls[static_cast<std::size_t>(rank)].enter());
     let_leave(ranks, leaves);
     for (int rank = 0; rank < ranks.size(); ++rank) {
       Call& call = calls[static_cast<std::size_t>(rank)];
-      if (rank != leaves) CHECK((call.over() || call.in_vain()) && !call.take_up(), "rank", rank, "leaves", leaves);
+      if (rank != leaves) CHECK((call.over() || call.in_vain()) && !call.collect(), "rank", rank, "leaves", leaves);
     }
   }
 }
 
-// By all, however far they are from it.
+// All ranks name it, however far from it they are.
 void a_leader_that_stands_still_is_named() {
   Config config = Config::from_environment();
   config.timeout_s = 30;
@@ -209,7 +209,7 @@ void a_leader_that_stands_still_is_named() {
     Time now = std::chrono::steady_clock::now();
     for (int times = 0; times < 10; ++times, now += milliseconds(300)) {
       for (int rank = 0; rank < ranks.size(); ++rank) {
-        if (rank != stuck && times == 0) CHECK(calls[static_cast<std::size_t>(rank)].lay());
+        if (rank != stuck && times == 0) CHECK(calls[static_cast<std::size_t>(rank)].enter());
         if (rank != stuck) ranks[rank].poll(now);
       }
     }
@@ -249,8 +249,8 @@ void what_makes_no_sense_is_refused() {
     }
     return false;
   };
-  CHECK(is_refused(0, 3, message(1, 4)));                                     // no leader
-  CHECK(is_refused(3, 0, message(1, 4)));                                     // nor is that
+  CHECK(is_refused(0, 3, message(1, 4)));                                     // sender is not a leader
+  CHECK(is_refused(3, 0, message(1, 4)));                                     // receiver is not a leader
   CHECK(is_refused(1, 0, message(1, 4)));                                     // of the same node
   CHECK(is_refused(2, 0, message(3, 4)) && is_refused(2, 0, message(0, 4)));  // of another turn
   CHECK(is_refused(2, 0, message(1, OneShotSlots::kMostBytes + 1)));
@@ -258,7 +258,7 @@ void what_makes_no_sense_is_refused() {
   Engines others({0, 1});
   agree(others, {"x"});
   std::vector<Call> calls = calls_of(others, "x");
-  CHECK(calls[0].lay());
+  CHECK(calls[0].enter());
   const auto number = others[0].scheduler.sets().at(0)->one_shot()->number_of("x", kSum);
   const Bytes few(8);
   others[1].transport->post(

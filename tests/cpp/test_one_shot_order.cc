@@ -1,5 +1,5 @@
-// All-reduce in one shot between nodes, in random order of polls, late messages, late ranks and such as leave: all
-// ranks come to the same end of every turn, and to the same sums.
+// All-reduce in one shot between nodes, with polls in random order, late messages, late ranks and ranks that leave: all
+// ranks end every turn equally, with the same sums.
 #include <algorithm>
 #include <numeric>
 #include <random>
@@ -22,7 +22,7 @@ using Random = std::mt19937_64;
 
 std::size_t draw(Random& random, std::size_t below) { return static_cast<std::size_t>(random() % below); }
 
-// What a rank does: a series of operations, the same on all, each one way or the other, sooner or later.
+// A rank's series of operations, the same on all ranks. Each uses either way, sooner or later.
 class Walker {
  public:
   Walker(Engine& engine, int rank, int ranks, Random& random, const std::vector<bool>& large)
@@ -35,11 +35,11 @@ class Walker {
     if (done() || (!call_ && away_ > 0 && away_-- > 0)) return;
     if (!call_) {
       call_.emplace(engine_, large_[operation_] ? "large" : "small", value(), large_[operation_] ? 3000 : 3);
-      waits_ = draw(random_, 20) > 0 && call_->lay();
+      waits_ = draw(random_, 20) > 0 && call_->enter();
       if (!waits_) handle_ = call_->submit();
     } else if (waits_ && (call_->over() || call_->in_vain())) {
       waits_ = false;
-      if (call_->take_up()) {
+      if (call_->collect()) {
         finish();
       } else {
         handle_ = call_->submit();
@@ -70,7 +70,7 @@ class Walker {
   bool wrong_ = false;
 };
 
-// How many were done in one shot.
+// Returns the number of operations that were done in one shot.
 std::uint64_t whatever_overtakes_what(std::uint64_t seed) {
   Random random(seed);
   const std::vector<std::vector<int>> layouts{{0, 1},          {0, 0, 1, 1},    {0, 0, 0, 1},      {0, 1, 0, 1},
@@ -96,7 +96,7 @@ std::uint64_t whatever_overtakes_what(std::uint64_t seed) {
   const auto all_done = [&] {
     return std::all_of(walkers.begin(), walkers.end(), [](const Walker& walker) { return walker.done(); });
   };
-  const bool leave = random() % 2 == 0;  // each as soon as it is through
+  const bool leave = random() % 2 == 0;  // each rank leaves when it is finished
   std::set<int> left;
   std::vector<std::size_t> weights(nodes.size(), 1);
   Time now = std::chrono::steady_clock::now();
@@ -131,7 +131,7 @@ std::uint64_t whatever_overtakes_what(std::uint64_t seed) {
   return fast;
 }
 
-// Ranks that are threads, with nobody to tell them when: some are late, and some wait for theirs in the usual way.
+// Ranks as threads without any control: some are late, and some wait for their operations in the usual way.
 void threads_in_any_order() {
   constexpr int kTurns = 1500;
   const std::vector<int> nodes{0, 0, 1, 1, 2};

@@ -1,4 +1,4 @@
-// Tasks: what they wait for, nesting, and where exceptions come out.
+// Tasks: waiting, nesting, and the place where exceptions come out.
 #include <memory>
 #include <stdexcept>
 #include <vector>

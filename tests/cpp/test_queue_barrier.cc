@@ -1,5 +1,5 @@
-// Queues of simulated devices that meet: nobody goes on before all are there, no thread waits, and who has failed goes
-// on alone.
+// Queues of simulated devices that meet: no queue continues before all are there, no thread waits, and a rank that has
+// failed continues alone.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -28,7 +28,7 @@ bool comes(const std::function<bool()>& what, milliseconds limit = milliseconds(
   return what();
 }
 
-// A queue that stands still until it is told to go on.
+// A queue that stands still until go_on().
 class Held {
  public:
   explicit Held(Stream stream) {
@@ -76,7 +76,7 @@ struct Ranks {
 
 void nobody_goes_on_before_all_are_there() {
   Ranks ranks(3);
-  Held slow(ranks.queues[1]);  // its inputs are not there yet
+  Held slow(ranks.queues[1]);  // its inputs are not ready
   const auto begun = Clock::now();
   for (int rank = 0; rank < 3; ++rank) ranks.meet(rank, {0, 1, 2}, 1);
   CHECK(Clock::now() - begun < milliseconds(1000));
@@ -86,7 +86,7 @@ void nobody_goes_on_before_all_are_there() {
   for (int rank = 0; rank < 3; ++rank) CHECK(comes([&] { return ranks.over(rank); }), rank);
 }
 
-// Some members in one operation, all in the next: whose word is whose does not depend on who takes part.
+// Some members take part in one operation and all in the next: which word belongs to which member does not change.
 void members_keep_their_words() {
   Ranks ranks(3);
   for (const int rank : {0, 2}) ranks.meet(rank, {0, 2}, 1);
@@ -103,21 +103,21 @@ void who_is_late_is_named() {
   for (int rank = 0; rank < 3; ++rank) ranks.meet(rank, {0, 1, 2}, 5);
   CHECK(comes([&] { return ranks.blocks[1].told[0] == 5 && ranks.blocks[1].told[2] == 5; }));
   CHECK((ranks.barriers[0]->late() == std::vector<int>{11}));
-  CHECK((ranks.barriers[1]->late() == std::vector<int>{11}));  // knows that it is itself
+  CHECK((ranks.barriers[1]->late() == std::vector<int>{11}));  // it knows that it is late itself
   slow.go_on();
   CHECK(comes([&] { return ranks.over(0) && ranks.over(1) && ranks.over(2); }));
   CHECK(comes([&] { return ranks.barriers[0]->late().empty(); }));
 }
 
-// And stays so when a peer's device, which does not know of it, goes on to write how far it is.
+// This also holds when a peer's device, which does not know of the failure, writes its progress.
 void who_has_failed_waits_for_nobody() {
   Ranks ranks(2);
-  Held behind(ranks.queues[0]);  // of rank 0, so that its words are written over before it comes to read them
+  Held behind(ranks.queues[0]);  // of rank 0, so that its words are overwritten before it reads them
   ranks.meet(0, {0, 1}, 1);
   ranks.meet(0, {0, 1}, 2);
   ranks.barriers[0]->abandon();
   CHECK(comes([&] { return ranks.blocks[0].told[1] > 2; }));
-  CHECK((ranks.barriers[1]->let_go() == std::vector<int>{10}));  // what it tells from here on is nothing
+  CHECK((ranks.barriers[1]->let_go() == std::vector<int>{10}));  // from now on its words mean nothing
   ranks.blocks[0].told[1] = 1;
   behind.go_on();
   CHECK(comes([&] { return ranks.over(0); }));
@@ -125,11 +125,11 @@ void who_has_failed_waits_for_nobody() {
   CHECK(comes([&] { return ranks.over(1); }));  // rank 0 had come there
   ranks.meet(1, {0, 1}, 3);
   std::this_thread::sleep_for(milliseconds(20));
-  CHECK(!ranks.over(1));  // and nobody has told it that it came here
+  CHECK(!ranks.over(1));  // no word says that rank 0 came here
   ranks.barriers[1]->abandon();
 }
 
-// Words of one rank come in order, whichever of its devices it computes on.
+// Words of one rank are written in order, whichever of its devices it computes on.
 void several_devices_of_one_rank() {
   Ranks ranks(2);
   const auto first = ranks.devices[0], other = sim::make_device(7);
@@ -146,7 +146,7 @@ void several_devices_of_one_rank() {
   CHECK(comes([&] { return ranks.over(0) && ranks.over(1); }));
 }
 
-// What was recorded on it does not come any more, and asking throws.
+// Events recorded on it never happen, and queries throw.
 void a_device_that_has_failed_holds_nobody_up() {
   Ranks ranks(2);
   ranks.meet(0, {0, 1}, 1);
@@ -154,7 +154,7 @@ void a_device_that_has_failed_holds_nobody_up() {
   ranks.barriers[0]->abandon();
   CHECK(ranks.barriers[0]->idle());
   CHECK((ranks.barriers[1]->let_go() == std::vector<int>{10}));
-  ranks.blocks[0].told[1] = 1;  // so that the thread that stands for the device ends
+  ranks.blocks[0].told[1] = 1;  // so that the device's thread ends
 }
 
 void a_device_that_cannot_wait_has_none() {
@@ -165,8 +165,8 @@ void a_device_that_cannot_wait_has_none() {
   CHECK(QueueBarrier::make(sim::make_device(0), {&blocks[0], &blocks[1]}, {0, 1}, 0) != nullptr);
 }
 
-// A rank that has offered its tensor and not looked at the others' finds there what they offered for the same
-// operation, although they have begun the next.
+// A rank that has offered its tensor, but not read the others' locations yet, still finds the locations of this
+// operation, although the others have begun the next one.
 void where_tensors_lie_is_told_anew_when_all_have_read_it() {
   Engines ranks({0, 0, 0});
   const auto device = sim::make_device(0);
@@ -189,7 +189,7 @@ void where_tensors_lie_is_told_anew_when_all_have_read_it() {
   ranks.settle();
   const std::array first{submit(0, "first", 1), submit(1, "first", 2), submit(2, "first", 3)};
   for (const int rank : {1, 2}) ranks[rank].poll();      // announce
-  for (int turn = 0; turn < 3; ++turn) ranks[0].poll();  // decides, and offers
+  for (int turn = 0; turn < 3; ++turn) ranks[0].poll();  // decides and offers
   ranks[2].poll();                                       // offers, and misses rank 1
   for (int turn = 0; turn < 1000 && !(done(first[0]) && done(first[1])); ++turn) {
     ranks[1].poll();

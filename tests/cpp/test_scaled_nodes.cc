@@ -1,4 +1,4 @@
-// Scaling of what several hosts reduce: it is done once on each, also on a host with a single rank, and early enough
+// Scaling in reductions among several hosts: each host scales once, also a host with a single rank, and early enough
 // for types of 16 bits.
 #include "check.h"
 #include "engines.h"
@@ -13,7 +13,7 @@ constexpr Half kFour = 0x4400, kSixtyThousand = 0x7B53;
 
 const std::vector<std::vector<int>> kLayouts{{0, 1}, {0, 1, 2}, {0, 0, 1}, {0, 1, 1}, {0, 0, 1, 1, 2}};
 
-// The same request of all ranks, each with memory of its own.
+// Submits the same request on all ranks, each with memory of its own.
 template <class Element>
 std::vector<std::shared_ptr<Handle>> run(Engines& ranks, const Request& what, DType dtype,
                                          std::vector<std::vector<Element>>& values, bool in_place) {
@@ -51,11 +51,11 @@ void a_factor_counts_once() {
   }
 }
 
-// The sum would be beyond what 16 bits hold, and so each part is divided before.
+// The sum would be out of range for 16 bits, so each part is divided before.
 void an_average_of_large_halves_is_finite() {
   for (const auto& nodes : kLayouts) {
     for (const Half value : {kFour, kSixtyThousand}) {
-      if (nodes.size() == 5) continue;  // a fifth of it is rounded
+      if (nodes.size() == 5) continue;  // a fifth of it would be rounded
       const std::size_t count = 60 * nodes.size();
       Request request = barrier_called("x");
       request.op = ReduceOp::kAverage;

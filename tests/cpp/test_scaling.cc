@@ -1,5 +1,5 @@
-// Integers times a factor, at every level: all values of 8 and 16 bits, the outermost and some others of more, against
-// the product in double (kernels_reference.h).
+// Integers times a factor, at every level: all values of 8 and 16 bits, and the extremes and some others of larger
+// types, against the product in double (kernels_reference.h).
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -13,8 +13,8 @@
 namespace sordino::test {
 namespace {
 
-// Where a product comes to an integer, or next to one, it depends on the last bits of the factor; of some factors just
-// below a fraction, such as the one below 0.2, some products round up to an integer and others do not.
+// If a product is near an integer, it depends on the last bits of the factor. With some factors just below a
+// fraction, such as the one below 0.2, some products round up to an integer and others do not.
 std::vector<double> factors() {
   std::vector<double> found = {0,   5e-324, 1e-310, 1e-300, 1e-9,       1e-5, 1e-3,     0.1f, 0.7f, 0.99,
                                3.7, 1e6,    1e19,   -1e19,  4294967296, NAN,  INFINITY, -0.0, -1,   -INFINITY};
@@ -29,7 +29,7 @@ std::vector<double> factors() {
   return found;
 }
 
-// All values there are, or many.
+// Returns all values, or many of them.
 template <class T>
 std::vector<T> all_values() {
   if constexpr (sizeof(T) > 2) {
@@ -43,7 +43,7 @@ std::vector<T> all_values() {
   }
 }
 
-// The values once, which are too few for fixed point, and more than four times, which are enough.
+// Tests the values once, which are too few for fixed point, and more than four times, which are enough.
 template <class T>
 void test_factors(const std::vector<std::string>& levels, DType type) {
   const std::vector<T> values = all_values<T>();
@@ -70,7 +70,7 @@ void test_factors(const std::vector<std::string>& levels, DType type) {
   CHECK(output.guards_hold(), name_of(type));
 }
 
-// Two factors, in place, of one source and of several.
+// Tests two factors, in place, with one source and with several.
 template <class T>
 void test_both_factors(const std::vector<std::string>& levels, DType type) {
   constexpr double kPre = 1 / 3., kPost = -0.3;

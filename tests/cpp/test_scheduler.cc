@@ -50,7 +50,7 @@ void nothing_runs_before_all_have_submitted() {
   ranks.settle();
   CHECK(mine->done() && theirs->done());
   CHECK(!ranks[0].scheduler.busy() && ranks[0].scheduler.names_in_flight().empty());
-  const auto again = ranks[0].scheduler.submit(barrier_called("all"));  // the name is free
+  const auto again = ranks[0].scheduler.submit(barrier_called("all"));  // the name is free again
   CHECK(!again->done());
 }
 
@@ -88,7 +88,7 @@ std::shared_ptr<Handle> change_set(Scheduler& scheduler, Opcode opcode, SetChang
   return scheduler.submit(std::move(request));
 }
 
-// Rank 2 speaks of the new set to rank 1, which coordinates it, before rank 1 has made it.
+// Rank 2 sends messages about the new set to its coordinator, rank 1, before rank 1 has made it.
 void sets_may_be_spoken_of_early() {
   Engines ranks({0, 0, 0});
   std::vector<std::shared_ptr<Handle>> added;
@@ -110,7 +110,7 @@ void sets_may_be_spoken_of_early() {
   const auto mine = ranks[1].scheduler.submit(barrier_called("in the set", set));
   ranks.settle();
   CHECK(mine->done() && theirs->done() && !theirs->error);
-  // While something is under way on it, it stays; when it goes, its number does.
+  // A set with an operation in flight stays. When it is removed, so is its number.
   ranks[2].scheduler.submit(barrier_called("under way", set));
   CHECK_THROWS(UsageError, change_set(ranks[2].scheduler, Opcode::kRemoveSet, {{}, set}));
   ranks[1].scheduler.submit(barrier_called("under way", set));
@@ -126,10 +126,10 @@ void sets_may_be_spoken_of_early() {
   for (int rank = 0; rank < 3; ++rank)
     added[static_cast<std::size_t>(rank)] = change_set(ranks[rank].scheduler, Opcode::kAddSet, {{0, 2}});
   ranks.settle();
-  CHECK(added[0]->set_id == set + 1);  // it is not given again
+  CHECK(added[0]->set_id == set + 1);  // no number is used twice
 }
 
-// By two threads of each rank, which submit in any order.
+// Two threads of each rank add sets at once, in any order.
 void sets_that_are_added_at_once_differ() {
   Engines ranks({0, 0, 0});
   std::vector<std::shared_ptr<Handle>> parents, first, second, inner;
@@ -151,7 +151,7 @@ void sets_that_are_added_at_once_differ() {
     ids.insert(handles[0]->set_id);
   }
   CHECK(ids.size() == 3);
-  // Each of them works, in whatever order ranks use them.
+  // Each of the sets works, in whatever order ranks use them.
   std::vector<std::shared_ptr<Handle>> met;
   for (const auto& [peer, id] : {std::pair{1, first[0]}, {2, second[0]}, {1, inner[0]}}) {
     for (const int rank : {0, peer}) met.push_back(ranks[rank].scheduler.submit(barrier_called("meet", id->set_id)));
@@ -191,7 +191,7 @@ void messages_of_two_sets_are_told_apart() {
   submit(0, 1);
   submit(0, 2);
   ranks[0].poll();
-  ranks.network().cut(0, 2, true);  // so that rank 2 does not hear that it has begun
+  ranks.network().cut(0, 2, true);  // so rank 2 does not hear of its start
   submit(0, 0);
   ranks[1].poll();
   CHECK(ranks[1].common.traffic.across.load() > 0);
@@ -204,7 +204,7 @@ void messages_of_two_sets_are_told_apart() {
   for (const std::size_t rank : {1, 2, 3}) CHECK(second[rank] == std::vector<float>(3, 21), "rank", rank);
 }
 
-// Two coordinators cannot know of each other's ids in time; no rank mixes up the messages of two sets.
+// Two coordinators cannot know each other's ids in time; no rank mixes up the messages of two sets.
 void sets_of_two_coordinators_that_are_added_at_once_are_refused() {
   Engines ranks({0, 0, 0});
   std::vector<std::shared_ptr<Handle>> parents;
@@ -224,14 +224,14 @@ void sets_of_two_coordinators_that_are_added_at_once_are_refused() {
   CHECK(error.find("Add them one after the other") != std::string::npos, error);
 }
 
-// This process may open no more files. The error says so; the peer is not taken for one that has ended.
+// This process may open no more files. The error gives this reason; the peer does not count as ended.
 void a_limit_while_mapping_is_told() {
   Engines ranks({0, 0});
   ranks.network().hinder([](int) { throw TransportError("Too many open files"); });
   CHECK_THROWS(TransportError, ranks[0].poll());
 }
 
-// A rank ends before another has mapped its memory, and an operation with it has been decided: that is a loss.
+// A rank ends before another one has mapped its memory, and an operation with it has been decided: that is a loss.
 void memory_of_a_rank_that_has_ended_is_not_used() {
   for (const bool tolerates : {false, true}) {
     Engines ranks({0, 0, 0});
@@ -288,7 +288,7 @@ void the_end_fails_everything() {
   CHECK_THROWS(PeerLost, ranks[0].scheduler.submit(barrier_called("later")));
 }
 
-// What a coordinator says is believed only where it fits what this rank has asked for.
+// A decision of the coordinator must fit the requests of this rank.
 void decisions_that_do_not_fit_are_refused() {
   const auto hears = [](const Decision& decision, Request asked) {
     Engines ranks(kApart);
@@ -313,7 +313,7 @@ void decisions_that_do_not_fit_are_refused() {
   CHECK_THROWS(TransportError, hears(decision, join));
 }
 
-// A set is to be removed, and another one fails before it is: the removal ends once, with the failure.
+// A set is about to be removed when another one fails: the removal ends once, with the failure.
 void a_removal_in_the_middle_of_the_end_fails_once() {
   int interrupted = 0;
   for (int turns = 0; turns < 12; ++turns) {
@@ -330,7 +330,7 @@ void a_removal_in_the_middle_of_the_end_fails_once() {
       for (int rank = 0; rank < 3; ++rank) ranks[rank].poll();
     }
     if (handles[2]->done()) break;
-    Decision decision;  // of what nobody has asked for
+    Decision decision;  // no rank has asked for this
     decision.names = {"never"};
     decision.participants = {0, 1};
     Writer writer;
@@ -350,7 +350,7 @@ void a_removal_in_the_middle_of_the_end_fails_once() {
   CHECK(interrupted > 0);
 }
 
-// Operations that nobody coordinates begin on each rank by themselves, one after the other.
+// Operations without a coordinator begin on each rank independently, one after the other.
 void exchanges_start_in_the_order_of_the_calls() {
   Engines ranks(kApart);
   const auto ring = std::make_shared<topology::Ring>(2);

@@ -1,4 +1,5 @@
-// The host of services: which messages reach which service, who hears of what, and how long a closed one is kept.
+// The host of services: which messages reach which service, which ranks hear of events, and how long a closed service
+// is kept.
 #include <set>
 
 #include "check.h"
@@ -12,7 +13,7 @@ namespace {
 
 constexpr int kNumber = 3;
 
-// Notes what it is told.
+// Notes all calls.
 class Notes : public Service {
  public:
   void receive(int from, Reader& reader) override { messages.push_back(std::to_string(from) + ": " + reader.text()); }
@@ -84,14 +85,14 @@ void a_closed_one_is_lost_to_the_others_and_kept_while_it_is_touched() {
   ranks[0].services.open(kNumber, mine);
   ranks[1].services.open(kNumber, theirs);
   ranks[0].services.close(kNumber, true);
-  ranks[0].services.close(kNumber, true);  // once is enough
+  ranks[0].services.close(kNumber, true);  // a second call does nothing
   CHECK(mine->ended && !ranks[0].services.any());
   ranks.settle();
   CHECK((theirs->gone == std::vector<int>{0}));
   ranks[1].services.post(kNumber, 0, said("too late"));
   ranks.settle();
   CHECK(mine->messages.empty());
-  // Kept while transfers may touch its memory, and for a second in which node peers may be reading it.
+  // The service is kept while transfers may access its memory, and for a second in which node peers may be reading it.
   Notes& notes = *mine;
   const std::weak_ptr<Notes> kept = std::exchange(mine, nullptr);
   const Time closed = std::chrono::steady_clock::now();
@@ -123,7 +124,7 @@ void the_end_of_the_world_ends_them() {
   CHECK(after->ended && after->reason == "over");
 }
 
-// A process set's tags have other upper bits, and worlds that come after each other give out others.
+// A process set's tags have other upper bits, and successive worlds give out different tags.
 void tags_are_their_own() {
   Engines ranks({0});
   ServiceHost& host = ranks[0].services;

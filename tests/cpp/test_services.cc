@@ -1,5 +1,5 @@
-// Services on worlds of threads: snapshots are whole and as new as can be, whoever writes and pulls meanwhile; averages
-// of two conserve the sum; messages arrive once and in order.
+// Services on worlds of threads: snapshots are whole and as new as possible, whichever ranks write and pull meanwhile;
+// averages of two conserve the sum; messages arrive once and in order.
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -42,12 +42,12 @@ std::shared_ptr<const Layout> layout_of(std::size_t count) {
                                   std::size_t{1} << 40);
 }
 
-// A layout's worth of memory: its end is aligned, so that is a little more than its tensors need.
+// Returns memory for a layout: slightly more than its tensors need, as its end is aligned.
 std::vector<double> memory_of(const Layout& layout, double value) {
   return std::vector<double>(layout.bytes() / sizeof(double), value);
 }
 
-// Worlds of ranks on the given nodes. `shared`: node peers know where each other's snapshots are.
+// Returns worlds of ranks on the given nodes. `shared`: node peers know the locations of each other's snapshots.
 std::vector<Rank> make(const std::vector<int>& nodes, const std::shared_ptr<const Layout>& layout, bool shared) {
   std::vector<Rank> ranks;
   const Config config = Config::from_environment();
@@ -74,7 +74,7 @@ bool ended(const Pull& pull) {
   return state == Pull::State::kDone || state == Pull::State::kFailed;
 }
 
-// Waits for an event of a kind; the others are forgotten.
+// Waits for an event of a kind; drops the others.
 Mailbox::Event wait_for(Mailbox& mailbox, Mailbox::Event::Kind kind) {
   const auto limit = steady_clock::now() + std::chrono::duration<double>(kDeadline);
   while (steady_clock::now() < limit) {
@@ -92,8 +92,8 @@ std::shared_ptr<Pull> pull_now(Rank& rank, int peer) {
   return pull;
 }
 
-// A writer marks every element with its version, as fast as it can; what others pull is of one version, and of none
-// that is older than one that was published before the pull began.
+// A writer marks every element with its version, at full speed. A pull gets a single version, and none that is older
+// than a version published before the pull began.
 void snapshots_are_whole(const std::vector<int>& nodes, bool shared, std::size_t count) {
   const auto layout = layout_of(count);
   std::vector<Rank> ranks = make(nodes, layout, shared);
@@ -171,7 +171,7 @@ void a_peer_that_leaves_fails_its_pulls_alone() {
   std::vector<Rank> ranks = make({0, 1, 2}, layout, false);
   const std::vector<double> values = memory_of(*layout, 3);
   ranks[2].snapshots->publish(reinterpret_cast<const std::byte*>(values.data()), 1);
-  const auto pull = ranks[0].snapshots->pull(1, steady_clock::now());  // which never publishes
+  const auto pull = ranks[0].snapshots->pull(1, steady_clock::now());  // rank 1 never publishes
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   ranks[1].world->shutdown();
   CHECK(wait_for(*ranks[0].mailbox, Mailbox::Event::Kind::kDone).number == pull->number);
@@ -180,10 +180,10 @@ void a_peer_that_leaves_fails_its_pulls_alone() {
   CHECK(pull_now(ranks[0], 2)->state == Pull::State::kDone);
   ranks[0].world->shutdown();
   CHECK(ranks[0].snapshots->pull(2, steady_clock::now())->state == Pull::State::kFailed);
-  CHECK_THROWS(Error, for (;;) ranks[0].mailbox->wait(0));  // once it has told what came before
+  CHECK_THROWS(Error, for (;;) ranks[0].mailbox->wait(0));  // after all earlier events
 }
 
-// A pull that begins after its peer has closed its store, and has not left, is not answered by anybody.
+// A pull fails if it begins after its peer has closed its store, even if the peer has not left.
 void a_peer_that_closes_fails_later_pulls(bool shared) {
   const auto layout = layout_of(10);
   std::vector<Rank> ranks = make(shared ? std::vector<int>{0, 0} : std::vector<int>{0, 1}, layout, shared);
@@ -191,15 +191,15 @@ void a_peer_that_closes_fails_later_pulls(bool shared) {
   ranks[1].snapshots->publish(reinterpret_cast<const std::byte*>(values.data()), 1);
   CHECK(pull_now(ranks[0], 1)->state == Pull::State::kDone);
   ranks[1].world->close_service(kSnapshots);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it is heard of
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // time to hear of it
   const auto pull = ranks[0].snapshots->pull(1, steady_clock::now());
   const auto limit = steady_clock::now() + std::chrono::duration<double>(kDeadline / 6);
   while (!ended(*pull) && steady_clock::now() < limit) ranks[0].mailbox->wait(0.01);
   CHECK(pull->state == Pull::State::kFailed);
 }
 
-// What is on its way stays as it is, if two places are then there is none for what comes after the newest, and what has
-// left makes room again.
+// A snapshot in flight does not change. When two of them take their slots, there is no slot for a snapshot after the
+// newest; when one was sent, its slot is free again.
 void what_was_sent_gives_its_place_back() {
   const auto layout = layout_of(10);
   test::Engines ranks({0, 1, 2});
@@ -219,7 +219,7 @@ void what_was_sent_gives_its_place_back() {
     CHECK(publish(pulls.size() + 1));
     pulls.push_back(stores[static_cast<std::size_t>(me)]->pull(2, steady_clock::now()));
     ranks[me].poll();  // asks
-    ranks[2].poll();   // sends, and nobody takes it yet
+    ranks[2].poll();   // sends, and no rank receives it yet
   }
   CHECK(publish(3) && !publish(4));
   ranks.settle();
@@ -230,7 +230,7 @@ void what_was_sent_gives_its_place_back() {
   CHECK(publish(5) && publish(6));
 }
 
-// Ranks ask for snapshots that cannot be sent to them, again and again: each of these makes room for a new one.
+// Ranks ask again and again for snapshots that cannot be sent to them: each failure frees a slot.
 void what_could_not_be_sent_gives_its_place_back() {
   const auto layout = layout_of(10);
   test::Engines ranks({0, 1}, Config::from_environment(), [](std::unique_ptr<Transport> own) {
@@ -252,8 +252,8 @@ void what_could_not_be_sent_gives_its_place_back() {
   }
 }
 
-// The memory of a reader that stands still in the middle of a copy, until another has done something meanwhile: its
-// second page is there only then.
+// A reader's memory that stops the reader in the middle of a copy until another action is done: its second page exists
+// only then.
 class HeldUp {
  public:
   HeldUp(std::size_t bytes, std::function<void()> meanwhile) : bytes_(bytes), meanwhile_(std::move(meanwhile)) {
@@ -288,7 +288,7 @@ class HeldUp {
   struct sigaction before_{};
 };
 
-// The owner comes round all its places while a peer copies one of them: the peer begins anew.
+// The owner goes through all its slots while a peer copies one of them: the peer begins again.
 void a_copy_that_was_overtaken_is_made_again() {
   constexpr std::size_t kCount = 1 << 16;
   auto world = sim::Network({0}).transports();
@@ -309,7 +309,7 @@ void a_copy_that_was_overtaken_is_made_again() {
   CHECK(std::count(copied, copied + kCount, static_cast<double>(steps)) == kCount);
 }
 
-// An averaging between two, and a count of what each has done for it on the thread that polls.
+// An averaging between two ranks, and the number of messages on which the polling thread has acted.
 class Watched : public Service {
  public:
   explicit Watched(std::shared_ptr<PairAveraging> averaging) : averaging_(std::move(averaging)) {}
@@ -330,7 +330,7 @@ class Watched : public Service {
   void end(std::exception_ptr why) override { averaging_->end(why); }
   bool settled() const override { return averaging_->settled(); }
 
-  // Waits until so many messages have come, the news of a loss among them, and what they allow is done.
+  // Waits until this many messages have come, including the news of a loss, and their effects are done.
   void wait_until_acted_on(int messages) const {
     const auto limit = steady_clock::now() + std::chrono::duration<double>(kDeadline);
     while (acted_on_ < messages && steady_clock::now() < limit) std::this_thread::yield();
@@ -364,7 +364,7 @@ struct Pair {
     for (Rank& rank : ranks) rank.world->shutdown();
   }
   Mailbox::Event done(int me) { return wait_for(*ranks[me].mailbox, Mailbox::Event::Kind::kDone); }
-  // Rank 1 has averaged; rank 0 has sent and received all, and a step of its own keeps it from averaging.
+  // Rank 1 has averaged. Rank 0 has sent and received everything, but a step of its own delays its averaging.
   void average_on_one_side(std::uint64_t number) {
     ranks[1].averaging->lock();
     for (int me = 0; me < 2; ++me) ranks[me].averaging->begin(1 - me, number);
@@ -377,7 +377,7 @@ struct Pair {
   }
 };
 
-// Two workers average over and over while each adds to its own values: what was added is all there at the end.
+// Two workers average again and again while each adds to its own values: all additions are there at the end.
 void averages_conserve_the_sum() {
   constexpr std::size_t kCount = 70001;
   Pair pair({std::vector<double>(kCount), std::vector<double>(kCount)});
@@ -402,11 +402,11 @@ void averages_conserve_the_sum() {
     CHECK(std::abs(values[0][i] + values[1][i] - sum) < 1e-6);
     CHECK(std::abs(values[0][i] - values[1][i]) < 4);
   }
-  // Nothing changes meanwhile: the very same mean on both sides.
+  // Nothing changes meanwhile, so both sides have exactly the same mean.
   for (int me = 0; me < 2; ++me) ranks[me].averaging->begin(1 - me, 1000);
   for (int me = 0; me < 2; ++me) wait_for(*ranks[me].mailbox, Mailbox::Event::Kind::kDone);
   CHECK(values[0] == values[1]);
-  // A peer that goes changes nothing.
+  // A peer that leaves changes nothing.
   const auto before = values[0];
   ranks[0].averaging->begin(1, 1001);
   ranks[1].world->shutdown();
@@ -414,15 +414,15 @@ void averages_conserve_the_sum() {
   CHECK(values[0] == before);
 }
 
-// Who has averaged may go on to the next averaging, or go altogether, while the other's step still keeps it from
-// averaging: it does so in the end.
+// A rank that has averaged may go on to the next averaging, or leave, while a step still delays the averaging of the
+// other. The other averages in the end.
 void one_side_is_held_up() {
   Pair pair({{0.0}, {4.0}});
   auto& [values, watched, ranks] = pair;
   pair.average_on_one_side(1);
   CHECK(values[0][0] == 0.0 && values[1][0] == 2.0);
   ranks[1].averaging->begin(0, 2);
-  watched[0]->wait_until_acted_on(3);  // that it is ready, where to send to; that it is ready for the next
+  watched[0]->wait_until_acted_on(3);  // it is ready, the address, and it is ready for the next
   values[0][0] += 1;
   ranks[0].averaging->unlock();
   CHECK(pair.done(0).number == 1);
@@ -437,7 +437,7 @@ void one_side_goes(bool altogether) {
   pair.average_on_one_side(1);
   World& world = *pair.ranks[1].world;
   altogether ? world.shutdown() : world.close_service(kAveraging);
-  pair.watched[0]->wait_until_acted_on(3);  // that it is ready, where to send to; that it is gone
+  pair.watched[0]->wait_until_acted_on(3);  // it is ready, the address, and it is gone
   pair.ranks[0].averaging->unlock();
   CHECK(pair.done(0).text.empty());
   CHECK(pair.values[0][0] == 2.0 && pair.values[1][0] == 2.0);
@@ -448,7 +448,7 @@ void one_side_has_gone(bool altogether) {
   Pair pair({{0.0}, {4.0}});
   World& world = *pair.ranks[1].world;
   altogether ? world.shutdown() : world.close_service(kAveraging);
-  pair.watched[0]->wait_until_acted_on(1);  // that it is gone
+  pair.watched[0]->wait_until_acted_on(1);  // it is gone
   pair.ranks[0].averaging->begin(1, 7);
   const auto limit = steady_clock::now() + std::chrono::duration<double>(kDeadline / 6);
   std::vector<Mailbox::Event> events;
@@ -461,13 +461,13 @@ void one_side_has_gone(bool altogether) {
   CHECK(pair.values[0][0] == 0.0);
 }
 
-// What was begun is told that it came to nothing, and nothing begins any more.
+// Averagings that had begun end with an error, and none can begin.
 void averagings_end() {
   Pair pair({{0.0}, {4.0}});
   auto& averaging = *pair.ranks[0].averaging;
   averaging.begin(1, 1);
   pair.watched[1]->wait_until_acted_on(1);
-  averaging.begin(1, 2);  // has yet to begin
+  averaging.begin(1, 2);  // it has not begun yet
   pair.ranks[0].world->close_service(kAveraging);
   const std::vector<Mailbox::Event> events = pair.ranks[0].mailbox->wait(0);
   CHECK(events.size() == 2);

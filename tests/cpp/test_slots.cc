@@ -1,5 +1,5 @@
-// Averages through the slots of a node, one after the other, where one rank is always a step behind. The next
-// operation does not write over slots that this rank has yet to read.
+// Averages through the slots of a node, one after the other, with one rank always a step behind. The next operation
+// does not overwrite slots that this rank has yet to read.
 #include "check.h"
 #include "engines.h"
 
@@ -15,7 +15,7 @@ void the_next_operation_waits_for_its_slots(int slow, std::size_t chunks, std::s
   config.chunk_bytes = kChunk * sizeof(float);
   config.fusion_bytes = 0;
   Engines ranks({0, 0}, config);
-  // The last chunk is short, so that shards of the next operation lie elsewhere in the slot that it was in.
+  // The last chunk is short, so the shards of the next operation are at other offsets of its slot.
   const std::size_t sizes[] = {(chunks - 1) * kChunk + rest, 3 * kChunk, 2 * kChunk};
   std::vector<std::vector<float>> values[2];
   std::vector<std::shared_ptr<Handle>> handles;
@@ -30,7 +30,7 @@ void the_next_operation_waits_for_its_slots(int slow, std::size_t chunks, std::s
     for (std::size_t operation = 0; operation < std::size(sizes); ++operation)
       handles.push_back(ranks[rank].scheduler.submit(allreduce_of(std::to_string(operation), values[rank][operation])));
   }
-  for (int turn = 0; turn < 500; ++turn) {  // each as far as it gets, and one of them into the next operation
+  for (int turn = 0; turn < 500; ++turn) {  // each rank goes as far as it can, one of them into the next operation
     ranks[slow].poll();
     for (int times = 0; times < 4; ++times) ranks[1 - slow].poll();
   }

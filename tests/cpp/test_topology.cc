@@ -1,4 +1,5 @@
-// Topologies: what a pair of peers costs at any number of workers. Their properties are tests/python/core/test_topology.py.
+// Topologies: the time per pair of peers at any number of workers. Their properties are in
+// tests/python/core/test_topology.py.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -28,7 +29,7 @@ double nanoseconds_of_an_attempt(int size) {
   return took.count() / kPairs;
 }
 
-// Of the best of some attempts, each of them with both sizes in turn: what else the machine does meets both alike.
+// Returns the best of several attempts, each with both sizes in turn, so that other load affects both.
 std::pair<double, double> nanoseconds_a_pair(int few, int many) {
   double least_of_few = nanoseconds_of_an_attempt(few), least_of_many = nanoseconds_of_an_attempt(many);
   for (int attempt = 1; attempt < 8; ++attempt) {
@@ -53,7 +54,7 @@ void permutations_are_inverted() {
 
 int main() {
   permutations_are_inverted();
-  // Whatever takes time in proportion to the workers takes a thousand times as long.
+  // A time in proportion to the number of workers would be a thousand times as long.
   const auto [few, many] = nanoseconds_a_pair(1000, 1'000'000);
   CHECK(many < 10 * few);
   return sordino::test::report();

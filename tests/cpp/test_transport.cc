@@ -28,7 +28,7 @@ Bytes pattern(std::size_t size, int seed) {
   return bytes;
 }
 
-// Parent and child exchange messages of many sizes through mailboxes that each has made and the other has mapped.
+// Parent and child exchange messages of many sizes through mailboxes; each makes its own and maps the other's.
 void messages_cross_processes() {
   constexpr int kMessages = 200;
   const auto size_of_message = [](int i) { return static_cast<std::size_t>(i % 7 == 0 ? 150'000 : i * 37 % 3000); };
@@ -60,7 +60,7 @@ void messages_cross_processes() {
     const std::uint32_t ticket = mailboxes.bell(self).ticket();
     try {
       if (!mailboxes.poll(check_one)) mailboxes.bell(self).sleep(ticket, std::chrono::milliseconds(5));
-    } catch (const Error&) {  // each has been given once, and the next ones come
+    } catch (const Error&) {  // each was delivered once; the next ones follow
     }
   }
   if (child == 0) _exit(right ? 0 : 1);
@@ -92,7 +92,7 @@ void a_ring_goes_round_and_is_not_overrun() {
     for (const std::byte one : got) CHECK(one == static_cast<std::byte>(taken++));
   }
   std::uint64_t absurd = 1000;
-  std::memcpy(place, &absurd, sizeof(absurd));  // as a peer that has gone mad would leave it
+  std::memcpy(place, &absurd, sizeof(absurd));  // as a broken peer would leave it
   CHECK_THROWS(TransportError, reader.ready());
 }
 
@@ -114,7 +114,7 @@ struct Plumbing {
       for (const auto& [to, at] : std::exchange(told[self], {})) pipes[to].open(self, at);
     }
   }
-  // Until nothing moves.
+  // Polls until nothing moves.
   void settle() {
     introduce();
     for (bool moved = true; moved;) {
@@ -137,9 +137,9 @@ void pipes_bring_each_message_to_who_waits_for_it() {
   plumbing.introduce();
   for (const auto& one : sends) {
     plumbing.pipes[0].poll();
-    CHECK(!one->test());  // nobody has taken anything yet, and whoever left now would take it along
+    CHECK(!one->test());  // nothing was received yet; a sender that left now would take it along
   }
-  for (int turn = 0; turn < 3; ++turn) {  // some of it comes before the rest is asked for
+  for (int turn = 0; turn < 3; ++turn) {  // some of it arrives before the rest is asked for
     plumbing.pipes[0].poll();
     plumbing.pipes[1].poll();
   }
@@ -176,7 +176,7 @@ void what_is_given_up_is_not_received() {
   auto receiving_next = plumbing.pipes[1].receive(0, 4, got_after);
   CHECK(!receiving->test());
   CHECK(next->test() && receiving_next->test() && got_after == after);
-  // The other way round: who gives up receiving does not keep others from it, nor is its memory written to.
+  // The other direction: a receiver that gives up does not block other transfers, and its memory is not written.
   auto again = plumbing.pipes[0].send(1, 5, data);
   Bytes untouched(data.size());
   auto abandoned = plumbing.pipes[1].receive(0, 5, untouched);
@@ -199,7 +199,7 @@ void memory_of_a_receive_that_was_given_up_half_way_is_left_alone() {
   plumbing.pipes[1].poll();
   CHECK(got.front() == data.front() && got.back() != data.back() && !receiving->test());
   receiving.reset();
-  std::fill(got.begin(), got.end(), std::byte{0});  // it is used for something else by now
+  std::fill(got.begin(), got.end(), std::byte{0});  // the memory is in other use by now
   auto next = plumbing.pipes[0].send(1, 6, after);
   auto receiving_next = plumbing.pipes[1].receive(0, 6, got_after);
   plumbing.settle();
@@ -207,7 +207,7 @@ void memory_of_a_receive_that_was_given_up_half_way_is_left_alone() {
   CHECK(got == Bytes(data.size()));
 }
 
-// Who has given up before anything came takes nothing from whoever asks for it next, before or after it comes.
+// A receive that was given up before its message came takes nothing from the next receive, before or after the message.
 void who_has_given_up_is_passed_over() {
   for (const bool early : {false, true}) {
     Plumbing plumbing;
@@ -258,7 +258,7 @@ void segments_know_what_lies_in_them() {
   CHECK_THROWS(TransportError, memory.allocate(std::size_t{1} << 60));
 }
 
-// What a peer says of its memory is checked against what it has: a mapping beyond the end of a file is a SIGBUS later.
+// A peer's location is checked against its memory: a mapping beyond the end of a file would be a SIGBUS later.
 void memory_that_is_not_there_is_not_mapped() {
   shm::ShmMemory owner, peer;
   peer.introduce(3, getpid());
@@ -270,18 +270,18 @@ void memory_that_is_not_there_is_not_mapped() {
   CHECK_THROWS(TransportError, peer.map(3, larger));
   CHECK_THROWS(TransportError, peer.map(3, beyond));
   CHECK(peer.map(3, place) != nullptr);
-  further.bytes = 1 << 20;  // of a segment that is mapped already
+  further.bytes = 1 << 20;  // of a segment that is already mapped
   further.offset = 1 << 19;
   CHECK_THROWS(TransportError, peer.map(3, further));
 }
 
-// That this process may open no more files; for as long as it lives.
+// Prevents this process from opening files while it lives.
 class NoMoreFiles {
  public:
   NoMoreFiles() {
     getrlimit(RLIMIT_NOFILE, &before_);
     rlimit none = before_;
-    none.rlim_cur = 3;  // the number of the next must be below it
+    none.rlim_cur = 3;  // the next descriptor must be below it
     setrlimit(RLIMIT_NOFILE, &none);
   }
   ~NoMoreFiles() { setrlimit(RLIMIT_NOFILE, &before_); }
@@ -323,7 +323,7 @@ void memory_that_is_gone_is_told_from_memory_that_cannot_be_mapped() {
   }
   segment.reset();
   CHECK_THROWS(MemoryGone, peer.map(3, place));
-  const auto another = owner.allocate(1000);  // which has the same descriptor
+  const auto another = owner.allocate(1000);  // it has the same descriptor
   CHECK(owner.locate(another->data, 1).key == place.key);
   CHECK_THROWS(MemoryGone, peer.map(3, place));
   CHECK(peer.map(3, owner.locate(another->data, 1)) != nullptr);
@@ -334,9 +334,9 @@ void memory_that_is_gone_is_told_from_memory_that_cannot_be_mapped() {
   CHECK_THROWS(MemoryGone, peer.map(4, owner.locate(another->data, 1)));
 }
 
-// A kernel that gives all back when a signal comes, as they do every few milliseconds.
+// A kernel that undoes the whole reservation when a signal comes, as happens every few milliseconds.
 void signals_do_not_keep_memory_from_being_reserved() {
-  constexpr off_t kMost = off_t{32} << 20;  // of what it has before the next one
+  constexpr off_t kMost = off_t{32} << 20;  // that it reserves before the next signal
   off_t reserved = 0;
   int calls = 0;
   const auto allocate = [&](int fd, off_t offset, off_t bytes) {
@@ -349,7 +349,7 @@ void signals_do_not_keep_memory_from_being_reserved() {
   CHECK(shm::reserve(7, 10, [](int, off_t, off_t) { return ENOSPC; }) == ENOSPC);
 }
 
-// With a descriptor of the kernel's, and where it gives none.
+// Both with a descriptor of the process and without one.
 void the_end_of_a_process_is_seen() {
   for (const bool limited : {false, true}) {
     for (const bool collected : {false, true}) {
@@ -397,7 +397,7 @@ void sim_delivers_in_order() {
   CHECK(world[1]->take_losses().size() == 1);
 }
 
-// Five messages have been written, and nothing more comes: what follows one that was refused is given all the same.
+// Five messages have been written, and no more come. Messages after a refused one are still delivered.
 template <class Poll>
 void each_is_given_once(Poll poll) {
   std::vector<Bytes> given;

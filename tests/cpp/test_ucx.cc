@@ -1,4 +1,4 @@
-// The link by UCX between real processes, which meet on memory that they share.
+// The link by UCX between real processes, which meet in shared memory.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -28,15 +28,15 @@ Bytes pattern(std::size_t size, int seed) {
   return bytes;
 }
 
-// Memory of transfers that are given up, which UCX may go on with for as long as the process lives.
+// Memory of transfers that are given up, which UCX may use as long as the process lives.
 std::span<std::byte> kept(std::size_t size) {
   auto bytes = std::make_unique<Bytes>(size);
   const std::span<std::byte> memory(*bytes);
-  keep_for_ever(std::move(bytes));
+  leak_intentionally(std::move(bytes));
   return memory;
 }
 
-// What the processes of a test see of each other beside the link: counters, and what each has shown.
+// State that the processes of a test share besides the link: counters, and data that each has shown.
 struct Board {
   struct Slot {
     std::atomic<int> bytes{-1};
@@ -83,8 +83,8 @@ class Rank {
   }
   void connect() { link = ucx::connect(meeting_, Config{}, token_); }
 
-  // Until `ranks` of them have come here, for the `time`th time. Who does not poll meanwhile holds up peers that want
-  // to be idle.
+  // Waits until `ranks` ranks have come here, for the `time`th time. A rank that does not poll meanwhile delays peers
+  // that want to be idle.
   void meet(int ranks, int time, bool polling = false) {
     ++board.arrived;
     wait_until([&] {
@@ -101,11 +101,11 @@ class Rank {
   void poll_until(const std::function<bool()>& reached) {
     while (!reached()) poll();
   }
-  // Ends when all have; whatever one of them throws comes out.
+  // Returns when all transfers have ended; an error of one of them is thrown.
   void finish(std::vector<std::unique_ptr<Transfer>>& transfers) {
     for (auto& transfer : transfers) poll_until([&] { return transfer->test(); });
   }
-  // Exchanges a message and some data with a peer that does likewise, and had posted nothing else.
+  // Exchanges a message and data with a peer that does the same, and had posted nothing else.
   void exchange(int peer, Tag tag, std::size_t bytes = 3 * kMiB) {
     const std::size_t message = exchanged_[peer]++;
     const Bytes mine = pattern(bytes, rank);
@@ -123,7 +123,7 @@ class Rank {
   const int rank;
   Board& board;
   std::unique_ptr<Link> link;
-  std::map<int, std::vector<Bytes>> got;  // by who has posted it
+  std::map<int, std::vector<Bytes>> got;  // by sender
   std::vector<Loss> losses;
 
  private:
@@ -132,7 +132,7 @@ class Rank {
   std::map<int, std::size_t> exchanged_;
 };
 
-// Runs part(rank) in a process for each rank. Nothing here has a deadline but that a process ends after minutes.
+// Runs part(rank) in a process for each rank. There is no deadline here, but a process ends after minutes.
 void in_processes(int ranks, const std::function<void(Rank&)>& part, int killed = -1,
                   const std::vector<std::string>& tokens = {"ours", "ours", "ours"}) {
   void* memory = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -152,7 +152,7 @@ void in_processes(int ranks, const std::function<void(Rank&)>& part, int killed 
     } catch (const std::exception& error) {
       CHECK(false, "rank", rank, "throws", error.what());
     }
-    std::exit(test::failed == failed ? 0 : 1);  // where the processes take leave of each other
+    std::exit(test::failed == failed ? 0 : 1);  // the processes say goodbye here
   }
   for (int rank = 0; rank < ranks; ++rank) {
     int status = 0;
@@ -169,7 +169,7 @@ void in_processes(int ranks, const std::function<void(Rank&)>& part, int killed 
   std::abort();
 }
 
-// The text of the error that test() ends with.
+// Returns the text of the error with which test() ends.
 template <class Expected>
 std::string ends_with(Rank& self, Transfer& transfer) {
   try {
@@ -201,7 +201,7 @@ void control_messages_come_in_order_and_once() {
     while (arrived < kMessages || !self.link->idle()) {
       try {
         self.link->poll(check_one);
-      } catch (const Error&) {  // each has been given once, and the next ones come
+      } catch (const Error&) {  // each was delivered once; the next ones follow
       }
     }
     self.meet(2, 1, true);
@@ -213,7 +213,7 @@ void control_messages_come_in_order_and_once() {
 void transfers_find_their_receives() {
   const std::size_t sizes[] = {0, 1, kKiB, 64 * kKiB, kMiB, 64 * kMiB, 7, 100'003};
   constexpr int kTransfers = 8;
-  for (const bool early : {true, false}) {  // whether receives are posted before anything is sent
+  for (const bool early : {true, false}) {  // whether receives are posted before sends
     in_processes(2, [&](Rank& self) {
       const int peer = 1 - self.rank;
       std::vector<Bytes> mine, theirs;
@@ -354,13 +354,13 @@ void strangers_are_not_heard() {
                -1, {"ours", "ours", "another"});
 }
 
-// A link that says it is idle may end: the operating system has every byte of what was posted, and UCX holds none back.
-// Messages go out until the connection is full; from then on the sender does nothing, as if it had ended.
+// A link that is idle may end: the operating system has every byte that was posted, and UCX holds none back. Messages
+// are sent until the connection is full. From then on the sender does nothing, as if it had ended.
 void an_idle_link_holds_nothing_back() {
   const std::pair<const char*, const char*> settings[] = {
       {"UCX_TCP_SNDBUF", "8k"},  // about one message, so that the connection fills up in the middle of one
       {"UCX_TCP_RCVBUF", "8k"},
-      {"UCX_ZCOPY_THRESH", "inf"},  // UCX copies a message and then takes it for sent
+      {"UCX_ZCOPY_THRESH", "inf"},  // UCX copies a message and then counts it as sent
   };
   for (const auto& [name, value] : settings) setenv(name, value, 1);
   in_processes(2, [](Rank& self) {
@@ -371,12 +371,12 @@ void an_idle_link_holds_nothing_back() {
       int posted = 0;
       do {
         self.link->post(1, pattern(7 * kKiB, ++posted));
-        for (int i = 0; i < 20; ++i) {  // until all is sent that there is room for
+        for (int i = 0; i < 20; ++i) {  // until all that fits is sent
           self.poll();
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
       } while (self.link->idle());
-      self.board.sent = posted - 1;  // that was the first one that did not go out as a whole
+      self.board.sent = posted - 1;  // the last one was not sent as a whole
     }
     self.meet(2, 2);
     if (self.rank == 1) {
@@ -390,8 +390,8 @@ void an_idle_link_holds_nothing_back() {
   for (const auto& [name, value] : settings) unsetenv(name);
 }
 
-// A process that must not wait for the others, for some of them are lost, ends at once. What it has posted is heard
-// even by a rank that does not look for messages meanwhile, and that sends some to it when it is gone.
+// A process that must not wait for the others, because some of them are lost, ends at once. Messages that it has posted
+// arrive even at a rank that does not poll meanwhile, and that sends to it after its end.
 void what_was_posted_comes_before_the_end() {
   in_processes(2, [&](Rank& self) {
     const auto post_some = [&] {
@@ -401,16 +401,16 @@ void what_was_posted_comes_before_the_end() {
     self.meet(2, 1);
     if (self.rank == 0) {
       post_some();
-      for (int i = 0; i < 1000 && !self.link->idle(); ++i) self.poll();  // a world waits no longer either
+      for (int i = 0; i < 1000 && !self.link->idle(); ++i) self.poll();  // a world does not wait longer either
       self.meet(2, 2);
       self.meet(2, 3);
-      self.link->abandon();  // and there are messages that it has not read
+      self.link->abandon();  // it has unread messages
       return;
     }
     self.meet(2, 2);
     post_some();
     self.meet(2, 3);
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // until it has ended, most likely
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it has ended by then, most likely
     post_some();
     self.poll_until([&] { return !self.losses.empty(); });
     self.poll();
@@ -418,7 +418,7 @@ void what_was_posted_comes_before_the_end() {
   });
 }
 
-// Worlds come and go in the same processes, and what is left of one is not taken for another's.
+// Worlds come and go in the same processes, and messages of one never reach another.
 void a_world_hears_nothing_of_an_earlier_one() {
   in_processes(2, [](Rank& self) {
     const int peer = 1 - self.rank;
@@ -428,7 +428,7 @@ void a_world_hears_nothing_of_an_earlier_one() {
       if (world > 0) self.connect();
       for (Tag tag = 0; tag < 3; ++tag) self.exchange(peer, tag);
       self.meet(2, world + 1);
-      self.link->post(peer, pattern(1000, 1));  // they are not looked at
+      self.link->post(peer, pattern(1000, 1));  // they are not read
       self.link->post(peer, Bytes(5 * kMiB));
       abandoned.push_back(self.link->send(peer, 3, memory));
       abandoned.push_back(self.link->receive(peer, 4, large));
@@ -439,7 +439,8 @@ void a_world_hears_nothing_of_an_earlier_one() {
   });
 }
 
-// A process that ends sends what is left, and waits until the others have heard it, whether they look for it or not.
+// A process that ends sends its remaining messages and waits until the others have received them, even if they do not
+// poll.
 void who_ends_waits_until_all_is_heard() {
   in_processes(2, [](Rank& self) {
     self.exchange(1 - self.rank, 1, 10);
@@ -454,7 +455,7 @@ void who_ends_waits_until_all_is_heard() {
   });
 }
 
-// A child that a rank forks has the link as well, and leaves it alone.
+// A child that a rank forks has the link as well, and does not use it.
 void a_forked_child_disturbs_nothing() {
   in_processes(2, [](Rank& self) {
     Bytes memory(10);
@@ -488,7 +489,7 @@ int main() {
   a_world_hears_nothing_of_an_earlier_one();
   who_ends_waits_until_all_is_heard();
   a_forked_child_disturbs_nothing();
-  // Over cards that fetch memory, UCX asks before it sends what is large, so that small messages overtake it.
+  // With cards that fetch memory, UCX asks before it sends large data, so small messages overtake it.
   setenv("UCX_RNDV_THRESH", "64k", 1);
   control_messages_come_in_order_and_once();
   transfers_find_their_receives();

@@ -1,4 +1,4 @@
-// kernels/unchanged.h at every level, against loops that say what it means.
+// kernels/unchanged.h at every level, against loops that define the results.
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -21,7 +21,7 @@ bool same_bits(T a, T b) {
   return std::memcmp(&a, &b, sizeof(T)) == 0;
 }
 
-// The library's rounding in the C library's words.
+// The library's rounding, by functions of the C library.
 template <class T>
 bool same_element(T now, T before, int digits) {
   if (same_bits(now, before)) return true;
@@ -34,7 +34,7 @@ bool same_element(T now, T before, int digits) {
   return false;
 }
 
-// The same value, a near one, its negative, a multiple of 1/2, another of its size or any other.
+// Returns the same value, a near one, its negative, a multiple of 1/2, another of its size, or any other.
 template <class T>
 T stepped(T value) {
   if (random_below(2)) return value;
@@ -49,7 +49,7 @@ T stepped(T value) {
   return random_element<T>();
 }
 
-// Tensors of all sizes in one stretch of memory, before and after a step, at any address.
+// Tensors of all sizes in one piece of memory, before and after a step, at any address.
 template <class T>
 struct Tensors {
   Tensors(DType type) : now(total()), before(total(), true) {
@@ -121,7 +121,7 @@ void test_samples(const std::string& level, DType type, int digits) {
     std::int64_t expected = 0;
     for (std::size_t k = 0; k < row.samples; ++k) {
       const std::size_t i = indices.get(row.first_sample + k);
-      // One from each of as many equal stretches; an element on a border may come from either.
+      // There is one sample in each of equal stretches; an element on a border may belong to either.
       const double stretch = static_cast<double>(row.elements) / row.samples;
       CHECK(i < row.elements && i + 1 > k * stretch && i < (k + 1) * stretch, level, "sample", k, "is", i);
       const T was = tensors.before.get(row.first_element + i);
@@ -135,7 +135,7 @@ void test_samples(const std::string& level, DType type, int digits) {
   CHECK(indices.guards_hold() && saved.guards_hold() && counts.guards_hold(), level, name_of(type));
 }
 
-// Samples are compared in blocks: there are several, the last of which is smaller.
+// Samples are compared in blocks. There are several, and the last one is smaller.
 void test_many_samples() {
   constexpr std::size_t kElements = 23'000;
   Buffer<float> now(kElements), before(kElements, true);
@@ -155,7 +155,7 @@ void test_many_samples() {
   CHECK(counts.get(0) == expected, counts.get(0), "instead of", expected);
 }
 
-// What is drawn follows from the key and the number of the item, and from nothing else.
+// The drawn samples depend only on the key and the number of the item.
 void test_draws_differ() {
   constexpr std::size_t kElements = 10'000;
   const kernels::Items items({{0, kElements, DType::kFloat32}, {0, kElements, DType::kFloat32}}, kRatio);
@@ -174,12 +174,12 @@ void test_draws_differ() {
   };
   const auto one = drawn(7), other = drawn(8);
   CHECK(one == drawn(7));
-  // Of a stretch of 20 elements each, so by chance 25 of 500 are the same, give or take 5.
+  // Each sample is from a stretch of 20 elements, so by chance 25 of 500 are the same, plus or minus 5.
   CHECK(same(one, samples, one) < samples / 8, same(one, samples, one));
   CHECK(same(one, 0, other) < samples / 8, same(one, 0, other));
 }
 
-// `values` is how many different counters there are, and `highest` the highest.
+// `values` is the number of different counters, and `highest` is the highest one.
 void test_select(double ratio, std::size_t values, std::size_t highest) {
   std::vector<kernels::Item> tensors;
   for (const std::size_t size : kSizes) tensors.push_back({0, size, DType::kFloat32});

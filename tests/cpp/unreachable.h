@@ -1,4 +1,4 @@
-// A transport that can send nothing in bulk, as to ranks whose connections are broken; all else is another's.
+// A transport that cannot send bulk data, as if all connections were broken. Everything else goes to another transport.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,5 @@
-// The CUDA kernels' grid, run on the host one thread after the other: all of them but what lies below launch.cuh.
+// The grid of the CUDA kernels, run on the host one thread after the other: all of their code except the part below
+// launch.cuh.
 #pragma once
 
 #include "kernels/cuda/plan.h"
@@ -17,7 +18,7 @@ class Placed {
       : count_(count), phase_(phase), bytes_(kGuard + phase + count * sizeof(T) + kGuard) {
     std::memset(bytes_.data(), kPoison, bytes_.size());
   }
-  // Copies keep the phase, wherever they lie.
+  // Copies keep the phase, at any address.
   Placed(const Placed& other) : Placed(other.count_, other.phase_) {
     if (count_ != 0) std::memcpy(data(), other.data(), count_ * sizeof(T));
   }
@@ -69,7 +70,7 @@ bool same_bytes(const Placed<T>& a, const Placed<T>& b) {
   return a.size() == b.size() && (a.size() == 0 || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
-// Where the addresses of a row lie, in elements after a multiple of 64 bytes.
+// The addresses of a row, in elements after a multiple of 64 bytes.
 enum class Phases { kAligned, kAlike, kDifferent };
 inline constexpr Phases kPhases[] = {Phases::kAligned, Phases::kAlike, Phases::kDifferent};
 

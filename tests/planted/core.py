@@ -22,7 +22,7 @@ _SCHEDULER = "csrc/engine/scheduler.cc"
 _DETECTOR = "csrc/engine/failure_detector.cc"
 _HOST = "csrc/engine/service_host.cc"
 _UNCHANGED = "csrc/kernels/cpu/items.cc"
-_AGREEMENT = "csrc/membership/agreement.cc"
+_AGREEMENT = "csrc/membership/consensus.cc"
 _DEVICE = "csrc/device/device.cc"
 
 _TOPOLOGIES = (tests("topology", "destinations or rows or exponential or combo or serve"),)
@@ -515,7 +515,7 @@ ERRORS = [
         ("cpp.test_one_shot",),
     ),
     Error(
-        "who has declined lays before all have read",
+        "who has declined enters before all have read",
         "missing wait",
         "csrc/engine/scheduler_one_shot.cc",
         " || !shot->free()",
@@ -555,7 +555,7 @@ ERRORS = [
         ("cpp.test_one_shot_nodes",),
     ),
     Error(
-        "a leader lays in a turn that it has begun without",
+        "a leader enters in a turn that it has begun without",
         "lost message",
         "csrc/collectives/one_shot_nodes.h",
         "return own_ == Own::kNothing && !begun_;",
@@ -820,15 +820,15 @@ ERRORS = [
         _AGREEMENT,
         "    if (!most(promised)) return;\n",
         "",
-        ("cpp.test_agreement",),
+        ("cpp.test_consensus",),
     ),
     Error(
         "half of the ranks are most of them",
         "quorum of one too few",
-        "csrc/membership/agreement.h",
+        "csrc/membership/consensus.h",
         "return 2 * count > alive().size();",
         "return 2 * count >= alive().size();",
-        ("cpp.test_agreement",),
+        ("cpp.test_consensus",),
     ),
     Error(
         "any accepted view is taken up",
@@ -836,7 +836,7 @@ ERRORS = [
         _AGREEMENT,
         "if (promise.view && promise.accepted > highest) {",
         "if (promise.view) {",
-        ("cpp.test_agreement",),
+        ("cpp.test_consensus",),
     ),
     Error(
         "a promise is forgotten",
@@ -844,7 +844,7 @@ ERRORS = [
         _AGREEMENT,
         "    promised_ = ballot;\n    writer",
         "    writer",
-        ("cpp.test_agreement",),
+        ("cpp.test_consensus",),
     ),
     Error(
         "who promises does not say what it has accepted",
@@ -852,7 +852,7 @@ ERRORS = [
         _AGREEMENT,
         "promised_ = accepted_ = ballot;",
         "promised_ = ballot;",
-        ("cpp.test_agreement",),
+        ("cpp.test_consensus",),
     ),
     Error(
         "tags of the last epoch are used again",
@@ -860,7 +860,7 @@ ERRORS = [
         _AGREEMENT,
         "    view.first_tag = std::max(view.first_tag, promise.next_tag);\n",
         "",
-        ("cpp.test_agreement",),
+        ("cpp.test_consensus",),
     ),
     Error(
         "who was an epoch behind is not asked again",
@@ -868,7 +868,7 @@ ERRORS = [
         _AGREEMENT,
         "if (rank != self_ && !answered) send_(rank, message);",
         "if (rank != self_ && !answered) continue;",
-        ("cpp.test_agreement",),
+        ("cpp.test_consensus",),
     ),
     Error(
         "a leader that was an epoch behind is not told again",
@@ -876,7 +876,7 @@ ERRORS = [
         _AGREEMENT,
         "if (phase_ == Phase::kIdle) return send_(leader(), facts());",
         "if (phase_ == Phase::kIdle) return;",
-        ("cpp.test_agreement",),
+        ("cpp.test_consensus",),
     ),
     Error(
         "messages of the next epoch are dropped",
@@ -890,9 +890,9 @@ ERRORS = [
         "the dead are asked in the next epoch, too",
         "lost message",
         "csrc/membership/membership.cc",
-        "  for (const auto& [rank, cause] : dead_) agreement_->bury(rank, cause);\n",
+        "  for (const auto& [rank, cause] : dead_) consensus_->bury(rank, cause);\n",
         "",
-        ("cpp.test_agreement", "tests/faults/test_surviving.py -k 'another_is_missed or attrition'", *_LEFT),
+        ("cpp.test_consensus", "tests/faults/test_surviving.py -k 'another_is_missed or attrition'", *_LEFT),
     ),
     # ---- progress, and transports
     Error(

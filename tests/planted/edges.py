@@ -28,10 +28,10 @@ ERRORS = [
         _INTERRUPTS,
     ),
     Error(
-        "a thread lays an operation while another one is laid",
+        "a thread enters an operation while another one is entered",
         "stale copy",
         "csrc/engine/scheduler_one_shot.cc",
-        "  if (set.laid) return nullptr;",
+        "  if (set.entered) return nullptr;",
         "  //",
         _INTERRUPTS,
     ),

@@ -31,7 +31,7 @@ class Error:
         file: where it is, from the root of the tree.
         text: what it replaces; in the file exactly once.
         becomes: what it replaces that by.
-        caught_by: the part of the tests that must find it: names of ctest ("cpp.test_agreement") and arguments of
+        caught_by: the part of the tests that must find it: names of ctest ("cpp.test_consensus") and arguments of
             pytest ("tests/python/torch/test_lars.py -k momentum"), to be run in this order.
     """
 

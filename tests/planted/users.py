@@ -69,7 +69,7 @@ ERRORS = [
     Error(
         "a comparison of ranks is on the default device",
         "wrong bucket",
-        "python/sordino/runtime/gradients/agreement.py",
+        "python/sordino/runtime/gradients/settings_check.py",
         "torch.tensor([digest], device=HOST)",
         "torch.tensor([digest])",
         (tests("default_device"),),
@@ -165,7 +165,7 @@ ERRORS = [
     Error(
         "ranks that freeze differently are not told",
         "lost message",
-        "python/sordino/runtime/gradients/agreement.py",
+        "python/sordino/runtime/gradients/settings_check.py",
         '" frozen" * (index < self._trained and not tensor.requires_grad)',
         '""',
         (checks("frozen"),),

@@ -47,7 +47,7 @@ struct Mix {
 
   template <int kWidth>
   SORDINO_BOTH void apply(const Row& row, std::size_t i, std::size_t step, int live, State& state) const {
-    const Place place{i * sizeof(T), step * sizeof(T), live};
+    const ThreadPacks place{i * sizeof(T), step * sizeof(T), live};
     const std::uint16_t* next = numbers;
     for (std::uint32_t k = 0; k < averages; ++k) {
       const std::uint32_t sources = *next++;
@@ -78,7 +78,7 @@ struct Mix {
 
  private:
   // Packs of a thread: bytes before the first, bytes from one to the next, number of packs.
-  struct Place {
+  struct ThreadPacks {
     std::size_t at, stride;
     int live;
   };
@@ -88,7 +88,7 @@ struct Mix {
   }
 
   template <int kWidth>
-  SORDINO_BOTH static void average(Pack<T, kWidth> (&packs)[kPacks], const Row& row, const Place& place,
+  SORDINO_BOTH static void average(Pack<T, kWidth> (&packs)[kPacks], const Row& row, const ThreadPacks& place,
                                    const std::uint16_t* sources, std::uint32_t count, double scale) {
     SORDINO_UNROLL
     for (int u = 0; u < kPacks; ++u) packs[u] = {};
@@ -118,7 +118,7 @@ struct Mix {
   }
 
   template <int kWidth>
-  SORDINO_BOTH void write(const Row& row, const Place& place, const std::uint16_t* targets, std::uint32_t count,
+  SORDINO_BOTH void write(const Row& row, const ThreadPacks& place, const std::uint16_t* targets, std::uint32_t count,
                           const Pack<T, kWidth> (&packs)[kPacks]) const {
     for (std::uint32_t k = 0; k < count; ++k) {
       std::byte* const to = row.at(inputs + targets[k]) + place.at;

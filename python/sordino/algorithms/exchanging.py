@@ -59,8 +59,8 @@ class ExchangingStrategy(Strategy):
         self.steps = self.round = 0
         self._met = False
         self._frozen: list[int] = []  # parameters that exchanges leave out, because they are not trained
-        self._floor = 0  # exchanges before this one are over
-        self._furthest = 0  # most steps that a rank had taken when the ranks met last
+        self._first_open_round = 0  # exchanges before this one are over
+        self._most_steps = 0  # most steps that a rank had taken when the ranks met last
         self._rollback = Rollback(self.context)
         self._exchanging = False
         self.prepare()
@@ -119,7 +119,7 @@ class ExchangingStrategy(Strategy):
         """
         if not self.context.survives_losses:
             work()
-        elif self.round >= self._floor:
+        elif self.round >= self._first_open_round:
             self._exchanging = True
             try:
                 with self._rollback.around(tensors):
@@ -148,7 +148,7 @@ class ExchangingStrategy(Strategy):
     def _meet_all(self) -> None:
         self.algorithm = self._fitted()
         if self.active:
-            self.settings.agreement.meet(self.context)
+            self.settings.check.meet(self.context)
             self._frozen = [i for i, parameter in enumerate(self.parameters) if not parameter.requires_grad]
             self.attach()
         elif self.reducer is not None:  # this rank is alone
@@ -160,7 +160,7 @@ class ExchangingStrategy(Strategy):
             self.context.losses.recoverables[id(self)] = Recoverable(
                 weakref.WeakMethod(self.renew),
                 weakref.WeakMethod(self.give_up),
-                self.context.names.lasting(self.settings.agreement.name, self.settings.process_set),
+                self.context.names.lasting(self.settings.check.name, self.settings.process_set),
                 self.settings.process_set,
             )
 
@@ -172,7 +172,7 @@ class ExchangingStrategy(Strategy):
         self.detach()
         if keeps_place and recoverable is not None:
             self.context.losses.recoverables[id(self)] = recoverable
-        self.settings.agreement.part()
+        self.settings.check.part()
         self.prepare()
         self._met = False
         self.load_state_dict(state)
@@ -209,7 +209,7 @@ class ExchangingStrategy(Strategy):
             self.level([tensor.detach() for tensor in self.exchanged])
         mine = torch.tensor([self.round, self.steps], device=HOST)
         furthest = allreduce(mine, op=Max, name=f"{self.label}.furthest", process_set=self.settings.process_set)
-        self._floor, self._furthest = furthest.tolist()
+        self._first_open_round, self._most_steps = furthest.tolist()
 
     @property
     def exchanged(self) -> list[torch.Tensor]:
@@ -389,7 +389,7 @@ class ExchangingStrategy(Strategy):
             raise UsageError(f"this is not a state of {self.label}: it lacks {', '.join(sorted(missing))}")
 
     def go_on_from(self, state: dict[str, Any]) -> None:
-        self._floor = self._furthest = 0
+        self._first_open_round = self._most_steps = 0
         self.load_state_dict(state)
 
     def take_over(self, old: Strategy) -> None:

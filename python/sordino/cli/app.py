@@ -50,19 +50,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="sordino", description="Data-parallel training for PyTorch that talks less.", allow_abbrev=False
+        prog="sordino", description="Data-parallel training for PyTorch with less communication.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"Sordino {metadata.version('sordino')}")
     commands = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
     for module, name, text in (
-        (run, "run", "start a program on several ranks, here or by mpirun on others"),
-        (doctor, "doctor", "check the installation and say how to mend what is wrong"),
+        (run, "run", "start a program on several ranks, on this machine or by mpirun on several"),
+        (doctor, "doctor", "check the installation, and print a fix for each problem"),
         (examples, "examples", "copy an example to start from"),
-        (plan, "plan", "measure the links and say which algorithm to train with"),
+        (plan, "plan", "measure the links, and recommend an algorithm for training"),
         (simulate, "simulate", "train virtual workers in virtual time, over links of any speed"),
-        (report, "report", "make a page of what runs have recorded"),
+        (report, "report", "make an HTML page from the records of runs"),
         (bench, "bench", "run a benchmark: collectives, fusion or kernels"),
-        (completion, "completion", "print what has a shell complete these commands"),
+        (completion, "completion", "print a shell completion script"),
     ):
         command = commands.add_parser(
             name,

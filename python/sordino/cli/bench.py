@@ -3,8 +3,8 @@
   sordino bench kernels --help
   sordino bench -np 2 collectives --baselines mpi,gloo
 
-With -np it runs like `sordino run -np N -- sordino bench ...`, by mpirun if it is installed. All other benchmarks are
-scripts in a clone, such as `python benchmarks/gossip.py`; benchmarks/README.md lists them.
+With -np it runs like `sordino run -np N -- sordino bench ...`, by mpirun if mpirun is installed. All other benchmarks
+are scripts in a clone, such as `python benchmarks/gossip.py`; benchmarks/README.md lists them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class _Benchmark(Protocol):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `sordino bench`."""
     parser.usage = f"sordino bench [-np N] {{{','.join(BENCHMARKS)}}} [ARGUMENT ...]"
-    parser.add_argument("-np", dest="ranks", type=int, metavar="N", help="start N ranks; without it, only this process")
-    parser.add_argument("name", type=_name, choices=BENCHMARKS, help="which benchmark")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="for the benchmark (--help lists them)")
+    parser.add_argument("-np", dest="ranks", type=int, metavar="N", help="number of ranks (default: this process only)")
+    parser.add_argument("name", type=_name, choices=BENCHMARKS, help="name of the benchmark")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the benchmark (--help lists them)")
 
 
 def _name(text: str) -> str:
@@ -67,7 +67,7 @@ def main(options: argparse.Namespace) -> int:
         benchmark = cast(_Benchmark, importlib.import_module(module))
     except ModuleNotFoundError as error:
         if error.name == "sordino._core":
-            raise NotBuilt("Sordino's core is not built; `sordino doctor` says how to mend that") from error
+            raise NotBuilt("Sordino's core is not built; `sordino doctor` says how to fix that") from error
         if error.name not in (module, "sordino.bench"):
             raise NotBuilt(f"the benchmark {options.name} needs {error.name}: pip install {error.name}") from error
         raise NotBuilt(f"this installation has no benchmark {options.name} ({module} is missing)") from error

@@ -15,14 +15,14 @@ class Check:
     Attributes:
         name: subject of the check.
         status: "ok", "warn" (an optional feature cannot be used) or "fail".
-        found: text about what was found.
-        mend: the fix; "" if none is needed.
+        found: the finding.
+        fix: the fix; "" if no fix is needed.
     """
 
     name: str
     status: Literal["ok", "warn", "fail"]
     found: str
-    mend: str = ""
+    fix: str = ""
 
     def as_dict(self) -> dict[str, str]:
         """Return the fields, for JSON."""

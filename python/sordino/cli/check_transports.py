@@ -22,9 +22,9 @@ _UCX = "`pip install libucx-cu13` (without CUDA, too)"
 
 
 def check_mpi_build(build: Mapping[str, Any]) -> Check:
-    """Report the MPIs that the core was built for. Without one, mpirun cannot start ranks; other launchers can."""
+    """Report the MPIs that the core was built for. Without an MPI, mpirun cannot start ranks; other launchers can."""
     if not build["mpi"]:
-        return Check("MPI of the build", "ok", "none: for mpirun and srun; `sordino run` and torchrun do without it")
+        return Check("MPI of the build", "ok", "none: only mpirun and srun need it, not `sordino run` or torchrun")
     built = [_mpi_version(one) for one in build["mpi"]["library"].split("; ")]
     return Check("MPI of the build", "ok", " and ".join(built))
 
@@ -38,14 +38,14 @@ def check_mpi_runtime(build: Mapping[str, Any], probe: Mapping[str, Any]) -> Che
         return Check(
             name,
             "ok",
-            f"none, and none is needed on one machine; for mpirun and srun {mpi.INSTALL}, without building anew",
+            f"none, and one machine needs none. For mpirun and srun: {mpi.INSTALL}; Sordino need not be built again",
         )
     if not probe["ok"]:
         return Check(name, "fail", _first_line(probe["error"]), f"{mpi.INSTALL}; or {REBUILD}")
     found = f"{_mpi_version(probe['library'])}, of the {_ABIS[probe['abi']]} ABI"
     if ("Open MPI" in probe["library"]) != (probe["abi"] == "openmpi"):
-        mend = "unset LD_PRELOAD if it names an MPI: its functions stand before those of the one that was found"
-        return Check(name, "fail", f"{found}, but it says that it is another", mend)
+        fix = "unset LD_PRELOAD if it names an MPI: its functions replace those of the MPI that was found"
+        return Check(name, "fail", f"{found}: the library and the ABI do not match", fix)
     return Check(name, "ok", found)
 
 
@@ -53,10 +53,10 @@ def check_ucx(build: Mapping[str, Any], probe: Mapping[str, Any], mpi_is_there: 
     """Check that UCX loads, or is not installed. Without it, ranks on several machines need MPI."""
     absent = not build["ucx"] or (not probe["library"] and probe["absent"])
     if absent:
-        mend = _UCX if build["ucx"] else f"{_UCX}; then {REBUILD}"
+        fix = _UCX if build["ucx"] else f"{_UCX}; then {REBUILD}"
         if mpi_is_there:
-            return Check("UCX", "ok", f"none: between machines by MPI alone; {mend}")
-        return Check("UCX", "warn", "none: one machine only, for want of MPI too", mend)
+            return Check("UCX", "ok", f"none: machines are connected by MPI only; for UCX {fix}")
+        return Check("UCX", "warn", "none, and no MPI: all ranks must be on one machine", fix)
     if not probe["library"]:
         return Check("UCX", "fail", _first_line(probe["error"]), f"{_UCX}, or build again: {REBUILD}")
     return Check("UCX", "ok", f"{probe['library']}; the core was built with {build['ucx']}")
@@ -66,7 +66,7 @@ def check_choice(there: Mapping[str, bool], environment: Mapping[str, str]) -> C
     """Report the transports that ranks use here. `there`: whether "mpi" and "ucx" can be used."""
     chosen = environment.get("SORDINO_TRANSPORT", "auto")
     if chosen != "auto":
-        return Check("transport", "ok", f"{chosen}, as SORDINO_TRANSPORT says")
+        return Check("transport", "ok", f"{chosen} (from SORDINO_TRANSPORT)")
     ways = ["started by mpirun or srun: MPI"] * there["mpi"]
     ways += ["else on one machine: shared memory", *["on several: UCX"] * there["ucx"]]
     return Check("transport", "ok", ", ".join(ways).removeprefix("else "))
@@ -97,7 +97,7 @@ def check_locally(name: str, more: Mapping[str, str], how: str) -> Check:
     """Check that two ranks of `sordino run` start, meet and average, with additional environment variables."""
     job = mpi.Job(ranks=2, command=_SMOKE)
     environment = {**run.job_environment(), "SORDINO_TRANSPORT": "local", **more}
-    with tempfile.TemporaryFile() as output, jobs.local_place() as place, StopSignals() as stop:
+    with tempfile.TemporaryFile() as output, jobs.job_folder() as place, StopSignals() as stop:
         ended = jobs.start_locally(job, environment, place, False, stop, _SMOKE_TIMEOUT_S, output)
         output.seek(0)
         words = [f"{variable}={value}" for variable, value in more.items()]
@@ -119,7 +119,7 @@ def check_smoke(launcher: mpi.Launcher) -> Check:
 def _judged(name: str, ended: Ended, output: bytes, how: str, words: list[str]) -> Check:
     said = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip("- \r")]
     if ended.status == 0 and "ranks=2 right" in said:
-        return Check(name, "ok", f"{how}: averaged a tensor, all right")
+        return Check(name, "ok", f"{how}: averaged a tensor correctly")
     whole = f"`{' '.join(words)} -- python -m sordino.cli.smoke`"
     if ended.status == 124:
         return Check(name, "fail", f"no answer within {_SMOKE_TIMEOUT_S:.0f} s", f"try {whole}")

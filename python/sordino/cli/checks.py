@@ -103,18 +103,18 @@ def all_checks() -> list[Check]:
 
 EXTRAS = {
     "sklearn": ("scikit-learn", "examples, plan, simulate"),
-    "matplotlib": ("matplotlib", "pictures"),
+    "matplotlib": ("matplotlib", "plots"),
     "simpy": ("simpy", "simulate"),
 }
-"""Packages that some commands need, by module: their name for pip, and the commands."""
+"""Packages that some commands need, by module: the name for pip, and the commands."""
 
 
 def check_extras() -> Check:
     """Check packages that only some commands need."""
-    missing = {package: who for module, (package, who) in EXTRAS.items() if find_spec(module) is None}
+    missing = {package: users for module, (package, users) in EXTRAS.items() if find_spec(module) is None}
     if not missing:
         return Check("extras", "ok", ", ".join(package for package, _ in EXTRAS.values()))
-    found = "; ".join(f"no {package} ({who})" for package, who in missing.items())
+    found = "; ".join(f"no {package} ({users})" for package, users in missing.items())
     return Check("extras", "warn", found, f"pip install {' '.join(missing)}")
 
 
@@ -123,15 +123,15 @@ def check_python() -> Check:
     return Check("Python", "ok", f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}")
 
 
-def check_package(name: str, least: tuple[int, int], probe: Mapping[str, Any], error: str, mend: str) -> Check:
+def check_package(name: str, least: tuple[int, int], probe: Mapping[str, Any], error: str, fix: str) -> Check:
     """Check that a Python package can be imported and is new enough."""
     wanted = f"{least[0]}.{least[1]}"
     version = str(probe.get(name, ""))
     if not version:
-        return Check(name, "fail", str(probe.get(f"{name}_error", error)), f"{mend} (version {wanted} or later)")
+        return Check(name, "fail", str(probe.get(f"{name}_error", error)), f"{fix} (version {wanted} or later)")
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None or (int(numbers[1]), int(numbers[2])) < least:
-        return Check(name, "fail", f"{version}; Sordino needs {wanted} or later", f"{mend} --upgrade")
+        return Check(name, "fail", f"{version}; Sordino needs {wanted} or later", f"{fix} --upgrade")
     return Check(name, "ok", version)
 
 
@@ -152,8 +152,8 @@ def check_shared_memory() -> Check:
         finally:
             os.close(descriptor)
     except (OSError, AttributeError) as error:
-        mend = "mount /proc, and run on Linux 3.17 or later; until then the ranks of a node talk through MPI, slower"
-        return Check("shared memory", "warn", f"memfd_create or /proc/PID/fd does not work ({error})", mend)
+        fix = "mount /proc, and run on Linux 3.17 or later; until then the ranks of a node use MPI, which is slower"
+        return Check("shared memory", "warn", f"memfd_create or /proc/PID/fd does not work ({error})", fix)
     found = "memfd and /proc work"
     with contextlib.suppress(OSError):
         room = os.statvfs("/dev/shm")
@@ -195,8 +195,8 @@ def check_cuda(build: Mapping[str, Any], gpus: int, seen: Mapping[str, Any]) -> 
     if build["cuda"] and (gpus or seen["found"]) and seen["obstacles"]:
         return Check("CUDA", "warn", f"{found}, the core can use {len(seen['names'])}", "; ".join(seen["obstacles"]))
     if seen["found"] != gpus and build["cuda"]:
-        mend = "install the CUDA build of torch if torch sees none (https://pytorch.org)"
-        return Check("CUDA", "warn", f"{found}, the core {seen['found']}", mend)
+        fix = "install the CUDA build of torch if torch sees no GPU (https://pytorch.org)"
+        return Check("CUDA", "warn", f"{found}, the core sees {seen['found']}", fix)
     return Check("CUDA", "ok", ", ".join([found, *seen["names"]]))
 
 
@@ -204,7 +204,7 @@ def check_nccl(seen: Mapping[str, Any]) -> Check:
     """Check that NCCL, for ranks with one GPU each, can be used."""
     if seen["nccl"]:
         return Check("NCCL", "ok", seen["nccl"])
-    return Check("NCCL", "warn", "none: GPUs talk by CUDA IPC within a node, else through MPI", seen["error"])
+    return Check("NCCL", "warn", "none: GPUs use CUDA IPC within a node, and MPI otherwise", seen["error"])
 
 
 def check_gpu_ways(seen: Mapping[str, Any], probe: Mapping[str, Any], environment: Mapping[str, str]) -> Check:
@@ -216,11 +216,11 @@ def check_gpu_ways(seen: Mapping[str, Any], probe: Mapping[str, Any], environmen
     ways += ["ipc (within a node)", *["mpi (CUDA-aware)"] * takes_cuda]
     if chosen:
         ways = [way for way in ways if way.startswith(chosen)]
-    found = ", else ".join([*ways, "through the host"]) + (f"; as SORDINO_GPU_ROUTE={chosen} says" if chosen else "")
+    found = ", else ".join([*ways, "through the host"]) + (f" (SORDINO_GPU_ROUTE={chosen})" if chosen else "")
     if chosen in ("", "nccl", "ipc") and environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "") == "1":
-        mend = (
-            "unset CUDA_DEVICE_MAX_CONNECTIONS: with 1, what is done for one process set waits for what is done for "
-            "another, which may wait for this rank; or use a single process set at a time"
+        fix = (
+            "unset CUDA_DEVICE_MAX_CONNECTIONS: with 1, the operations of one process set wait for those of another, "
+            "which may wait for this rank; or use only one process set at a time"
         )
-        return Check("GPU ways", "warn", f"{found}; CUDA_DEVICE_MAX_CONNECTIONS=1", mend)
-    return Check("GPU ways", "ok", found)
+        return Check("GPU routes", "warn", f"{found}; CUDA_DEVICE_MAX_CONNECTIONS=1", fix)
+    return Check("GPU routes", "ok", found)

@@ -18,7 +18,7 @@ import shtab
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `sordino completion`."""
-    parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS, help="the shell")
+    parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS, help="name of the shell")
 
 
 def main(options: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `sordino doctor`."""
-    parser.add_argument("--json", action="store_true", help="the checks as one JSON object")
+    parser.add_argument("--json", action="store_true", help="output as one JSON object")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -38,16 +38,16 @@ def main(options: argparse.Namespace) -> int:
 def _show(checks: list[Check]) -> None:
     console = Console()
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("check", "", "what was found"):
+    for heading in ("check", "status", "finding"):
         table.add_column(heading, overflow="fold")
     for check in checks:
         # Text, not markup, because paths and error messages may contain brackets.
         found = Text(check.found)
-        if check.mend:
-            found.append(f"\n-> {check.mend}", style="bold")
+        if check.fix:
+            found.append(f"\n-> {check.fix}", style="bold")
         table.add_row(Text(check.name), Text(check.status, style=_STYLE[check.status]), found)
     console.print(table)
     counts = {status: sum(check.status == status for check in checks) for status in _STYLE}
     console.print(
-        f"{counts['ok']} ok, {counts['warn']} to look at (warn), {counts['fail']} wrong (fail)", highlight=False
+        f"{counts['ok']} ok, {counts['warn']} warnings (warn), {counts['fail']} failures (fail)", highlight=False
     )

@@ -27,9 +27,9 @@ _PLACES = (_PACKAGE / "examples", _PACKAGE.parents[1] / "examples")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `sordino examples`."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the example; without one, all are listed")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="name of the example (default: list all)")
     parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path(), metavar="FOLDER", help="where to (default: here)"
+        "folder", nargs="?", type=Path, default=Path(), metavar="FOLDER", help="target folder (default: this one)"
     )
 
 
@@ -41,7 +41,7 @@ def main(options: argparse.Namespace) -> int:
     """
     place = next((place for place in _PLACES if place.is_dir()), None)
     if place is None:
-        raise UsageError(f"the examples that belong to this installation are not in {_PLACES[0]}: install it again")
+        raise UsageError(f"this installation has no examples in {_PLACES[0]}. Install Sordino again.")
     names = {path.stem.replace("_", "-"): path for path in sorted(place.glob("*.py"))}
     if options.name is None:
         width = max(map(len, names))
@@ -50,12 +50,12 @@ def main(options: argparse.Namespace) -> int:
         return 0
     chosen = names.get(options.name.removesuffix(".py").replace("_", "-"))
     if chosen is None:
-        raise UsageError(f"there is no example {options.name!r}; there are {', '.join(names)}")
+        raise UsageError(f"there is no example {options.name!r}; use one of {', '.join(names)}")
     files = _with_all_it_imports(chosen, place)
     there = [str(options.folder / path.relative_to(place)) for path in files
              if (options.folder / path.relative_to(place)).exists()]  # fmt: skip
     if there:
-        raise UsageError(f"there already: {', '.join(there)}; give another folder, or move them away")
+        raise UsageError(f"{', '.join(there)}: exists already; give another folder, or move the file away")
     for path in files:
         target = options.folder / path.relative_to(place)
         try:
@@ -68,7 +68,7 @@ def main(options: argparse.Namespace) -> int:
     needed = {name.split(".")[0] for path in files for name in _imported(path)}
     if missing := sorted(needed & EXTRAS.keys() - {name for name in EXTRAS if find_spec(name)}):
         packages = " ".join(EXTRAS[module][0] for module in missing)
-        print(f"It needs what is not installed: pip install {packages}", file=sys.stderr)
+        print(f"It needs more packages: pip install {packages}", file=sys.stderr)
     print(f"Try: sordino run -np 4 -- python {options.folder / chosen.name}", file=sys.stderr)
     return 0
 

@@ -6,8 +6,8 @@
   sordino plan --nodes 4x2 --gbps 10             # predicts only, for 4 nodes of 2 ranks elsewhere
 
 It measures seconds per message and seconds per byte within and between nodes. From these and the bytes that each
-algorithm sends it predicts the time per step. Then it runs each algorithm for a few steps to compare, and tries which
-number of local models is worthwhile.
+algorithm sends it predicts the time per step. Then it runs each algorithm for a few steps to compare, and trains a few
+numbers of local models to find the best one.
 """
 
 from __future__ import annotations
@@ -24,33 +24,37 @@ from sordino.errors import NotBuilt, UsageError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `sordino plan`."""
     parser.usage = "sordino plan -np N [options]"
-    parser.add_argument("-np", dest="ranks", type=int, metavar="N", help="start N ranks; without it, under mpirun")
-    parser.add_argument("--hosts", metavar="H1:SLOTS,H2:SLOTS", help="where to run; this machine if not given")
-    parser.add_argument("--nodes", metavar="NxR", help="instead: assume N nodes of R ranks, and run nothing")
-    parser.add_argument("--gbps", type=float, metavar="G", help="of an assumed node's link, in each direction")
-    parser.add_argument("--latency-us", type=float, default=30.0, metavar="US", help="of its messages (default 30)")
-    parser.add_argument("--parameters", metavar="N", help="of the model, like 25.6M (default: the task's, or 25.6M)")
-    parser.add_argument("--compute-ms", type=float, default=100.0, metavar="MS", help="of a step (default 100)")
-    parser.add_argument("--samples", type=int, default=50000, metavar="N", help="in an epoch (default 50000)")
-    parser.add_argument("--batch", type=int, default=32, metavar="N", help="samples a step and worker (default 32)")
-    parser.add_argument("--interval", type=int, default=8, metavar="N", help="of local SGD (default 8)")
+    parser.add_argument("-np", dest="ranks", type=int, metavar="N", help="number of ranks (default: those of mpirun)")
+    parser.add_argument("--hosts", metavar="H1:SLOTS,H2:SLOTS", help="hosts of the ranks (default: this machine)")
+    parser.add_argument("--nodes", metavar="NxR", help="assumed cluster of N nodes of R ranks; nothing is run")
+    parser.add_argument("--gbps", type=float, metavar="G", help="rate of an assumed node's link, each way, in Gbit/s")
+    parser.add_argument("--latency-us", type=float, default=30.0, metavar="US", help="its latency, in µs (default 30)")
+    parser.add_argument("--parameters", metavar="N", help="size of the model (default: that of the task, or 25.6M)")
     parser.add_argument(
-        "--task", metavar="FILE.py:FUNCTION", help="returns the sordino.plan.Task to try local models on"
+        "--compute-ms", type=float, default=100.0, metavar="MS", help="computation per step, in ms (default 100)"
+    )
+    parser.add_argument("--samples", type=int, default=50000, metavar="N", help="samples per epoch (default 50000)")
+    parser.add_argument("--batch", type=int, default=32, metavar="N", help="samples per step and worker (default 32)")
+    parser.add_argument(
+        "--interval", type=int, default=8, metavar="N", help="averaging interval of local SGD, in steps (default 8)"
+    )
+    parser.add_argument(
+        "--task", metavar="FILE.py:FUNCTION", help="function that returns a sordino.plan.Task, to try local models on"
     )
     parser.add_argument(
         "--data", choices=("digits", "fashion-mnist", "none"),
-        help="without a task, what a small network is trained on to try local models (default digits, if found)",
+        help="without a task: data on which a small network tries local models (default: digits, if installed)",
     )  # fmt: skip
-    parser.add_argument("--data-dir", metavar="DIR", help="where Fashion-MNIST lies")
+    parser.add_argument("--data-dir", metavar="DIR", help="folder of Fashion-MNIST")
     parser.add_argument(
         "--rule", choices=("linear", "sqrt", "none"), default="linear",
-        help="how the learning rate grows with the number of local models (default linear)",
+        help="growth of the learning rate with the number of local models (default linear)",
     )  # fmt: skip
-    parser.add_argument("--budget", type=float, default=30.0, metavar="S", help="seconds to spend, about (default 30)")
+    parser.add_argument("--budget", type=float, default=30.0, metavar="S", help="approximate time, in s (default 30)")
     parser.add_argument("--no-run", action="store_true", help="predict only; do not run the algorithms")
-    parser.add_argument("--json", action="store_true", help="print the JSON, as one line, instead of the tables")
-    parser.add_argument("--record", type=Path, metavar="DIR", help="write a record there, for `sordino report`")
-    parser.add_argument("--results", type=Path, metavar="DIR", help="write plan.json, plan.md and plan.png there")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of the tables")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="folder for a record, for `sordino report`")
+    parser.add_argument("--results", type=Path, metavar="DIR", help="folder for plan.json, plan.md and plan.png")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -68,7 +72,7 @@ def main(options: argparse.Namespace) -> int:
         from sordino.plan import command as plan
     except ModuleNotFoundError as error:
         if error.name == "sordino._core":
-            raise NotBuilt("Sordino's core is not built; `sordino doctor` says how to mend that") from error
+            raise NotBuilt("Sordino's core is not built; `sordino doctor` says how to fix that") from error
         raise
     try:
         return (plan.main if options.nodes is None else plan.assume)(options, count)
@@ -87,13 +91,13 @@ def _check(options: argparse.Namespace) -> None:
         if not math.isfinite(value) or value < 0 or (name == "budget" and value == 0):
             raise UsageError(f"--{name.replace('_', '-')} {value:g}: must be above 0")
     if options.hosts is not None and options.ranks is None:
-        raise UsageError("--hosts needs -np: without it the ranks are those that mpirun has started")
+        raise UsageError("--hosts needs -np: without -np, mpirun has started the ranks already")
     if options.nodes is None and options.gbps is not None:
-        raise UsageError("--gbps is what a cluster's links are assumed to carry; it needs --nodes, as in --nodes 4x2")
+        raise UsageError("--gbps is the rate of an assumed cluster's links; it needs --nodes, as in --nodes 4x2")
     for name in ("ranks", "hosts", "task", "data"):
         if options.nodes is not None and getattr(options, name) is not None:
             flag = "-np" if name == "ranks" else f"--{name}"
-            raise UsageError(f"--nodes assumes a cluster and runs nothing, so it does not go with {flag}")
+            raise UsageError(f"--nodes assumes a cluster and runs nothing, so it cannot be combined with {flag}")
 
 
 def _words(options: argparse.Namespace) -> list[str]:

@@ -5,7 +5,7 @@
   sordino report runs/allreduce runs/push-sum runs/localsgd -o compare.html
   sordino report --live runs/first                  # prints an address for a browser on this machine
 
-The file needs no other files, server or network. A folder of records means all of them.
+The file needs no other files, server or network. A folder that contains several records stands for all of them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sordino.report.page.live import LiveServer
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `sordino report`."""
     parser.usage = "sordino report [options] RUN [RUN ...]"
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a record")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a record")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE",
-        help="where to write (default report.html in RUN; compare.html here, of several)")  # fmt: skip
+        help="output file (default: report.html in RUN; compare.html in this folder for several runs)")  # fmt: skip
     parser.add_argument("--live", action="store_true", help="serve the page to this machine, with news every 2 seconds")
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="of --live (default: any that is free)")
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="port of --live (default: any free port)")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -40,14 +40,14 @@ def main(options: argparse.Namespace) -> int:
         NotBuilt: a record has a newer format.
     """
     if options.live and options.output is not None:
-        raise UsageError("--live serves the page and writes none; leave out -o, or --live")
+        raise UsageError("--live serves the page and writes no file; omit -o or --live")
     if options.port and not options.live:
-        raise UsageError("--port is for --live")
+        raise UsageError("--port needs --live")
     found = readers(options.runs, lambda text: print(f"sordino report: {text}", file=sys.stderr))
     if options.live:
         with LiveServer(found, options.port) as server:
             print(server.address, flush=True)
-            print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+            print("Press Ctrl-C to stop.", file=sys.stderr, flush=True)
             try:
                 server.serve_forever()
             except KeyboardInterrupt:

@@ -4,8 +4,8 @@
   sordino run -np 4 --hosts node1:2,node2:2 -x NCCL_DEBUG=INFO -- python train.py
   sordino run -np 4 --restarts 3 -- python examples/train.py --checkpoint saved/
 
-`python` and `sordino` as the command mean the ones that run this command; write a path for another.
-A machine takes 4 ranks per core, at least 8, and one per 100 MiB of its memory; with --oversubscribe, 64 per core.
+`python` and `sordino` as the command mean those that run this command; write a path for another.
+A machine has room for 4 ranks per core (at least 8; with --oversubscribe 64 per core), and one per 100 MiB of memory.
 The exit status is that of the first rank that failed, or 128 + N if signal N ended it. Ctrl-C and SIGTERM are passed to
 the ranks; processes that remain on this machine --grace seconds later are killed. When the command returns, none of its
 processes on this machine remains. Ranks share the cores if OMP_NUM_THREADS is not set.
@@ -41,36 +41,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `sordino run`."""
     parser.usage = "sordino run -np N [options] -- COMMAND [ARGUMENT ...]"
     parser.add_argument("-np", "-n", dest="ranks", type=int, metavar="N", help="number of ranks (default: all slots)")
-    parser.add_argument("--hosts", metavar="H1:SLOTS,H2:SLOTS", help="where to run; this machine if not given")
+    parser.add_argument("--hosts", metavar="H1:SLOTS,H2:SLOTS", help="hosts of the ranks (default: this machine)")
     parser.add_argument(
         "--launcher", choices=("local", "mpi"),
-        help="who starts the ranks: this command itself (the default), or mpirun (so with --hosts or --mpi-args)",
+        help="launcher of the ranks: local (this command itself; the default), or mpi (mpirun; the default with "
+        "--hosts or --mpi-args)",
     )  # fmt: skip
-    parser.add_argument("--oversubscribe", action="store_true", help="allow up to 64 ranks a core, rather than 4")
+    parser.add_argument("--oversubscribe", action="store_true", help="allow up to 64 ranks per core instead of 4")
     parser.add_argument(
         "-x", "--env", dest="env", action="append", default=[], metavar="NAME[=VALUE]",
-        help="an environment variable for all ranks; SORDINO_* and PYTHONPATH go to all hosts anyway",
+        help="environment variable for all ranks; SORDINO_* and PYTHONPATH are always passed to all hosts",
     )  # fmt: skip
     parser.add_argument(
         "--restarts", type=int, default=0, metavar="N",
-        help="start all ranks again when one fails, at most N times; they find the start's number in SORDINO_RESTART",
+        help="largest number of restarts of all ranks after one fails; SORDINO_RESTART has the number of the start",
     )  # fmt: skip
     parser.add_argument(
         "--on-peer-lost", choices=("raise", "continue"), metavar="raise|continue",
-        help="what the others do when a rank is lost (SORDINO_ON_PEER_LOST); with mpirun, continue needs Open MPI 5",
+        help="behavior of the remaining ranks when a rank is lost (SORDINO_ON_PEER_LOST); with mpirun, continue needs "
+        "Open MPI 5",
     )  # fmt: skip
     parser.add_argument(
         "--grace", type=float, default=GRACE_S, metavar="S",
-        help=f"seconds from a signal that stops the job until what is left of it is killed (default {GRACE_S:g})",
+        help=f"seconds from a signal that stops the job until remaining processes are killed (default {GRACE_S:g})",
     )  # fmt: skip
     parser.add_argument(
         "--record", metavar="DIR",
-        help="have the ranks write down their run there, for `sordino report` (SORDINO_RECORD)",
+        help="folder for the records of the ranks, for `sordino report` (SORDINO_RECORD)",
     )  # fmt: skip
-    parser.add_argument("--mpi-args", default="", metavar="OPTIONS", help="more options for mpirun, as one word")
-    parser.add_argument("--verbose", action="store_true", help="show first how the ranks are started")
+    parser.add_argument("--mpi-args", default="", metavar="OPTIONS", help="further options of mpirun, as one word")
+    parser.add_argument("--verbose", action="store_true", help="print the command that starts the ranks")
     parser.set_defaults(prefers_mpi=False)
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="program and its arguments")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -134,7 +136,7 @@ def _locally(options: argparse.Namespace, job: mpi.Job, environment: dict[str, s
     survives_losses = environment.get("SORDINO_ON_PEER_LOST") == "continue"
     if options.verbose:
         print(f"sordino run: {job.ranks} ranks: {shlex.join(mpi.resolve(job.command))}", file=sys.stderr, flush=True)
-    with jobs.local_place() as place:
+    with jobs.job_folder() as place:
 
         def start(number: int, stop: StopSignals) -> Ended:
             return jobs.start_locally(
@@ -154,9 +156,9 @@ def _by_mpi(options: argparse.Namespace, job: mpi.Job, environment: dict[str, st
     with jobs.place_for(launcher, job) as place:
 
         def start(number: int, stop: StopSignals) -> Ended:
-            told = {"SORDINO_RESTART": str(number)}
-            numbered = replace(job, exports={**(job.exports or {}), **told}) if job.hosts else job
-            return jobs.start(launcher, numbered, {**environment, **told}, place, stop)
+            restart = {"SORDINO_RESTART": str(number)}
+            numbered = replace(job, exports={**(job.exports or {}), **restart}) if job.hosts else job
+            return jobs.start(launcher, numbered, {**environment, **restart}, place, stop)
 
         work = partial(repeat, _noted(start, record), options.restarts)
         return guarded(work, place.clear if place else lambda: None, options.grace)
@@ -181,7 +183,7 @@ def plain(ranks: int, command: Sequence[str], hosts: str | None = None, prefers_
 def _ranks(ranks: int | None, hosts: list[str]) -> int:
     if ranks is None:
         if not hosts:
-            raise UsageError("how many ranks? Give -np N, or --hosts with slots")
+            raise UsageError("the number of ranks is missing. Give -np N, or --hosts with slots")
         return sum(int(host.partition(":")[2] or 1) for host in hosts)
     if ranks < 1:
         raise UsageError(f"-np {ranks}: at least one rank must run")

@@ -19,46 +19,46 @@ from sordino.errors import NotBuilt
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `sordino simulate`."""
     parser.usage = "sordino simulate --algorithm NAME [options]"
-    add = parser.add_argument_group("what is simulated").add_argument
+    add = parser.add_argument_group("simulated training").add_argument
     add("--algorithm", required=True, metavar="NAME", help="scheduled-pull, adpsgd, allreduce, local-sgd, ...")
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="of the algorithm, such as interval=8")
-    add("--workers", type=int, default=8, metavar="N", help="how many (default 8)")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="setting of the algorithm, such as interval=8")
+    add("--workers", type=int, default=8, metavar="N", help="number of workers (default 8)")
     add("--data", choices=("fashion-mnist", "digits", "none"), default="fashion-mnist", metavar="SET",
-        help="fashion-mnist (default), digits, or none: a quadratic each")  # fmt: skip
-    add("--data-dir", metavar="DIR", help="where Fashion-MNIST lies")
-    add("--images", type=int, metavar="N", help="train on so many of them (default: all)")
-    add("--channels", type=int, default=16, metavar="N", help="of the network's first layer (default 16)")
-    add("--seconds", type=float, metavar="S", help="of virtual time (default: 2400 steps; 400 without data)")
-    add("--steps", type=int, metavar="N", help="of each worker, instead of --seconds")
-    add("--batch", type=int, default=16, metavar="N", help="images a step and worker (default 16)")
+        help="fashion-mnist (default), digits, or none: a quadratic function per worker")  # fmt: skip
+    add("--data-dir", metavar="DIR", help="folder of Fashion-MNIST")
+    add("--images", type=int, metavar="N", help="number of training images (default: all)")
+    add("--channels", type=int, default=16, metavar="N", help="channels of the network's first layer (default 16)")
+    add("--seconds", type=float, metavar="S", help="virtual time, in s (default: 2400 steps; 400 without data)")
+    add("--steps", type=int, metavar="N", help="steps of each worker, instead of --seconds")
+    add("--batch", type=int, default=16, metavar="N", help="images per step and worker (default 16)")
     add("--lr", type=float, default=0.01, help="learning rate (default 0.01)")
-    add("--momentum", type=float, default=0.0, help="of SGD (default 0)")
-    add("--seed", type=int, action="append", default=[], metavar="N", help="may be given several times (default 1)")
-    add("--seeds", type=int, metavar="N", help="the seeds 1 to N: means, and how far they spread")
+    add("--momentum", type=float, default=0.0, help="momentum of SGD (default 0)")
+    add("--seed", type=int, action="append", default=[], metavar="N", help="seed; may be given repeatedly (default 1)")
+    add("--seeds", type=int, metavar="N", help="seeds 1 to N; prints means and their spread")
     add = parser.add_argument_group("links and speeds").add_argument
-    add("--wide", type=int, default=0, metavar="W", help="workers with fast links, the first ones (default 0)")
-    add("--narrow-gbps", type=float, default=1.0, metavar="G", help="of the other links (default 1)")
-    add("--wide-gbps", type=float, default=10.0, metavar="G", help="of the fast links (default 10)")
-    add("--latency-ms", type=float, default=5.0, metavar="MS", help="of every message (default 5)")
-    add("--links", metavar="FILE", help='JSON instead: {"gbps": [a number for each worker], "latency_ms": 5}')
+    add("--wide", type=int, default=0, metavar="W", help="number of workers with fast links, from 0 on (default 0)")
+    add("--narrow-gbps", type=float, default=1.0, metavar="G", help="rate of the other links, in Gbit/s (default 1)")
+    add("--wide-gbps", type=float, default=10.0, metavar="G", help="rate of the fast links, in Gbit/s (default 10)")
+    add("--latency-ms", type=float, default=5.0, metavar="MS", help="latency of each message, in ms (default 5)")
+    add("--links", metavar="FILE", help='JSON file instead: {"gbps": [a number for each worker], "latency_ms": 5}')
     add("--sharing", choices=("none", "fair"), default="none",
-        metavar="HOW", help="fair: transfers that meet share a link; none (default): they do not")  # fmt: skip
+        metavar="HOW", help="fair: concurrent transfers share a link; none (default): they do not")  # fmt: skip
     add("--message-mib", type=float, metavar="M",
-        help="of a model in transfer (default: its own; of the four ways 3.5)",
+        help="size of a model in transfer, in MiB (default: that of the model; 3.5 for the four ways)",
     )  # fmt: skip
     add("--compute-ms", metavar="MS",
-        help="of a step, or measured (default; without data, and of the four ways, 10)")  # fmt: skip
-    add("--slow", action="append", default=[], metavar="WORKER:FACTOR", help="its steps take so many times longer")
-    add("--load-ms", type=float, default=0.0, metavar="MS", help="of data loading between two steps (default 0)")
-    add("--kill", action="append", default=[], metavar="WORKER@S", help="it dies at that virtual second")
+        help="computation per step, in ms, or `measured` (default; 10 without data and for the four ways)")  # fmt: skip
+    add("--slow", action="append", default=[], metavar="WORKER:FACTOR", help="factor by which its steps take longer")
+    add("--load-ms", type=float, default=0.0, metavar="MS", help="data loading between two steps, in ms (default 0)")
+    add("--kill", action="append", default=[], metavar="WORKER@S", help="virtual time at which a worker dies, in s")
     add = parser.add_argument_group("output").add_argument
-    add("--points", type=int, default=30, metavar="N", help="of each learning curve (default 30)")
-    add("--json", type=Path, metavar="FILE", help="write all that was found there")
-    add("--plot", type=Path, metavar="FILE", help="draw the learning curves there (.png, .svg or .pdf)")
-    add("--gantt", type=Path, metavar="FILE", help="draw there who computes, transfers and waits at the beginning")
-    add("--record", type=Path, metavar="DIR", help="write records there, for `sordino report`")
-    add("--processes", type=int, metavar="N", help="runs at the same time (default: as many as there are cores)")
-    add("--quiet", action="store_true", help="only the table")
+    add("--points", type=int, default=30, metavar="N", help="points of each learning curve (default 30)")
+    add("--json", type=Path, metavar="FILE", help="file for all results")
+    add("--plot", type=Path, metavar="FILE", help="file for the learning curves (.png, .svg or .pdf)")
+    add("--gantt", type=Path, metavar="FILE", help="file for a Gantt chart of the beginning: compute, transfer, wait")
+    add("--record", type=Path, metavar="DIR", help="folder for records, for `sordino report`")
+    add("--processes", type=int, metavar="N", help="runs at the same time (default: the number of cores)")
+    add("--quiet", action="store_true", help="print the table only")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -72,6 +72,6 @@ def main(options: argparse.Namespace) -> int:
         from sordino.simulate import command
     except ModuleNotFoundError as error:
         if error.name == "sordino._core":
-            raise NotBuilt("Sordino's core is not built; `sordino doctor` says how to mend that") from error
+            raise NotBuilt("Sordino's core is not built; `sordino doctor` says how to fix that") from error
         raise
     return command.main(options)

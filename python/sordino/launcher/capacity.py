@@ -100,9 +100,9 @@ def check(
     most, beyond = (sum(machine.most(how) for machine in machines) for how in (oversubscribe, True))
     if ranks > most:
         rule = f"{OVERSUBSCRIBED} a core" if oversubscribe else f"{RANKS_PER_CORE} a core, at least {AT_LEAST}"
-        mend = "take fewer" + (f", or --oversubscribe, with which it is {beyond}" if beyond > most else "")
+        fix = "take fewer" + (f", or --oversubscribe, which allows {beyond}" if beyond > most else "")
         raise UsageError(
-            f"-np {ranks}: there is room for {most} ranks on {where}: {rule}, each with 100 MiB of memory; {mend}"
+            f"-np {ranks}: there is room for {most} ranks on {where}: {rule}, each with 100 MiB of memory; {fix}"
         )
 
 

@@ -23,7 +23,7 @@ _BYTES_PER_RANK = 17 << 20
 
 
 @dataclass(frozen=True)
-class Place:
+class JobFolder:
     """A folder for a job's files on this machine, and a descriptor that holds its lock."""
 
     folder: Path
@@ -35,17 +35,17 @@ class Place:
 
 
 @contextlib.contextmanager
-def local_place() -> Iterator[Place]:
+def job_folder() -> Iterator[JobFolder]:
     """Yield the place of a job that is started without mpirun. It gets some links and a socket."""
     shm = Path("/dev/shm")
     with scratch(shm if os.access(shm, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())) as (folder, lock):
-        yield Place(folder, lock)
+        yield JobFolder(folder, lock)
 
 
 def start_locally(
     job: mpi.Job,
     environment: Mapping[str, str],
-    place: Place,
+    place: JobFolder,
     survives_losses: bool,
     stop: StopSignals,
     timeout: float | None = None,
@@ -73,7 +73,7 @@ def start_locally(
 
 
 @contextlib.contextmanager
-def place_for(launcher: mpi.Launcher, job: mpi.Job) -> Iterator[Place | None]:
+def place_for(launcher: mpi.Launcher, job: mpi.Job) -> Iterator[JobFolder | None]:
     """Yield the place of a job for mpirun.
 
     It is None if the launcher has no options for it, or uses other hosts, which would not have the folder.
@@ -85,7 +85,7 @@ def place_for(launcher: mpi.Launcher, job: mpi.Job) -> Iterator[Place | None]:
         yield None
         return
     with scratch(_base(job.ranks)) as (folder, lock):
-        yield Place(folder, lock)
+        yield JobFolder(folder, lock)
 
 
 def _base(ranks: int) -> Path:
@@ -105,7 +105,7 @@ def start(
     launcher: mpi.Launcher,
     job: mpi.Job,
     environment: Mapping[str, str],
-    place: Place | None,
+    place: JobFolder | None,
     stop: StopSignals,
     timeout: float | None = None,
     output: BinaryIO | None = None,

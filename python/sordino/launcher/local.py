@@ -166,7 +166,7 @@ class LocalJob:
                 preexec_fn=_prepare_rank,
             )
         except OSError as error:
-            print(f"sordino run: {self._words[0]}: {error.strerror}{self._mend()}", file=sys.stderr, flush=True)
+            print(f"sordino run: {self._words[0]}: {error.strerror}{self._fix()}", file=sys.stderr, flush=True)
             for descriptor in (master, errors):
                 os.close(descriptor)
             self._note(number, 127)
@@ -183,7 +183,7 @@ class LocalJob:
         self._events.register(rank.pidfd, selectors.EVENT_READ, rank)
         return True
 
-    def _mend(self) -> str:
+    def _fix(self) -> str:
         """Return the suggestion for a program that is a Python script; else ""."""
         script = self._words[0].endswith(".py") and os.path.isfile(self._words[0])
         return f"; did you mean `python {self._words[0]}`?" if script else ""

@@ -52,7 +52,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Place:
+class LaunchedRank:
     """Rank of this process, and where the ranks meet.
 
     Attributes:
@@ -95,7 +95,7 @@ def launches(environment: Mapping[str, str]) -> Iterator[Launch]:
             yield found
 
 
-def place_of(environment: Mapping[str, str], mpi_size: int, mpi_variable: str) -> Place | None:
+def launched_rank(environment: Mapping[str, str], mpi_size: int, mpi_variable: str) -> LaunchedRank | None:
     """Return the place of this process if a launcher without MPI has started it; None for MPI's or no launcher.
 
     Args:
@@ -132,13 +132,13 @@ def place_of(environment: Mapping[str, str], mpi_size: int, mpi_variable: str) -
     return None
 
 
-def _ours(environment: Mapping[str, str]) -> Place | None:
+def _ours(environment: Mapping[str, str]) -> LaunchedRank | None:
     if not environment.get(RENDEZVOUS):
         return None
     launch = _launch(environment, "`sordino run`", SIZE, RANK)
     if launch is None:
         raise UsageError(f"{RENDEZVOUS} is set and {SIZE} is not; {_left_over([RENDEZVOUS])}")
-    return Place(_rank(environment, RANK, launch), launch.size, launch)
+    return LaunchedRank(_rank(environment, RANK, launch), launch.size, launch)
 
 
 def _by_srun_alone(environment: Mapping[str, str], mpi_variable: str) -> bool:
@@ -146,7 +146,7 @@ def _by_srun_alone(environment: Mapping[str, str], mpi_variable: str) -> bool:
     return mpi_variable == _SRUN[0] and not any(environment.get(name) for name in _PMI)
 
 
-def _among(launch: Launch, environment: Mapping[str, str]) -> Place:
+def _among(launch: Launch, environment: Mapping[str, str]) -> LaunchedRank:
     """Return the place from torch.distributed's variables."""
     missing = [name for name in ("RANK", *_STORE) if not environment.get(name)]
     if missing:
@@ -162,10 +162,10 @@ def _among(launch: Launch, environment: Mapping[str, str]) -> Place:
     agents = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     run = f"{environment.get(_TORCHRUN, '')}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     address = environment["MASTER_ADDR"], int(port)
-    return Place(_rank(environment, "RANK", launch), launch.size, launch, address, not agents, run)
+    return LaunchedRank(_rank(environment, "RANK", launch), launch.size, launch, address, not agents, run)
 
 
-def _in_slurm(environment: Mapping[str, str]) -> Place:
+def _in_slurm(environment: Mapping[str, str]) -> LaunchedRank:
     """Return the place from srun's variables. The first node has the store, at a port made from the job id."""
     launch = _launch(environment, "srun", *_SRUN)
     assert launch is not None
@@ -176,7 +176,7 @@ def _in_slurm(environment: Mapping[str, str]) -> Place:
     named = {"MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(nodes), "MASTER_PORT": port}
     seen = {**environment, **named, "RANK": environment.get(_SRUN[1], "")}
     place = _among(launch, seen)
-    return Place(place.rank, place.size, launch, place.address, True, f"slurm.{job}.{step}")
+    return LaunchedRank(place.rank, place.size, launch, place.address, True, f"slurm.{job}.{step}")
 
 
 def first_host(nodes: str) -> str:

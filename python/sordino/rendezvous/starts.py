@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from sordino import _core
 from sordino.errors import ConfigurationMismatch, NotBuilt, UsageError
-from sordino.rendezvous.environment import RANK_VARIABLES, RENDEZVOUS, TOKEN, Place, place_of
+from sordino.rendezvous.environment import RANK_VARIABLES, RENDEZVOUS, TOKEN, LaunchedRank, launched_rank
 from sordino.rendezvous.fingerprints import comparing, mpi_world
 from sordino.rendezvous.notices import awaited_by_the_launcher
 from sordino.rendezvous.sockets import SocketRendezvous
@@ -185,7 +185,7 @@ def find_start(
         return MpiStart(comm.py2f())
     mpi_size, variable = _mpi_size()
     asks_for_mpi = chosen == "mpi" and mpi_size > 1  # also if srun sets no known variables for MPI
-    place, group = None if asks_for_mpi else place_of(environment, mpi_size, variable), _default_group()
+    place, group = None if asks_for_mpi else launched_rank(environment, mpi_size, variable), _default_group()
     if place is not None and place.address is None:
         return _at_the_launcher(place, chosen, environment)
     if group is not None and mpi_size <= 1:
@@ -226,7 +226,7 @@ def started_by_a_rank(environment: Mapping[str, str] = os.environ) -> str:
     if parent is None:
         return ""
     mpi_size, variable = _core.launcher()
-    place = place_of(environment, mpi_size, variable)
+    place = launched_rank(environment, mpi_size, variable)
     if place is not None:
         rank, names = str(place.rank), list(place.launch.variables)
     elif mpi_size > 1:
@@ -257,7 +257,7 @@ def _parent() -> int | None:
 
 def note_the_variables(environment: MutableMapping[str, str] = os.environ) -> None:
     """Store in the environment the variables that have made this process a rank, for the processes that it starts."""
-    place = place_of(environment, *_core.launcher())
+    place = launched_rank(environment, *_core.launcher())
     if place is not None:
         environment[RANK_VARIABLES] = json.dumps(_values(environment, place.launch.variables))
 
@@ -279,7 +279,7 @@ _starts: dict[tuple[object, ...], ProcessStart] = {}
 """Starts of this process. Each counts the worlds that it has made, because their entries in a store are not removed."""
 
 
-def _at_the_launcher(place: Place, chosen: str, environment: Mapping[str, str]) -> ProcessStart:
+def _at_the_launcher(place: LaunchedRank, chosen: str, environment: Mapping[str, str]) -> ProcessStart:
     path, token = environment[RENDEZVOUS], _token(environment)
     key = (os.getpid(), path, place.rank, place.size)
     if key not in _starts:

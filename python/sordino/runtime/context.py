@@ -148,7 +148,7 @@ class Context:
         if failures:
             raise failures[0]
 
-    def returned(self) -> None:
+    def note_return(self) -> None:
         """Note the end of a call for communication, for the run record."""
         if self.recorder is not None:
             self.recorder.asked()

@@ -1,7 +1,7 @@
 """Engine for algorithms whose workers take their steps together. One step of all workers is one turn of a loop.
 
   numerics     change the parameters: the real optimizer with data (training.py), arrays without data (vectorized.py)
-  Traffic      returns the messages of the step (traffic.py)
+  StepMessages      returns the messages of the step (traffic.py)
   Timeline     advances the clocks of the workers by these messages (timeline.py)
   record       gets a point of the curve once the next 1 / `job.points` of the run is done
 
@@ -31,7 +31,7 @@ from sordino.simulate.quadratic import Quadratic
 from sordino.simulate.quadratic import Trainee as OfQuadratic
 from sordino.simulate.record import Record
 from sordino.simulate.timeline import Timeline
-from sordino.simulate.traffic import Traffic
+from sordino.simulate.traffic import StepMessages
 from sordino.simulate.training import Trainee, train
 from sordino.simulate.vectorized import numerics_of
 
@@ -59,7 +59,7 @@ class _Course:
     """Progress of a run: its time, its curve, and whether there is another step."""
 
     def __init__(
-        self, job: Job, progress: Progress, traffic: Traffic, evaluate: Callable[[], dict[str, float]]
+        self, job: Job, progress: Progress, traffic: StepMessages, evaluate: Callable[[], dict[str, float]]
     ) -> None:
         self.steps = 0
         self.record = Record(job.workers, job.spans_until)
@@ -111,7 +111,7 @@ def _without_data(job: Job, progress: Progress) -> Outcome:
     return Outcome(course.record, course.seconds, problem.final())
 
 
-def traffic_of(job: Job, problem: Problem, tensors: Sequence[tuple[str, int]]) -> Traffic:
+def traffic_of(job: Job, problem: Problem, tensors: Sequence[tuple[str, int]]) -> StepMessages:
     """Return the traffic of a job's algorithm on a model with float32 tensors.
 
     Args:
@@ -121,7 +121,7 @@ def traffic_of(job: Job, problem: Problem, tensors: Sequence[tuple[str, int]]) -
     """
     scale = job.message_bytes / problem.parameter_bytes
     model = Model([name for name, _ in tensors], [4 * count * scale for _, count in tensors], scale)
-    return Traffic(job.algorithm, job.workers, model)
+    return StepMessages(job.algorithm, job.workers, model)
 
 
 def with_data(job: Job, progress: Progress, problem: Problem, trainees: list[Trainee]) -> Outcome:

@@ -25,7 +25,7 @@ class Timeline:
         record: the record of the workers.
 
     Args:
-        delay, behind_loading: see `sordino.simulate.traffic.Traffic`.
+        delay, behind_loading: see `sordino.simulate.traffic.StepMessages`.
     """
 
     def __init__(self, job: Job, record: Record, delay: int = 0, behind_loading: bool = False) -> None:

@@ -95,7 +95,7 @@ class SharedRows:
         return self._found[number, segment]
 
 
-class Traffic:
+class StepMessages:
     """Messages that an algorithm sends in the steps of its workers.
 
     Attributes:

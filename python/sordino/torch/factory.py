@@ -10,10 +10,10 @@ from sordino.algorithms.strategy import Runtime, Strategy
 from sordino.errors import UsageError
 from sordino.runtime.collectives.operation import Product, Sum, name_of_op
 from sordino.runtime.context import current
-from sordino.runtime.gradients.agreement import Agreement, fingerprint_of
 from sordino.runtime.gradients.bucket import Settings
 from sordino.runtime.gradients.nonfinite import FiniteCheck
 from sordino.runtime.gradients.options import Options
+from sordino.runtime.gradients.settings_check import SettingsCheck, fingerprint_of
 from sordino.runtime.tensors import address_of
 from sordino.torch.arguments import group_indices
 from sordino.torch.start import INSTEAD
@@ -44,7 +44,7 @@ def make_strategy(
         _check_outlasting(options)
     buffers = [(name, buffer) for name, buffer in options.named_buffers or () if buffer.is_floating_point()]
     groups = group_indices(options.groups, parameters)
-    agreement = _agreement(optimizer, parameters, names, buffers, groups, options)
+    check = _check(optimizer, parameters, names, buffers, groups, options)
     settings = Settings(
         op=options.op,
         process_set=options.process_set,
@@ -54,8 +54,8 @@ def make_strategy(
         predivide=options.gradient_predivide_factor,
         sparse_as_dense=options.sparse_as_dense,
         groups=groups,
-        agreement=agreement,
-        finite=_finite_check(parameters, names, agreement, options) if options.check_finite else None,
+        check=check,
+        finite=_finite_check(parameters, names, check, options) if options.check_finite else None,
         members=options.members,
         evaluates_once=_evaluates_once(optimizer),
     )
@@ -86,7 +86,7 @@ def _check_outlasting(options: Options) -> None:
 
 
 def _finite_check(
-    parameters: Sequence[torch.Tensor], names: Sequence[str], agreement: Agreement, options: Options
+    parameters: Sequence[torch.Tensor], names: Sequence[str], check: SettingsCheck, options: Options
 ) -> FiniteCheck:
     """Return the check for gradients that are not finite."""
     context, traits, process_set = current(), options.algorithm.traits, options.process_set
@@ -97,21 +97,21 @@ def _finite_check(
         names,
         parameters,
         process_set,
-        agreement,
+        check,
         alone=not traits.synchronous or context.size == 1 or not process_set.included(),
         asks=not same,
         at_once=traits.takes_op and not options.adasum and not traits.late,
     )
 
 
-def _agreement(
+def _check(
     optimizer: torch.optim.Optimizer,
     parameters: Sequence[torch.Tensor],
     names: Sequence[str],
     buffers: Sequence[tuple[str, torch.Tensor]],
     groups: tuple[tuple[int, ...], ...],
     options: Options,
-) -> Agreement:
+) -> SettingsCheck:
     """Return the properties that all ranks of this optimizer must have in common."""
     settings = {
         "optimizer": type(optimizer).__name__,
@@ -120,7 +120,7 @@ def _agreement(
         "groups": groups,
         **{name: getattr(options, name) for name in _COMPARED},
     }
-    return Agreement(
+    return SettingsCheck(
         fingerprint_of(options.algorithm, settings),
         [*names, *(f"buffer {name}" for name, _ in buffers)],
         [*parameters, *(buffer for _, buffer in buffers)],

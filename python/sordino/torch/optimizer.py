@@ -169,7 +169,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         old.detach()
         self._strategy = self._make_strategy(compare=True)
         self._strategy.take_over(old)
-        self._strategy.context.returned()
+        self._strategy.context.note_return()
 
     # ---- attributes of the wrapped optimizer -------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return self._inner.state_dict()
         named = {"algorithm": self._strategy.algorithm.label, **own}
         state = dcp.pack({**self._strategy.optimizer_state(self._inner), dcp.KEY: named})
-        self._strategy.context.returned()
+        self._strategy.context.note_return()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -405,7 +405,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         strategy = self._strategy
         with self._claim.stepping():
             strategy.do_together(lambda: strategy.drain(self._inner))
-        strategy.context.returned()
+        strategy.context.note_return()
 
     @property
     def distances(self) -> list[tuple[int, float]]:
@@ -431,7 +431,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             metric: the value on this rank. The mean over all ranks counts.
         """
         self._strategy.report_metric(metric, float(self._inner.param_groups[0]["lr"]))
-        self._strategy.context.returned()
+        self._strategy.context.note_return()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

@@ -22,7 +22,7 @@ from sordino.algorithms import AllReduce, registry, resolve
 from sordino.algorithms.strategy import Runtime, Strategy
 from sordino.algorithms.traffic import Exchange, Model, Phase, Traffic, groups_of
 from sordino.errors import PeerLost, UsageError
-from sordino.simulate.traffic import Traffic as SimulatedTraffic
+from sordino.simulate.traffic import StepMessages as SimulatedTraffic
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"

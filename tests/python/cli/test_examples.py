@@ -82,7 +82,7 @@ def test_what_an_example_needs_is_said(
 ) -> None:
     monkeypatch.setattr(examples, "find_spec", lambda name: None if name == "sklearn" else name)
     assert command("with-crossover", str(tmp_path)) == 0
-    assert "not installed: pip install scikit-learn\n" in capsys.readouterr().err
+    assert "more packages: pip install scikit-learn\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

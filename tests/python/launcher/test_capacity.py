@@ -109,7 +109,7 @@ def test_the_refusal_says_what_there_is_and_the_mend() -> None:
         capacity.check(9, [], [], {}, TWO_CORES, False)
     assert str(caught.value) == (
         "-np 9: there is room for 8 ranks on this machine (2 cores and 16.0 GiB): 4 a core, at least 8, each with "
-        "100 MiB of memory; take fewer, or --oversubscribe, with which it is 128"
+        "100 MiB of memory; take fewer, or --oversubscribe, which allows 128"
     )
     with pytest.raises(UsageError, match=r"64 a core, each with 100 MiB of memory; take fewer$"):
         capacity.check(129, [], [], {}, TWO_CORES, True)

@@ -25,7 +25,7 @@ class AdasumStrategy(Strategy):
         if self.settings.process_set.process_set_id != 0:
             raise UsageError("Adasum does not support process sets")
         if runtime.compare:
-            self.settings.agreement.meet(self.context)
+            self.settings.check.meet(self.context)
         self.name = self.context.names.plan(f"adasum.{whole_layout(self.names, self.parameters).hash:x}", 0)
 
     def skip_problem(self) -> str:
@@ -33,7 +33,7 @@ class AdasumStrategy(Strategy):
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
         """Step locally, then change every parameter by the Adasum of all ranks' changes of it."""
-        self.settings.agreement.meet(self.context)
+        self.settings.check.meet(self.context)
         moving = [i for i, p in enumerate(self.parameters) if p.requires_grad]
         parameters = [self.parameters[i] for i in moving]
         before = [p.detach().clone() for p in parameters]

@@ -108,8 +108,8 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._rate, self.distances = rate, distances
         # All models have just been averaged. All ranks count from the step of the furthest one, so that none skips an
         # averaging.
-        self._averaged = max(self._averaged, self._furthest)
-        self._floor = 0
+        self._averaged = max(self._averaged, self._most_steps)
+        self._first_open_round = 0
         if self.active:
             self._note_models()
 
@@ -162,7 +162,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         if self.settings.finite is not None and (due or self._shards is not None):
             self._judge_all()
         logged = self.algorithm.log_distance is not None and self.steps % self.algorithm.log_distance == 0
-        if logged and self.steps > self._furthest:  # not in a repeated step, which other ranks do not repeat
+        if logged and self.steps > self._most_steps:  # not in a repeated step, which other ranks do not repeat
             self.distances.append((self.steps, self._distance()))
         if due:
             self.exchange(self._averages() if self.context.survives_losses else (), self._average)

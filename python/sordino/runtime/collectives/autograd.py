@@ -171,7 +171,7 @@ def allreduce(
         if context.allreduce_again(
             tensor, result, name, op, *factors, process_set.process_set_id, context.pending.taken
         ):
-            context.returned()
+            context.note_return()
             return result
     return grouped_allreduce([tensor], average, name, compression, op, *factors, process_set)[0]
 

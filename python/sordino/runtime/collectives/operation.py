@@ -186,7 +186,7 @@ class Operation:
         else:
             handle = together(self.context, self._process_set, lambda: self._run(uncopied=False))
         result = self._finish(handle)
-        self.context.returned()
+        self.context.note_return()
         return result
 
     def _run(self, uncopied: bool) -> Handle:
@@ -241,7 +241,7 @@ def synchronize(handle: int) -> Any:
     with raising_recovered(context, pending.epoch):
         pending.handle.wait()
     result = pending.finish(pending.handle)
-    context.returned()
+    context.note_return()
     return result
 
 

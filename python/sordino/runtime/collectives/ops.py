@@ -123,7 +123,7 @@ def allreduce_(
     if average is None and context.allreduce_again(
         tensor, tensor, name, op, prescale_factor, postscale_factor, process_set.process_set_id, context.pending.taken
     ):
-        context.returned()
+        context.note_return()
         return tensor
     reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     result: torch.Tensor = allreduce_operation([tensor], True, "allreduce", name, reduction, _first).run()
@@ -432,7 +432,7 @@ def join(device: int = -1) -> int:
     _stand_in(context)
     handle.wait()
     context.names.joined()
-    context.returned()
+    context.note_return()
     return handle.last_rank
 
 

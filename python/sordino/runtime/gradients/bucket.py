@@ -11,9 +11,9 @@ import torch
 
 from sordino._core import Device, Handle, Layout
 from sordino.runtime.collectives.compression import Compression, Compressor
-from sordino.runtime.gradients.agreement import Agreement
 from sordino.runtime.gradients.nonfinite import Evidence, FiniteCheck
 from sordino.runtime.gradients.places import WHOLE, Places
+from sordino.runtime.gradients.settings_check import SettingsCheck
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.tensors import Described, describe, dtype_code, label
 
@@ -22,13 +22,13 @@ from sordino.runtime.tensors import Described, describe, dtype_code, label
 class Settings:
     """Settings of gradient reduction.
 
-    The fields are arguments of `DistributedOptimizer`, the agreement of its ranks, and values derived from them.
+    The fields are arguments of `DistributedOptimizer`, the check of its ranks' settings, and values derived from them.
     """
 
     op: int
     process_set: ProcessSet
     bucket_bytes: int
-    agreement: Agreement
+    check: SettingsCheck
     compression: type[Compressor] = Compression.none
     passes: int = 1
     predivide: float = 1.0

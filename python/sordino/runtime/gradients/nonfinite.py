@@ -20,7 +20,7 @@ from sordino.runtime.collectives.autograd import allreduce
 from sordino.runtime.collectives.operation import Max, Sum
 from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
-from sordino.runtime.gradients.agreement import Agreement
+from sordino.runtime.gradients.settings_check import SettingsCheck
 from sordino.runtime.process_set import ProcessSet
 
 _NAMED = 8  # maximum number of tensors of each rank in an error
@@ -88,7 +88,7 @@ class FiniteCheck:
         names: names of `parameters`.
         parameters: parameters whose gradients the optimizer uses.
         process_set: ranks that refuse a step together.
-        agreement: agreement of the optimizer. The ranks have met before anything is checked.
+        check: check of the ranks' settings. The ranks have met before anything is checked.
         alone: whether this rank decides alone, because there are no other ranks or they do not wait for it.
         asks: whether ranks must ask each other, because they do not all use the same gradients.
         at_once: whether gradients are checked after their reduction, rather than before the optimizer's step.
@@ -100,7 +100,7 @@ class FiniteCheck:
         names: Sequence[str],
         parameters: Sequence[torch.Tensor],
         process_set: ProcessSet,
-        agreement: Agreement,
+        check: SettingsCheck,
         alone: bool,
         asks: bool,
         at_once: bool,
@@ -108,7 +108,7 @@ class FiniteCheck:
         self._context = context
         self._names, self._parameters = list(names), list(parameters)
         self._process_set = process_set
-        self._agreement = agreement
+        self._check = check
         self._alone, self._asks, self._at_once = alone, asks and not alone, at_once
         self.sent: list[Evidence] = []
         """Evidence of what this rank has sent of the gradients to be checked next. Empty if they are not averaged."""
@@ -187,7 +187,7 @@ class FiniteCheck:
         if not asks:
             return mine
         flag = torch.tensor([int(mine)], dtype=torch.uint8, device=HOST)
-        name = f"{self._agreement.name}.finite"
+        name = f"{self._check.name}.finite"
         return bool(allreduce(flag, op=Max, name=name, process_set=self._process_set).item())
 
     def _error(
@@ -229,7 +229,7 @@ class FiniteCheck:
             table[ranks.index(self._context.rank), 2 * place : 2 * place + 2] = torch.tensor(
                 [number, code], device=HOST
             )
-        name = f"{self._agreement.name}.finite.who"
+        name = f"{self._check.name}.finite.who"
         rows: list[list[int]] = allreduce(table, op=Sum, name=name, process_set=self._process_set).tolist()
         found = {rank: {n: code for n, code in zip(row[::2], row[1::2]) if code} for rank, row in zip(ranks, rows)}
         return {rank: table for rank, table in found.items() if table}

@@ -127,7 +127,7 @@ class GradientReducer(GradientHooks):
         if not self.active:
             return
         if compare:
-            settings.agreement.meet(context)
+            settings.check.meet(context)
             context.callbacks.on_join.add(self._prepare_for_join)
         self._layout = whole_layout(self.names, self.parameters)
         if self._own is not None:
@@ -235,7 +235,7 @@ class GradientReducer(GradientHooks):
         Adds their buckets to the plan.
         """
         process_set = self.settings.process_set
-        self.settings.agreement.meet(self.context)
+        self.settings.check.meet(self.context)
         wanted = set(indices)
         order = [i for i in self._counter.order if i in wanted]
         order += sorted(wanted - set(order), reverse=True)

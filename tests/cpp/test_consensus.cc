@@ -1,5 +1,5 @@
-// Members agree on one next epoch, whoever dies, falls silent or comes back meanwhile, in whatever order messages
-// arrive.
+// Members agree on one next epoch, whatever ranks die, fall silent or come back meanwhile, and in whatever order
+// messages arrive.
 #include <deque>
 #include <map>
 #include <memory>
@@ -9,21 +9,21 @@
 #include <vector>
 
 #include "check.h"
-#include "membership/agreement.h"
+#include "membership/consensus.h"
 #include "membership/membership.h"
 #include "transport/sim/sim.h"
 
 namespace sordino::membership {
 namespace {
 
-// Ranks that exchange messages through queues, of which a random one moves next.
+// Ranks that exchange messages through queues. A random queue moves next.
 class Ranks {
  public:
   Ranks(int size, unsigned seed) : random_(seed), alive_(static_cast<std::size_t>(size), true), queues_(size * size) {
     View all;
     for (int rank = 0; rank < size; ++rank) all.members.push_back(rank);
     for (int rank = 0; rank < size; ++rank) {
-      ranks_.push_back(std::make_unique<Agreement>(all, rank, [this, rank, size](int to, const Bytes& message) {
+      ranks_.push_back(std::make_unique<Consensus>(all, rank, [this, rank, size](int to, const Bytes& message) {
         if (alive_[static_cast<std::size_t>(rank)])
           queues_[static_cast<std::size_t>(rank * size + to)].push_back(message);
       }));
@@ -31,17 +31,17 @@ class Ranks {
   }
 
   int size() const { return static_cast<int>(ranks_.size()); }
-  Agreement& operator[](int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
+  Consensus& operator[](int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
   bool alive(int rank) const { return alive_[static_cast<std::size_t>(rank)]; }
   int draw(int below) { return static_cast<int>(random_() % static_cast<unsigned>(below)); }
 
-  // From now on some messages do not arrive, as where a rank is still in an earlier epoch.
+  // From now on some messages are lost, as when a rank is still in an earlier epoch.
   void lose_some() { loses_ = true; }
   void kill(int rank) { alive_[static_cast<std::size_t>(rank)] = false; }
   void tell_death(int rank, int to) {
     if (alive(to)) (*this)[to].bury(rank, "killed");
   }
-  // Delivers one message, if there is any that `passes` lets through.
+  // Delivers one message for which `passes` is true, if there is one.
   template <class Passes>
   bool move(Passes passes) {
     std::vector<int> waiting;
@@ -62,25 +62,25 @@ class Ranks {
   bool move() {
     return move([](int, int) { return true; });
   }
-  // Delivers all that is on its way from one rank to another, and nothing else.
+  // Delivers all messages in flight from one rank to another, and no others.
   void pass(int from, int to) {
     for (std::deque<Bytes> messages = std::exchange(queue(from, to), {}); !messages.empty(); messages.pop_front()) {
       Reader reader(messages.front());
       (*this)[to].receive(from, reader);
     }
   }
-  // There, and what is answered back.
+  // Delivers them, and then the answers.
   void pass_and_return(int from, int to) {
     pass(from, to);
     pass(to, from);
   }
-  // Takes away what is on its way from a rank.
+  // Drops all messages in flight from a rank.
   void lose(int from) {
     for (int to = 0; to < size(); ++to) queue(from, to).clear();
   }
-  // How many messages are on their way from one rank to another.
+  // Returns the number of messages in flight from one rank to another.
   std::size_t sent(int from, int to) { return queue(from, to).size(); }
-  // Until nothing moves, with those that were refused trying again.
+  // Delivers messages until nothing moves; ranks that were refused try again.
   void settle() {
     for (int turn = 0; turn < 20; ++turn) {
       while (move()) {
@@ -88,16 +88,16 @@ class Ranks {
       for (int rank = 0; rank < size(); ++rank) {
         if (!alive(rank)) continue;
         (*this)[rank].retry();
-        for (int other = 0; other < size(); ++other) {  // who has gone on tells those that it hears of
+        for (int other = 0; other < size(); ++other) {  // ranks that have decided tell the others
           if (!alive(other) || !(*this)[other].decided()) continue;
-          const Bytes verdict = Agreement::verdict(*(*this)[other].decided());
+          const Bytes verdict = Consensus::verdict(*(*this)[other].decided());
           Reader reader(verdict);
           (*this)[rank].receive(other, reader);
         }
       }
     }
   }
-  // What has been decided: the same wherever anything has.
+  // Returns the decision, and checks that it is the same on all ranks that have one.
   std::optional<View> decided() {
     std::optional<View> all;
     for (auto& one : ranks_) {
@@ -114,7 +114,7 @@ class Ranks {
   std::mt19937 random_;
   bool loses_ = false;
   std::vector<bool> alive_;
-  std::vector<std::unique_ptr<Agreement>> ranks_;
+  std::vector<std::unique_ptr<Consensus>> ranks_;
   std::vector<std::deque<Bytes>> queues_;
 };
 
@@ -125,7 +125,7 @@ void one_death() {
       ranks.kill(dead);
       const int witness = dead == 0 ? 1 : 0;
       ranks[witness].count_tags(5);
-      ranks.tell_death(dead, witness);  // the others hear it from this one
+      ranks.tell_death(dead, witness);  // the others hear it from the witness
       ranks[witness].begin();
       ranks.settle();
       const auto view = ranks.decided();
@@ -136,7 +136,7 @@ void one_death() {
   }
 }
 
-// Nobody is lost: an error made the ranks meet.
+// No rank is lost: an error made the ranks meet.
 void nobody_lost() {
   Ranks ranks(4, 3);
   ranks[2].begin();
@@ -151,10 +151,10 @@ void who_cannot_work_together_is_parted() {
   ranks[3].begin();
   ranks.settle();
   CHECK(ranks.decided() && ranks.decided()->members == (std::vector<int>{0, 2, 3, 4}));
-  CHECK(ranks[1].decided());  // it learns that it is out
+  CHECK(ranks[1].decided());  // it learns that it is left out
 }
 
-// The leader accuses when it has begun already.
+// The leader accuses a rank after it has begun.
 void a_late_accusation_counts() {
   Ranks ranks(3, 2);
   ranks[0].begin();
@@ -191,11 +191,11 @@ void most_go_on() {
   CHECK(!ranks[0].has_quorum() && !ranks[0].decided());
   CHECK(ranks[1].has_quorum());
   CHECK(ranks[1].decided() && ranks[1].decided()->members == (std::vector<int>{1, 2, 3}));
-  ranks.settle();  // the link is whole again: the one that was cut off learns that it is out
+  ranks.settle();  // the link works again: the rank that was cut off learns that it is left out
   CHECK(ranks[0].decided() && ranks[0].decided()->place_of(0) < 0);
 }
 
-// What is decided stays decided, whatever who leads next has heard.
+// A decision is final, whatever the next leader has heard.
 void no_leader_proposes_without_most_promises() {
   Ranks ranks(5, 1);
   ranks[0].silence(3, "slow");
@@ -215,13 +215,13 @@ void no_leader_proposes_without_most_promises() {
   CHECK(ranks.decided() && ranks.decided()->members == (std::vector<int>{0, 1, 2}));
 }
 
-// Two leaders are lost, and those who promise the third have accepted different views.
+// Two leaders are lost, and ranks that promise the third have accepted different views.
 void the_view_of_the_highest_ballot_is_taken_up() {
   Ranks ranks(5, 1);
   ranks[0].silence(3, "slow");
   ranks[0].begin();
   for (const int rank : {1, 2, 4}) ranks.pass_and_return(0, rank);
-  ranks.pass(0, 4);  // it alone accepts 0, 1, 2 and 4
+  ranks.pass(0, 4);  // only rank 4 accepts 0, 1, 2 and 4
   ranks.lose(0);
   ranks.kill(0);
   ranks[1].silence(4, "slow");
@@ -249,7 +249,7 @@ void who_is_alone_decides_at_once() {
   }
 }
 
-// No message need come for a leader to see that it can go on.
+// A leader can continue without a further message.
 void a_leader_does_not_wait_for_who_is_missed() {
   Ranks ranks(3, 1);
   ranks[0].begin();
@@ -271,7 +271,7 @@ void who_cannot_work_with_the_leader_leads() {
   CHECK(ranks.decided() && ranks.decided()->place_of(0) < 0);
 }
 
-// By a leader whom nobody refuses, who would wait for ever.
+// A leader repeats lost messages, even if no rank refuses it; without that it would wait forever.
 void what_is_lost_is_sent_again() {
   for (unsigned seed = 0; seed < 200; ++seed) {
     const int size = 2 + static_cast<int>(seed) % 5;
@@ -288,7 +288,7 @@ void what_is_lost_is_sent_again() {
   CHECK(ranks.sent(0, 1) == 1 && ranks.sent(0, 2) == 1);
   ranks.pass_and_return(0, 1);
   ranks[0].retry();
-  CHECK(ranks.sent(0, 1) == 0 && ranks.sent(0, 2) == 2);  // who has answered is not asked again
+  CHECK(ranks.sent(0, 1) == 0 && ranks.sent(0, 2) == 2);  // a rank that has answered is not asked again
   ranks.pass_and_return(0, 2);
   ranks.lose(0);
   ranks[0].retry();
@@ -333,17 +333,17 @@ void nobody_is_told_of_itself_or_of_strangers() {
   CHECK(ranks[0].blamed() == (std::map<int, std::string>{{1, "killed"}, {2, "slow"}, {3, "its transfers fail"}}));
   ranks[0].hear(2);
   CHECK(!ranks[0].is_silent(2) && ranks[0].blamed().size() == 2);
-  CHECK(!ranks[0].begun() && ranks.sent(0, 2) == 0 && ranks.sent(0, 3) == 0);  // facts alone begin nothing
+  CHECK(!ranks[0].begun() && ranks.sent(0, 2) == 0 && ranks.sent(0, 3) == 0);  // facts alone start nothing
   ranks[1].bury(0, "killed");
   ranks[1].begin();
   ranks[2].begin();
   ranks.pass(1, 2);
   ranks.pass(2, 3);
-  ranks.pass(3, 0);  // which hears that it is dead
+  ranks.pass(3, 0);  // rank 0 reads that it is dead
   CHECK(ranks[3].is_dead(0) && !ranks[0].is_dead(0));
 }
 
-// It is who comes next that must ask for what was decided.
+// The next leader must ask for the decision.
 void who_has_decided_answers_nothing() {
   Ranks ranks(3, 1);
   ranks[0].silence(2, "slow");
@@ -358,11 +358,11 @@ void who_has_decided_answers_nothing() {
   ranks[0].accuse(1, "its transfers fail");
   CHECK(ranks.sent(0, 1) == 0 && ranks.sent(0, 2) == 0);
   CHECK(!ranks[1].decided());
-  const Bytes verdict = Agreement::verdict(*ranks[0].decided());
+  const Bytes verdict = Consensus::verdict(*ranks[0].decided());
   Reader reader(verdict);
   ranks[2].receive(0, reader);
   CHECK(ranks[2].decided() == ranks[0].decided());
-  Ranks others(3, 1);  // that have not begun
+  Ranks others(3, 1);  // none of them has begun
   Reader again(verdict);
   others[2].receive(0, again);
   CHECK(others[2].decided() == ranks[0].decided() && others[2].begun());
@@ -377,7 +377,7 @@ void the_leader_tells_the_others() {
   for (int rank = 0; rank < 4; ++rank) CHECK(ranks[rank].decided() && ranks[rank].decided()->first_tag == 3);
 }
 
-// The last rank has promised the one before it a higher ballot than the first one's first.
+// The last rank has promised the rank before it a higher ballot than the first rank's first ballot.
 void let_a_rival_begin(Ranks& ranks) {
   const int size = ranks.size();
   for (int rank = 0; rank < size - 2; ++rank) ranks[size - 2].silence(rank, "slow");
@@ -390,9 +390,9 @@ void who_is_refused_tries_again() {
   Ranks ranks(3, 1);
   let_a_rival_begin(ranks);
   ranks[0].begin();
-  ranks.pass(0, 1);  // it has been asked, and need not be again, if it is no other ballot
+  ranks.pass(0, 1);  // it has been asked, and is asked again only in another ballot
   ranks.pass_and_return(0, 2);
-  CHECK(ranks.sent(0, 1) == 0 && ranks.sent(0, 2) == 0);  // it waits until it is called
+  CHECK(ranks.sent(0, 1) == 0 && ranks.sent(0, 2) == 0);  // it waits until retry()
   ranks.pass(1, 0);
   ranks[0].retry();
   CHECK(ranks.sent(0, 1) == 1 && ranks.sent(0, 2) == 1);
@@ -401,7 +401,7 @@ void who_is_refused_tries_again() {
   CHECK(ranks.decided() && ranks.decided()->members.size() == 3);
 }
 
-// A promise is of one ballot: it counts for no later one, whether it comes before or after that has begun.
+// A promise is for one ballot. It does not count for a later one, whether it arrives before or after that has begun.
 void promises_are_of_one_ballot() {
   for (const bool late : {false, true}) {
     Ranks ranks(4, 1);
@@ -414,7 +414,7 @@ void promises_are_of_one_ballot() {
     if (late) ranks.pass(1, 0);
     ranks.pass_and_return(0, 2);
     ranks.pass_and_return(0, 3);
-    CHECK(ranks.sent(0, 2) == 0 && ranks.sent(0, 3) == 0);  // it waits for another promise
+    CHECK(ranks.sent(0, 2) == 0 && ranks.sent(0, 3) == 0);  // rank 0 waits for another promise
     ranks.pass_and_return(0, 1);
     CHECK(ranks.sent(0, 2) == 1 && ranks.sent(0, 3) == 1);
     ranks.settle();
@@ -426,9 +426,9 @@ void acceptances_are_of_one_ballot() {
   Ranks ranks(5, 1);
   ranks[0].begin();
   for (const int rank : {1, 2, 3, 4}) ranks.pass_and_return(0, rank);
-  ranks.pass_and_return(0, 1);  // which accepts
+  ranks.pass_and_return(0, 1);  // rank 1 accepts
   for (const int rank : {0, 1, 2, 3}) ranks[4].silence(rank, "slow");
-  ranks.pass(4, 2);             // which promises a higher ballot
+  ranks.pass(4, 2);             // rank 2 promises a higher ballot
   ranks.pass_and_return(0, 2);  // and refuses
   CHECK(!ranks[0].decided());
   ranks.lose(4);
@@ -440,7 +440,7 @@ void acceptances_are_of_one_ballot() {
   CHECK(ranks[0].decided());
 }
 
-// A leader that has promised another one does not accept its own proposal, and need not be told so by others.
+// A leader that has promised another leader does not accept its own proposal, without a message from another rank.
 void a_leader_refuses_itself() {
   Ranks ranks(3, 1);
   ranks[0].begin();
@@ -477,7 +477,7 @@ void who_promises_and_dies_is_left_out() {
   CHECK(ranks[0].decided() && ranks[0].decided()->members == (std::vector<int>{0, 1, 2}));
 }
 
-// Who can be worked with is taken by how few have trouble, and still numbered by rank.
+// Members are chosen so that few ranks have trouble with each other, and are numbered by rank.
 void members_are_in_order() {
   Ranks ranks(5, 1);
   for (const int rank : {1, 2}) ranks[rank].accuse(4, "its transfers fail");
@@ -486,7 +486,7 @@ void members_are_in_order() {
   CHECK(ranks.decided() && ranks.decided()->members == (std::vector<int>{0, 1, 2, 3}));
 }
 
-// What comes after the decision is answered with it, and that with nothing.
+// A message after the decision is answered with the decision, which is not answered.
 void who_has_agreed_falls_still() {
   std::vector<std::shared_ptr<Membership>> ranks;
   for (auto& transport : sim::Network({0, 1, 2}).transports())
@@ -501,8 +501,8 @@ void who_has_agreed_falls_still() {
   for (const auto& one : ranks) CHECK(one->view().epoch == 1 && one->view().members.size() == 3);
 }
 
-// The first two agree on an epoch with the third in it, of whose end they have been told meanwhile: nobody says so
-// again, and it answers to nothing.
+// The first two ranks agree on an epoch with the third in it, and meanwhile hear of its end. No rank tells them again,
+// and it answers nothing.
 void who_has_died_is_not_asked_in_the_next_epoch() {
   std::vector<std::shared_ptr<Membership>> ranks;
   for (auto& transport : sim::Network({0, 1, 2}).transports())
@@ -511,7 +511,7 @@ void who_has_died_is_not_asked_in_the_next_epoch() {
     return ranks[rank]->poll(ranks[rank]->view().epoch, [](int, std::span<const std::byte>) {});
   };
   ranks[0]->begin();
-  for (const std::size_t rank : {1, 2, 0, 1}) poll(rank);  // two promise, one of which accepts
+  for (const std::size_t rank : {1, 2, 0, 1}) poll(rank);  // two promise, and one of them accepts
   for (const std::size_t rank : {0, 1}) ranks[rank]->left(2);
   poll(0);
   CHECK(ranks[0]->view().epoch == 1 && ranks[0]->view().members.size() == 3);
@@ -522,12 +522,13 @@ void who_has_died_is_not_asked_in_the_next_epoch() {
     CHECK(ranks[rank]->view().epoch == 2 && ranks[rank]->view().members == (std::vector<int>{0, 1}));
 }
 
-// Random deaths, silences that are errors, and messages in any order: never two decisions, and in the end one.
+// Random deaths, silences that are errors, and messages in any order: there are never two decisions, and in the end
+// there is one.
 void whatever_happens(unsigned seed) {
   std::mt19937 random(seed);
   const int size = 2 + static_cast<int>(random() % 6);
   Ranks ranks(size, seed);
-  std::vector<std::pair<int, int>> untold;  // deaths that somebody has yet to hear of
+  std::vector<std::pair<int, int>> untold;  // deaths that a rank has yet to hear of
   int living = size;
   ranks[ranks.draw(size)].begin();
   for (int turn = 0; turn < 200; ++turn) {

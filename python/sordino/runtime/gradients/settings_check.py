@@ -40,7 +40,7 @@ def fingerprint_of(algorithm: DataclassInstance, settings: dict[str, Any]) -> fi
     return found | {name: f"{name}={value}" for name, value in settings.items()}
 
 
-class Agreement:
+class SettingsCheck:
     """Check that the ranks of an optimizer have the same model and settings.
 
     Args:
@@ -64,7 +64,7 @@ class Agreement:
         self._names, self._tensors = names, tensors
         self._process_set = process_set
         self.name = ""
-        """Name of this agreement, the same on all ranks; "" until they have met. It stays when they meet again, because
+        """Name of this check, the same on all ranks; "" until they have met. It stays when they meet again, because
         operations named after it may have begun before a loss on one rank and after it on another."""
         self._met = False
 

@@ -1,4 +1,4 @@
-#include "membership/agreement.h"
+#include "membership/consensus.h"
 
 #include <algorithm>
 #include <functional>
@@ -19,36 +19,36 @@ std::vector<int> keys(const std::map<int, std::string>& causes) {
 
 }  // namespace
 
-Agreement::Agreement(View from, int self, Send send) : from_(std::move(from)), self_(self), send_(std::move(send)) {}
+Consensus::Consensus(View from, int self, Send send) : from_(std::move(from)), self_(self), send_(std::move(send)) {}
 
 // ---- facts ---------------------------------------------------------------------------------------------------------
 
-void Agreement::bury(int rank, const std::string& cause) {
+void Consensus::bury(int rank, const std::string& cause) {
   if (from_.place_of(rank) < 0 || rank == self_ || !dead_.try_emplace(rank, cause).second) return;
   if (begun_) tell_facts();
   lead();
 }
 
-void Agreement::silence(int rank, const std::string& cause) {
+void Consensus::silence(int rank, const std::string& cause) {
   if (from_.place_of(rank) < 0 || rank == self_ || dead_.contains(rank)) return;
   if (silent_.try_emplace(rank, cause).second) lead();
 }
 
-void Agreement::accuse(int rank, const std::string& cause) {
+void Consensus::accuse(int rank, const std::string& cause) {
   if (from_.place_of(rank) < 0 || rank == self_) return;
   if (accused_.try_emplace(rank, cause).second) lead();
 }
 
-void Agreement::hear(int rank) { silent_.erase(rank); }
+void Consensus::hear(int rank) { silent_.erase(rank); }
 
-std::map<int, std::string> Agreement::blamed() const {
+std::map<int, std::string> Consensus::blamed() const {
   std::map<int, std::string> all = dead_;
   all.insert(silent_.begin(), silent_.end());
   all.insert(accused_.begin(), accused_.end());
   return all;
 }
 
-std::vector<int> Agreement::alive() const {
+std::vector<int> Consensus::alive() const {
   std::vector<int> ranks;
   for (const int member : from_.members) {
     if (!dead_.contains(member)) ranks.push_back(member);
@@ -56,13 +56,13 @@ std::vector<int> Agreement::alive() const {
   return ranks;
 }
 
-bool Agreement::has_quorum() const {
+bool Consensus::has_quorum() const {
   std::size_t heard = 0;
   for (const int rank : alive()) heard += silent_.contains(rank) ? 0 : 1;
   return most(heard);
 }
 
-int Agreement::leader() const {
+int Consensus::leader() const {
   for (const int rank : alive()) {
     if (!silent_.contains(rank) && !accused_.contains(rank)) return rank;
   }
@@ -71,36 +71,36 @@ int Agreement::leader() const {
 
 // ---- messages ------------------------------------------------------------------------------------------------------
 
-void Agreement::begin() {
+void Consensus::begin() {
   if (begun_) return;
   begun_ = true;
   tell_facts();
   lead();
 }
 
-void Agreement::tell_facts() { send_to_alive(facts()); }
+void Consensus::tell_facts() { send_to_alive(facts()); }
 
-Bytes Agreement::facts() const {
+Bytes Consensus::facts() const {
   Writer writer;
   writer.put(Step::kFacts).put(keys(dead_));
   for (const auto& [rank, cause] : dead_) writer.put(cause);
   return writer.take();
 }
 
-void Agreement::send_to_alive(const Bytes& message) {
+void Consensus::send_to_alive(const Bytes& message) {
   for (const int rank : alive()) {
     if (rank != self_) send_(rank, message);
   }
 }
 
-Bytes Agreement::verdict(const View& view) {
+Bytes Consensus::verdict(const View& view) {
   Writer writer;
   writer.put(Step::kDecided);
   view.write(writer);
   return writer.take();
 }
 
-void Agreement::receive(int from, Reader& message) {
+void Consensus::receive(int from, Reader& message) {
   if (decided_ || dead_.contains(from)) return;
   const auto step = message.one_of(kLastStep);
   if (step != Step::kDecided) begin();
@@ -122,7 +122,7 @@ void Agreement::receive(int from, Reader& message) {
 }
 
 // Reads a view that can follow this one. Throws TransportError for any other, because later code relies on it.
-View Agreement::read_view(Reader& message) const {
+View Consensus::read_view(Reader& message) const {
   View view = View::read(message);
   const auto& some = view.members;
   if (view.epoch != from_.epoch + 1 || some.empty() ||
@@ -134,12 +134,12 @@ View Agreement::read_view(Reader& message) const {
   return view;
 }
 
-int Agreement::read_tag(int tag) {
+int Consensus::read_tag(int tag) {
   if (tag < 0 || tag > kMostTags) throw TransportError("a control message names a tag that is out of range");
   return tag;
 }
 
-void Agreement::handle_facts(Reader& message) {
+void Consensus::handle_facts(Reader& message) {
   bool learned = false;
   for (const int rank : message.list<int>()) {
     const std::string cause = message.text();
@@ -148,7 +148,7 @@ void Agreement::handle_facts(Reader& message) {
   if (learned) tell_facts();
 }
 
-void Agreement::handle_prepare(int from, Reader& message) {
+void Consensus::handle_prepare(int from, Reader& message) {
   const auto ballot = message.get<Ballot>();
   Writer writer;
   if (ballot < promised_) {
@@ -168,7 +168,7 @@ void Agreement::handle_prepare(int from, Reader& message) {
   }
 }
 
-void Agreement::handle_promise(int from, Reader& message) {
+void Consensus::handle_promise(int from, Reader& message) {
   if (message.get<Ballot>() != ballot_ || phase_ != Phase::kPreparing) return;
   Promise promise;
   promise.accused = message.list<int>();
@@ -178,7 +178,7 @@ void Agreement::handle_promise(int from, Reader& message) {
   promises_[from] = std::move(promise);
 }
 
-void Agreement::handle_accept(int from, Reader& message) {
+void Consensus::handle_accept(int from, Reader& message) {
   const auto ballot = message.get<Ballot>();
   const View view = read_view(message);
   if (ballot < promised_) {
@@ -200,7 +200,7 @@ void Agreement::handle_accept(int from, Reader& message) {
 
 // ---- the leader ----------------------------------------------------------------------------------------------------
 
-void Agreement::retry() {
+void Consensus::retry() {
   if (!begun_ || decided_) return;
   const bool anew = refused_;
   if (anew) phase_ = Phase::kIdle;
@@ -216,16 +216,16 @@ void Agreement::retry() {
   }
 }
 
-Bytes Agreement::prepare() const { return Writer().put(Step::kPrepare).put(ballot_).take(); }
+Bytes Consensus::prepare() const { return Writer().put(Step::kPrepare).put(ballot_).take(); }
 
-Bytes Agreement::accept() const {
+Bytes Consensus::accept() const {
   Writer writer;
   writer.put(Step::kAccept).put(ballot_);
   proposed_.write(writer);
   return writer.take();
 }
 
-void Agreement::start_ballot() {
+void Consensus::start_ballot() {
   refused_ = false;
   ballot_ = ((promised_ >> kBallotRankBits) + 1) << kBallotRankBits | static_cast<Ballot>(self_);
   phase_ = Phase::kPreparing;
@@ -238,7 +238,7 @@ void Agreement::start_ballot() {
   handle_prepare(self_, reader);
 }
 
-void Agreement::lead() {
+void Consensus::lead() {
   if (!begun_ || decided_) return;
   if (leader() != self_) {
     phase_ = Phase::kIdle;
@@ -270,7 +270,7 @@ void Agreement::lead() {
 
 // Chooses the proposal: the view that an earlier leader may already have decided on. Otherwise all ranks that answer
 // and that all others can work with. Of two ranks that cannot work together, it drops the one with more such conflicts.
-View Agreement::choose() const {
+View Consensus::choose() const {
   Ballot highest = 0;
   View view{from_.epoch + 1, {}, 0};
   for (const auto& [rank, promise] : promises_) {
@@ -304,7 +304,7 @@ View Agreement::choose() const {
   return view;
 }
 
-void Agreement::decide(const View& view) {
+void Consensus::decide(const View& view) {
   begun_ = true;
   decided_ = view;
   if (leader() == self_) send_to_alive(verdict(view));

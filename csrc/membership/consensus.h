@@ -1,4 +1,4 @@
-// Agreement of an epoch's members on the next epoch: Paxos for a single decision (Lamport, Paxos Made Simple, 2001).
+// Consensus of an epoch's members on the next epoch: Paxos for a single decision (Lamport, Paxos Made Simple, 2001).
 // The acceptors are the members that have not certainly died. So a leader decides only after more than half of them
 // have answered it, and the parts of a divided world never both go on. Pure state machine without clock or network: it
 // takes facts and messages, and returns messages through `send`. Phases of the leader, the first rank that it does not
@@ -25,12 +25,12 @@
 
 namespace sordino::membership {
 
-class Agreement {
+class Consensus {
  public:
   using Send = std::function<void(int to, const Bytes& message)>;
 
   // `self` and all ranks are numbered as in epoch 0.
-  Agreement(View from, int self, Send send);
+  Consensus(View from, int self, Send send);
 
   // Facts about ranks. Dead: the rank has certainly ended, or has said that it leaves. Silent: it does not answer.
   // Accused: it answers, but this rank cannot work with it.
