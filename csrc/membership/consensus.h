@@ -54,7 +54,6 @@ class Consensus {
   // True while this rank hears of more than half of the ranks that have not certainly died.
   bool has_quorum() const;
   const View& from() const { return from_; }
-  bool is_dead(int rank) const { return dead_.contains(rank); }
   bool is_silent(int rank) const { return silent_.contains(rank); }
   // Ranks that are lost or stuck as far as this rank knows, and the causes.
   std::map<int, std::string> blamed() const;

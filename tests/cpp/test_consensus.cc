@@ -311,10 +311,10 @@ void deaths_are_told_on() {
   for (int rank = 0; rank < 4; ++rank) ranks.lose(rank);
   ranks[0].bury(3, "killed");
   ranks.pass(0, 1);
-  CHECK(ranks[1].is_dead(3) && !ranks[2].is_dead(3));
+  CHECK(ranks[1].blamed().contains(3) && !ranks[2].blamed().contains(3));
   ranks.lose(0);
   ranks.pass(1, 2);
-  CHECK(ranks[2].is_dead(3) && ranks[2].blamed().at(3) == "killed");
+  CHECK(ranks[2].blamed().contains(3) && ranks[2].blamed().at(3) == "killed");
 }
 
 void nobody_is_told_of_itself_or_of_strangers() {
@@ -340,7 +340,7 @@ void nobody_is_told_of_itself_or_of_strangers() {
   ranks.pass(1, 2);
   ranks.pass(2, 3);
   ranks.pass(3, 0);  // rank 0 reads that it is dead
-  CHECK(ranks[3].is_dead(0) && !ranks[0].is_dead(0));
+  CHECK(ranks[3].blamed().contains(0) && !ranks[0].blamed().contains(0));
 }
 
 // The next leader must ask for the decision.
