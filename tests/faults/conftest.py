@@ -1,4 +1,4 @@
-"""Who starts the ranks of a drill: `sordino run` by itself, or by mpirun."""
+"""The launchers of a drill's ranks: `sordino run` by itself, or by mpirun."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def _start_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, s
 
 @pytest.fixture(params=["local", "mpi"])
 def starter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each of them; `make test` takes a drill with one, which turns with its class (tests/selection.py)."""
+    """Each launcher. `make test` runs a drill with one, which depends on its class (tests/selection.py)."""
     return _start_by(request, monkeypatch, request.param)
 
 
 @pytest.fixture(params=["local", "mpi", "hosts"])
 def starter_anywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each of them, and mpirun with a list of hosts, which is told of its ranks in another way."""
+    """Each launcher, and mpirun with a list of hosts, which learns its ranks in another way."""
     return _start_by(request, monkeypatch, request.param)
 
 
 @pytest.fixture
 def by_mpirun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is about mpirun itself."""
+    """For tests of mpirun itself."""
     _start_by(request, monkeypatch, "mpi")

@@ -1,4 +1,5 @@
-"""Ranks as threads that do what a test tells them, step by step, and a float64 model of what they must come to."""
+"""Ranks as threads that carry out a test's orders step by step, and a float64 model of the values that they must
+reach."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ PATIENCE_S = 100
 
 
 def parameters() -> list[torch.nn.Parameter]:
-    """The same on all ranks."""
+    """Return the same parameters on all ranks."""
     generator = torch.Generator().manual_seed(1)
     return [
         torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))
@@ -35,7 +36,7 @@ def parameters() -> list[torch.nn.Parameter]:
 
 
 def loss(values: list[torch.Tensor], identity: int, step: int) -> torch.Tensor:
-    """Of the batch that a rank has in a step."""
+    """Return the loss of the batch that a rank has in a step."""
     generator = torch.Generator().manual_seed(1000 * identity + step)
     x = torch.randn(4, SIZES[0], generator=generator, dtype=torch.float64)
     first, bias, second, last = values
@@ -44,8 +45,8 @@ def loss(values: list[torch.Tensor], identity: int, step: int) -> torch.Tensor:
 
 @dataclass
 class Reference:
-    """What all-reduce comes to, in one process. Where a step may have been taken with a lost rank or without it, both
-    are followed until the ranks show which it was."""
+    """Model of all-reduce in one process. If a step may have been taken with a lost rank or without it, the model
+    follows both cases until the ranks show which one it was."""
 
     futures: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = field(default_factory=list)
 
@@ -54,7 +55,7 @@ class Reference:
         self.futures = [(values, [torch.zeros_like(value) for value in values])]
 
     def step(self, step: int, possible: Iterable[frozenset[int]]) -> None:
-        """One step, with the gradients of one of these sets of ranks."""
+        """Take one step with the gradients of one of these sets of ranks."""
         self.futures = [self._after(*future, step, who) for future in self.futures for who in possible]
 
     @staticmethod
@@ -70,7 +71,7 @@ class Reference:
         return [value - RATE * momentum for value, momentum in zip(values, momenta)], momenta
 
     def match(self, seen: list[torch.Tensor]) -> bool:
-        """Whether this is one of the possible models; from now on it is the only one."""
+        """Return whether these values are one of the possible models; from now on it is the only one."""
         self.futures = [
             future
             for future in self.futures
@@ -80,7 +81,7 @@ class Reference:
 
 
 class Member(threading.Thread):
-    """One rank: it does what it is told until it is told to leave, or cannot go on."""
+    """One rank: it carries out its orders until one tells it to leave, or until it cannot continue."""
 
     def __init__(self, context: Context, algorithm: Algorithm | str | None, check_finite: bool) -> None:
         super().__init__(name=f"rank-{context.rank}", daemon=True)
@@ -108,22 +109,22 @@ class Member(threading.Thread):
                 self.answers.put(None)
 
     def step(self) -> None:
-        """Takes one."""
+        """Take a step."""
         self.backward()
         self.finish_step()
 
     def backward(self) -> None:
-        """Begins one."""
+        """Begin a step."""
         self.optimizer.zero_grad()
         loss(list(self.parameters), self.identity, self.steps).backward()
 
     def finish_step(self) -> None:
-        """Ends it."""
+        """End a step."""
         self.optimizer.step()
         self.steps += 1
 
     def values(self) -> list[torch.Tensor]:
-        """The model."""
+        """Return the values of the parameters."""
         return [parameter.detach().clone() for parameter in self.parameters]
 
 
@@ -139,12 +140,12 @@ class Crew:
         self.living = list(self.members)
 
     def order(self, what: Callable[[Member], Any]) -> None:
-        """Has all living ranks do something, and does not wait for it."""
+        """Give an order to all living ranks, and do not wait for it."""
         for member in self.living:
             member.orders.put(what)
 
     def collect(self) -> dict[int, Any]:
-        """What the living ranks answered; those that ended meanwhile are not living any more."""
+        """Return the answers of the living ranks; ranks that ended meanwhile no longer count as living."""
         answers = {}
         for member in self.living:
             try:
@@ -162,14 +163,14 @@ class Crew:
         return {member.identity: answers[member.identity] for member in self.living}
 
     def all(self, what: Callable[[Member], Any]) -> dict[int, Any]:
-        """Has all living ranks do something, and waits."""
+        """Give an order to all living ranks, and wait for their answers."""
         self.order(what)
         return self.collect()
 
     def settle(self) -> dict[int, Any]:
-        """What the living ranks answered when some may have been killed meanwhile. They go on to another operation
-        before all have: a rank that has not heard that all have their results meets the others there. A victim that
-        has come to its end is missed in the next one."""
+        """Return the living ranks' answers after some ranks may have been killed. Then all go on to another operation:
+        a rank that has not heard that all have their results meets the others there. A victim that had reached its end
+        is missed in the operation after that."""
         self.order(metric)
         answers = self.collect()
         time.sleep(0.002)
@@ -178,7 +179,7 @@ class Crew:
         return answers
 
     def end(self) -> None:
-        """Has all leave."""
+        """Make all ranks leave."""
         for member in self.members:
             member.orders.put(None)
         for member in self.members:
@@ -187,13 +188,13 @@ class Crew:
 
 
 def subsets(sure: frozenset[int], unsure: Iterable[int]) -> list[frozenset[int]]:
-    """The sets that have all of `sure` and some of `unsure`."""
+    """Return the sets that have all of `sure` and some of `unsure`."""
     rest = list(unsure)
     return [sure | frozenset(some) for count in range(len(rest) + 1) for some in itertools.combinations(rest, count)]
 
 
 def metric(member: Member) -> tuple[int, int, float]:
-    """An operation of a training loop: who takes part in it, counted and summed."""
+    """Make an operation as a training loop does: return the participants' number and sum."""
     total = hvd.allreduce(torch.tensor([1.0, float(member.identity)], dtype=torch.float64), op=hvd.Sum)
     gathered: list[int] = hvd.allgather_object(member.identity)
     return int(total[0]), len(gathered), float(total[1])

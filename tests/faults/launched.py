@@ -1,4 +1,4 @@
-"""A job that `sordino run` has under way: its processes, what they hold, and whether anything of it is left."""
+"""A running job of `sordino run`: its processes, the files that it holds, and whether anything remains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from checks.commands import SORDINO
 from pace import HANG_S
 
-MARK = "DRILL"  # in the environment of whatever the job starts
+MARK = "DRILL"  # in the environment of all processes that the job starts
 
 
 def eventually(condition: Callable[[], bool], seconds: float) -> bool:
@@ -30,7 +30,7 @@ def eventually(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 class Launched:
-    """`BEFORE sordino run WORDS`, in a session of its own; ended by force with the block."""
+    """`BEFORE sordino run WORDS` in a session of its own, which the end of the block kills."""
 
     starter = "local"  # or "mpi", or "hosts"; set by the fixtures of conftest.py
 
@@ -60,18 +60,18 @@ class Launched:
         for pid in self.processes():
             self.send(pid, signal.SIGKILL)
         self.front.wait(HANG_S)
-        for file in self.files:  # where nobody was left to remove it
+        for file in self.files:  # the job leaves these if it has no one to remove them
             for folder in (file, *file.parents):
                 if folder.name.startswith("sordino-run-"):
                     shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def output(self) -> str:
-        """Of the command and all ranks."""
+        """Output of the command and of all ranks."""
         return self._output.read_text(errors="replace")
 
     def processes(self) -> dict[int, dict[str, str]]:
-        """The job's living processes and the environments that they began with."""
+        """Return the job's living processes and their initial environments."""
         found = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -89,7 +89,7 @@ class Launched:
         return [pid for pid, environ in processes.items() if condition(pid, words_of(pid), environ)]
 
     def copy(self) -> int:
-        """The copy of the front that does its work."""
+        """Return the process of the front's copy, which does its work."""
         (pid,) = self._those(lambda pid, words, environ: pid != self.front.pid and "sordino.cli run" in words)
         return pid
 
@@ -98,7 +98,7 @@ class Launched:
         return pid
 
     def rank(self, number: int) -> int:
-        """The rank's process: not its supervisor, its stand-in (tests/forked), or a child of it."""
+        """Return the rank's process: not its supervisor, its stand-in (tests/forked), or one of its children."""
         here = self._those(
             lambda pid, words, environ: (
                 environ.get("SORDINO_RANK", environ.get("OMPI_COMM_WORLD_RANK")) == str(number)
@@ -110,7 +110,7 @@ class Launched:
         return pid
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = HANG_S) -> None:
-        """Until it holds; what the job holds on to meanwhile is remembered."""
+        """Wait until the condition holds; note files that the job holds meanwhile."""
 
         def holds() -> bool:
             self._remember()
@@ -121,7 +121,8 @@ class Launched:
         assert condition(), f"over with {self.front.returncode} before that\n{self.output}"
 
     def _remember(self) -> None:
-        """The files in shared memory and in the folder for temporary ones that the job has open, mapped or named."""
+        """Note the files in shared memory and in the folder for temporary files that the job has open, mapped or
+        named."""
         folders = ("/dev/shm/", f"{tempfile.gettempdir()}/sordino-run-", f"{tempfile.gettempdir()}/ompi")
         for pid, environ in self.processes().items():
             names = {environ.get("OMPI_MCA_btl_sm_backing_directory", "")}
@@ -138,7 +139,8 @@ class Launched:
             os.kill(pid, number)
 
     def ends(self, within: float = HANG_S, after: float | None = None) -> int:
-        """The status; the front has ended `within` seconds after that moment of `time.monotonic()`, or from now."""
+        """Return the status. The front must end `within` seconds after that moment of `time.monotonic()`, or from
+        now."""
         after = time.monotonic() if after is None else after
         try:
             return self.front.wait(max(0.1, after + within - time.monotonic()))
@@ -147,7 +149,7 @@ class Launched:
             raise AssertionError(f"still there {within} s after: {left}\n{self.output}") from None
 
     def leaves_nothing(self) -> None:
-        """Neither processes nor files."""
+        """Check that neither processes nor files remain."""
         self.leaves_no_process()
         left = [file for file in self.files if file.exists()]
         assert not left, f"left behind: {left}\n{self.output}"
@@ -158,8 +160,8 @@ class Launched:
 
 
 def own_mounts(script: str, *words: str) -> list[str]:
-    """What comes before a command that runs with mounts of its own: `script` of a shell makes them and runs "$@"; it
-    finds the words in $1 and so on, and shifts them away. Skips where mounts cannot be made."""
+    """Return the words before a command that runs with its own mounts. The shell `script` makes the mounts and runs
+    "$@". It finds the words in $1 and so on, and shifts them away. Skips if mounts are not allowed."""
     try:
         subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:

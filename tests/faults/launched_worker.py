@@ -14,7 +14,7 @@ import sordino.torch as hvd
 def main() -> None:
     torch.set_num_threads(1)
     hvd.init()
-    subprocess.Popen(["sleep", "300"])  # like a data loader: dies with nobody
+    subprocess.Popen(["sleep", "300"])  # like a data loader: it survives its parent
     tensor = torch.ones(1000)
     hvd.allreduce_(tensor)
     Path(sys.argv[1], f"ready.{hvd.rank()}").touch()

@@ -1,8 +1,8 @@
 """A rank of a job whose ranks do not fit together: `python mismatch_worker.py FOLDER CASES ODD`.
 
-CASES are separated by commas. FOLDER gets pid.R, mapped.R (files of /dev/shm in its memory) and report.R: by case, for
-each attempt what was raised, how long after it began, and whether the world is alive afterwards. See
-test_drill_mismatches.py.
+CASES are separated by commas. FOLDER gets pid.R, mapped.R (files of /dev/shm in its memory) and report.R. The report
+has, by case and attempt, the error, its time after the start of the attempt, and whether the world still works
+afterwards. See test_drill_mismatches.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ me = int(os.environ.get("SORDINO_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 faulthandler.dump_traceback_later(STUCK_S, exit=True)
 (folder / f"pid.{me}").write_text(str(os.getpid()))
 if cases == ["version"] and me == odd:
-    sys.path.insert(0, str(folder / "other"))  # where the test has put another version
+    sys.path.insert(0, str(folder / "other"))  # the test has put another version here
 
 import torch  # noqa: E402
 
@@ -42,12 +42,12 @@ import sordino.torch as hvd  # noqa: E402
 from sordino.algorithms import Algorithm, AllReduce, CaPS, Crossover, Layered, LocalSGD  # noqa: E402
 
 torch.set_num_threads(1)
-torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)  # the first imports much of torch, for seconds
+torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)  # the first one imports much of torch, which takes seconds
 attempts: list[dict[str, Any]] = []
 
 
 def attempt(label: str, call: Callable[[], object], alive: bool = True) -> None:
-    """Notes what a call raises, and whether ranks can still talk."""
+    """Note the error of a call, and whether ranks can still communicate."""
     begin = time.monotonic()
     told: dict[str, Any] = {"label": label, "kind": "nothing", "text": ""}
     try:
@@ -74,7 +74,7 @@ def wrapped(model: torch.nn.Module, **options: Any) -> hvd.DistributedOptimizer:
 
 
 def mismatches() -> None:
-    """Shapes, dtypes, order and number of tensors, of single operations and of models."""
+    """Attempt other shapes, dtypes, orders and numbers of tensors, in single operations and in models."""
     mine = me == odd
     attempt("shape", lambda: hvd.allreduce(torch.ones(1000 + mine), name="gradient"))
     attempt("dtype", lambda: hvd.allgather(torch.ones(9, dtype=torch.half if mine else torch.float), name="rows"))
@@ -91,7 +91,7 @@ def mismatches() -> None:
     attempt("parameter order", other_order)
 
     def any_order() -> None:
-        """Asynchronous operations may begin in any order."""
+        """Start asynchronous operations in any order."""
         names = [f"tensor {number}" for number in range(20)]
         handles = {name: hvd.allreduce_async(torch.ones(50), name=name) for name in (names[::-1] if mine else names)}
         for name in names:
@@ -101,7 +101,7 @@ def mismatches() -> None:
 
 
 def settings() -> None:
-    """What DistributedOptimizer is told."""
+    """Attempt other arguments of DistributedOptimizer."""
     mine = me == odd
     attempt("seed", lambda: wrapped(network(), algorithm=Crossover(seed=2 if mine else 1)))
     attempt("algorithm", lambda: wrapped(network(), algorithm=LocalSGD() if mine else AllReduce()))
@@ -110,7 +110,7 @@ def settings() -> None:
 
 
 def not_finite() -> None:
-    """NaN on one rank, with algorithms that exchange gradients, parameters, or shards."""
+    """Attempt NaN on one rank, with algorithms that exchange gradients, parameters, or shards."""
     chosen: list[Algorithm] = [AllReduce(), Crossover(), LocalSGD(2, hvd.size()), Layered(1), CaPS()]
     for algorithm in chosen:
         model = network()
@@ -132,13 +132,14 @@ def not_finite() -> None:
 
 
 def missing_tensor() -> None:
-    """One rank never comes to an operation, and does something else instead."""
+    """One rank never comes to an operation, and makes another one instead."""
     hvd.allreduce(torch.ones(3), name="both")
     attempt("missing", lambda: hvd.allreduce(torch.ones(3), name="left" if me == odd else "right"), alive=False)
 
 
 def environments() -> None:
-    """What init() compares: variables, each on another odd rank, and whether some ranks have no model."""
+    """Attempt the differences that init() finds: variables, each on another odd rank, and whether some ranks have no
+    model."""
     for number, variable in enumerate(VARIABLES):
         name, _, value = variable.partition("=")
         before = os.environ.get(name)
@@ -152,7 +153,7 @@ def environments() -> None:
 
 
 def attempt_init(label: str, algorithm: Algorithm | None = None) -> None:
-    """Notes what init() raises, and leaves if it raises nothing."""
+    """Note the error of init(); leave the world if there is none."""
     attempt(label, lambda: hvd.init(algorithm=algorithm), alive=False)
     if hvd.is_initialized():
         hvd.shutdown()

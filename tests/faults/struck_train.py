@@ -1,9 +1,9 @@
-"""`examples/train.py` with two signals that make a rank fail from within, wherever it is.
+"""`examples/train.py` with two signals that make a rank fail from within, at any point of its code.
 
-  python struck_train.py FOLDER ARGUMENT ...
+python struck_train.py FOLDER ARGUMENT ...
 
 SIGUSR1 ends the process by `_exit(3)`, SIGUSR2 raises in its main thread. Kills, stops and segmentation faults need no
-help. FOLDER gets pid.START.RANK when both are ready.
+help. FOLDER gets pid.START.RANK when both handlers are ready.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A rank that trains on when others are lost: `mpirun -np N python surviving_worker.py FOLDER PLAN`.
+"""A rank that continues to train when others are lost: `mpirun -np N python surviving_worker.py FOLDER PLAN`.
 
-PLAN is JSON: `algorithm`, `steps`, `faults` (each: `victim`, `step`, `when`, `what`), and more: see `Plan`. FOLDER has
-pid.R, step.R (when it has trained a little), fault.R (when one strikes), resized.R (the numbers of ranks, and when they
-changed) and report.R (at the end, or of the error that ended it). R is the rank that the process had first.
+PLAN is JSON: `algorithm`, `steps`, `faults` (each: `victim`, `step`, `when`, `what`), and more: see `Plan`. FOLDER gets
+pid.R, step.R (when it has trained a little), fault.R (when a fault strikes), resized.R (the numbers of ranks, and the
+times of changes) and report.R (at the end, or at the error that ended it). R is the first rank of the process.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ STUCK_S = 250
 
 @dataclass
 class Plan:
-    """What is to happen."""
+    """The algorithm, the steps, the faults and the pace of a run."""
 
     algorithm: str = "allreduce"
     steps: int = 18
-    width: int = 64  # of the model: 16 MiB of parameters at 2048
+    width: int = 64  # of the model: 2048 is 16 MiB of parameters
     pause_s: float = 0.0  # after each step
     faults: list[dict[str, Any]] = field(default_factory=list)
     wait_for: str = ""  # a file in the folder, before the last steps
-    slow: dict[str, float] = field(default_factory=dict)  # seconds that each step of a rank lasts longer
+    slow: dict[str, float] = field(default_factory=dict)  # additional seconds of each step, by rank
     slow_from: int = 0  # the first of these steps
 
 
 def write(path: Path, content: object) -> None:
-    """At once or not at all: whoever reads it must not see half of it."""
+    """Write the whole file or nothing: a reader must not see half of it."""
     draft = path.with_name(path.name + ".new")
     draft.write_text(json.dumps(content))
     draft.rename(path)
@@ -148,7 +148,7 @@ class Worker:
 
     @torch.no_grad()
     def test_loss(self) -> float:
-        """Over what no rank trains on."""
+        """Return the loss on data that no rank trains on."""
         x = torch.randn(256, 16, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
         return ((self.model(x) - x[:, :4]) ** 2).mean().item()
 
@@ -167,7 +167,7 @@ class Worker:
 
 
 def hold_the_gil(seconds: float) -> None:
-    """Something that does not let other Python threads run."""
+    """Run code that does not let other Python threads run."""
     import ctypes
 
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))

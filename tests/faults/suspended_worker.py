@@ -14,7 +14,7 @@ import torch
 
 import sordino.torch as hvd
 
-LATE_S = 0.05  # what one rank computes in each step, while the others wait for it
+LATE_S = 0.05  # computing time of one rank in each step, while the others wait for it
 
 
 def main() -> None:

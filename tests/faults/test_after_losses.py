@@ -1,5 +1,5 @@
-"""What still holds after a loss that came at a certain moment: between forward and backward, before groups are on their
-own, to the last rank, in an operation of a process set; and what is made anew afterwards."""
+"""Properties that hold after a loss at a special moment: between forward and backward, before groups are on their own,
+of the last rank, in an operation of a process set. Also objects that are made again afterwards."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_last_one_trains_on(crew_of: MakeCrew, algorithm: Algorithm | None) 
 
 @pytest.mark.parametrize("algorithm", [None, LocalSGD(4), GROUPS, Crossover()], ids=str)
 def test_a_loss_between_forward_and_backward(crew_of: MakeCrew, algorithm: Algorithm | None) -> None:
-    """What is done to parameters then does not spoil the graph of a loss that is to be differentiated yet."""
+    """Recovery changes parameters, but does not spoil the graph of a loss that is still to be differentiated."""
     crew = crew_of(4, algorithm)
 
     def forward(member: Member) -> None:
@@ -83,8 +83,8 @@ def test_a_loss_between_forward_and_backward(crew_of: MakeCrew, algorithm: Algor
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_groups_stay_together_until_the_rate_falls(crew_of: MakeCrew, size: int) -> None:
-    """However a rank hears of a loss, it does not take it for the end of a constant learning rate; and until groups are
-    on their own all have one model."""
+    """A rank that hears of a loss does not take it for the end of a constant learning rate, however it hears. Until
+    groups are on their own, all ranks have one model."""
     algorithm = LocalSGD(2, group_size=size, exchange="allreduce", start="decay")
 
     def go_on(member: Member) -> tuple[int, int, float]:
@@ -107,7 +107,7 @@ def test_groups_stay_together_until_the_rate_falls(crew_of: MakeCrew, size: int)
 
 
 def test_ranks_that_come_later_to_an_operation_of_a_set(crew_of: MakeCrew) -> None:
-    """One waits in an operation of a set when a member of it is lost; another comes to it afterwards."""
+    """One rank waits in an operation of a set when a member of the set is lost; another rank comes to it afterwards."""
     crew = crew_of(4)
 
     def add(member: Member) -> None:
@@ -134,7 +134,8 @@ def test_ranks_that_come_later_to_an_operation_of_a_set(crew_of: MakeCrew) -> No
 
 @pytest.mark.parametrize("algorithm", [LocalSGD(1, exchange="allreduce"), Crossover()], ids=str)
 def test_an_exchange_that_one_had_to_give_up(crew_of: MakeCrew, algorithm: Algorithm) -> None:
-    """It counts for all, or who gave it up would make one more of them than those who had completed it."""
+    """The exchange counts for all ranks. Otherwise a rank that gave it up would make one more than ranks that completed
+    it."""
     crew = crew_of(4, algorithm)
     crew.all(Member.step)
     done, lost = threading.Event(), threading.Event()
@@ -193,7 +194,8 @@ def group_size(member: Member) -> int:
 def test_what_was_chosen_for_all_is_fitted_once(
     crew_of: MakeCrew, algorithm: Algorithm, ask: Callable[[Member], Any], expected: object
 ) -> None:
-    """Also when the optimizer gets other parameters afterwards; and what was asked for is not forgotten."""
+    """The algorithm is fitted once for all ranks, also if the optimizer gets more parameters later. The requested
+    settings are kept."""
     crew = crew_of(4, algorithm)
 
     def add(member: Member) -> Any:
@@ -245,8 +247,8 @@ def test_distances_from_before_a_loss_are_kept(crew_of: MakeCrew) -> None:
 
 @pytest.mark.parametrize("algorithm", [Crossover(group_size=2), GROUPS, ADPSGD(), PushSum(overlap=2)], ids=str)
 def test_some_have_let_their_optimizer_go_already(crew_of: MakeCrew, algorithm: Algorithm) -> None:
-    """A loss is noticed when a rank has done with an optimizer that the others are just about to replace or let go: it
-    is not made again, and nobody waits for the rank that has none."""
+    """A loss is noticed when one rank has dropped an optimizer that the others are just about to replace or drop. The
+    optimizer is not made again, and no rank waits for the rank without one."""
 
     def let_go(member: Member) -> None:
         vars(member).pop("optimizer", None)
@@ -259,7 +261,7 @@ def test_some_have_let_their_optimizer_go_already(crew_of: MakeCrew, algorithm: 
     crew.all(train)
     crew.members[1].orders.put(let_go)
     crew.members[1].answers.get(timeout=PATIENCE_S)
-    gc.collect()  # here: one thread at a time can
+    gc.collect()  # here, as only one thread at a time can do this
     for victim in (4, 5):
         crew.network.kill(victim)
     assert crew.all(metric) == dict.fromkeys(range(4), (4, 4, 6.0))
@@ -305,6 +307,6 @@ def test_losses_while_all_is_taken_in_and_parameters_are_added(crew_of: MakeCrew
         assert {member.identity for member in crew.living} == {0, 1, 3, 4, 5}, [one.ended for one in crew.members]
         models: list[torch.Tensor] = list(crew.all(lambda member: member.flat).values())  # type: ignore[attr-defined]
         assert all(bool(model.isfinite().all()) for model in models)
-        # Nobody goes on with what an averaging had come to when it was given up.
+        # No rank continues with the intermediate result of an averaging that was given up.
         most = 9 if isinstance(algorithm, LocalSGD) else 4
         assert all(float(model.abs().max()) < most for model in models)

@@ -1,8 +1,8 @@
 """Any fault, at any moment, with any algorithm, in any mode: real ranks of `examples/train.py` are struck from outside.
 
-Whatever happens, the job ends soon, with the status that tells what happened, and leaves nothing; ranks that were not
-struck end by an error of ours, or train to the end. `SORDINO_TEST_STRIKES` is how many (200), `SORDINO_TEST_SEED`
-which.
+In every case the job ends soon, with a status that shows the cause, and leaves nothing. Ranks that were not struck end
+by an error of ours, or train to the end. `SORDINO_TEST_STRIKES` is the number of cases (200), `SORDINO_TEST_SEED`
+selects them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ BY_SIGNAL = "*** Process received signal ***"  # Open MPI's, of a rank that such
 
 @dataclass(frozen=True)
 class Case:
-    """One job, and what befalls it."""
+    """One job and its faults."""
 
     number: int
     mode: str
@@ -69,30 +69,30 @@ class Case:
         return f"{self.number}-{self.mode}-{algorithm}-{self.ranks}-{self.moment}-{struck}"
 
     def status_of(self, victim: int) -> int:
-        """The exit status of a rank as a shell has it; 1 for one that the others leave or give up."""
+        """Return the exit status of a rank as a shell has it; 1 for a rank that the others leave out or give up."""
         what = self.victims[victim]
-        if what == "exception":  # under fault tolerance only a signal tells of it
+        if what == "exception":  # under fault tolerance only a signal shows it
             return 137 if self.mode == "continue" else 1
         return {"_exit": STATUS, "stop": 1}.get(what) or 128 + STRIKES[what]
 
     def statuses(self, late: bool) -> set[int]:
-        """Those that the job may have.
+        """Return the statuses that the job may have.
 
         Args:
-            late: ranks may have been done already.
+            late: whether ranks may have ended before.
         """
         failures = {self.status_of(victim) for victim in self.victims}
         if self.mode == "restart":
             return {0}
-        if late:  # Python then lets the signals end them that raised before, and who stands still is killed
+        if late:  # Python then lets the signals end ranks that had raised, and a stopped rank is killed
             failures |= {0, 1, 128 + signal.SIGKILL, 128 + signal.SIGUSR1, 128 + signal.SIGUSR2}
         if self.mode == "raise":
             return failures
         stopped = sum(what == "stop" for what in self.victims.values())
         left = self.ranks - len(self.victims)
-        if left <= stopped or self.moment == "starting":  # no quorum, or none has met the others
+        if left <= stopped or self.moment == "starting":  # no quorum, or no two ranks have met
             failures |= {137}
-        if stopped and "exception" in self.victims.values():  # which comes after the one that stands still was left out
+        if stopped and "exception" in self.victims.values():  # it comes after the stopped rank was left out
             failures |= {0}
         if left > stopped and STATUS not in failures:
             return {0} | (failures if self.moment == "starting" or late else set())
@@ -100,7 +100,7 @@ class Case:
 
 
 def case(number: int) -> Case:
-    """The case of this number; the same in every run with this seed."""
+    """Return the case with this number; it is the same in every run with this seed."""
     draw = random.Random(f"{SEED}.{number}")
     mode = draw.choice(["raise", "continue", "restart"])
     algorithm = draw.choice(ALGORITHMS + NOT_OUTLIVED * (mode != "continue"))
@@ -139,7 +139,7 @@ class Job(Launched):
         return self.folder / f"pid.0.{rank}"
 
     def done(self) -> bool:
-        """Whether the ranks may have come to their end, or some victim has."""
+        """Whether the ranks may have reached their end, or a victim has."""
         ended = any(not environ_of(int(self.pid(rank).read_text())) for rank in self.case.victims)
         return self.steps() >= STEPS or ended
 
@@ -150,7 +150,7 @@ class Job(Launched):
         return self.steps() >= (STEPS if self.case.moment == "ending" else self.case.step)
 
     def strike(self) -> None:
-        """All victims at once; those that have ended already are left alone."""
+        """Strike all victims at once, except those that have ended."""
         for rank, what in self.case.victims.items():
             self.send(int(self.pid(rank).read_text()), STRIKES[what])
 

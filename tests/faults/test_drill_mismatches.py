@@ -1,6 +1,6 @@
-"""Drills with ranks that lie: other shapes and dtypes, missing tensors, NaN, other settings, another version.
+"""Drills with ranks that differ: other shapes and dtypes, missing tensors, NaN, other settings, another version.
 
-Every rank says which ranks have what, soon, and the job leaves nothing behind.
+Every rank soon names the values of each rank, and the job leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SHM = Path("/dev/shm")
 
 Attempts = list[list[dict[str, Any]]]  # by rank
 Drill = Callable[[str, int], dict[str, Attempts]]
-WITHIN = "mismatches,settings,not finite,missing tensor"  # cases of one job, the last of which ends its world
+WITHIN = "mismatches,settings,not finite,missing tensor"  # cases of one job; the last one ends its world
 
 
 def running(folder: Path) -> list[int]:
-    """The job's processes that are still there (and are not others under the same numbers)."""
+    """Return the job's processes that are still running (and are not other processes with the same numbers)."""
     found = []
     for file in folder.glob("pid.*"):
         process = Path("/proc", file.read_text())
@@ -51,7 +51,7 @@ def running(folder: Path) -> list[int]:
 
 
 def names_of(folder: Path) -> set[str]:
-    """What the job has in /dev/shm; the files of other jobs come and go meanwhile."""
+    """Return the job's files in /dev/shm; files of other jobs come and go meanwhile."""
     mapped = {name.rpartition(".")[0] for file in folder.glob("mapped.*") for name in file.read_text().split()}
     return {name for name in os.listdir(SHM) if name.rpartition(".")[0] in mapped}
 
@@ -65,7 +65,7 @@ def eventually(condition: Callable[[], bool], seconds: float) -> bool:
 
 @pytest.fixture(scope="module")
 def timeout_s() -> float:
-    """What a job waits for a rank: long enough that a busy machine does not pass for one that never comes."""
+    """Return the time for which a job waits for a rank: on a busy machine, a slow rank must not count as missing."""
     return stretched(TIMEOUT_S)
 
 
@@ -76,7 +76,7 @@ def drill(
     note_time: Callable[[str, float], None],
     timeout_s: float,
 ) -> Drill:
-    """Runs a job of some cases to its end, once, and returns what its ranks noted; nothing of it is left."""
+    """Run a job of some cases to its end, once, and return the notes of its ranks; nothing of the job remains."""
     if launcher.family != "openmpi":
         pytest.skip("written for Open MPI's launcher")
     known: dict[tuple[str, int], dict[str, Attempts]] = {}
@@ -101,7 +101,7 @@ def run_job(launcher: mpi.Launcher, folder: Path, cases: str, odd: int, timeout_
     }
     if cases == "version":
         make_another_version(folder)
-    python = [sys.executable] if cases == "version" else forked.python()  # a fork has imported this version
+    python = [sys.executable] if cases == "version" else forked.python()  # a fork has already imported this version
     command = mpi.command_line(launcher, mpi.Job(RANKS, [*python, str(WORKER), str(folder), cases, str(odd)]))
     job = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True, start_new_session=True
@@ -123,7 +123,8 @@ def run_job(launcher: mpi.Launcher, folder: Path, cases: str, odd: int, timeout_
 
 
 def everywhere(attempts: Attempts, number: int, label: str, kind: str, expected_s: float = HEARS_WITHIN_S) -> str:
-    """Asserts that an attempt ended like this on all ranks, with one text, and that they live on; the text."""
+    """Assert that an attempt ended like this on all ranks, with one text, and that their world works; return the
+    text."""
     told = [report[number] for report in attempts]
     seconds = sorted(one["seconds"] for one in told)
     how_long = f"median {statistics.median(seconds):.4f} s, worst {seconds[-1]:.4f} s"
@@ -172,7 +173,7 @@ def test_a_missing_tensor(drill: Drill, timeout_s: float, odd: int) -> None:
         waiting_for = [other for other in range(RANKS) if (other == odd) == told["operation"].endswith("right")]
         assert told["missing"] == waiting_for, (rank, told)
         assert told["seconds"] < bound(HEARS_WITHIN_S, timeout_s + 2), f"{told['seconds']:.2f} s"
-    # Who came later waited for less long.
+    # Ranks that came later waited for less long.
     assert max(told["seconds"] for (told,) in attempts) >= timeout_s - 0.5
 
 
@@ -234,7 +235,7 @@ def another_version() -> str:
 
 
 def make_another_version(folder: Path) -> None:
-    """A copy of the package whose core says another version."""
+    """Make a copy of the package whose core has another version."""
     package = Path(sordino.__file__).parent
     shutil.copytree(package, folder / "other" / "sordino", ignore=shutil.ignore_patterns("__pycache__"))
     (core,) = (folder / "other" / "sordino").glob("_core*.so")

@@ -1,4 +1,4 @@
-"""The launcher killed in any place (nothing of the job is left), and the job's status under fault tolerance."""
+"""The launcher killed at any place (nothing of the job remains), and the job's status under fault tolerance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sordino.launcher.outcomes import Outcomes, over_stderr
 
 WORKER = Path(__file__).with_name("launched_worker.py")
 CONTINUE = ["--on-peer-lost", "continue"]
-ENDS_WITHIN_S = 2.0  # after the last rank, though mpirun stays
+ENDS_WITHIN_S = 2.0  # after the last rank, although mpirun stays
 
 
 # --- The launcher killed ----------------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ def test_kill_9_of_the_launcher_leaves_nothing(
     starter: str, tmp_path: Path, note_time: Callable[[str, float], None], victim: str, options: list[str]
 ) -> None:
     if victim == "mpirun" and starter == "local":
-        victim = "copy"  # there is none above it
+        victim = "copy"  # nothing is above it
     with Launched(tmp_path, ["-np", "2", *options, "--", "python", str(WORKER), str(tmp_path)]) as job:
         job.wait_for(lambda: all((tmp_path / f"ready.{rank}").exists() for rank in range(2)))
         by_mpirun = 1 + 2 * bool(options)  # itself, and a supervisor above each rank
@@ -49,12 +49,12 @@ def test_kill_9_of_the_launcher_leaves_nothing(
 
 @pytest.mark.drill("supervisors left alone")
 def test_supervisors_end_the_ranks_when_nobody_else_is_left(by_mpirun: None, tmp_path: Path) -> None:
-    """As on another host, where only mpirun's daemon is above them."""
+    """As on another host, where only mpirun's daemon is above the supervisors."""
     with Launched(tmp_path, ["-np", "2", *CONTINUE, "--", "python", str(WORKER), str(tmp_path)]) as job:
         job.wait_for(lambda: all((tmp_path / f"ready.{rank}").exists() for rank in range(2)))
         above = [job.front.pid, job.copy(), job.mpirun()]
         for pid in above:
-            job.send(pid, signal.SIGSTOP)  # none of them can look after the others
+            job.send(pid, signal.SIGSTOP)  # so that none can act for the others
         for pid in above:
             job.send(pid, signal.SIGKILL)
         job.front.wait(HANG_S)
@@ -83,7 +83,7 @@ def test_mpirun_that_stays_is_ended(by_mpirun: None, tmp_path: Path, note_time: 
 @pytest.mark.parametrize("options", [[], CONTINUE], ids=["plain", "continue"])
 @pytest.mark.parametrize("killed", ["", "front"])
 def test_mpirun_that_does_not_stop_is_killed(by_mpirun: None, tmp_path: Path, options: list[str], killed: str) -> None:
-    """It has the grace that the user gives, from the first signal on."""
+    """mpirun has the grace period of the user, which starts with the first signal."""
     program = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(1000)"
     ready = tmp_path / "ready"
     ready.mkdir()
@@ -96,10 +96,10 @@ def test_mpirun_that_does_not_stop_is_killed(by_mpirun: None, tmp_path: Path, op
         job.leaves_nothing()
 
 
-# --- How ranks end and what that makes of the job ---------------------------------------------------------------------
+# --- Ends of ranks and the job's status -------------------------------------------------------------------------------
 
-# Ranks end in the order of their turns, however long each takes to start: a rank waits until those before it are gone,
-# which is when their supervisors have seen it, and a moment more, in which these tell.
+# Ranks end in the order of their turns, however long each takes to start. A rank waits until its predecessors are gone,
+# which is when their supervisors have seen it, and a moment longer for the supervisors to report it.
 ENDS = """
 import json, os, pathlib, sys, time
 hows, folder = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
@@ -186,7 +186,7 @@ def test_a_rank_gets_each_signal_once(by_mpirun: None, tmp_path: Path) -> None:
         job.wait_for(ready.exists)
         job.send(job.mpirun(), signal.SIGUSR1)
         job.wait_for(got.exists)
-        time.sleep(0.5)  # for a second one
+        time.sleep(0.5)  # time for a second start
         job.send(job.front.pid, signal.SIGTERM)
         assert job.ends() == 128 + signal.SIGTERM
         job.leaves_nothing()
@@ -196,7 +196,7 @@ def test_a_rank_gets_each_signal_once(by_mpirun: None, tmp_path: Path) -> None:
         job.wait_for(ready.exists)
         job.send(job.mpirun(), signal.SIGUSR1)
         job.wait_for(got.exists)
-        time.sleep(0.5)  # for a second one
+        time.sleep(0.5)  # time for a second start
         job.send(job.rank(0), signal.SIGTERM)
         assert job.ends() == 1
         assert "rank 0 ended with status 1" in job.output

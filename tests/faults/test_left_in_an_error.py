@@ -13,7 +13,7 @@ from pace import HANG_S
 
 from sordino.launcher.outcomes import Outcome, Outcomes
 
-# The others end at once; rank 1 takes its time, as it does where it writes a checkpoint in another `finally:`.
+# The others end at once. Rank 1 takes some time, as if it wrote a checkpoint in another `finally:`.
 SCRIPT = """
 import sys, time, torch
 import sordino.torch as hvd
@@ -54,7 +54,7 @@ def test_the_error_is_told_and_its_rank_is_blamed(seconds: int, tmp_path: Path) 
 
 def test_a_rank_whose_own_error_ends_it_is_the_first() -> None:
     told = Outcomes(4)
-    told.hear(3, "fails")  # which has handled the error, and ends well
+    told.hear(3, "fails")  # it has handled the error, and ends well
     told.note(3, 0, 0.5)
     told.hear(1, "fails")
     told.hear(2, "fails")
@@ -65,7 +65,7 @@ def test_a_rank_whose_own_error_ends_it_is_the_first() -> None:
 
 
 def test_the_order_of_errors_is_that_of_their_links(tmp_path: Path) -> None:
-    """Not that of the folder, nor of the ranks."""
+    """Errors are in the order of their links, not of the folder or the ranks."""
     told = Outcomes(3, tmp_path)
     for moment, rank in enumerate((2, 0, 1)):
         link = tmp_path / f"fails.{rank}"

@@ -1,4 +1,4 @@
-"""Local SGD after a loss that comes between steps: what all go on with is known to the last digit."""
+"""Local SGD after a loss between steps: the values with which all ranks continue are known to the last digit."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def test_a_loss_before_the_first_step(crew_of: MakeCrew) -> None:
 
 
 def test_one_that_is_on_its_own_takes_all_along(crew_of: MakeCrew) -> None:
-    """It may have taken the step from which groups are on their own, when others have not."""
+    """A rank may have taken the step from which groups are on their own before the others. Then all are on their
+    own."""
     crew = crew_of(3, LocalSGD(2, start=100))
     crew.all(Member.step)
     steps_of(crew.members[1])._alone = True
@@ -84,7 +85,7 @@ def test_one_that_is_on_its_own_takes_all_along(crew_of: MakeCrew) -> None:
 
 
 def test_nobody_leaves_an_averaging_out(crew_of: MakeCrew) -> None:
-    """Whoever has counted an averaging that others have not."""
+    """One rank may have counted an averaging that others have not. Then all make the next averaging."""
     crew = crew_of(3, LocalSGD(1))
     crew.all(Member.step)
     steps_of(crew.members[1]).round += 1
@@ -96,7 +97,7 @@ def test_nobody_leaves_an_averaging_out(crew_of: MakeCrew) -> None:
 
 
 def test_a_loss_within_a_step(crew_of: MakeCrew) -> None:
-    """One whose group has lost a rank goes on with the step, from the models that all have met with."""
+    """A rank whose group has lost a member completes the step, from the models with which all ranks have met."""
     crew = crew_of(4, LocalSGD(1, group_size=2, exchange="allreduce", aggregate="gradients"))
     crew.all(Member.step)
     crew.network.kill(3)

@@ -1,4 +1,4 @@
-"""What a loss in the middle of an operation leaves to those that go on: their tensors, their errors, their order."""
+"""The remaining ranks after a loss in the middle of an operation: their tensors, errors and order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def crew() -> Iterator[Crew]:
 
 
 def begin_in_place(member: Member) -> None:
-    """Starts a long operation on a tensor of this rank's number."""
+    """Start a long operation on a tensor that holds this rank's number."""
     member.tensor = torch.full((ELEMENTS,), float(member.identity + 1))  # type: ignore[attr-defined]
     member.handle = hvd.allreduce_async_(member.tensor, op=hvd.Sum)  # type: ignore[attr-defined]
 
@@ -40,8 +40,8 @@ def test_an_operation_that_fails_leaves_its_tensors_as_they_were(crew: Crew, del
             hvd.synchronize(member.handle)  # type: ignore[attr-defined]
         except PeerLost:
             done = False
-        metric(member)  # who has had its result meets those that have not
-        time.sleep(0.01)  # for what may still arrive
+        metric(member)  # ranks that have the result meet those without
+        time.sleep(0.01)  # for messages that are still in flight
         return done, float(member.tensor.min()), float(member.tensor.max())  # type: ignore[attr-defined]
 
     crew.all(begin_in_place)
@@ -53,7 +53,7 @@ def test_an_operation_that_fails_leaves_its_tensors_as_they_were(crew: Crew, del
 
 
 def test_what_all_refuse_is_no_part_of_what_is_repeated(crew: Crew) -> None:
-    """All raise it, and a loss just then leaves nobody without an answer."""
+    """All ranks raise the error, and a loss at this moment leaves no rank without an answer."""
 
     def disagree(member: Member) -> str:
         try:
@@ -72,7 +72,7 @@ def test_what_all_refuse_is_no_part_of_what_is_repeated(crew: Crew) -> None:
 
 
 def test_blocking_operations_of_two_threads_are_refused(crew: Crew) -> None:
-    """Ranks could not tell which of them they have completed."""
+    """Ranks could not tell which of the two operations they have completed."""
     all_refused = threading.Barrier(4)  # until then the others wait for the last rank, in the middle of an operation
 
     def work(member: Member) -> str | None:
@@ -103,7 +103,7 @@ def test_blocking_operations_of_two_threads_are_refused(crew: Crew) -> None:
 
 
 def test_a_local_error_can_be_mended_and_tried_again(crew: Crew) -> None:
-    """Whoever gave a wrong argument has not taken part; it tries again while the others wait."""
+    """A rank that gave a wrong argument has not taken part. It tries again while the others wait."""
 
     def work(member: Member) -> float:
         if member.identity == 1:
@@ -165,7 +165,7 @@ def test_what_one_has_and_another_has_not_begun_is_undone_and_done_again() -> No
     try:
         crew.all(metric)
         crew.members[0].orders.put(work)
-        time.sleep(0.2)  # it waits for the others to say that they have it
+        time.sleep(0.2)  # it waits until the others have the result
         crew.network.kill(2)
         crew.members[1].orders.put(work_later)
         crew.members[2].orders.put(metric)

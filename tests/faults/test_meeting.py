@@ -1,4 +1,4 @@
-"""Ranks that end before all have started: the others must not wait for ever, as MPI lets them."""
+"""Ranks that end before all have started: the others must not wait forever, as they would in MPI."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_rank_killed_before_it_meets_the_others_ends_this_start(starter_anywhe
     with Launched(tmp_path, words("os.kill(os.getpid(), 9)", "--restarts", "1")) as job:
         assert job.ends() == 0, job.output
         job.leaves_nothing()
-        # Whom we have started ourselves the meeting place tells of it; nobody can tell those who wait in MPI.
+        # The meeting place tells ranks that `sordino run` started itself. Ranks that wait in MPI cannot be told.
         said = LOST if starter_anywhere == "local" else f"{KILLED}, who cannot start without it"
         assert said in job.output
         assert "with status 137, which is signal 9 (SIGKILL); restart 1 of 1" in job.output
@@ -56,7 +56,7 @@ def test_a_rank_that_leaves_before_it_meets_the_others_fails_the_job(
     with Launched(tmp_path, words(how)) as job:
         assert job.ends() == status, job.output
         job.leaves_nothing()
-        # Of any other status than 0 mpirun knows that the others must not wait.
+        # If the status is not 0, mpirun itself ends the other ranks.
         assert ("before it had met the others" in job.output) == (starter == "mpi" and how == "sys.exit(0)")
         assert (LOST in job.output) == (starter == "local")
 
@@ -77,11 +77,11 @@ def test_a_rank_that_does_not_come_ends_this_start(starter: str, tmp_path: Path,
         assert f"{waits.format('', 'more than ')}{deadline_s:g} s (SORDINO_TIMEOUT_S)" in job.output
 
 
-# --- What is known of them --------------------------------------------------------------------------------------------
+# --- The launcher's knowledge of the ranks ----------------------------------------------------------------------------
 
 
 def over_after_a_while(job: Outcomes) -> bool:
-    """Not at once: ranks may just be about to tell."""
+    """Return whether the job is over after a while; ranks may just be about to report."""
     assert not job.over()
     for _ in range(10):  # as the launcher does, for a longer sleep is time in which it was stopped
         time.sleep(outcomes._PATIENCE_S / 8)
@@ -97,7 +97,7 @@ def test_who_waits_for_one_that_has_ended_waits_for_ever(code: int, status: int)
     job.note(1, code, 12.0)
     assert over_after_a_while(job)
     for rank, at in ((0, 13.0), (2, 11.0)):
-        job.note(rank, -15, at)  # ended with the job, whose fault that was not
+        job.note(rank, -15, at)  # ended with the job, which it did not cause
     found, text = job.judge(0)
     assert found == status
     assert text.startswith("rank 1 ") and text.endswith("before it had met the others, who cannot start without it")
@@ -122,7 +122,7 @@ def test_a_script_that_needs_no_others_is_not_disturbed() -> None:
     job = Outcomes(2)
     job.note(1, -9, 12.0)
     assert not over_after_a_while(job)
-    job.hear(0, "waits")  # after MPI was started by other means, for a moment
+    job.hear(0, "waits")  # for a moment, after MPI was started by other means
     assert not job.over()
     job.hear(0, "met")
     assert not over_after_a_while(job)
@@ -134,7 +134,7 @@ def test_the_start_has_a_deadline(capfd: pytest.CaptureFixture[str]) -> None:
     job.hear(2, "waits")
     assert not job.over()
     time.sleep(0.25)
-    job.hear(0, "waits")  # which does not begin it anew
+    job.hear(0, "waits")  # this does not restart the deadline
     assert not job.over() and not job.over()
     said = "in init() ranks 0, 2 wait for rank 1 to come, for "
     assert capfd.readouterr().err.count(f"sordino run: stalled: {said}") == 1
@@ -167,7 +167,7 @@ def test_who_was_left_out_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     job.hear(3, "left")
     job.note(3, -9, 12.0)
     job.note(0, 0, 13.0)
-    assert not over_after_a_while(job)  # rank 2 trains on
+    assert not over_after_a_while(job)  # rank 2 continues to train
     job.note(2, 0, 14.0)
     assert over_after_a_while(job)
     text = "rank 3 was ended by signal 9 (SIGKILL), rank 1 had been left out by the others, and did not end"
@@ -178,7 +178,7 @@ def test_who_was_left_out_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
 def test_who_stands_still_when_all_others_have_come_to_their_end_is_killed(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, finalizing: bool
 ) -> None:
-    monkeypatch.setattr(outcomes, "_LOOK_S", -1.0)  # states older than the patience of this test would be believed
+    monkeypatch.setattr(outcomes, "_LOOK_S", -1.0)  # the states are older than this test's patience
     with subprocess.Popen(["sleep", "100"]) as other, subprocess.Popen(["sleep", "100"]) as still:
         job = Outcomes(2, kept=False, deadlines=Deadlines(start=0.1))
         for rank, process in enumerate((other, still)):

@@ -1,4 +1,4 @@
-"""Hosts that do not reach each other: those that are more go on, the others stop, and nobody trains on twice."""
+"""Hosts that cannot reach each other: the majority continues, the others stop, and no two parts train on."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sordino._core import build_info
 
 WORKER = Path(__file__).with_name("surviving_worker.py")
 SILENCE_S = 3
-GOES_ON_WITHIN_S = 0.25  # after it, on an idle machine
+GOES_ON_WITHIN_S = 0.25  # after the silence, on an idle machine
 
 
 class Hosts:
-    """Four hosts with a rank each that train, and what the ranks wrote."""
+    """Four hosts with one training rank each, and the files of the ranks."""
 
     def __init__(self, folder: Path, cluster: Cluster, plan: dict[str, Any], silence_s: float, way: str) -> None:
         self.folder, self.cluster, self.plan, self.silence_s, self.way = folder, cluster, plan, silence_s, way
@@ -52,14 +52,14 @@ class Hosts:
 
 @contextmanager
 def hosts(folder: Path, plan: dict[str, Any], way: str, silence_s: float = SILENCE_S) -> Iterator[Hosts]:
-    """A silence that a busy machine does not pass for: it is stretched."""
+    """Run four hosts; the silence is stretched, so that a busy machine is not taken for a silent one."""
     with Cluster(hosts=4, mbps=1000) as cluster:
         running = Hosts(folder, cluster, plan, stretched(silence_s), way)
         try:
             yield running
         finally:
             (folder / "go").touch()
-            # What waits for a host that is cut off, the launcher included, ends with the cluster.
+            # Processes that wait for a host that is cut off, including the launcher, end with the cluster.
             running.thread.join(2)
             cluster.close()
             running.thread.join(20)
@@ -67,7 +67,7 @@ def hosts(folder: Path, plan: dict[str, Any], way: str, silence_s: float = SILEN
 
 @pytest.fixture(params=["mpi", "ucx"])
 def way(request: pytest.FixtureRequest, emulated_hosts: None) -> str:
-    """What is between the hosts."""
+    """The transport between the hosts."""
     if request.param == "ucx" and not build_info()["ucx"]:
         pytest.skip("this build has no UCX")
     return str(request.param)
@@ -102,7 +102,7 @@ def test_three_go_on_without_one(
 
 @pytest.mark.drill("killed on another host")
 def test_three_go_on_when_one_is_killed(way: str, tmp_path: Path, note_time: Callable[[str, float], None]) -> None:
-    """Nobody on another machine sees the process end: UCX or MPI tells that it is not reached, or its silence does."""
+    """No other machine sees the process end: UCX or MPI reports that it cannot be reached, or the silence shows it."""
     with hosts(
         tmp_path, {**PLAN, "faults": [{"victim": 1, "step": 8, "when": "backward", "what": "kill"}]}, way
     ) as running:
@@ -119,7 +119,7 @@ def test_three_go_on_when_one_is_killed(way: str, tmp_path: Path, note_time: Cal
 
 @pytest.mark.drill("stopped on another host")
 def test_three_go_on_when_one_stands_still(way: str, tmp_path: Path, note_time: Callable[[str, float], None]) -> None:
-    """Its connections stay, and the kernel of its host goes on answering: nothing but its silence tells."""
+    """Its connections stay, and the kernel of its host still answers: only its silence shows it."""
     plan = {**PLAN, "faults": [{"victim": 1, "step": 8, "when": "backward", "what": "stop"}]}
     with hosts(tmp_path, plan, way) as running:
         running.wait_for("resized.0", "resized.2", "resized.3")
@@ -128,7 +128,7 @@ def test_three_go_on_when_one_stands_still(way: str, tmp_path: Path, note_time: 
             [resize] = running.read(f"resized.{rank}")
             assert (resize["before"], resize["now"]) == (4, 3)
             note_time(f"SIGSTOP on another host, {running.silence_s:g} s of silence, by {way}", resize["at"] - struck)
-            # Rank 0 hears of two others alone, as in the test of two halves.
+            # Rank 0 hears only of two others, as in the test of two halves.
             assert resize["at"] - struck < bound(GOES_ON_WITHIN_S, 2 * running.silence_s)
         (tmp_path / "go").touch()
         running.wait_for("report.0", "report.2", "report.3")
@@ -148,13 +148,13 @@ def test_two_halves_both_stop(way: str, tmp_path: Path, note_time: Callable[[str
             report = running.read(f"report.{rank}")
             assert report["ended"] == "NoQuorum" and report["finite"] and not report["resized"], report
             note_time(f"halves of four hosts, {running.silence_s:g} s of silence", report["at"] - cut)
-            # A rank hears of two others; of the rest it asks when it misses one of these.
+            # A rank hears of two others; it asks about the other ranks when it misses one of these.
             assert report["at"] - cut < bound(GOES_ON_WITHIN_S, 2 * running.silence_s)
 
 
 @pytest.mark.drill("a short cut")
 def test_a_short_cut_costs_nobody(way: str, tmp_path: Path) -> None:
-    """Three seconds, which is less than the ten that are waited for if nothing else is said."""
+    """A cut of three seconds is shorter than the silence, whose default is ten seconds."""
     with hosts(tmp_path, PLAN, way, silence_s=10) as running:
         running.wait_for("step.0", "step.1", "step.2", "step.3")
         running.cluster.cut("node3")

@@ -1,5 +1,5 @@
-"""Random faults on ranks that are threads: after each, the models of those that are left are what a reference in one
-process comes to that has seen the same ranks."""
+"""Random faults on ranks as threads. After each, the models of the remaining ranks equal a reference in one process
+with the same ranks."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Faults(RuleBasedStateMachine):
     @precondition(lambda self: len(self.crew.living) > 1)
     @rule(data=st.data(), delay=st.sampled_from([0, 50, 200, 500, 1000]))
     def lose_between_backward_and_step(self, data: Any, delay: int) -> None:
-        """Gradients are being reduced when another operation sees the loss first."""
+        """Lose ranks while gradients are being reduced; another operation sees the loss first."""
         before, victims = self.names(), self.choose(data, 2)
         self.crew.order(step_with_a_metric)
         time.sleep(delay * 1e-6)
@@ -133,7 +133,8 @@ def step_with_a_metric(member: Member) -> None:
 
 
 def test_survivors_are_what_the_reference_says(thorough: bool) -> None:
-    """`SORDINO_TEST_FAULTS` makes it longer, `SORDINO_TEST_SEED` begins elsewhere; Hypothesis prints what fails."""
+    """`SORDINO_TEST_FAULTS` sets the number of faults, `SORDINO_TEST_SEED` the first seed; Hypothesis prints
+    failures."""
     faults = int(os.environ.get("SORDINO_TEST_FAULTS", "1000" if thorough else "200"))
     torch.set_num_threads(1)
     counted.clear()

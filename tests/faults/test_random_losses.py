@@ -1,5 +1,5 @@
-"""Ranks that are lost at random moments, with every algorithm that goes on: the others take all their steps, and
-meet in all operations. `SORDINO_TEST_EXAMPLES` makes it longer."""
+"""Ranks are lost at random moments, with every algorithm that survives losses. The other ranks take all their steps,
+and meet in all operations. `SORDINO_TEST_EXAMPLES` sets the number of examples."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_others_go_on(
 
 
 def groups(crew: Crew) -> list[list[int]]:
-    """Those who have one model after an exchange, where every step has one."""
+    """Return the groups of ranks that have one model after an exchange, for algorithms that exchange in every step."""
     everybody = sorted(member.identity for member in crew.living)
     algorithm = crew.members[everybody[0]].optimizer._strategy.algorithm
     if isinstance(algorithm, LocalSGD) and algorithm.interval == 1:
@@ -105,13 +105,14 @@ def groups(crew: Crew) -> list[list[int]]:
 
 
 def train_on(member: Member) -> None:
-    """Once more, with nobody lost."""
+    """Train again, without a loss."""
     for _ in range(2):
         member.step()
 
 
 def train(member: Member) -> tuple[int, int, float]:
-    """And come to an operation, as all others do: who has lost a rank in a step waits for them."""
+    """Train and then make an operation, as all ranks do: a rank that has lost another in a step waits for the others
+    there."""
     for _ in range(STEPS):
         member.step()
     return metric(member)
@@ -121,12 +122,12 @@ def train(member: Member) -> tuple[int, int, float]:
 
 
 def answer(member: Member) -> object:
-    """What a rank answers though the others do nothing."""
+    """Return the answer of one rank while the others do nothing."""
     return member.answers.get(timeout=PATIENCE_S)
 
 
 def test_who_is_a_step_behind_finds_the_centre_alone() -> None:
-    """ElasticAveraging: the other rank may have taken its last step, and will not come to find a centre."""
+    """ElasticAveraging: the other rank may have taken its last step, and then does not come to find a centre."""
     torch.set_num_threads(1)
     crew = Crew([0, 0, 0], ElasticAveraging())
     try:
@@ -144,7 +145,8 @@ def test_who_is_a_step_behind_finds_the_centre_alone() -> None:
 
 
 def centre(member: Member) -> list[torch.Tensor]:
-    """Of elastic averaging; all that are left have just taken the mean of their parameters, which it is."""
+    """Return the centre of elastic averaging. All remaining ranks have just averaged their parameters, and the centre
+    is this mean."""
     found: list[torch.Tensor] = member.optimizer._strategy.state_dict()["centre"]
     flat = torch.cat([value.flatten() for value in member.values()])
     assert torch.equal(torch.cat(found)[: len(flat)], flat)
@@ -152,7 +154,7 @@ def centre(member: Member) -> list[torch.Tensor]:
 
 
 def test_who_asks_before_a_loss_is_answered_after_it() -> None:
-    """check_finite: one rank asks whether gradients are finite when another is lost; a third comes to ask later."""
+    """check_finite: one rank asks whether gradients are finite when another one is lost; a third one asks later."""
     torch.set_num_threads(1)
     crew = Crew([0, 0, 0], Crossover(), check_finite=True)
     try:
@@ -169,7 +171,7 @@ def test_who_asks_before_a_loss_is_answered_after_it() -> None:
 
 
 def meet_then_step(member: Member) -> None:
-    """Hears of a loss before the step."""
+    """Hear of a loss, and then take the step."""
     while not member.context.world.failed:
         time.sleep(0.001)
     go_on_after(member.context, hvd.HorovodInternalError("another rank is lost"))

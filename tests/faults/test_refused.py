@@ -1,4 +1,5 @@
-"""What all ranks are told to refuse, all refuse alike: also one that hears with it that another has ended."""
+"""All ranks raise the same error for an operation that is refused, also a rank that hears of another's end at the same
+time."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from launched import Launched
 
 from sordino.launcher import restarts
 
-# Fails in the first starts, as many as argv[2] says, in the way that argv[1] says; then all is well.
+# Fails in the first argv[2] starts, in the way of argv[1]; after that it ends well.
 FAILS = """
 import os, pathlib, sys, time
 start = int(os.environ["SORDINO_RESTART"])
@@ -45,7 +45,7 @@ def test_a_failed_job_is_started_again(starter: str, tmp_path: Path, how: str, s
         for number, text in enumerate(said, 1):
             assert re.match(rf"the job failed after \d+ s with status {status}\b", text)
             assert f"; restart {number} of 3" in text
-            # It failed at once, if the machine is not too busy, so the next start waits, longer every time.
+            # It failed at once, if the machine is not too busy, so the wait before the next start grows each time.
             if max(lived) < restarts.AT_ONCE_S:
                 assert text.endswith(f" in {number} s")
     assert sorted(path.name for path in tmp_path.glob("start.*")) == [

@@ -20,7 +20,7 @@ from sordino import checkpoint
 
 TRAIN = [str(Path(__file__).resolve().parents[2] / "examples" / "train.py"), "--max-steps", "60"]
 WORKER = Path(__file__).with_name("saving_worker.py")
-WHOLE_JOB_S = 250  # on a machine that others use as well; alone it takes a tenth
+WHOLE_JOB_S = 250  # on a machine with other load; alone it takes a tenth of that
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def results(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What training leads to when nothing happens."""
+    """Results of a training without faults."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with Launched(folder, ["-np", "2", "--", *forked.python(), *TRAIN, "--json", str(folder / "results.json")]) as job:
         assert job.ends(WHOLE_JOB_S) == 0, job.output
@@ -54,7 +54,7 @@ def test_training_continues_from_the_newest_whole_checkpoint(
     (folder.path / "step-00000030.pt").write_bytes(whole[: len(whole) // 3])
     (folder.path / "step-00000040.pt").touch()
     (folder.path / ".step-00000050.pt.tmp").write_bytes(whole[:1000])
-    shutil.copy(good, folder.path / f"step-00000060.{'0' * 16}.shard")  # of one that was never completed
+    shutil.copy(good, folder.path / f"step-00000060.{'0' * 16}.shard")  # of a checkpoint that was never completed
     last = ["--checkpoint", f"{folder.path}/", "--json", str(tmp_path / "results.json")]
     with Launched(tmp_path, ["-np", "2", "--", *forked.python(), *TRAIN, *last]) as job:
         assert job.ends(WHOLE_JOB_S) == 0, job.output
@@ -72,7 +72,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_training(
 ) -> None:
     full, copy = tmp_path / "full", tmp_path / "copy"
     full.mkdir()
-    # One checkpoint takes 580 KB, and a second one has no place beside it.
+    # One checkpoint takes 580 KB, and there is no space for a second one.
     mount = 'mount -t tmpfs -o size=900k tmpfs "$1"; from=$1 to=$2; shift 2'
     script = f'{mount}; "$@"; status=$?; cp -a "$from" "$to"; exit $status'
     before = own_mounts(script, str(full), str(copy))
@@ -93,7 +93,8 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_training(
 
 @pytest.mark.drill("killed while saving")
 def test_ranks_killed_while_saving_leave_whole_checkpoints(starter: str, tmp_path: Path) -> None:
-    """In shards: whatever each had written by then, what is found is whole, and nothing that was complete is lost."""
+    """With shards: whatever each rank had written by then, a checkpoint that is found is whole, and no complete one is
+    lost."""
     folder, generator, last = checkpoint.Folder(tmp_path / "saved"), random.Random(2), 45
     command = [*forked.python(), str(WORKER), str(folder.path), str(last)]
     reached: Callable[[], int] = lambda: max(map(int, re.findall(r"complete (\d+)", job.output)), default=0)  # noqa: E731

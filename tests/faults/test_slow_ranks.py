@@ -1,5 +1,5 @@
-"""Ranks that are slow are not lost: nobody is left out on a busy machine. A slow rank or a slow link does not slow down
-those that wait for nobody, or seldom."""
+"""Slow ranks are not lost: no rank is left out on a busy machine. A slow rank or link does not slow down ranks that
+never wait for others, or seldom."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUNS = int(os.environ.get("SORDINO_TEST_RUNS", "1"))  # 50 where there is time
 
 @pytest.fixture
 def busy_cores() -> Iterator[None]:
-    """Two processes that take all the time they get."""
+    """Run two processes that use all the processor time that they get."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     yield
     for loop in loops:
@@ -50,8 +50,8 @@ def reports_of(folder: Path, ranks: int, plan: dict[str, Any], **variables: str)
 @pytest.mark.drill("a busy machine")
 @pytest.mark.timeout(60 + 3 * HANG_S * RUNS)
 def test_nobody_is_left_out_on_a_busy_machine(starter: str, tmp_path: Path, busy_cores: None) -> None:
-    """Eight ranks, which are four times as many as cores, with two busy loops beside them. What else the machine does
-    stretches the silence."""
+    """Eight ranks, four times the number of cores, together with two busy loops. Other load on the machine stretches
+    the silence."""
     silence_s = str(stretched(5))
     for run in range(RUNS):
         for report in reports_of(tmp_path / str(run), 8, {"steps": 30}, SORDINO_SILENCE_S=silence_s):
@@ -61,19 +61,19 @@ def test_nobody_is_left_out_on_a_busy_machine(starter: str, tmp_path: Path, busy
 @pytest.mark.drill("a slow rank")
 @pytest.mark.parametrize("algorithm", ["scheduled-pull", "adpsgd"])
 def test_asynchronous_gossip_does_not_wait_for_a_slow_rank(starter: str, tmp_path: Path, algorithm: str) -> None:
-    """One becomes ten times slower than the others: they take their steps meanwhile as if it were not there."""
+    """One rank becomes ten times slower than the others. They take their steps meanwhile as if it were not there."""
     plan: dict[str, Any] = {"algorithm": algorithm, "steps": 30, "pause_s": 0.02}
     reports = reports_of(tmp_path, 3, plan | {"slow": {"2": SLOWER_S}, "slow_from": 15})
     *others, slow = (statistics.median(report["seconds"][15:]) for report in reports)
     assert slow > SLOWER_S, "nobody was slow"
     for rank, report in enumerate(reports[:2]):
-        # Who waited for it would be as slow. Whatever else slows the machine down slows both down alike.
+        # A rank that waited for it would be as slow. Other load slows both down equally.
         assert slow - others[rank] > SLOWER_S / 2, (
             f"a step of rank {rank} took {others[rank]:.3f} s, {slow:.3f} s there"
         )
         assert report["finite"] and report["loss"] < report["first_loss"]
     slowest = max(seconds for report in reports for seconds in report["seconds"])
-    for report in reports:  # what is averaged with was published in the peer's last step, and pulled in this window
+    for report in reports:  # the averaged copy was published in the peer's last step, and pulled in this window
         assert bool(report["ages"]) == (algorithm == "scheduled-pull")
         window = ScheduledPull().interval * max(report["seconds"])
         oldest = max(report["ages"], default=0)
@@ -82,7 +82,7 @@ def test_asynchronous_gossip_does_not_wait_for_a_slow_rank(starter: str, tmp_pat
 
 @pytest.mark.drill("a slow link")
 def test_a_slow_link(emulated_hosts: None, tmp_path: Path) -> None:
-    """All-reduce is as slow as the slowest link; what communicates less, or waits for nobody, is not."""
+    """All-reduce is as slow as the slowest link. Algorithms that communicate less, or that do not wait, are faster."""
     medians = {}
     with Cluster(hosts=3, mbps=[1000, 1000, SLOW_MBPS]) as cluster:
         for algorithm in ("allreduce", "local-sgd", "scheduled-pull"):

@@ -1,4 +1,4 @@
-"""The soak, in short: ranks killed at random moments cost time and nothing else; and what is told of it is so."""
+"""A short run of the soak test: ranks killed at random moments cost only time, and the report about it is true."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHORT = ["--data", "digits", "--minutes", "0.2", "--every", "6", "--checkpoint-every", "20"]
 
 
-@pytest.mark.timeout(900)  # on a machine that others use as well; alone it takes half a minute
+@pytest.mark.timeout(900)  # on a machine with other load; alone it takes half a minute
 @pytest.mark.soak
 def test_kills_at_random_moments_cost_time_and_nothing_else(
     launcher: mpi.Launcher, tmp_path: Path, results_of: ResultsOf
@@ -38,7 +38,7 @@ def test_kills_at_random_moments_cost_time_and_nothing_else(
     assert stormy["kills"] and stormy["steps_done"] == 400 and stormy["replicas_equal"]
     assert not any(one["outlived"] for one in stormy["kills"])
     assert stormy["restarts"] == len(stormy["kills"])
-    # They go on from the newest checkpoint, or, if it was just being written, from the one before.
+    # They continue from the newest checkpoint or, if it was just being written, from the one before.
     assert all((one["steps_repeated"] or 0) < 40 for one in stormy["kills"]), stormy["kills"]
     assert stormy["parameters_sha256"] == found["undisturbed"]["parameters_sha256"]
 
@@ -88,7 +88,7 @@ def test_what_a_job_leaves_is_told(launcher: mpi.Launcher, tmp_path: Path) -> No
 
 
 def test_processes_of_others_are_not_the_job_s(tmp_path: Path) -> None:
-    """Whoever has a mark has another one, and is not killed even if its number comes up."""
+    """Another job has another mark, so its process is not killed even if its number is listed."""
     other = subprocess.Popen(["sleep", "100"], env={**os.environ, "SORDINO_SOAK_JOB": "another"})
     try:
         with Job(tmp_path / "job", ["-np", "0", "--", "true"]) as job:  # refused
@@ -102,11 +102,11 @@ def test_processes_of_others_are_not_the_job_s(tmp_path: Path) -> None:
         other.wait()
 
 
-# --- What is told of it -----------------------------------------------------------------------------------------------
+# --- The report -------------------------------------------------------------------------------------------------------
 
 
 def lines(*starts: tuple[int, int, int, float]) -> list[Line]:
-    """(start, first step, last step, time of the first), a step a second, by four ranks."""
+    """Return the lines of four ranks, one step per second, from (start, first step, last step, time of the first)."""
     return [
         Line(step, 4, start, at + step - first) for start, first, last, at in starts for step in range(first, last + 1)
     ]
@@ -114,7 +114,7 @@ def lines(*starts: tuple[int, int, int, float]) -> list[Line]:
 
 def test_a_kill_that_ends_the_job() -> None:
     found = told([Kill(110.5, (3,), 4, 0)], lines((0, 1, 12, 100.0), (1, 6, 20, 120.0)), 99.0)
-    # Step 12 was under way, so it does not count as having gone on.
+    # Step 12 was in flight, so it does not show that the job continued.
     assert found == [
         {
             "at": 11.5, "ranks": [3], "alive": 4, "start": 0, "after_step": 11, "outlived": False,
@@ -126,7 +126,7 @@ def test_a_kill_that_ends_the_job() -> None:
 def test_a_kill_that_the_others_outlive() -> None:
     [one] = told([Kill(110.5, (3,), 4, 0)], lines((0, 1, 30, 100.0)), 100.0)
     assert (one["outlived"], one["after_step"], one["steps_repeated"]) == (True, 11, 0)
-    assert one["seconds_to_go_on"] == 1.5  # step 12 may have been under way, 13 was not
+    assert one["seconds_to_go_on"] == 1.5  # step 12 may have been in flight, step 13 was not
 
 
 def test_kills_of_ranks_that_start() -> None:

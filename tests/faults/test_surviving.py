@@ -1,4 +1,5 @@
-"""Ranks that train on when others are killed, stopped, raise or leave: real processes, by `sordino run` or mpirun."""
+"""Ranks that continue to train when others are killed, stopped, raise or leave: real processes, by `sordino run` or
+mpirun."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from launched import Launched, eventually
 from pace import HANG_S, bound, stretched
 
 WORKER = Path(__file__).with_name("surviving_worker.py")
-# On an idle machine; what it took is told.
+# On an idle machine; the measured times are printed.
 ENDS_WITHIN_S = 0.5  # the job, after its last rank's report
-ENDS_ANYWAY_S = 2  # more, where mpirun stays
-GOES_ON_WITHIN_S = 0.25  # after a certain death
+ENDS_ANYWAY_S = 2  # in addition, if mpirun stays
+GOES_ON_WITHIN_S = 0.25  # after a death that is certain
 SILENCE_S = 2
 
 Note = Callable[[str, float], None]
@@ -31,12 +32,12 @@ pytestmark = pytest.mark.usefixtures("starter")
 
 
 class Job(Launched):
-    """A job of `surviving_worker.py`, and what its ranks wrote."""
+    """A job of `surviving_worker.py`, and the files of its ranks."""
 
     def __init__(self, folder: Path, ranks: int, plan: dict[str, Any], variables: dict[str, str]) -> None:
         self.folder, self.ranks = folder, ranks
         words = ["--on-peer-lost", "continue", "-np", str(ranks)]
-        self.silence_s = stretched(SILENCE_S)  # a busy machine does not pass for it
+        self.silence_s = stretched(SILENCE_S)  # a busy machine must not count as silent
         for name, value in {"SORDINO_SILENCE_S": str(self.silence_s), "SORDINO_TIMEOUT_S": "60", **variables}.items():
             words += ["-x", f"{name}={value}"]
         super().__init__(folder, [*words, "--", *forked.python(), str(WORKER), str(folder), json.dumps(plan)])
@@ -49,7 +50,7 @@ class Job(Launched):
         self.wait_for(lambda: all((self.folder / name).exists() for name in names))
 
     def finish(self, status: int = 0) -> list[dict[str, Any] | None]:
-        """Waits for the end; the reports of all ranks, None of those that wrote none."""
+        """Wait for the end; return the reports of all ranks, None for a rank without a report."""
         ended = self.ends()
         found = time.time()
         assert ended == status, f"status {ended}\n{self.output}"
@@ -70,7 +71,7 @@ def job(folder: Path, ranks: int, plan: dict[str, Any], **variables: str) -> Ite
 
 
 def check_survivors(reports: list[dict[str, Any] | None], lost: set[int], equal: bool) -> list[dict[str, Any]]:
-    """Those that are left came to the end, together, with what they should have."""
+    """Check that the remaining ranks reached the end together, with the right members and values."""
     survivors = [rank for rank in range(len(reports)) if rank not in lost]
     found = {rank: reports[rank] for rank in survivors}
     assert all(report is not None for report in found.values()), f"{found}"
@@ -88,7 +89,8 @@ def check_survivors(reports: list[dict[str, Any] | None], lost: set[int], equal:
 def tell_times(
     job: Job, reports: list[dict[str, Any]], lost: set[int], note: Note, name: str, certain_s: float = 0
 ) -> None:
-    """How long after each loss those that are left had met again: soon after the seconds that it takes for certain."""
+    """Note and check the time from each loss until the remaining ranks had met again, beyond the `certain_s` seconds
+    that must pass."""
     limit = bound(GOES_ON_WITHIN_S, certain_s)
     for victim in lost:
         fault = job.read(f"fault.{victim}")
@@ -121,7 +123,7 @@ KILLS = [
 ]
 
 
-# What the others do differs: complete or repeat a step, undo an exchange, or nothing at all.
+# The actions of the others differ: they complete or repeat a step, undo an exchange, or do nothing.
 KINDS = {"allreduce": "a step", "scheduled-pull": "nothing", "adpsgd": "nothing"}
 CASES = [
     pytest.param(
@@ -142,7 +144,7 @@ def test_those_that_are_left_train_on(
     with job(tmp_path, ranks, plan, SORDINO_RANKS_PER_NODE=str(per_node)) as running:
         reports = running.finish()
         left = check_survivors(reports, lost, equal=algorithm == "allreduce")
-        if algorithm in ("scheduled-pull", "adpsgd"):  # they miss nobody until an operation needs all
+        if algorithm in ("scheduled-pull", "adpsgd"):  # they miss no rank before an operation of all
             return
         tell_times(running, left, lost, note_time, "kill -9")
         said = re.findall(r"ranks go on without ranks? ([\d, ]+) \(numbered as at the start\)", running.output)
@@ -154,7 +156,7 @@ def test_those_that_are_left_train_on(
 
 @pytest.mark.drill("killed during recovery")
 def test_a_rank_killed_while_another_is_missed(tmp_path: Path, note_time: Note) -> None:
-    """The second one dies by the hand of the first one's loss: as soon as it hears of it."""
+    """The second rank is killed as soon as it hears of the first loss."""
     faults = [kill(1, 8, "between"), kill(3, 8, "exchange", after_s=0.012)]
     with job(tmp_path, 5, {"faults": faults, "width": 256}) as running:
         left = check_survivors(running.finish(), {1, 3}, equal=True)
@@ -215,7 +217,7 @@ def test_a_stopped_rank_that_does_not_wake_up_does_not_hold_the_job(tmp_path: Pa
 
 @pytest.mark.drill("asleep")
 def test_a_rank_that_does_not_come_is_left_out_after_the_deadline(tmp_path: Path, note_time: Note) -> None:
-    """Its process lives, and says so; but it does not come to the step."""
+    """Its process lives and reports so, but it does not come to the step."""
     faults = [{"victim": 2, "step": 8, "when": "between", "what": "wait", "for": "left out"}]
     deadline_s = stretched(3)
     variables = {"SORDINO_TIMEOUT_S": str(deadline_s), "SORDINO_STALL_WARN_S": str(deadline_s / 3)}
@@ -234,7 +236,8 @@ def test_a_rank_that_does_not_come_is_left_out_after_the_deadline(tmp_path: Path
 
 @pytest.mark.drill("busy elsewhere")
 def test_ranks_that_are_busy_elsewhere_stay(tmp_path: Path) -> None:
-    """Longer than the silence that would cost them their places: without communicating, and with the GIL held."""
+    """Ranks may be busy longer than the silence that would make them lost: without communicating, and with the GIL
+    held."""
     silence_s = stretched(SILENCE_S)
     faults = [
         {"victim": victim, "step": 6 + 3 * victim, "when": "between", "what": what, "seconds": silence_s + 1}
@@ -248,7 +251,7 @@ def test_ranks_that_are_busy_elsewhere_stay(tmp_path: Path) -> None:
 
 @pytest.mark.drill("no quorum")
 def test_all_killed_but_one_that_stops(tmp_path: Path) -> None:
-    """Two of two: one stopped for good. The other cannot know that it is alone."""
+    """One of two ranks is stopped for good. The other one cannot know that it is alone."""
     faults = [{"victim": 1, "step": 8, "when": "between", "what": "stop"}]
     with job(tmp_path, 2, {"faults": faults}) as running:
         running.wait_for_files("report.0")

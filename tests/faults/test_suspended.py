@@ -1,5 +1,5 @@
-"""A job that is stopped as a whole for longer than all its deadlines goes on where it was: Ctrl-Z, a batch system that
-suspends it, a paused container. This holds in each mode and on each transport. The launcher is stopped with the job."""
+"""A job that is stopped as a whole for longer than all its deadlines continues where it was: Ctrl-Z, a suspending batch
+system, a paused container. This holds in each mode and on each transport. The launcher is stopped with the job."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ class Job(Launched):
         super().__init__(folder, [*words, "--", *forked.python(), str(WORKER), str(folder), str(RANKS)])
 
     def steps(self) -> list[int]:
-        """Number of steps of each rank."""
+        """Return the number of steps of each rank."""
         files = [self.folder / f"steps.{rank}" for rank in range(RANKS)]
         return [file.stat().st_size if file.exists() else 0 for file in files]
 
     def take_steps(self, count: int) -> None:
-        """Waits until each rank has taken `count` more steps."""
+        """Wait until each rank has taken `count` more steps."""
         before = self.steps()
         self.wait_for(lambda: all(now >= then + count for now, then in zip(self.steps(), before)))
 
     def stop(self, seconds: float) -> None:
-        """Stops all processes of the job, the launcher first, and has them go on."""
+        """Stop all processes of the job, the launcher first, and then let them continue."""
         processes = [self.front.pid, *(self.processes().keys() - {self.front.pid})]
         for pid in processes:
             self.send(pid, signal.SIGSTOP)

@@ -6,10 +6,10 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from claims.caps.paper import PAPER
 from claims.caps.training import FULL, QUICK, Training
 from claims.claim import Claim, Found, Plan
 from claims.evidence import above, alike, differences
+from claims.papers import CAPS
 from sordino.report import Results
 
 EPOCHS, SEEDS = 20, 10
@@ -68,7 +68,7 @@ def draw(shapes: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="caps-accuracy",
-    paper=PAPER,
+    paper=CAPS,
     place="Abstract",
     says="Skipping keeps convergence.",
     setting="ResNet-50 on CIFAR-10, up to 100 epochs; no accuracy is given, and no seeds.",

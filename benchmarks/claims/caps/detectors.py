@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from claims.caps.accuracy import MARGIN
-from claims.caps.paper import PAPER
 from claims.caps.training import FULL, QUICK, Training
 from claims.claim import Claim, Found, Plan
 from claims.evidence import alike, below, differences, exact
+from claims.papers import CAPS
 from sordino.report import Results
 
 EPOCHS, SEEDS = 20, 5
@@ -113,7 +113,7 @@ def draw(shapes: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="caps-detectors",
-    paper=PAPER,
+    paper=CAPS,
     place="Section 3.1",
     says="History-based search makes up for what random samples miss, so it finds what naive comparison finds.",
     setting="No measurement of what the detectors find is given.",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from claims.caps.layers import EPOCHS, SEEDS, at, compared, draw, shapes, shares_of
-from claims.caps.paper import PAPER
 from claims.claim import Claim, Found, Plan
 from claims.evidence import above
+from claims.papers import CAPS
 
 _KINDS = [{"optimizer": name} for name in ("momentum", "plain", "adam")]
 _WORDS = {"momentum": "SGD with momentum", "plain": "SGD without momentum", "adam": "Adam"}
@@ -28,7 +28,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="caps-figure-2",
-    paper=PAPER,
+    paper=CAPS,
     place="Figure 2",
     says="As the loss converges, more and more parameters stay unchanged in a step; more so in fully connected layers "
     "than in convolutions.",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from claims.caps.layers import EPOCHS, SEEDS, at, compared, draw, shapes, shares_of
-from claims.caps.paper import PAPER
 from claims.claim import Claim, Found, Plan
 from claims.evidence import Evidence, above, below, differences
+from claims.papers import CAPS
 
 _KINDS = [{"optimizer": name, "network": "residual", "decays": True} for name in ("momentum", "adam")]
 _WORDS = {"momentum": "SGD with momentum", "adam": "Adam"}
@@ -39,7 +39,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="caps-figure-7a",
-    paper=PAPER,
+    paper=CAPS,
     place="Figure 7(a)",
     says="At the end 99 % of the last layer's parameters stay unchanged in a step, 11 % of the first layer's, under 1 "
     "% of the middle ones'.",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from claims.caps.paper import PAPER
 from claims.caps.training import FULL, QUICK, Training
 from claims.claim import Claim, Found, Plan
 from claims.evidence import above
+from claims.papers import CAPS
 from sordino.report import Results
 
 EPOCHS, SEEDS = 100, 5
@@ -53,7 +53,7 @@ def draw(shapes: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="caps-figure-7b",
-    paper=PAPER,
+    paper=CAPS,
     place="Figure 7(b)",
     says="The dynamic scheduler raises the threshold from 10 % to 21 %: less and less is skipped.",
     setting="ResNet-50 on CIFAR-10, 100 epochs, history length 3, frequency 5 epochs, 1 % an adjustment.",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from claims.caps.detection import DETECTORS
-from claims.caps.paper import PAPER
 from claims.caps.step_worker import AVERAGING, BASELINE, RANKS
 from claims.claim import Claim, Found, Plan, Run
 from claims.evidence import above, mean_and_error
+from claims.papers import CAPS
 from sordino.report import Results
 
 COMPUTE_MS = 40.0  # a P100 computes for some 160 ms on 32 images; parameters are a quarter of ResNet-50's here
@@ -64,7 +64,7 @@ def draw(shapes: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="caps-figure-8a",
-    paper=PAPER,
+    paper=CAPS,
     place="Figure 8(a)",
     says="Steps take 5 % longer with naive detection than with Gloo's all-reduce, 83 % longer with random samples, "
     "and longest with history.",

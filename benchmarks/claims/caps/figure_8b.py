@@ -6,9 +6,9 @@ import statistics
 from typing import Any
 
 from claims.caps.detection import DETECTORS, RATIO
-from claims.caps.paper import PAPER
 from claims.claim import Claim, Found, Plan, Run
 from claims.evidence import above, below, differences, exact
+from claims.papers import CAPS
 from sordino.report import Results
 
 SOURCE_MS = 23.0
@@ -59,7 +59,7 @@ def draw(shapes: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="caps-figure-8b",
-    paper=PAPER,
+    paper=CAPS,
     place="Figure 8(b)",
     says="Naive comparison takes 23 ms for all layers and is the quickest; random and history-based search, in Python "
     "and on the host, take longer.",

@@ -6,11 +6,11 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from claims.caps.paper import PAPER
 from claims.caps.training import FULL, QUICK
 from claims.caps.worker import BASELINE, SKIPPING, UNSKIPPED
 from claims.claim import Claim, Found, Plan, Run
 from claims.evidence import above, alike, exact
+from claims.papers import CAPS
 from sordino.report import Results
 
 EPOCHS, SEEDS = 20, 5
@@ -69,7 +69,7 @@ def draw(shapes: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="caps-figure-9",
-    paper=PAPER,
+    paper=CAPS,
     place="Figure 9",
     says="After 20 epochs steps communicate 6 to 9 % less with naive detection and with random samples than in the "
     "first epoch; without skipping nothing changes.",

@@ -9,7 +9,7 @@ from typing import Any
 from claims.claim import Claim, Found, Plan
 from claims.evidence import above, differences, exact
 from claims.gossip.methods import COLOURS, FULL, METHODS, QUICK, Point, training
-from claims.gossip.paper import PAPER
+from claims.papers import CROSSOVER
 from sordino.report import Results
 
 BATCH, WORKERS, SEEDS = 2048, 8, 10
@@ -74,7 +74,7 @@ def draw(shapes: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="crossover-figure-6",
-    paper=PAPER,
+    paper=CROSSOVER,
     place="Figure 6",
     says="When the learning rate changes, Crossover's accuracy changes least, and AllReduce's most.",
     setting="ResNet-50 on ImageNet, mini-batches up to 86,016, each at several learning rates.",

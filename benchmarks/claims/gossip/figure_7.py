@@ -17,7 +17,7 @@ from claims.gossip.methods import (
     draw,
     shapes,
 )
-from claims.gossip.paper import PAPER
+from claims.papers import CROSSOVER
 from sordino.report import Results
 
 BATCHES, WORKERS, SEEDS = (512, 1024, 2048), 8, 10
@@ -56,7 +56,7 @@ def picture(found: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="crossover-figure-7",
-    paper=PAPER,
+    paper=CROSSOVER,
     place="Figure 7",
     says="With larger mini-batches AllReduce loses accuracy; SGP and Crossover lose less, and Crossover is best.",
     setting="ResNet-50 on ImageNet, mini-batches up to 86,016, each method at its best learning rate.",

@@ -7,7 +7,7 @@ from typing import Any
 from claims.claim import Claim, Found, Plan
 from claims.evidence import above, alike, differences
 from claims.gossip.methods import FULL, GROUPS, QUICK, Point, accuracies, best_rates, draw, shapes
-from claims.gossip.paper import PAPER
+from claims.papers import CROSSOVER
 from sordino.report import Results
 
 BATCH, COUNTS, SEEDS = 2048, (8, 16, 32, 64), 10
@@ -65,7 +65,7 @@ def picture(found: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="crossover-figure-8",
-    paper=PAPER,
+    paper=CROSSOVER,
     place="Figure 8",
     says="With more workers at a fixed mini-batch gossip loses accuracy, SGP more than Crossover; hierarchical "
     "Crossover "

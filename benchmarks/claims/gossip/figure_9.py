@@ -8,7 +8,7 @@ from typing import Any
 from claims.claim import Claim, Found, Plan, Run
 from claims.evidence import above, alike
 from claims.gossip.figure_9_worker import ALGORITHMS
-from claims.gossip.paper import PAPER
+from claims.papers import CROSSOVER
 from cluster.jobs import run_on_hosts
 from sordino.errors import SordinoError
 from sordino.report import Results
@@ -88,7 +88,7 @@ def draw(shapes: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="crossover-figure-9",
-    paper=PAPER,
+    paper=CROSSOVER,
     place="Figure 9",
     says="Over slow links SGP and Crossover train about 1.4 times as fast as AllReduce, Crossover 3 to 4 % slower than "
     "SGP.",

@@ -16,7 +16,7 @@ from claims.gossip.methods import (
     draw,
     shapes,
 )
-from claims.gossip.paper import PAPER
+from claims.papers import CROSSOVER
 from sordino.report import Results
 
 BATCHES, WORKERS, SEEDS = (512, 2048), 8, 10
@@ -52,7 +52,7 @@ def picture(found: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="crossover-table-1",
-    paper=PAPER,
+    paper=CROSSOVER,
     place="Table 1",
     says="The recipe for large mini-batches (LARS, labels smoothed by 0.1, warm-up) is what keeps AllReduce's accuracy "
     "there, and Crossover is best with it too.",

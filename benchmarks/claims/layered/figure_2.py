@@ -9,8 +9,8 @@ from typing import Any
 from claims.claim import Claim, Found, Plan, Run
 from claims.evidence import above, below, exact
 from claims.layered.model import COMPUTING, COUNTS, Cluster, links_run
-from claims.layered.paper import PAPER
 from claims.layered.share_worker import SHAPES, WAYS
+from claims.papers import LAYERED
 from cluster.jobs import run_on_hosts
 from sordino.algorithms import AllReduce
 from sordino.errors import SordinoError
@@ -85,7 +85,7 @@ def draw(shapes: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="layered-figure-2",
-    paper=PAPER,
+    paper=LAYERED,
     place="Figure 2",
     says="The share of AllReduce in conventional SGD's time rises with the number of workers, linearly from 64 on.",
     setting="ResNet-50 on ImageNet, 64 images a worker, up to 256 GPUs on 64 nodes.",

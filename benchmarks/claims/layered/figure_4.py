@@ -7,8 +7,8 @@ from typing import Any
 
 from claims.claim import Claim, Found, Plan, Run
 from claims.evidence import above, alike, below, elsewhere
-from claims.layered.paper import PAPER
 from claims.layered.throughput_worker import ALGORITHMS
+from claims.papers import LAYERED
 from cluster.jobs import run_on_hosts
 from sordino.errors import SordinoError
 from sordino.report import Results
@@ -93,7 +93,7 @@ def draw(shapes: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="layered-figure-4",
-    paper=PAPER,
+    paper=LAYERED,
     place="Figures 4 and 5",
     says="Layered's throughput grows linearly with the workers and is above AllReduce's from 16 workers on, at 256 "
     "by half; on one or two nodes it is a little below.",

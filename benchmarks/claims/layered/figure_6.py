@@ -8,7 +8,7 @@ from typing import Any
 from claims.claim import Claim, Found, Plan
 from claims.evidence import DIRECTION, HOLDS, Evidence, exact
 from claims.layered.model import COUNTS, ON_A_NODE, Cluster, efficiencies, hop_that_explains, links_run
-from claims.layered.paper import PAPER
+from claims.papers import LAYERED
 from sordino.plan import Rates
 from sordino.report import Results
 
@@ -75,7 +75,7 @@ def draw(shapes: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="layered-figure-6",
-    paper=PAPER,
+    paper=LAYERED,
     place="Figure 6",
     says="AllReduce's scaling efficiency is 98.7 % at 8 workers and 63.8 % at 256; Layered's is 100 % up to 32 and "
     "93.1 % at 256.",

@@ -7,7 +7,7 @@ from typing import Any
 
 from claims.claim import Claim, Found, Plan
 from claims.evidence import alike, exact
-from claims.layered.paper import PAPER
+from claims.papers import LAYERED
 from claims.training import Training
 from sordino.report import Results
 
@@ -54,7 +54,7 @@ def draw(shapes: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="layered-figure-7",
-    paper=PAPER,
+    paper=LAYERED,
     place="Figure 7",
     says="Layered is as accurate as AllReduce: it comes to 72.79 %, AllReduce to 73.49 %.",
     setting="ResNet-50 on ImageNet, 256 workers, mini-batches of 16,384, the learning rate 6.4 after a warm-up, one "

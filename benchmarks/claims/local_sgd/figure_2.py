@@ -10,9 +10,9 @@ from typing import Any
 from claims.claim import Claim, Found, Plan
 from claims.evidence import above, alike, below
 from claims.local_sgd.models import settled
-from claims.local_sgd.paper import PAPER
 from claims.local_sgd.settings import classification
 from claims.local_sgd.study import Trained, draw_curves, mean_curves, pairs
+from claims.papers import LOCAL_SGD
 from sordino.report import Results
 
 INTERVALS, EPOCHS, SEEDS, RATE = (2, 4, 8, 16), 8, 5, 0.1
@@ -69,7 +69,7 @@ def draw(shapes: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="local-sgd-figure-2",
-    paper=PAPER,
+    paper=LOCAL_SGD,
     place="Figure 2",
     says="At one learning rate the distance D between local models and their mean grows with P up to 4, and hardly "
     "beyond, whatever the interval.",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from claims.claim import Claim, Plan
-from claims.local_sgd.paper import PAPER
 from claims.local_sgd.plans import draw_learning, learning_curves
 from claims.local_sgd.settings import classification
+from claims.papers import LOCAL_SGD
 
 
 def plan(quick: bool) -> Plan:
@@ -17,7 +17,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="local-sgd-figure-3",
-    paper=PAPER,
+    paper=LOCAL_SGD,
     place="Figure 3",
     says="The training loss and the accuracy of 8 and more local models are worse at every epoch.",
     setting="ResNet-20 on CIFAR-10 for 200 epochs, B = 128, I = 8.",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from claims.claim import Claim, Plan
-from claims.local_sgd.paper import PAPER
 from claims.local_sgd.plans import distance_curves, draw_distances
 from claims.local_sgd.settings import classification
+from claims.papers import LOCAL_SGD
 
 _SOURCE = {4: 1.15, 8: 0.82}  # what part of a doubling D grows by, read off its curves
 
@@ -17,7 +17,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="local-sgd-figure-4",
-    paper=PAPER,
+    paper=LOCAL_SGD,
     place="Figure 4",
     says="The distance D between local models and their mean grows in proportion to P up to 4, a little less at 8, "
     "and no longer beyond.",

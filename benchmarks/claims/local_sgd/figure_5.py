@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from claims.claim import Claim, Found, Plan
 from claims.local_sgd import figure_6
-from claims.local_sgd.paper import PAPER
 from claims.local_sgd.scaling import FLAT, Scaling, draw, gain, predicted
 from claims.local_sgd.timed import judge as judge_communication
+from claims.papers import LOCAL_SGD
 from sordino.plan import Rates
 
 SCALING = Scaling("resnet20", models=4, interval=8, batch=128, flat=32, linear=16)
@@ -26,7 +26,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="local-sgd-figure-5",
-    paper=PAPER,
+    paper=LOCAL_SGD,
     place="Figure 5",
     says="Synchronous SGD's speedup flattens at 32 processes; local SGD that averages shards is almost linear up to "
     "16 and best everywhere, that of whole models flattens at 64.",

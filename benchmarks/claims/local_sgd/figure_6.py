@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from claims.claim import Claim, Plan
-from claims.local_sgd.paper import PAPER
 from claims.local_sgd.timed import Communication, communication, draw
+from claims.papers import LOCAL_SGD
 
 TIMED = Communication("resnet20", 8, ((4, 2), (2, 2), (4, 1)), 100.0, turns=8, rounds=6, budget=15.0)
 QUICK = Communication("resnet20", 8, ((2, 2),), 2000.0, turns=2, rounds=2, budget=1.0)
@@ -17,7 +17,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="local-sgd-figure-6",
-    paper=PAPER,
+    paper=LOCAL_SGD,
     place="Figure 6 and equations 5 to 8",
     says="Local SGD communicates less than synchronous SGD, and averaging shards takes 1/K of what averaging whole "
     "models does.",

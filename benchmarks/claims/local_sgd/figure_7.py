@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from claims.claim import Claim, Plan
-from claims.local_sgd.paper import PAPER
 from claims.local_sgd.plans import draw_learning, learning_curves
 from claims.local_sgd.settings import resolution
+from claims.papers import LOCAL_SGD
 
 
 def plan(quick: bool) -> Plan:
@@ -17,7 +17,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="local-sgd-figure-7",
-    paper=PAPER,
+    paper=LOCAL_SGD,
     place="Figure 7",
     says="The training loss and the accuracy of 16 local models are worse at every epoch, those of up to 8 are not.",
     setting="EDSR on DIV2K for 1200 epochs, B = 16, I = 4.",

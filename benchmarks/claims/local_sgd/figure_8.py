@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from claims.claim import Claim, Plan
-from claims.local_sgd.paper import PAPER
 from claims.local_sgd.plans import distance_curves, draw_distances
 from claims.local_sgd.settings import resolution
+from claims.papers import LOCAL_SGD
 
 _SOURCE = {4: 1.1, 8: 0.9}  # what part of a doubling D grows by, read off its curves
 
@@ -17,7 +17,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="local-sgd-figure-8",
-    paper=PAPER,
+    paper=LOCAL_SGD,
     place="Figure 8",
     says="The distance D between local models and their mean grows in proportion to P up to 8, and is smaller at 16.",
     setting="EDSR on DIV2K, B = 16, I = 4, the learning rate times the square root of P: D is 0.02 to 0.03 at P = 2, "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from claims.claim import Claim, Found, Plan
 from claims.local_sgd import figure_10
-from claims.local_sgd.paper import PAPER
 from claims.local_sgd.scaling import FLAT, Scaling, draw, gain, predicted
 from claims.local_sgd.timed import NAMES
+from claims.papers import LOCAL_SGD
 from sordino.plan import Rates
 
 SCALING = Scaling("edsr", models=8, interval=4, batch=16, flat=64, linear=32)
@@ -27,7 +27,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="local-sgd-figure-9",
-    paper=PAPER,
+    paper=LOCAL_SGD,
     place="Figure 9",
     says="Synchronous SGD's speedup flattens at 64 processes; local SGD scales up to 64, better with shards than "
     "with whole models.",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from claims.claim import Claim, Plan
-from claims.local_sgd.paper import PAPER
 from claims.local_sgd.plans import draw_table, table
 from claims.local_sgd.settings import CLASSIFICATION, classification
+from claims.papers import LOCAL_SGD
 
 _SOURCE = {"1": 91.91, "2": 91.61, "4": 91.58, "8": 91.11, "16": 89.28, "32": 85.55}
 
@@ -19,7 +19,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="local-sgd-table-1",
-    paper=PAPER,
+    paper=LOCAL_SGD,
     place="Table I",
     says="At equal epochs, up to 4 local models lose at most 0.5 points, 8 lose 0.8, 16 lose 2.6 and 32 lose 6.4.",
     setting="ResNet-20 on CIFAR-10, B = 128, I = 8, the learning rate times P after a gradual warm-up.",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from claims.claim import Claim, Plan
-from claims.local_sgd.paper import PAPER
 from claims.local_sgd.plans import draw_table, table
 from claims.local_sgd.settings import RESOLUTION, resolution
+from claims.papers import LOCAL_SGD
 
 _SOURCE = {"1": 34.35, "2": 34.39, "4": 34.10, "8": 33.89, "16": 30.95}
 
@@ -19,7 +19,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="local-sgd-table-2",
-    paper=PAPER,
+    paper=LOCAL_SGD,
     place="Table II",
     says="At equal epochs, up to 8 local models lose less than 0.5 dB, and 16 lose 3.4 dB.",
     setting="EDSR on DIV2K by Adam, B = 16, I = 4, the learning rate times the square root of P after a gradual "

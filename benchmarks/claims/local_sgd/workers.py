@@ -13,10 +13,10 @@ import torch
 from claims.claim import Claim, Found, Plan, Run
 from claims.evidence import Evidence, alike, exact
 from claims.local_sgd.models import Local, settled
-from claims.local_sgd.paper import PAPER
 from claims.local_sgd.problems import problem_of
 from claims.local_sgd.settings import classification, resolution
 from claims.local_sgd.study import Study, Trained, borne
+from claims.papers import LOCAL_SGD
 from sordino import plan as sordino_plan
 from sordino.report import Results
 
@@ -130,7 +130,7 @@ def draw(shapes: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="local-sgd-workers",
-    paper=PAPER,
+    paper=LOCAL_SGD,
     place="Section III-C",
     says="The largest number of local models whose distance still grows in proportion is the largest that loses no "
     "accuracy, and a few steps suffice to find it: 4 for CIFAR-10, 8 for super-resolution.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from claims.claim import Claim, Found, Plan, Run
 from claims.evidence import below
-from claims.ours.paper import PAPER
+from claims.papers import SORDINO
 from sordino.bench import kernels
 from sordino.report import Results
 
@@ -36,7 +36,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="sordino-kernels",
-    paper=PAPER,
+    paper=SORDINO,
     place="Kernels at copy speed",
     says="Each element-wise kernel takes at most 1.15 times as long as a copy that reads and writes as many bytes.",
     setting="All dtypes, integers and bool included.",

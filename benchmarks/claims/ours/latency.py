@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from claims.claim import Claim, Found, Plan, Run
 from claims.evidence import below
-from claims.ours.paper import PAPER
+from claims.papers import SORDINO
 from cluster.jobs import run_here
 from sordino.report import Results
 from sordino.report.tables import format_bytes
@@ -46,7 +46,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="sordino-latency",
-    paper=PAPER,
+    paper=SORDINO,
     place="Small messages",
     says="On a node `hvd.allreduce_` of 4 KiB takes no longer than MPI_Allreduce through mpi4py, and 4 bytes at most "
     "1.5 times.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from claims.claim import Claim, Found, Plan, Run
 from claims.evidence import below
-from claims.ours.paper import PAPER
+from claims.papers import SORDINO
 from sordino.report import Results
 from timings.gossip import topology
 
@@ -41,7 +41,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="sordino-peers",
-    paper=PAPER,
+    paper=SORDINO,
     place="Peers in constant time",
     says="Load-balanced random peers are found in constant time at any number of workers, where the source's Algorithm "
     "2 "

@@ -13,7 +13,7 @@ from typing import Any
 
 from claims.claim import Claim, Found, Plan, Run
 from claims.evidence import exact
-from claims.ours.paper import PAPER
+from claims.papers import SORDINO
 from sordino.errors import SordinoError
 from sordino.report import Results
 
@@ -101,7 +101,7 @@ def draw(shapes: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="sordino-scale",
-    paper=PAPER,
+    paper=SORDINO,
     place="sordino simulate",
     says=f"Without data, up to 10^5 workers are simulated on one core, within {_MOST_S:g} s and {_MOST_GIB:g} GiB.",
     setting="`sordino simulate --help`, and [the design](design.md).",

@@ -7,7 +7,7 @@ import torch
 import sordino.torch as hvd
 from claims.claim import Claim, Found, Plan, Run
 from claims.evidence import exact
-from claims.ours.paper import PAPER
+from claims.papers import SORDINO
 from sordino import sim
 from sordino.algorithms import LocalSGD
 from sordino.report import Results
@@ -48,7 +48,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="sordino-shards",
-    paper=PAPER,
+    paper=SORDINO,
     place="Exactly 1/K of the bytes",
     says="With groups of K on a node each, a rank sends exactly one K-th of the model's all-reduce to other nodes.",
     setting="Sharded local SGD: all-to-all, averaging of a shard, all-gather.",

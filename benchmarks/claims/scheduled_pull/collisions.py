@@ -10,6 +10,7 @@ import numpy as np
 
 from claims.claim import Claim, Found, Plan, Run
 from claims.evidence import above, below, exact
+from claims.papers import SCHEDULED_PULL
 from claims.scheduled_pull.comparison import (
     QUICK,
     SEEDS,
@@ -22,7 +23,6 @@ from claims.scheduled_pull.comparison import (
     level_in,
     runs_of,
 )
-from claims.scheduled_pull.paper import PAPER
 from claims.scheduled_pull.simulations import COLOURS, MODES, NAMES, WORKERS, Simulation
 from sordino.algorithms.scheduled_pull import ScheduledPull
 from sordino.algorithms.settings import configured
@@ -136,7 +136,7 @@ def draw(shapes: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="scheduled-pull-collisions",
-    paper=PAPER,
+    paper=SCHEDULED_PULL,
     place="Section 5.2",
     says="A transfer takes its bytes over the rate of the slower end, whoever else pulls from there; in the scheduled "
     "ways nobody is pulled from twice at once.",

@@ -8,8 +8,8 @@ from typing import Any
 
 from claims.claim import Claim, Found, Plan
 from claims.evidence import Evidence, above, alike, below
+from claims.papers import SCHEDULED_PULL
 from claims.scheduled_pull.comparison import QUICK, SEEDS, TABLE_2, TABLE_3, WIDES, Judge, Runs, runs_of
-from claims.scheduled_pull.paper import PAPER
 from claims.scheduled_pull.simulations import COLOURS, NAMES, Task, distance
 from sordino.report import Results
 
@@ -78,7 +78,7 @@ def draw(shapes: Results, figure: Any) -> None:
 
 CLAIM = Claim(
     name="scheduled-pull-figure-2",
-    paper=PAPER,
+    paper=SCHEDULED_PULL,
     place="Figure 2",
     says="Scheduled pulls end when their window does: nothing is waited for, and models are as fresh as without "
     "overlap; naive overlap hides as much, and averages models that are a window old.",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from claims.claim import Claim, Plan
+from claims.papers import SCHEDULED_PULL
 from claims.scheduled_pull.comparison import SEEDS, TABLE_2
 from claims.scheduled_pull.curves import curves, draw_curves
-from claims.scheduled_pull.paper import PAPER
 
 
 def plan(quick: bool) -> Plan:
@@ -15,7 +15,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="scheduled-pull-figures-4-to-6",
-    paper=PAPER,
+    paper=SCHEDULED_PULL,
     place="Figures 4 to 6",
     says="VGG16 on CIFAR-100: of the three ways the scheduled one comes closest to the curve of links that are all "
     "wide, and naive overlap is worst; more wide links make the scheduled one faster, and naive overlap not.",

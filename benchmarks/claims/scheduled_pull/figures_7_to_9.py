@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from claims.claim import Claim, Plan
+from claims.papers import SCHEDULED_PULL
 from claims.scheduled_pull.comparison import SEEDS, TABLE_3
 from claims.scheduled_pull.curves import curves, draw_curves
-from claims.scheduled_pull.paper import PAPER
 
 
 def plan(quick: bool) -> Plan:
@@ -15,7 +15,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="scheduled-pull-figures-7-to-9",
-    paper=PAPER,
+    paper=SCHEDULED_PULL,
     place="Figures 7 to 9",
     says="Network in Network on Fashion-MNIST: the scheduled one mostly converges faster than no overlap and lies "
     "closer to the curve of links that are all wide; naive overlap is worst.",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from claims.claim import Claim, Plan
+from claims.papers import SCHEDULED_PULL
 from claims.scheduled_pull.comparison import SEEDS, TABLE_2, draw_table, table
-from claims.scheduled_pull.paper import PAPER
 
 SOURCE = {
     0: {"manager": 58.2, "autonomous": 58.3, "none": 57.4},
@@ -20,7 +20,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="scheduled-pull-table-2",
-    paper=PAPER,
+    paper=SCHEDULED_PULL,
     place="Table 2",
     says="VGG16 on CIFAR-100: scheduled pulls reach 57.5 to 58.3 % in 10,000 s, no overlap 57.3 to 57.4 %; manager and "
     "autonomous are alike.",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from claims.claim import Claim, Plan
+from claims.papers import SCHEDULED_PULL
 from claims.scheduled_pull.comparison import SEEDS, TABLE_3, draw_table, table
-from claims.scheduled_pull.paper import PAPER
 
 SOURCE = {
     0: {"manager": 86.5, "autonomous": 86.4, "none": 86.0},
@@ -20,7 +20,7 @@ def plan(quick: bool) -> Plan:
 
 CLAIM = Claim(
     name="scheduled-pull-table-3",
-    paper=PAPER,
+    paper=SCHEDULED_PULL,
     place="Table 3",
     says="Network in Network on Fashion-MNIST: scheduled pulls reach 86.4 to 86.7 % in 1,000 s, no overlap 86.0 to "
     "86.2 %; manager and autonomous are alike.",

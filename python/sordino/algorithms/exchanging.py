@@ -184,9 +184,9 @@ class ExchangingStrategy(Strategy):
         if self.reducer is not None:
             self.reducer.regroup(process_set)
             return
-        everybody = self.settings.process_set
+        workers = self.settings.process_set
         within = replace(self.settings, process_set=process_set)
-        self.reducer = GradientReducer(self.context, self.names, self.parameters, within, True, everybody)
+        self.reducer = GradientReducer(self.context, self.names, self.parameters, within, True, workers)
 
     def detach(self) -> None:
         self.context.callbacks.on_join.discard(self)

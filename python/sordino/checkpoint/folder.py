@@ -250,8 +250,8 @@ def _together(action: Callable[[], T], undo: Callable[[], None], process_set: Pr
         result = action()
     except (SordinoError, OSError) as error:
         failure = isinstance(error, UsageError), str(error)
-    everybody = process_set or global_process_set
-    told: list[tuple[T, tuple[bool, str] | None]] = allgather_object((result, failure), process_set=everybody)
+    members = process_set or global_process_set
+    told: list[tuple[T, tuple[bool, str] | None]] = allgather_object((result, failure), process_set=members)
     for rank, (_, reason) in enumerate(told):
         if reason is not None:
             undo()

@@ -50,8 +50,8 @@ class Quadratic:
         blocks = np.array_split(np.arange(self.size), min(_BLOCKS, self.size))
         self.tensors = [(f"layers.{number}.weight", len(block)) for number, block in enumerate(blocks)]
         self.parameters: Floats = np.zeros((self.workers, self.size), np.float32)
-        everybody = np.arange(self.workers)
-        self.targets: Floats = 1 + normal(job.seed, everybody, np.full(self.workers, _START), self.size)
+        all_workers = np.arange(self.workers)
+        self.targets: Floats = 1 + normal(job.seed, all_workers, np.full(self.workers, _START), self.size)
         self.optimum = self.targets.mean(axis=0, dtype=np.float64)
         self._lr, self._momentum = np.float32(job.lr), np.float32(job.momentum)
         self._noise, self._seed = np.float32(noise), job.seed
@@ -115,8 +115,8 @@ class Quadratic:
         """Return the gradients of all workers' next step, float32 [workers, size]. The next call overwrites them."""
         np.subtract(self.parameters, self.targets, out=self._gradients)
         if self._noise:
-            everybody = np.arange(self.workers)
-            self._gradients += self._noise * normal(self._seed, everybody, self._drawn, self.size)
+            all_workers = np.arange(self.workers)
+            self._gradients += self._noise * normal(self._seed, all_workers, self._drawn, self.size)
         self._drawn += 1
         return self._gradients
 

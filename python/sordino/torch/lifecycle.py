@@ -179,24 +179,24 @@ def _with_helpers(start: Start, ranks: tuple[int, ...], algorithm: Algorithm) ->
             "init(algorithm=...) with ranks that have no model takes comm=None or a list of ranks, not an mpi4py "
             "communicator"
         )
-    everybody = Context(start.world(algorithm, False, ranks))
-    everybody.world.stop_trace()  # the world of the workers writes the trace file
+    all_ranks = Context(start.world(algorithm, False, ranks))
+    all_ranks.world.stop_trace()  # the world of the workers writes the trace file
     try:
-        helpers = Helpers(everybody, algorithm)
-        if everybody.rank not in helpers.roles.helpers:
-            names = ranks or tuple(range(everybody.size))
+        helpers = Helpers(all_ranks, algorithm)
+        if all_ranks.rank not in helpers.roles.helpers:
+            names = ranks or tuple(range(all_ranks.size))
             workers = [names[rank] for rank in helpers.roles.workers]
             context = Context(start.world(algorithm, False, workers))
             context.helpers = helpers
             return context
         helpers.serve()
     except BaseException as error:
-        if isinstance(error, UsageError) or everybody.world.failed:
-            everybody.shutdown()  # the other ranks know
+        if isinstance(error, UsageError) or all_ranks.world.failed:
+            all_ranks.shutdown()  # the other ranks know
         else:
-            everybody.abort(f"{type(error).__name__}: {error}")
+            all_ranks.abort(f"{type(error).__name__}: {error}")
         raise
-    everybody.shutdown()
+    all_ranks.shutdown()
     sys.exit(0)
 
 

@@ -142,13 +142,13 @@ class PairStrategy(ExchangingStrategy):
         self._interval = self._began = 0  # intervals so far, and the interval in which the last averaging started
 
     def attach(self) -> None:
-        everybody, context, algorithm = self.settings.process_set, self.context, self.algorithm
-        ranks = everybody.ranks or []
+        workers, context, algorithm = self.settings.process_set, self.context, self.algorithm
+        ranks = workers.ranks or []
         self._arena = ParameterBuffer(context, self.exchanged_names, self.exchanged, "model")
         # Averagings work on the host. Their changes reach parameters on a GPU with the next step.
         self._copy = FlatBuffer(context, self._arena.layout)
         self._before = FlatBuffer(context, self._arena.layout, self._arena.device)
-        number = service_numbers(context, everybody, 2)
+        number = service_numbers(context, workers, 2)
         self._averager = Averager(context, ranks, number, algorithm)
         self._core = PairAveraging(
             context.world, number + 1, self._arena.layout, self._copy.address, self._averager.mailbox, self._copy.arena

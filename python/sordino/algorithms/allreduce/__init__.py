@@ -70,10 +70,10 @@ class AllReduce(Algorithm):
         return strategy
 
     def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
-        everybody = groups_of(len(nodes), len(nodes))
+        all_workers = groups_of(len(nodes), len(nodes))
         if self.double_buffering:
-            return Traffic([gradients(everybody, model, self.bucket_bytes, hides=1.0, step=True)], delay=1)
-        return Traffic([gradients(everybody, model, self.bucket_bytes)])
+            return Traffic([gradients(all_workers, model, self.bucket_bytes, hides=1.0, step=True)], delay=1)
+        return Traffic([gradients(all_workers, model, self.bucket_bytes)])
 
     @classmethod
     def candidates(cls, nodes: Sequence[int], interval: int) -> list[Algorithm]:

@@ -240,12 +240,12 @@ class CaPS(Algorithm):
 
     def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
         roles, size = self.roles(nodes), len(nodes)
-        everybody = groups_of(size, size)
+        all_ranks = groups_of(size, size)
         items = [model.scale * item for item in self.items_of([round(size / model.scale) for size in model.sizes])]
-        mask = Reduction(everybody[:, roles.workers], [float(len(items))])
+        mask = Reduction(all_ranks[:, roles.workers], [float(len(items))])
 
         def reduced(round: int, sent: Sent | None) -> list[Operation]:
-            return [mask, Reduction(everybody, [sum(_going(items, sent))])]
+            return [mask, Reduction(all_ranks, [sum(_going(items, sent))])]
 
         if self.exchange == "allreduce":
             return Traffic([Phase(reduced)])
@@ -257,9 +257,9 @@ class CaPS(Algorithm):
             pieces = cut(_going(items, sent), limit)
             for piece, place in zip(pieces, place_by_size(pieces, len(servers))):
                 loads[servers[place]] += piece
-            told: list[Operation] = [from_owners(everybody, [float(len(items))])] if roles.helpers else []
+            told: list[Operation] = [from_owners(all_ranks, [float(len(items))])] if roles.helpers else []
             workers = len(roles.workers)
-            ways = [to_owners(everybody, loads, workers=workers), from_owners(everybody, loads, workers=workers)]
+            ways = [to_owners(all_ranks, loads, workers=workers), from_owners(all_ranks, loads, workers=workers)]
             return [mask, *told, *ways]
 
         return Traffic([Phase(served)])

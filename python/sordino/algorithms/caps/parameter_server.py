@@ -35,19 +35,19 @@ class ParameterServer:
 
     Args:
         context: the context of all workers and servers.
-        everybody: the workers and servers. Workers come first.
+        all_ranks: the workers and servers. Workers come first.
         values: the parameters of this rank; on a server without a model, a buffer with any content.
     """
 
     def __init__(
-        self, context: Context, everybody: ProcessSet, algorithm: CaPS, items: Items, values: FlatBuffer
+        self, context: Context, all_ranks: ProcessSet, algorithm: CaPS, items: Items, values: FlatBuffer
     ) -> None:
-        ranks = everybody.ranks or []
+        ranks = all_ranks.ranks or []
         self._items, self._values, self._size = items, values, len(ranks)
         self._workers = len(algorithm.roles(ranks).workers)
         self._servers = algorithm.serving_ranks(self._size)
         self._pieces, self._piece_of = items.cut(piece_bytes(int(items.bytes.sum()), len(self._servers)))
-        self._channel = new_channel(context, everybody)
+        self._channel = new_channel(context, all_ranks)
         self._channel.compare([values])
         self._layouts: Recent[Layout] = Recent()  # the same sets of items are sent again and again
         told = Layout([("sent", DTYPE_CODES[torch.uint8], (len(items),))], groups=[0])

@@ -72,14 +72,14 @@ class CaPSStrategy(ExchangingStrategy):
         self._loaded = _no_items()  # state for the items, until `attach` creates them
 
     def attach(self) -> None:
-        everybody, algorithm, context = self.settings.process_set, self.algorithm, self.context
+        workers, algorithm, context = self.settings.process_set, self.algorithm, self.context
         if algorithm.dedicated:
             helpers = helpers_of(context, algorithm)
-            if everybody.process_set_id != 0:
+            if workers.process_set_id != 0:
                 raise UsageError("dedicated_servers=True trains on all workers, not on a process set")
             context = helpers.context  # so that parameters lie in memory that servers can reach
         self._arena = ParameterBuffer(context, self.exchanged_names, self.exchanged, "model")
-        self._name = self.context.names.plan(f"skipping.{self._arena.layout.hash:x}", everybody.process_set_id)
+        self._name = self.context.names.plan(f"skipping.{self._arena.layout.hash:x}", workers.process_set_id)
         block = algorithm.block_bytes if algorithm.granularity == "block" else None
         self._items = Items.of(self._arena, block)
         self._detector = detector_of(self._arena, self._items, algorithm)
@@ -94,7 +94,7 @@ class CaPSStrategy(ExchangingStrategy):
                 lambda _: ParameterServer(context, global_process_set, algorithm, items, arena),
             )
         elif algorithm.exchange == "parameter-server":
-            self._server = ParameterServer(self.context, everybody, algorithm, self._items, self._arena)
+            self._server = ParameterServer(self.context, workers, algorithm, self._items, self._arena)
         self.context.callbacks.on_shutdown.add(self._warn)
         self._restore(self._detector)
 
@@ -157,8 +157,8 @@ class CaPSStrategy(ExchangingStrategy):
         if parts and self._server is not None:
             self._server.average(sent)
         elif parts:
-            everybody = self.settings.process_set
-            grouped_allreduce_(values, op=Average, name=f"{self._name}.mean", process_set=everybody)
+            workers = self.settings.process_set
+            grouped_allreduce_(values, op=Average, name=f"{self._name}.mean", process_set=workers)
         return parts
 
     def _find_parts(self, sent: bytes) -> _Sent:

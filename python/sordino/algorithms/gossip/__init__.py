@@ -113,10 +113,10 @@ class MixingGossip(Gossip):
 
     def _exchanges(self, size: int, segments: Sequence[float], **options: Any) -> Phase:
         """Return the phase of the exchanges among `size` ranks; `segments` are the bytes of each segment."""
-        everybody, topologies = groups_of(size, size), self.rounds_of(size, len(segments))
+        all_workers, topologies = groups_of(size, size), self.rounds_of(size, len(segments))
 
         def exchange(round: int, sent: Sent | None) -> list[Exchange]:
-            return [Exchange(everybody, topology, segments, round, models=True) for topology in topologies]
+            return [Exchange(all_workers, topology, segments, round, models=True) for topology in topologies]
 
         return Phase(exchange, self.interval, **options)
 

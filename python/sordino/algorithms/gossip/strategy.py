@@ -31,8 +31,8 @@ class GossipStrategy(ExchangingStrategy):
         self._loaded: dict[str, Any] = {}  # state for the mixing, until `attach` creates it
 
     def attach(self) -> None:
-        context, algorithm, everybody = self.context, self.algorithm, self.settings.process_set
-        ranks = everybody.ranks or []
+        context, algorithm, workers = self.context, self.algorithm, self.settings.process_set
+        ranks = workers.ranks or []
         arena = ParameterBuffer(
             context,
             self.exchanged_names,
@@ -40,14 +40,14 @@ class GossipStrategy(ExchangingStrategy):
             algorithm.cut,
             weighted=algorithm.weighted,
         )
-        name = context.names.plan(f"gossip.{arena.layout.hash:x}", everybody.process_set_id)
-        channel = channel_of(context, everybody)
+        name = context.names.plan(f"gossip.{arena.layout.hash:x}", workers.process_set_id)
+        channel = channel_of(context, workers)
         channel.compare([arena])
         place = ranks.index(context.rank)
-        mixing = algorithm.mixing(Peers(context, everybody, channel, name, place, self.settings.judge), arena)
+        mixing = algorithm.mixing(Peers(context, workers, channel, name, place, self.settings.judge), arena)
         mixing.load_state(self._loaded)
         if self.asked.workers_in_group > 1:
-            self.reduce_within(group_of(context, everybody, algorithm.workers_in_group))
+            self.reduce_within(group_of(context, workers, algorithm.workers_in_group))
         self._steps_here = not algorithm.leaders_only or place % algorithm.workers_in_group == 0
         self._arena, self._mixing = arena, mixing
         self.parts = f"{arena.segment_count} segment{'s' * (arena.segment_count != 1)}"

@@ -52,7 +52,7 @@ class Route:
 
     Args:
         context: the context of all ranks that have a role.
-        everybody: the ranks that have a role.
+        members: the ranks that have a role.
         roles: their groups and communicators.
         specs: the buckets.
         device: the device of this rank's gradients.
@@ -61,7 +61,7 @@ class Route:
     def __init__(
         self,
         context: Context,
-        everybody: ProcessSet,
+        members: ProcessSet,
         roles: Roles,
         specs: Sequence[BucketSpec],
         device: torch.device = HOST,
@@ -72,13 +72,13 @@ class Route:
         self.flats = {spec.name: FlatBuffer(context, whole(spec), device) for spec in specs}
 
         def channel(parts: Sequence[Sequence[int]]) -> Channel:
-            made = own_channel(context, everybody, parts)
+            made = own_channel(context, members, parts)
             made.compare(list(self.flats.values()))
             return made
 
         length, groups = len(roles.groups[0]), len(roles.groups)
         workers = length - roles.dedicated
-        nodes = {context.world.nodes[rank] for rank in everybody.ranks or ()}
+        nodes = {context.world.nodes[rank] for rank in members.ranks or ()}
         self._legs: list[Leg] = []
         self._under_way: dict[str, list[Handle]] = {}  # by bucket; a handle dropped before its end would keep memory
         if length > 1:

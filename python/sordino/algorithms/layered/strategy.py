@@ -187,15 +187,15 @@ class LayeredStrategy(ExchangingStrategy):
         self.context.callbacks.while_joined.add(self._layers.stand_in)
 
     def _route_opener(self) -> OpenRoute:
-        everybody, algorithm = self.settings.process_set, self.algorithm
+        workers, algorithm = self.settings.process_set, self.algorithm
         if algorithm.dedicated:
             helpers: Helpers = helpers_of(self.context, algorithm)
-            if everybody.process_set_id != 0:
+            if workers.process_set_id != 0:
                 raise UsageError('Layered(communicator="rank") trains on all workers; process_set= is for "thread"')
             return lambda specs, device: helpers.open(specs, lambda told: helper_route(helpers, told, device))
-        ranks, context = everybody.ranks or [], self.context
+        ranks, context = workers.ranks or [], self.context
         roles = algorithm.roles([context.world.nodes[rank] for rank in ranks]).of(ranks)
-        return lambda specs, device: Route(context, everybody, roles, specs, device)
+        return lambda specs, device: Route(context, workers, roles, specs, device)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         self.complete()

@@ -158,13 +158,13 @@ class LocalSGD(Algorithm):
 
     def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
         size, members, models = len(nodes), self.group_size, self.groups_of(len(nodes))
-        groups, everybody = groups_of(size, members), groups_of(size, size)
+        groups, all_workers = groups_of(size, members), groups_of(size, size)
         alone = self.start if isinstance(self.start, int) else 0  # the first step in which groups train separately
         count = model.bytes / members if self.sharded else model.bytes
         between = [Reduction(groups.T, [count])] if models > 1 else []
         averaging = Phase(between, self.interval, since=alone)
         if not self.sharded:
-            together = gradients(everybody, model, self.bucket_bytes, until=alone)
+            together = gradients(all_workers, model, self.bucket_bytes, until=alone)
             if members == 1:
                 return Traffic([together, averaging])
             return Traffic([together, gradients(groups, model, self.bucket_bytes, since=alone), averaging])

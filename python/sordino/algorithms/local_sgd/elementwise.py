@@ -61,11 +61,11 @@ class Trial:
 
     Args:
         reducer: reducer with the slices that the optimizer steps.
-        everybody: the ranks that take the step.
+        workers: the ranks that take the step.
     """
 
-    def __init__(self, reducer: ShardedReducer, everybody: ProcessSet) -> None:
-        self._reducer, self._everybody = reducer, everybody
+    def __init__(self, reducer: ShardedReducer, workers: ProcessSet) -> None:
+        self._reducer, self._workers = reducer, workers
 
     def conclusive(self, optimizer: torch.optim.Optimizer) -> bool:
         """Try the coming step, for which all ranks of the group must have all gradients. Collective.
@@ -106,7 +106,7 @@ class Trial:
             if _norm(found, wanted) > slack:
                 wrong.append(reducer.names[number])
         verdict = torch.tensor([2 if wrong else int(moved)], device=HOST)
-        verdict = allreduce(verdict, op=Max, name="local.elementwise", process_set=self._everybody)
+        verdict = allreduce(verdict, op=Max, name="local.elementwise", process_set=self._workers)
         if int(verdict) == 2:
             raise self._error(type(optimizer).__name__, wrong, refusal)
         return int(verdict) == 1
@@ -120,8 +120,8 @@ class Trial:
             refusal: the error that the optimizer raised on slices; "" if it has stepped them.
         """
         mine = wrong[:_NAMED], refusal
-        told = allgather_object(mine, name="local.elementwise.wrong", process_set=self._everybody)
-        ranks = [rank for rank, (names, _) in zip(self._everybody.ranks or [], told) if names]
+        told = allgather_object(mine, name="local.elementwise.wrong", process_set=self._workers)
+        ranks = [rank for rank, (names, _) in zip(self._workers.ranks or [], told) if names]
         names = ", ".join(dict.fromkeys(name for some, _ in told for name in some))
         refusal = next((words for _, words in told if words), "")
         return UsageError(

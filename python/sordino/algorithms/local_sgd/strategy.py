@@ -74,10 +74,10 @@ class LocalSGDStrategy(ExchangingStrategy):
     # ---- meeting -----------------------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        context, algorithm, everybody = self.context, self.algorithm, self.settings.process_set
-        self._models = algorithm.groups_of(len(everybody.ranks or []))
-        self._group = group_of(context, everybody, algorithm.group_size)
-        self._peers = peers_of(context, everybody, algorithm.group_size)
+        context, algorithm, workers = self.context, self.algorithm, self.settings.process_set
+        self._models = algorithm.groups_of(len(workers.ranks or []))
+        self._group = group_of(context, workers, algorithm.group_size)
+        self._peers = peers_of(context, workers, algorithm.group_size)
         if algorithm.sharded:
             channel = new_channel(context, self._group)
             within = replace(self.settings, process_set=self._group)

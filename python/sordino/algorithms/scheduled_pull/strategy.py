@@ -187,18 +187,18 @@ class PullStrategy(ExchangingStrategy):
         self._began: float | None = None
 
     def attach(self) -> None:
-        everybody, context, algorithm = self.settings.process_set, self.context, self.algorithm
-        ranks = everybody.ranks or []
+        workers, context, algorithm = self.settings.process_set, self.context, self.algorithm
+        ranks = workers.ranks or []
         if algorithm.managed and algorithm.manager >= len(ranks):
             raise UsageError(f"{algorithm}: there is no rank {algorithm.manager} among {len(ranks)}")
         self._arena = ParameterBuffer(context, self.exchanged_names, self.exchanged, "model")
         self._mirror = Mirror(context, self._arena)
-        number = service_numbers(context, everybody, 2)
+        number = service_numbers(context, workers, 2)
         self._puller = Puller(context, ranks, number, algorithm)
         self._snapshots = SnapshotStore(context.world, number + 1, self._arena.layout, self._puller.mailbox)
         self._puller.use(self._snapshots)
-        name = context.names.plan("snapshots", everybody.process_set_id)
-        for rank, place in zip(ranks, allgather_object(self._snapshots.location, name=name, process_set=everybody)):
+        name = context.names.plan("snapshots", workers.process_set_id)
+        for rank, place in zip(ranks, allgather_object(self._snapshots.location, name=name, process_set=workers)):
             if context.world.nodes[rank] == context.world.nodes[context.rank]:
                 self._snapshots.connect(rank, place)
         context.world.tolerate_losses()

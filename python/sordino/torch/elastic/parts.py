@@ -169,11 +169,11 @@ class Sharing:
     """Ranks that have the same value between steps.
 
     Attributes:
-        everybody: the ranks that have such a value, equal at first.
+        all_ranks: the ranks that have such a value, equal at first.
         group: the ranks whose values stay equal to this rank's; None if this rank trains its own model.
     """
 
-    everybody: ProcessSet = global_process_set
+    all_ranks: ProcessSet = global_process_set
     group: ProcessSet | None = global_process_set
 
 

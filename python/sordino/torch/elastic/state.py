@@ -342,16 +342,16 @@ class ObjectState(State):
             return part.outgoing()  # its handler synchronizes it
         optimizers = [one for one in map(self.__dict__.get, self._parts) if isinstance(one, DistributedOptimizer)]
         sharing = sharing_of(getattr(self, name), optimizers)
-        everybody, group, label = sharing.everybody, sharing.group, f"elastic.{name}"
-        mine, ranks = part.outgoing(), everybody.ranks or []
+        all_ranks, group, label = sharing.all_ranks, sharing.group, f"elastic.{name}"
+        mine, ranks = part.outgoing(), all_ranks.ranks or []
         if current().rank not in ranks:
             return mine
         first = max(ranks, key=lambda rank: (versions[rank], -rank))
-        if group is not None and group.process_set_id == everybody.process_set_id:
-            return mine.received(first, everybody, label)
+        if group is not None and group.process_set_id == all_ranks.process_set_id:
+            return mine.received(first, all_ranks, label)
         late = [rank for rank in ranks if versions[rank] == 0]
         if late:
-            theirs = mine.received(first, everybody, label)
+            theirs = mine.received(first, all_ranks, label)
             mine = theirs if self._version == 0 else mine
         if group is not None and len(late) < len(ranks):
             members = group.ranks or []
