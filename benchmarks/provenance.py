@@ -184,7 +184,9 @@ class _Module:
             elif isinstance(node, (ast.Assign, ast.AnnAssign)):
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                     for one in ast.walk(target):
-                        if isinstance(one, ast.Name) and one.id != "CLAIM":  # what a claim says, and how it is judged
+                        if isinstance(one, ast.Name) and not one.id.endswith(
+                            "CLAIM"
+                        ):  # what a claim says, and how it is judged
                             self._nodes[one.id].append(node)
         self.code = {name: "".join(map(self._dump, nodes)) for name, nodes in self._nodes.items()}
 

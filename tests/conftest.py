@@ -1,4 +1,5 @@
-"""What all tests share: the folder of checks on the path, one thread a rank, mpirun, and Hypothesis without a clock."""
+"""Fixtures and settings of all tests: the folder of checks on the path, one thread per rank, mpirun, and Hypothesis
+without a deadline."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from sordino.errors import NotBuilt
 from sordino.launcher import mpi
 
 pytest_plugins = ["no_skips", "pace", "selection"]
-os.environ.setdefault("UCX_NET_DEVICES", "lo")  # what UCX carries here does not leave the machine
+os.environ.setdefault("UCX_NET_DEVICES", "lo")  # UCX messages do not leave the machine
 torch.set_num_threads(1)
-# Whose very first product of matrices two threads make at once may take another kernel for it, with other bits.
+# If two threads make the process's first matrix product at once, they may use another kernel, which gives other bits.
 torch.nn.functional.linear(torch.ones(6, 13), torch.ones(7, 13))
 torch.nn.functional.linear(torch.ones(6, 13).double(), torch.ones(7, 13).double())
 settings.register_profile(
@@ -36,13 +37,13 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 @pytest.fixture(scope="session")
 def thorough(request: pytest.FixtureRequest) -> bool:
-    """Whether there is time: in all runs but those of `make test`."""
+    """Whether there is time for long tests: in all runs except `make test`."""
     return request.config.getoption("--tier") == "all" or request.config.getoption("--slice") is not None
 
 
 @pytest.fixture
 def level_as_before() -> Iterator[None]:
-    """What a test does to the kernels' instruction set level ends with it."""
+    """Restore the kernels' instruction set level after a test."""
     before = kernels.level()
     yield
     kernels.set_level(before)
@@ -50,7 +51,7 @@ def level_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def launcher() -> mpi.Launcher:
-    """A real mpirun; without one there is nothing to launch with."""
+    """A real mpirun; skips without one."""
     try:
         return mpi.find_launcher(mpi.build_info(), os.environ)
     except NotBuilt as error:
@@ -59,7 +60,7 @@ def launcher() -> mpi.Launcher:
 
 @pytest.fixture(scope="session")
 def emulated_hosts() -> None:
-    """Skips where no cluster can be made, with the tool's own reason."""
+    """Skip where no cluster can be made, with the tool's own reason."""
     try:
         mpirun()
         with Cluster(hosts=1, mbps=1000):
@@ -70,5 +71,5 @@ def emulated_hosts() -> None:
 
 @pytest.fixture
 def results_of(tmp_path: Path) -> ResultsOf:
-    """Reads and checks a JSON file that a benchmark has written to `tmp_path`, by its name."""
+    """Return a function that reads and checks a JSON file of a benchmark in `tmp_path`, by its name."""
     return partial(results.read, tmp_path)

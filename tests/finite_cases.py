@@ -1,4 +1,4 @@
-"""What the tests of check_finite make their optimizers of."""
+"""Algorithms and optimizers for the tests of check_finite."""
 
 from __future__ import annotations
 

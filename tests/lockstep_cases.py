@@ -1,4 +1,4 @@
-"""What the tests of the lock-step engine have in common: the algorithms, jobs, and training with the real optimizer."""
+"""Helpers for tests of the simulator's lock-step engine: the algorithms, jobs, and training with the real optimizer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MIXES: dict[str, Algorithm] = {
     "dpsgd-blocks": DPSGD(segments="blocks"),
     "push-sum-two": PushSum(peers={0: 2, 3: 1}, segments="blocks"),
 }
-"""Those that keep the sum over workers."""
+"""Algorithms that keep the sum over workers."""
 CHOICES: dict[str, Algorithm] = MIXES | {
     **SYNCHRONOUS,
     "allreduce-late": AllReduce(double_buffering=True),
@@ -66,7 +66,7 @@ CHOICES: dict[str, Algorithm] = MIXES | {
 
 
 def job_of(algorithm: Algorithm, workers: int = WORKERS, **options: Any) -> Job:
-    """Without data, on links that take no time."""
+    """Return a job without data, on links that take no time."""
     given: dict[str, Any] = {
         "links": Links(np.full(workers, math.inf), 0.0),
         "compute": np.full(workers, 0.01),
@@ -80,11 +80,11 @@ def job_of(algorithm: Algorithm, workers: int = WORKERS, **options: Any) -> Job:
 
 
 def silent(part: float) -> None:
-    """Progress that nobody watches."""
+    """Progress function that does nothing."""
 
 
 class OnTorch(Trainee):
-    """A worker of the quadratic, as a torch module, which notes what the transport has counted by each gradient."""
+    """A worker of the quadratic as a torch module, which notes the transport's byte count at each gradient."""
 
     def __init__(self, problem: Quadratic, worker: int) -> None:
         super().__init__(problem, worker)
@@ -96,7 +96,7 @@ class OnTorch(Trainee):
 
 
 def really_trained(job: Job, steps: int) -> tuple[list[np.ndarray], list[OnTorch], list[np.ndarray | None]]:
-    """Everybody's parameters after each step of the real optimizer."""
+    """Return all workers' parameters after each step of the real optimizer."""
     problem = Quadratic(job)
     trainees = [OnTorch(problem, worker) for worker in range(job.workers)]
     seen: list[np.ndarray] = []
@@ -113,6 +113,6 @@ def really_trained(job: Job, steps: int) -> tuple[list[np.ndarray], list[OnTorch
 
 
 def seconds_of(algorithm: Algorithm, gbps: list[float], latency: float = 0.0, **options: Any) -> Outcome:
-    """A run over links, of models of 10^6 bytes (8 ms at 1 Gb/s), where a step takes 10 ms."""
+    """Run over links with models of 10^6 bytes (8 ms at 1 Gb/s) and steps of 10 ms."""
     job = job_of(algorithm, len(gbps), links=Links(gbps, latency), message_bytes=1e6, **options)
     return lockstep.run(job, silent)

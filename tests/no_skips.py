@@ -1,6 +1,6 @@
-"""In CI, which installs everything, nothing is skipped for want of something: such a skip is a failure there.
+"""Skipped tests in CI, where everything is installed: a test that is skipped because something is missing fails.
 
-Only what needs a GPU may be skipped, or what a GPU would spoil, or what needs a framework that no extra installs.
+Only tests may be skipped that need a GPU, that a GPU would disturb, or that need a framework that no extra installs.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 _GPU_TESTS = Path(__file__).resolve().parent / "gpu"
-# Beginnings of reasons: of tests that any machine without GPUs skips, and of those that one with GPUs skips.
+# Prefixes of reasons: of tests that any machine without GPUs skips, and of tests that one with GPUs skips.
 _ALLOWED = ("no CUDA", "a GPU is there")
 
 
 def may_skip(item: pytest.Item, reason: str) -> bool:
-    """Whether a test may be skipped in CI."""
+    """Return whether a test may be skipped in CI."""
     return (
         item.get_closest_marker("gpu") is not None
         or item.get_closest_marker("framework") is not None
@@ -43,7 +43,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, None, None]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, None, None]:
-    """Of a whole module, which skips while it is imported."""
+    """Fail a whole module that skips while it is imported."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     if os.environ.get("CI") and report.skipped and _GPU_TESTS not in collector.path.parents:

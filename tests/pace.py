@@ -1,5 +1,5 @@
-"""How slow this machine is right now. No test's verdict hangs on a clock alone: what has to be soon is bounded by what
-it takes on an idle machine, times how much slower this one is, times a wide margin; and it is told at the end.
+"""Present slowness of this machine. No test's verdict depends on a clock alone. A time limit is the time on an idle
+machine, times the slowness of this one, times a wide margin. Measured times are printed at the end.
 
 A limit that only ends a broken test is no verdict, and is simply long: `HANG_S`.
 """
@@ -17,21 +17,21 @@ from typing import Any
 
 import pytest
 
-MARGIN = 20  # of any bound, over what an idle machine takes
-HANG_S = 150  # longer than anything of a sound test takes, on a machine that does ten other things
-_IDLE_START_S = 0.025  # of a Python process that imports nothing, on an idle machine of two cores
-_MEMORY_S = 60.0  # what was slow lately may have slowed down what is judged now
+MARGIN = 20  # of any bound, over the time of an idle machine
+HANG_S = 150  # longer than any correct test takes, on a machine that does ten other things
+_IDLE_START_S = 0.025  # start of a Python process without imports, on an idle machine of two cores
+_MEMORY_S = 60.0  # recent slowness may have delayed the present measurement
 _FRESH_S = 5.0
 
-_measured: list[tuple[float, float]] = []  # when, and how many times slower
+_measured: list[tuple[float, float]] = []  # times, and how many times slower
 _times: dict[str, list[float]] = defaultdict(list)
 
 
 def slowness() -> float:
-    """How many times slower than an idle machine this one is, or has been within the last minute; at least 1.
+    """Return the factor by which this machine is slower than an idle one, now or within the last minute; at least 1.
 
-    What is measured is the start of a process that does nothing. The load of the last minute counts as well, for a
-    storm may just be over.
+    The start of a process that does nothing is measured. The load of the last minute counts as well, as a busy phase
+    may just have ended.
     """
     now = time.monotonic()
     _measured[:] = [one for one in _measured if now - one[0] < _MEMORY_S]
@@ -42,18 +42,18 @@ def slowness() -> float:
 
 
 def bound(expected_s: float, certain_s: float = 0.0) -> float:
-    """The seconds that something may take at most.
+    """Return the longest permitted time, in seconds.
 
     Args:
-        expected_s: what it takes on an idle machine.
-        certain_s: what passes before it on any machine: a silence, a deadline.
+        expected_s: time on an idle machine.
+        certain_s: time that passes before it on any machine, such as a silence or a deadline.
     """
     return certain_s + MARGIN * expected_s * slowness()
 
 
 def stretched(seconds: float) -> float:
-    """A deadline or a silence to set for a job, so that a busy machine does not pass for a fault. It has to pass in the
-    test, so it grows by less than a bound."""
+    """Return a deadline or a silence for a job, so that a busy machine does not count as a fault. The test has to wait
+    for it, so it grows by less than a bound."""
     return round(seconds * max(1.0, slowness() / 2), 1)
 
 
@@ -69,19 +69,19 @@ def _start_s() -> float:
 
 @pytest.fixture(scope="session")
 def note_time() -> Callable[[str, float], None]:
-    """Keeps how many seconds something took, for the summary."""
+    """Return a function that notes the seconds of an event for the summary."""
     return lambda name, seconds: _times[name].append(seconds)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hands what a worker of pytest-xdist has noted to whoever started it."""
+    """Hand the notes of a pytest-xdist worker to the main process."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["times"] = dict(_times)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Takes what a worker has noted."""
+    """Take a worker's notes."""
     for name, seconds in getattr(node, "workeroutput", {}).get("times", {}).items():
         _times[name] += seconds
 

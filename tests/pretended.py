@@ -1,4 +1,4 @@
-"""GPUs that are threads, and an NCCL that works on them, for tests where there is neither."""
+"""GPUs that are threads, and an NCCL that works with them, for tests on machines without GPUs and NCCL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BUILT = (
 
 @cache
 def stand_in_for_nccl() -> Path:
-    """The library that `make test` has built from tests/cpp/fake_nccl.cc, told to work on simulated queues."""
+    """Return the library that `make test` has built from tests/cpp/fake_nccl.cc, set to use simulated queues."""
     path = next((path for path in _BUILT if path.is_file()), None)
     if path is None:
         pytest.skip("needs libfake_nccl.so: `make test` builds it")
@@ -31,9 +31,8 @@ def stand_in_for_nccl() -> Path:
 
 
 def devices(kind: str, size: int, monkeypatch: pytest.MonkeyPatch) -> list[Device]:
-    """GPUs for so many ranks, and the environment in which operations on them go one way: "direct" (all ranks have one
-    GPU, which they map), "unshared" (which they cannot map), "staged" (which they may not map), or "nccl" (each its
-    own)."""
+    """Return GPUs for this number of ranks; set the environment for one route: "direct" (all ranks have one GPU, which
+    they map), "unshared" (they cannot map it), "staged" (they may not map it), or "nccl" (one GPU each)."""
     monkeypatch.setenv("SORDINO_TIMEOUT_S", os.environ.get("SORDINO_TIMEOUT_S", "60"))
     monkeypatch.setenv("SORDINO_GPU_ROUTE", "host" if kind == "staged" else "")
     if kind == "nccl":

@@ -1,4 +1,4 @@
-"""How tests read what a benchmark has written."""
+"""Reader of JSON results of benchmarks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ResultsOf = Callable[[str], dict[str, Any]]
 
 
 def read(folder: Path, name: str) -> dict[str, Any]:
-    """The JSON file `name` of `folder`: it tells nothing of this machine's folders, and the report can be made from it
-    alone."""
+    """Return the content of the JSON file `name` in `folder`. Check that it has no paths of this machine, and that the
+    report can be made from it alone."""
     path = folder / f"{name}.json"
     text = path.read_text()
     assert str(Path.home()) + "/" not in text

@@ -1,8 +1,9 @@
-"""Builds everything with a sanitizer and runs the C++ tests: `python tests/sanitize.py thread address`.
+"""Build everything with a sanitizer and run the C++ tests: `python tests/sanitize.py thread address`.
 
-`thread` is ThreadSanitizer; `address` is Address- and UndefinedBehaviorSanitizer, with which some of the checks on
-ranks as threads run too, in a Python that has the sanitized extension. Run it from the repository root with the virtual
-environment's cmake and ninja on PATH, as `make sanitize` does. Its exit status is non-zero if anything was found.
+`thread` is ThreadSanitizer. `address` is AddressSanitizer and UndefinedBehaviorSanitizer, with which some of the checks
+on ranks as threads run, too, in a Python with the sanitized extension. Run it from the repository root with the virtual
+environment's cmake and ninja on PATH, as `make sanitize` does. Its exit status is non-zero if a sanitizer reported
+something or a test failed.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ ROOT = Path(__file__).resolve().parent.parent
 FLAGS = {"thread": "thread", "address": "address,undefined"}
 # These C++ tests have one thread, and take minutes under ThreadSanitizer.
 SINGLE_THREADED = "agreement|arena|cuda|kernels|negotiation|unchanged"
-# Checks whose ranks move much, in worlds of one node and of several.
+# Checks that move much data, in worlds of one node and of several.
 CHECKS = "(allreduce or gossip or process_sets or repeated) and (sim-3- or sim-5x2-)"
 CHECKS_LIMIT = 900
-# Threads of a rank per core are enough to meet; the sanitizers' memory is what a small machine runs out of.
+# One thread of a rank per core is enough. A small machine runs out of memory first, because of the sanitizers.
 JOBS = str(min(4, os.cpu_count() or 1))
-# Not detect_stack_use_after_return: GCC before 14 puts vectors of 64 bytes where they are not aligned then (its bug
+# Without detect_stack_use_after_return: with it, GCC before 14 puts vectors of 64 bytes at unaligned addresses (its bug
 # 110027).
 OPTIONS = {
     "TSAN_OPTIONS": f"halt_on_error=1:second_deadlock_stack=1:suppressions={ROOT}/tests/thread_sanitizer.supp",
@@ -37,7 +38,7 @@ def output(*command: str) -> str:
 
 
 def run(what: str, command: list[str], environment: dict[str, str] | None = None, limit: float | None = None) -> bool:
-    """Runs a command from the root, and says how it went."""
+    """Run a command from the root, and print its outcome."""
     begin = time.monotonic()
     try:
         status = subprocess.run(command, cwd=ROOT, env=os.environ | (environment or {}), timeout=limit).returncode
@@ -48,7 +49,7 @@ def run(what: str, command: list[str], environment: dict[str, str] | None = None
 
 
 def build(name: str, tree: Path) -> bool:
-    """Configures and builds; for `thread` what the C++ tests need is enough."""
+    """Configure and build; for `thread`, only the targets of the C++ tests."""
     configure = [
         *("cmake", "-S", str(ROOT), "-B", str(tree), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo"),
         *("-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1", "-DSORDINO_TESTS=ON", "-DSORDINO_CUDA=OFF"),
@@ -70,10 +71,10 @@ def run_cpp_tests(name: str, tree: Path) -> bool:
 
 
 def run_checks(tree: Path) -> bool:
-    """Runs checks with the sanitized extension in a copy of the package, which the interpreter finds first.
+    """Run checks with the sanitized extension in a copy of the package, which the interpreter finds first.
 
-    The interpreter itself is not sanitized: the runtime library is preloaded, and what Python and PyTorch do not free
-    before they end is not asked after.
+    The interpreter itself is not sanitized: the runtime library is preloaded, and memory that Python and PyTorch do not
+    free before they end is ignored.
     """
     staging = tree / "staging"
     shutil.rmtree(staging, ignore_errors=True)
@@ -81,7 +82,7 @@ def run_checks(tree: Path) -> bool:
     if not run("address: install", ["cmake", "--install", str(tree), "--prefix", str(staging)]):
         return False
     compiler = os.environ.get("CXX", "g++")
-    # Of which the interpreter has neither: the sanitizer looks for the second, where exceptions come from, at once.
+    # The interpreter has neither. The sanitizer looks for functions of exceptions in the second one at its start.
     preloaded = [output(compiler, f"-print-file-name={library}") for library in ("libasan.so", "libstdc++.so.6")]
     environment = {
         **OPTIONS,

@@ -1,15 +1,15 @@
-"""Which tests a run of pytest takes: `--tier quick` (`make test`), `--tier all`, or `--slice k/M`, a part of all.
+"""The tests that a run of pytest takes: `--tier quick` (`make test`), `--tier all`, or `--slice k/M`, a part of all.
 
 The quick tier is chosen by rule:
 
 - a check (tests/checks) runs in one world, and every value of its parameters once: see checks/worlds.py;
-- so does any other test that is parametrized: every value of every parameter once;
-- of the drills, `@pytest.mark.drill("a class of fault")`, and of other jobs that are dear, the first of each class, by
-  one of those who can start its ranks;
-- tests marked `run_of_a_benchmark`, which run one for real, `extra`, `browser`, `framework`, and `soak` wait for
-  `--tier all`. So the quick tier needs nothing but what README's commands install, which CI proves (.ci/run).
+- the same holds for any other parametrized test: every value of every parameter once;
+- of the drills, `@pytest.mark.drill("a class of fault")`, and of other expensive jobs, the first of each class, with
+  one of the launchers that can start its ranks;
+- tests marked `run_of_a_benchmark`, which run one for real, `extra`, `browser`, `framework`, and `soak` only run with
+  `--tier all`. So the quick tier needs only the packages that README's commands install, which CI proves (.ci/run).
 
-The slices of a run are equal shares of all tests, dealt by their names: M of them together are everything.
+The slices of a run are equal shares of all tests, distributed by name: M of them together are all tests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from checks.worlds import covering, quick_pairs
 
-_WAYS = ("starter", "starter_anywhere", "way")  # fixtures of drills, each with a value for every way to do it
+_WAYS = ("starter", "starter_anywhere", "way")  # fixtures of drills, each with a value per launcher or transport
 _LATER = ("run_of_a_benchmark", "extra", "browser", "framework", "soak")  # markers of tests for `--tier all`
 MARKERS = (
     "drill(kind): a job with a real fault, or another dear one; `make test` has the first of each kind",
@@ -54,12 +54,12 @@ def part(text: str) -> tuple[int, int]:
 
 
 def of_part(name: str, number: int, parts: int) -> bool:
-    """Tell whether what has this name belongs to part `number` of `parts`."""
+    """Return whether a test with this name belongs to part `number` of `parts`."""
     return zlib.crc32(name.encode()) % parts == number - 1
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Takes the tests that are wanted. A test that was named by its id runs, whatever the rule says."""
+    """Keep the selected tests. A test that was named by its id always runs."""
     share: tuple[int, int] | None = config.getoption("--slice")
     if share is not None:
         wanted = {item for item in items if of_part(item.nodeid, *share)}
@@ -97,12 +97,12 @@ def quick(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def first_of(drill: str, group: list[pytest.Item]) -> pytest.Item:
-    """Return the first of a class of drills whose turn it is: who starts its ranks, what is between its hosts."""
+    """Return the first drill of a class with the launcher or transport whose turn it is."""
     ways = [next((str(parameters(item)[name]) for name in _WAYS if name in parameters(item)), "") for item in group]
     turn = sorted(set(ways))[zlib.crc32(drill.encode()) % len(set(ways))]
     return group[ways.index(turn)]
 
 
 def parameters(item: pytest.Item) -> dict[str, Any]:
-    """Return what a test was parametrized with."""
+    """Return the parameters of a test."""
     return dict(item.callspec.params) if hasattr(item, "callspec") else {}

@@ -1,7 +1,7 @@
-"""Runs one part of everything that is tested: `slice.py k/M`. All M parts are `make test-all` and `make sanitize`.
+"""Run one part of all tests: `slice.py k/M`. All M parts together are `make test-all` and `make sanitize`.
 
-The tests are dealt by their names (selection.py). A sanitizer is one piece: ThreadSanitizer is part 1's, the other that
-of the part in the middle.
+The tests are distributed by name (selection.py). A sanitizer is not divided: part 1 runs ThreadSanitizer, and the part
+in the middle runs the other one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TESTS = Path(__file__).resolve().parent
 
 
 def main() -> int:
-    """Run the part; the status of what failed first."""
+    """Run the part; return the status of the first failure."""
     if len(sys.argv) != 2:
         print("slice.py: which part? Write k/M, such as: make test-slice PART=1/12", file=sys.stderr)
         return 2

@@ -64,7 +64,7 @@ _MPI_OPTIONS = (
 
 
 @dataclass(frozen=True)
-class LinkBytes:
+class Traffic:
     """What went over a host's link so far, in bytes, Ethernet headers included."""
 
     sent: int
@@ -292,12 +292,12 @@ class Cluster:
         for host in hosts:
             self._do("ip", "link", "set", host, "master", "switch2")
 
-    def traffic(self) -> dict[str, LinkBytes]:
+    def traffic(self) -> dict[str, Traffic]:
         """What every host sent and received so far, by the counters of the switch."""
         found = {}
         for link in json.loads(self._do("ip", "-json", "-statistics", "link", "show", "type", "veth")):
             stats = link["stats64"]
-            found[link["ifname"]] = LinkBytes(sent=stats["rx"]["bytes"], received=stats["tx"]["bytes"])
+            found[link["ifname"]] = Traffic(sent=stats["rx"]["bytes"], received=stats["tx"]["bytes"])
         return {name: found[name] for name in self.names}
 
     def _start_head(self) -> None:

@@ -43,7 +43,7 @@ std::vector<OneShot::Number> OneShotFollower::awaited() {
 
 void OneShotFollower::leave(int member) {
   OneShot::leave(member);
-  led_by_nobody_ |= member == members_[0];
+  leader_left_ |= member == members_[0];
 }
 
 std::vector<int> OneShotFollower::missing() const {

@@ -46,7 +46,7 @@ class OneShotFollower : public OneShot {
   bool free() override;
   void enter(Number number, const What& what, const std::byte* input) override;
   bool over() const override { return !abandoned_ && has_entered(0, turn_); }
-  bool in_vain() const override { return abandoned_ || led_by_nobody_; }
+  bool in_vain() const override { return abandoned_ || leader_left_; }
   bool take(const What& what, const std::byte* input, std::byte* output) override;
   std::vector<Number> awaited() override;
   void leave(int member) override;
@@ -56,7 +56,7 @@ class OneShotFollower : public OneShot {
   void pass_over();
 
   bool laid_ = false;  // in this turn
-  bool led_by_nobody_ = false;
+  bool leader_left_ = false;
 };
 
 class OneShotLeader : public OneShot {

@@ -47,9 +47,9 @@ def run(
     dedicated = helped(algorithm)
     survivable = survives_losses(on_peer_lost, algorithm)
     place = network if network is not None else _nodes(size, ranks_per_node)
-    everybody = _contexts(place, devices if dedicated is None else (), survivable)  # helpers have no GPUs
-    nodes = everybody[0].world.nodes
-    chosen, workers = list(range(size)), everybody
+    all_contexts = _contexts(place, devices if dedicated is None else (), survivable)  # helpers have no GPUs
+    nodes = all_contexts[0].world.nodes
+    chosen, workers = list(range(size)), all_contexts
     if dedicated is not None:
         chosen = dedicated.roles(nodes).workers
         workers = _contexts([nodes[rank] for rank in chosen], devices, survivable)
@@ -71,7 +71,7 @@ def run(
 
     def train(context: Context, rank: int) -> None:
         if dedicated is not None:
-            context.helpers = Helpers(everybody[rank], dedicated)
+            context.helpers = Helpers(all_contexts[rank], dedicated)
         place = context.rank
         results[place] = function(*args)
         finished.append(place)
@@ -86,7 +86,7 @@ def run(
     ]
     threads += [
         threading.Thread(target=body, args=(context, partial(serve, context)), name=f"helper-{rank}")
-        for rank, context in enumerate(everybody)
+        for rank, context in enumerate(all_contexts)
         if rank not in chosen
     ]
     for thread in threads:

@@ -153,7 +153,7 @@ def environments() -> None:
 
 
 def attempt_init(label: str, algorithm: Algorithm | None = None) -> None:
-    """Note the error of init(); leave the world if there is none."""
+    """Note the error of init(); if it raises nothing, leave the world again."""
     attempt(label, lambda: hvd.init(algorithm=algorithm), alive=False)
     if hvd.is_initialized():
         hvd.shutdown()

@@ -40,7 +40,7 @@ def test_a_rank_killed_before_it_meets_the_others_ends_this_start(starter_anywhe
     with Launched(tmp_path, words("os.kill(os.getpid(), 9)", "--restarts", "1")) as job:
         assert job.ends() == 0, job.output
         job.leaves_nothing()
-        # The meeting place tells ranks that `sordino run` started itself. Ranks that wait in MPI cannot be told.
+        # The meeting place tells ranks that `sordino run` started itself. Ranks that wait in MPI do not hear of it.
         said = LOST if starter_anywhere == "local" else f"{KILLED}, who cannot start without it"
         assert said in job.output
         assert "with status 137, which is signal 9 (SIGKILL); restart 1 of 1" in job.output

@@ -1,4 +1,4 @@
-"""Shared memory that is too small for Open MPI: the job runs without it, and says so."""
+"""Shared memory that is too small for Open MPI: the job runs without it, and logs that."""
 
 from __future__ import annotations
 

@@ -2,13 +2,14 @@
 
     [mpirun, "-np", "4", *forked.python(), "worker.py", ...]
 
-A rank pays seconds for `import torch` alone. Here one server has imported it, before any thread, MPI or device, and
-forks; what a test starts in Python's place is a client (client.py) of milliseconds that hands the server its arguments,
-environment, folder and standard streams, and then stands for the fork: it ends as that does, and takes it along. So
-mpirun sees an ordinary process. What the fork shows in /proc (cmdline, environ) is the job's, as of a real start.
+A rank needs seconds for `import torch` alone. Here one server has imported it, before any thread, MPI or device, and
+forks. A test starts a client (client.py) instead of Python, which takes milliseconds. The client gives the server its
+arguments, environment, folder and standard streams, and then stands for the fork: it ends when the fork ends, and ends
+the fork when it is killed. So mpirun sees an ordinary process. /proc shows the job's cmdline and environ for the fork,
+as for a real start.
 
-A fork enters its client's namespaces, so it may be on an emulated host. What differs from a real start: all forks have
-one hash seed, and their parent is the server. Tests of exactly such things start real processes.
+A fork enters its client's namespaces, so it may be on an emulated host. Two differences from a real start remain: all
+forks have one hash seed, and their parent is the server. Tests of exactly these things start real processes.
 """
 
 from __future__ import annotations
@@ -23,21 +24,22 @@ from functools import cache
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
-_ADDRESS = "FORK_SERVER_OF_TESTS"  # the environment variable by which clients find the server
+_ADDRESS = "FORK_SERVER_OF_TESTS"  # environment variable by which clients find the server
 
 
 def environment() -> dict[str, str]:
-    """Return what clients on other hosts need in their environment, which launchers do not take there by themselves."""
+    """Return the variables that clients on other hosts need, as launchers do not pass them by themselves."""
     python()
     return {_ADDRESS: os.environ[_ADDRESS]}
 
 
 @cache
 def python() -> list[str]:
-    """Return the words that stand for `python` in a command; the first call starts the server."""
+    """Return the words that replace `python` in a command; the first call starts the server."""
     folder = tempfile.mkdtemp(prefix="fork-server-")
-    padding = {"PADDING": "x" * 65536}  # room for the environment that a fork shows
-    # Its standard input is its lifeline: when this process ends, however it does, so does the server with all forks.
+    padding = {"PADDING": "x" * 65536}  # space for the environment that a fork shows
+    # Standard input shows the server that this process lives. When this process ends, in any way, so does the server
+    # with all forks.
     server = subprocess.Popen(
         [sys.executable, str(_HERE / "server.py"), f"{folder}/socket", "x" * 8192],
         stdin=subprocess.PIPE,

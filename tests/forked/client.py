@@ -1,7 +1,8 @@
-"""Stands for a Python process that the fork server makes: `python -I -S client.py [-c CODE | -m MODULE | FILE] ...`.
+"""Stand-in for a Python process that the fork server makes: `python -I -S client.py [-c CODE | -m MODULE | FILE] ...`.
 
-It ends as the fork does, by the same signal if one ended it, hands on the signals that it gets, and when it is killed
-the server kills the fork. Where there is no server, or one that has imported other packages, it becomes a real Python.
+It ends as the fork does, by the same signal if one ended it. It passes on the signals that it gets; when it is killed,
+the server kills the fork. If there is no server, or one with packages from another PYTHONPATH, it becomes a real
+Python.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _HANDED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, sign
 
 
 def main() -> None:
-    """Has the server fork, and ends as the fork does."""
+    """Have the server fork, and end as the fork does."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDED_ON)
     server = socket.socket(socket.AF_UNIX)
     what = {
@@ -36,7 +37,7 @@ def main() -> None:
     if not line.startswith("pid "):
         become_python(before)
     fork = int(line.split()[1])
-    for number in _HANDED_ON if fork else ():  # 0: among other processes; then what ends this one ends it
+    for number in _HANDED_ON if fork else ():  # 0: in another PID namespace; what ends this process ends the fork, too
         signal.signal(number, lambda number, _: hand_on(fork, number))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
@@ -47,19 +48,19 @@ def main() -> None:
 
 
 def hand_on(fork: int, number: int) -> None:
-    """Passes a signal on, if the fork has not ended meanwhile."""
+    """Pass a signal on, if the fork has not ended meanwhile."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(fork, number)
 
 
 def become_python(mask: set[int | signal.Signals]) -> None:
-    """Start what was wanted for real, in this process."""
+    """Start the requested Python for real, in this process."""
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 def end_like(code: int) -> None:
-    """End with this status, or by this signal if it is negative."""
+    """End with this status or, if it is negative, by this signal."""
     if code < 0:
         import resource
 

@@ -1,8 +1,8 @@
-"""The fork server: `server.py SOCKET PADDING`. It imports what is slow once, and forks for each client (client.py).
+"""The fork server: `server.py SOCKET PADDING`. It imports slow modules once, and forks for each client (client.py).
 
-The fork returns from `serve` and becomes what the client was asked to be. At its end threads are joined and exit
-functions run, Python's and C's, as always; only the taking apart of all modules, half a second with torch, is left to
-the kernel.
+The fork returns from `serve` and becomes the process that the client asked for. At its end threads are joined and the
+exit functions of Python and C run, as always. Only the destruction of all modules, which takes half a second with
+torch, is left to the kernel.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def load() -> None:
-    """Import what jobs of tests need. Nothing of it may start a thread, MPI or a device."""
-    # torch would import torch._dynamo with the first optimizer, which takes as long as all the rest.
+    """Import the modules that jobs of tests need. This must not start a thread, MPI or a device."""
+    # torch would import torch._dynamo with the first optimizer, which takes as long as all other imports.
     for module in ("sklearn.datasets", "torch", "torch._dynamo", "sordino.checkpoint", "sordino.data", "sordino.torch"):
         importlib.import_module(module)
 
@@ -48,7 +48,7 @@ def load() -> None:
 
 
 class Server:
-    """Who waits for which fork."""
+    """Server with its clients and their forks."""
 
     def __init__(self, path: str) -> None:
         self.events = selectors.DefaultSelector()
@@ -62,7 +62,7 @@ class Server:
         self.packages = os.environ.get("PYTHONPATH", "")
 
     def serve(self) -> Request | None:
-        """Return a request in a fork that is to fulfil it, None at the end."""
+        """Return a request in the fork that is to fulfil it, None at the end."""
         while not self.stopped:
             for key, _ in self.events.select():
                 request = key.data(key.fileobj)
@@ -73,19 +73,19 @@ class Server:
         return None
 
     def stop(self, _: object) -> None:
-        """Note that nobody is left who needs this server."""
+        """Note that the process that needs this server has ended."""
         self.stopped = True
 
     def accept(self, listener: socket.socket) -> None:
-        """Take in a client. Its request is read as it comes: a client that is stopped must not stop the others."""
+        """Accept a client. Its request is read as it arrives, as a stopped client must not stop the others."""
         client, _ = listener.accept()
         client.setblocking(False)
         self.events.register(client, selectors.EVENT_READ, Arriving(self).read)
 
     def fulfil(self, client: socket.socket, streams: list[int], request: Request) -> Request | None:
-        """Fork for a client; return its request in the fork. A client that is turned away becomes a real Python."""
+        """Fork for a client; return its request in the fork. A client that is refused becomes a real Python."""
         try:
-            # The client may number processes otherwise; so the kernel is asked who it is.
+            # The client may be in another PID namespace, so the kernel is asked for its number.
             credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             request["pid"], _, _ = struct.unpack("3i", credentials)
             try:
@@ -122,7 +122,7 @@ class Server:
                 client.close()
 
         def left(_: object) -> None:
-            if client.fileno() < 0:  # the fork has ended at the same time, which was seen first
+            if client.fileno() < 0:  # the fork has ended at the same time, and that was seen first
                 return
             self.events.unregister(client)
             client.close()
@@ -134,7 +134,7 @@ class Server:
 
 
 class Arriving:
-    """The request of a client, as far as it has come: 8 bytes with the length and three descriptors, then JSON."""
+    """A client's request, received in parts: 8 bytes with the length, three descriptors, and JSON."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -143,7 +143,7 @@ class Arriving:
         self.streams: list[int] = []
 
     def read(self, client: socket.socket) -> Request | None:
-        """Read what has come; in the fork that is to fulfil the request return that."""
+        """Read the next part; return the request in the fork that is to fulfil it."""
         try:
             if not self.length:
                 more, self.streams, _, _ = socket.recv_fds(client, 8, 3)
@@ -172,7 +172,7 @@ class Arriving:
 
 
 def tell(client: socket.socket, line: str) -> None:
-    """Send a line to a client that may be gone."""
+    """Send a line to a client that may have ended."""
     with contextlib.suppress(OSError):
         client.sendall(line.encode())
 
@@ -206,12 +206,12 @@ def become(request: Request) -> None:
     import torch
 
     numpy.random.seed()
-    if environ.get("OMP_NUM_THREADS"):  # which the libraries read when they were loaded
+    if environ.get("OMP_NUM_THREADS"):  # the libraries have read it at import
         torch.set_num_threads(int(environ["OMP_NUM_THREADS"]))
 
 
 def foreign_namespaces(pid: int) -> dict[str, int]:
-    """Return the namespaces in which that process is and this one is not."""
+    """Return the namespaces of that process that this one is not in."""
     return {
         name: flag
         for name, flag in _NAMESPACES.items()
@@ -220,8 +220,8 @@ def foreign_namespaces(pid: int) -> dict[str, int]:
 
 
 def move(pid: int, namespaces: dict[str, int]) -> None:
-    """Enter these namespaces of that process. Among its processes only a child of this one can be: then this one stays
-    behind, and ends as the child does."""
+    """Enter these namespaces of that process. Only a child of this process can be in its PID namespace: then this
+    process stays behind, and ends as the child does."""
     c = ctypes.CDLL(None, use_errno=True)
     if c.setns(os.pidfd_open(pid), sum(namespaces.values())) != 0:
         raise OSError(ctypes.get_errno(), "cannot enter the client's namespaces")
@@ -234,13 +234,13 @@ def move(pid: int, namespaces: dict[str, int]) -> None:
 
 
 def stat_fields(first: int, end: int) -> list[int]:
-    """Return some fields of /proc/self/stat, counted from 1 as its manual does."""
+    """Return some fields of /proc/self/stat; numbers start at 1 as in its manual."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return [int(field) for field in fields[first - 3 : end - 3]]
 
 
 def show(start: int, end: int, words: list[str]) -> None:
-    """Write words where the kernel reads what /proc tells of this process."""
+    """Write words into the memory that /proc shows for this process."""
     text = b"".join(word.encode(errors="surrogateescape") + b"\0" for word in words)
     room = end - start
     assert len(text) <= room, f"{len(text)} bytes to show, and room for {room}"
@@ -248,13 +248,13 @@ def show(start: int, end: int, words: list[str]) -> None:
 
 
 def run_to_the_end(argv: list[str]) -> None:
-    """Run what was asked for and end this process with the status, or by the signal, that Python would end with."""
+    """Run the request and end this process with the status, or by the signal, with which Python would end."""
     code: object = 0
     try:
         try:
             run(argv)
         finally:
-            threading._shutdown()  # joins threads that are no daemons, as an interpreter's end does
+            threading._shutdown()  # joins non-daemon threads, as the end of an interpreter does
     except SystemExit as end:
         code = 0 if end.code is None else end.code
         if not isinstance(code, int):
@@ -268,14 +268,14 @@ def run_to_the_end(argv: list[str]) -> None:
         try:
             stream.flush()
         except OSError:
-            code = code or 120  # as Python has it
+            code = code or 120  # as Python does
     if int(code) < 0:
         end_like(int(code))
     ctypes.PyDLL(None).exit(int(code) & 0xFF)  # with C's exit functions, where MPI is finalized
 
 
 def run(argv: list[str]) -> None:
-    """Run it, as `python ARGV` would."""
+    """Run the request as `python ARGV` would."""
     first, *rest = argv
     if first == "-m":
         sys.path[0] = os.getcwd()

@@ -1,4 +1,4 @@
-"""Tests that need a GPU are skipped, visibly, where there is none, or where the core was built without CUDA."""
+"""Skip tests that need a GPU, visibly, on a machine without one, or if the core was built without CUDA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts jobs of gpu_worker.py, one for each world, and reads what their ranks wrote."""
+"""Start jobs of gpu_worker.py, one for each world, and read the files of their ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JOB_TIMEOUT_S = int(os.environ.get("SORDINO_TEST_JOB_S", "420"))
 
 @dataclass(frozen=True)
 class World:
-    """Some ranks. `gpus`: real ones that they use, 0 for a simulated one."""
+    """A number of ranks, and the number of real GPUs that they use; 0 for a simulated one."""
 
     ranks: int
     gpus: int = 1
@@ -36,7 +36,7 @@ class World:
 
 
 def names(world: World, way: str = "", word: str = "") -> list[str]:
-    """The checks for a world, by one way, whose names contain a word."""
+    """Return the names of a world's checks, for one route, that contain a word."""
     tail = f"@{way}" if way else ""
     return [
         one.name + tail
@@ -47,7 +47,7 @@ def names(world: World, way: str = "", word: str = "") -> list[str]:
 
 @dataclass
 class Jobs:
-    """Runs the job of a world at its first test."""
+    """The jobs of worlds; each runs at the first test of its world."""
 
     folder: Path
     wanted: dict[World, list[str]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Jobs:
 
     @classmethod
     def of(cls, session: pytest.Session, path: str, folder: Path) -> Jobs:
-        """With those checks that this run of pytest wants of a file's tests."""
+        """Return jobs with the checks of a file that this run of pytest has selected."""
         jobs = cls(folder)
         for item in session.items:
             if item.path == Path(path) and "name" in getattr(item, "callspec", _Nothing).params:
@@ -63,7 +63,7 @@ class Jobs:
         return jobs
 
     def check(self, world: World, name: str) -> None:
-        """Fails where a rank failed in it, or did not get there, or found something else than the others."""
+        """Fail if a rank failed in the check or did not reach it, or if ranks had different results."""
         if world not in self.done:
             self.done[world] = self._run(world)
         reports, output = self.done[world]
@@ -95,7 +95,8 @@ class _Nothing:
 
 
 def open_mpi() -> mpi.Launcher | None:
-    """Return the mpirun that starts ranks. Without one, or with SORDINO_TEST_LAUNCHER=local, `sordino run` does."""
+    """Return the mpirun that starts ranks, or None: then `sordino run` starts them, also with
+    SORDINO_TEST_LAUNCHER=local."""
     if os.environ.get("SORDINO_TEST_LAUNCHER") == "local":
         return None
     try:
@@ -106,7 +107,8 @@ def open_mpi() -> mpi.Launcher | None:
 
 
 def started(ranks: int, command: list[str], launcher: mpi.Launcher | None, outlive: bool) -> list[str]:
-    """Return the words that start a command of Python's on some ranks, which may `outlive` others."""
+    """Return the words that start a Python command on some ranks. With `outlive`, ranks may continue after others have
+    ended."""
     if ranks == 1:
         return [sys.executable, *command]
     if launcher is None:
@@ -116,7 +118,7 @@ def started(ranks: int, command: list[str], launcher: mpi.Launcher | None, outli
 
 
 def run(world: World, folder: Path, words: list[str], timeout: float, way: str = "", outlive: bool = False) -> str:
-    """Runs a job to its end; its output goes to a file. Returns how it ended, if that was by force."""
+    """Run a job to its end with its output in a file. Return a note if it had to be killed."""
     words = [str(WORKER), *words, *([] if world.gpus else ["--pretend", "0"])]
     command = started(world.ranks, words, open_mpi(), outlive)
     environment = os.environ | {"SORDINO_TIMEOUT_S": "60"} | WAYS[way]
@@ -131,7 +133,7 @@ def run(world: World, folder: Path, words: list[str], timeout: float, way: str =
 
 
 def lose_a_rank(world: World, folder: Path, when: str, way: str = "") -> None:
-    """The last rank kills itself: all others must hear of it, and what they start later must fail alike."""
+    """Kill the last rank: all other ranks must hear of it, and all their later operations must fail in the same way."""
     ending = run(world, folder, [str(folder), "--lose", when], HANG_S, way, outlive=True)
     output = (folder / "output").read_text(errors="replace")[-3000:] + ending
     assert (folder / "struck").exists(), output

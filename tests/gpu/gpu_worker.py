@@ -1,8 +1,8 @@
 """A rank of a job on GPUs (test_gpu_ranks.py): `[sordino run -np N] python gpu_worker.py FOLDER FILE_OF_CHECKS`.
 
-Every check gets a world of its own; "NAME@WAY" is one whose operations go a certain way. Rank r appends one line a
-check to FOLDER/r.jsonl. `--pretend D` has the CPU's tensors stand for the memory of simulated GPU D. `--lose WHEN` has
-the last rank kill itself instead, and the others tell in FOLDER/lost.r what they heard of it.
+Every check gets a world of its own; "NAME@WAY" is a check whose operations use a certain route. Rank r appends one line
+per check to FOLDER/r.jsonl. With `--pretend D` the CPU's tensors stand for the memory of simulated GPU D. With `--lose
+WHEN` the last rank kills itself instead, and the others write the errors that they got to FOLDER/lost.r.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STUCK_S = min(120.0, 0.6 * float(os.environ.get("SORDINO_TEST_JOB_S", "420")))
 
 
 def place(options: argparse.Namespace, folder: Path, number: int) -> Seat:
-    """This rank's seat in the world that has just been made."""
+    """Return this rank's seat in the world that has just been made."""
     gpu = pretended(options.pretend)
     device, apart = HOST, False
     if gpu is None:
@@ -117,7 +117,7 @@ WHEN = {"between": between, "under way": under_way, "exchange": exchange}
 
 def lose(options: argparse.Namespace) -> None:
     faulthandler.dump_traceback_later(STUCK_S, exit=True)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `sordino run` sends it soon, and kills who is there a second later
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `sordino run` sends it soon, and kills this rank a second later
     hvd.init()
     folder = Path(options.folder)
     seat = place(options, folder, 0)
@@ -141,7 +141,7 @@ def lose(options: argparse.Namespace) -> None:
         ones = torch.ones(10, device=seat.device)
         report["later"] = [kind(lambda: hvd.allreduce(ones)), kind(lambda: hvd.allgather(ones))]
         hvd.shutdown()
-        # The GPU, and this rank's memory there, are still good.
+        # The GPU and this rank's memory on it are still good.
         report["computes"] = float((ones * 2).sum())
         draft = folder / f"lost.{seat.rank}.part"
         draft.write_text(json.dumps(report | {"done": time.time()}))

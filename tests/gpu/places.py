@@ -1,4 +1,4 @@
-"""Device memory for tests: tensors at chosen addresses between poison, and how results compare."""
+"""Device memory for tests: tensors at chosen addresses between poison, and comparisons of results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EDGES = (0.0, -0.0, math.inf, -math.inf, math.nan, 6e-8, 1e-40, 1e30, 65504.0, 5
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes."""
+    """Return the tensor's bytes."""
     if tensor.numel() == 0:
         return torch.zeros(0, dtype=torch.uint8, device=tensor.device)
     return tensor.reshape(-1).view(torch.uint8)
@@ -33,7 +33,7 @@ class Place:
         self.address, self.elements = self._memory.data_ptr() + self._begin, content.numel()
 
     def take(self) -> torch.Tensor:
-        """What is there now, on the host. Nothing around it may have changed."""
+        """Return the present content, on the host. The memory around it must not have changed."""
         everything = self._memory.cpu()
         around = torch.cat([everything[: self._begin], everything[self._end :]])
         assert bool((around == POISON).all()), "written beside the tensor"
@@ -42,14 +42,14 @@ class Place:
 
 
 def phase(kind: str, index: int, dtype: torch.dtype) -> int:
-    """Where the tensor number `index` of a row begins."""
+    """Return the offset at which tensor number `index` of a row begins."""
     if kind == "aligned":
         return 0
     return (3 + (index if kind == "different" else 0)) * dtype.itemsize % 64
 
 
 def content(rank: int, count: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Random values of the whole range, and among floats some edge cases."""
+    """Return random values of the whole range, for floats with some edge cases."""
     return _content(rank, count, dtype, seed).clone()
 
 
@@ -63,7 +63,7 @@ def _content(rank: int, count: int, dtype: torch.dtype, seed: int) -> torch.Tens
 
 
 def assert_same(got: torch.Tensor, wanted: torch.Tensor, what: object = "") -> None:
-    """The same bits, but for NaNs, of which any is as good."""
+    """Assert that the bits are the same; any NaN equals any other."""
     if got.dtype in FLOATS:
         assert torch.equal(got.isnan(), wanted.isnan()), what
         got, wanted = got[~got.isnan()], wanted[~wanted.isnan()]

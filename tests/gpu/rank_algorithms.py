@@ -1,4 +1,4 @@
-"""Every algorithm on a device, beside the same training on the host of the same ranks."""
+"""Every algorithm on a device, compared with the same training on the hosts of the same ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sordino.algorithms import (
 STEPS = 7
 Makers = dict[str, Callable[[int], Algorithm]]
 
-EQUAL: Makers = {  # after which all ranks have the same parameters
+EQUAL: Makers = {  # all ranks have the same parameters afterwards
     "allreduce": lambda n: AllReduce(),
     "local SGD, whole models": lambda n: LocalSGD(interval=STEPS, exchange="allreduce"),
     "local SGD, shards": lambda n: LocalSGD(interval=STEPS, exchange="sharded"),
@@ -39,7 +39,7 @@ EQUAL: Makers = {  # after which all ranks have the same parameters
     "skipping, nothing": lambda n: CaPS(threshold=100.5),
     "skipping by servers": lambda n: CaPS(threshold=100.5, exchange="parameter-server"),
 }
-OWN: Makers = {  # after which each has its own
+OWN: Makers = {  # each rank has its own parameters afterwards
     **{name: lambda n, one=one: one for name, one in GOSSIPING.items()},  # type: ignore[misc]
     "crossover of the model": lambda n: Crossover(segments="model"),
     "crossover of groups": lambda n: Crossover(group_size=2) if n > 2 and n % 2 == 0 else Crossover(),
@@ -66,7 +66,7 @@ def trained(seat: Seat, algorithm: Algorithm, name: str = "momentum", **options:
 
 
 def near(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """But for products of matrices that are added up in another order, of which Adam makes more."""
+    """Assert that results are near each other: matrix products add in another order, and Adam amplifies this."""
     for mine, host in pairs:
         torch.testing.assert_close(mine, host, atol=1e-4, rtol=1e-3)
 
@@ -93,7 +93,7 @@ def the_expected_way(seat: Seat, which: str) -> None:
 
 @check(least=2)
 def exchanges_conserve_the_mean(seat: Seat) -> None:
-    """Of many values, at once after steps that are slow on a GPU."""
+    """The mean of many values is conserved, in exchanges directly after steps that are slow on a GPU."""
     for algorithm in (one for one in CONSERVING.values() if not one.weighted):  # type: ignore[attr-defined]
         parameter = torch.nn.Parameter(seat.put(torch.full((300_007,), float(seat.rank + 1))))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), algorithm=algorithm)
@@ -112,7 +112,7 @@ def exchanges_conserve_the_mean(seat: Seat) -> None:
 
 
 def skipped(seat: Seat, detector: str, granularity: str, digits: int | None) -> tuple[list[object], list[torch.Tensor]]:
-    """Gradients are planted, in numbers that all devices add up to the same bits; returns what was decided."""
+    """Train with hand-made gradients, whose sums have the same bits on all devices; return the decisions."""
     sizes = (1000, 640, 77, 64, 5000)
     tensors = [torch.nn.Parameter(seat.put(torch.arange(size, dtype=torch.float32) + 1)) for size in sizes]
     algorithm = CaPS(
@@ -148,7 +148,7 @@ def skipped(seat: Seat, detector: str, granularity: str, digits: int | None) -> 
 @check(each=[f"{one} {other}" for one in ("naive", "random", "history", "movement") for other in ("tensor", "block")])
 def counts_are_those_of_the_host(seat: Seat, which: str) -> None:
     detector, granularity = which.split()
-    for digits in (None,) if detector == "movement" else (None, 3):  # it does not compare
+    for digits in (None,) if detector == "movement" else (None, 3):  # it does not compare values
         mine, here = skipped(seat, detector, granularity, digits)
         with seat.on_host():
             wanted, there = skipped(seat, detector, granularity, digits)
@@ -162,7 +162,7 @@ def counts_are_those_of_the_host(seat: Seat, which: str) -> None:
 
 
 def meet(seat: Seat, name: str) -> None:
-    """Waits for the other ranks without the library, by files."""
+    """Wait for the other ranks without the library, by files."""
     (Path(seat.folder) / f"{name}.{seat.rank}").touch()
     limit = time.monotonic() + 60
     for rank in range(seat.size):
@@ -182,7 +182,7 @@ PULLS = {
 
 @check(least=2, each=PULLS)
 def pulled_models_are_whole(seat: Seat, which: str) -> None:
-    """Every step adds one to every value; what is pulled is some steps older, and of one snapshot."""
+    """Every step adds one to every value. A pulled model is some steps older, and is from a single snapshot."""
     big, wide = (torch.full((count,), seat.rank + 1.0, dtype=dtype) for count, dtype in SHAPES)
     model = torch.nn.ParameterDict({"big": big, "wide": wide}).to(seat.device)
     optimizer = hvd.DistributedOptimizer(

@@ -1,5 +1,5 @@
-"""Training as people do it on GPUs: mixed precision, channels_last and torch.compile together, beside a plain model
-that has the whole batch."""
+"""Training as on users' GPUs: mixed precision, channels_last and torch.compile together, compared with a plain model on
+the whole batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sordino.torch as hvd
 
 STEPS = 6
 MODES = ("default", "reduce-overhead")
-"""Of inductor: the second replays CUDA graphs of forward and backward, between which our hooks run."""
+"""Modes of inductor. The second one replays CUDA graphs of forward and backward; our hooks run between them."""
 
 
 def train(seat: Seat, backend: str, **options: object) -> None:
@@ -29,7 +29,7 @@ def train(seat: Seat, backend: str, **options: object) -> None:
         whole = [one.float() for one in batch(ROWS * seat.size, turn)]
         mine = part(whole, seat.rank, seat.size)
         for model, optimizer, rows in zip((compiled, models[1]), optimizers, (mine, whole)):
-            # Graphs of CUDA make gradients in memory of theirs, which the next replay overwrites: none may be kept.
+            # CUDA graphs create gradients in their own memory, which the next replay overwrites, so none may be kept.
             optimizer.zero_grad(set_to_none=turn % 2 == 0 or options.get("mode") == "reduce-overhead")
             x, y = (seat.put(one) for one in rows)
             with torch.autocast(seat.device.type, dtype=torch.bfloat16):

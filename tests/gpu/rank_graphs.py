@@ -1,4 +1,5 @@
-"""CUDA graphs beside our operations: what users capture and replay stays right, and what cannot be captured says so."""
+"""CUDA graphs together with our operations: graphs of users stay correct, and operations that cannot be captured
+raise."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from sordino.errors import UsageError
 
 @check(cuda=True)
 def a_capture_beside_operations_under_way(seat: Seat) -> None:
-    """Our threads ask the GPU for events and memory meanwhile, which must not spoil what the user captures."""
+    """Our threads request events and memory of the GPU during the user's capture, and must not spoil it."""
     given = inputs(seat, 300_001, torch.float32)
     x = torch.zeros(1000, device=seat.device)
     for turn in range(4):
@@ -44,7 +45,7 @@ def a_capture_beside_operations_under_way(seat: Seat) -> None:
 
 @check(cuda=True)
 def replays_between_operations(seat: Seat) -> None:
-    """A graph makes the input of an operation, and another uses what comes out, in the same memory each time."""
+    """One graph makes the input of an operation, another uses its output, in the same memory each time."""
     mine, total = (torch.zeros(50_000, device=seat.device) for _ in range(2))
     before, after = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(before):
@@ -64,7 +65,7 @@ def replays_between_operations(seat: Seat) -> None:
 
 @check(cuda=True)
 def graphed_callables(seat: Seat) -> None:
-    """Forward and backward as graphs of PyTorch's, wrapped afterwards: gradients are averaged between their replays."""
+    """Forward and backward as CUDA graphs of PyTorch, wrapped afterwards: gradients are averaged between replays."""
     model, twin = (fill(MODELS["small"]().double(), 3) for _ in range(2))
     model.to(seat.device)
     sample = seat.put(part(batch(ROWS * seat.size, 0), seat.rank, seat.size)[0])
@@ -87,7 +88,8 @@ def graphed_callables(seat: Seat) -> None:
 
 @check(cuda=True)
 def an_operation_cannot_be_captured(seat: Seat) -> None:
-    """It is refused where it is submitted, on every rank, and the world goes on. The last check, for others' sake."""
+    """Submitting raises on every rank, and the world stays usable. This is the last check, so that it cannot affect
+    others."""
     mine = seat.put(torch.full((1000,), float(seat.rank)))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

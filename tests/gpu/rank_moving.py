@@ -1,4 +1,4 @@
-"""Broadcast, allgather, all-to-all, reducescatter and whatever else carries device tensors between ranks."""
+"""Broadcast, allgather, all-to-all, reducescatter and other operations that move device tensors between ranks."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def batch_normalization_over_all_ranks(seat: Seat) -> None:
 
 @check()
 def checkpoints(seat: Seat) -> None:
-    """Of a model that lies in an arena: saved and loaded it goes on as if nothing had been."""
+    """A model in an arena continues after it was saved and loaded, as without an interruption."""
 
     def make() -> tuple[torch.nn.Module, hvd.DistributedOptimizer]:
         model = Odd().to(seat.device)

@@ -1,4 +1,4 @@
-"""Reductions of device memory against float64, one at a time, in groups and in bursts, and what is refused."""
+"""Reductions of device memory against float64: one at a time, in groups and in bursts; and refused operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LENGTHS = (0, 1, 3, 1000, 70001)
 
 
 def inputs(seat: Seat, shape: int | tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
-    """What all ranks contribute, on the host."""
+    """Return the inputs of all ranks, on the host."""
     return [values(rank, shape, dtype, seed) for rank in range(seat.size)]
 
 
@@ -55,7 +55,7 @@ def groups_of_dtypes(seat: Seat) -> None:
 
 @check(each=(7, 200))
 def bursts_are_fused(seat: Seat, count: int) -> None:
-    """Submitted in another order on each rank."""
+    """Each rank submits in another order."""
     given = [inputs(seat, 1 + k * 37 % 5000, torch.float32, seed=k) for k in range(count)]
     for _ in range(3):
         mine = [seat.put(one[seat.rank]) for one in given]
@@ -177,7 +177,7 @@ def mismatches_leave_the_input_alone(seat: Seat) -> None:
 
 @check()
 def both_kinds_of_memory_side_by_side(seat: Seat) -> None:
-    """Operations on the host's memory among those on the device's."""
+    """Operations on the host's memory are mixed with operations on the device's."""
     given = inputs(seat, 5000, torch.float32)
     handles = []
     for k in range(20):

@@ -1,7 +1,7 @@
 """A rank's place in the checks of GPU operations, and the table of those checks.
 
-They are written for a GPU. On a simulated device (`--pretend`) the CPU's tensors stand for its memory, so that the same
-lines run where there is no GPU.
+The checks are written for a GPU. On a simulated device (`--pretend`) the CPU's tensors stand for its memory, so the
+same code runs without a GPU.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ WAYS = {
     "nccl": {"SORDINO_GPU_ROUTE": "nccl"},
     "messages": {"SORDINO_RANKS_PER_NODE": "1"},
 }
-"""What makes operations go a certain way: the environment of a world. The first is all ways, in their order."""
+"""Environments that make operations use a certain route. The first one allows all routes, in their order."""
 
 
 class LeftOut(Exception):
-    """What a check lacks here."""
+    """Raised if something that a check needs is missing here."""
 
 
 @dataclass
 class Seat:
-    """This rank's place.
+    """The rank's place.
 
     Attributes:
-        device: of the tensors.
-        gpu: what the CPU's tensors stand for, or None on a real GPU.
+        device: device of the tensors.
+        gpu: the GPU that the CPU's tensors stand for, or None on a real GPU.
         apart: whether no two ranks share a GPU.
         route: SORDINO_GPU_ROUTE.
-        one_node: whether ranks count as being on one node.
-        log: what must be equal on all ranks.
+        one_node: whether all ranks count as one node.
+        log: values that must be equal on all ranks.
     """
 
     rank: int
@@ -71,17 +71,17 @@ class Seat:
         return self.size - 1
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy on the device."""
+        """Return a copy on the device."""
         return tensor.to(self.device, copy=True)
 
     def same(self, label: str, *values: object) -> None:
-        """Says that these are equal on all ranks, tensors bit for bit."""
+        """Note that these values must be equal on all ranks, tensors bit for bit."""
         for value in values:
             self.log.append((label, digest(value.detach().cpu() if isinstance(value, torch.Tensor) else value)))
 
     @contextmanager
     def on_host(self) -> Iterator[None]:
-        """Within it the device is the host: for twins that are computed there."""
+        """Context in which the device is the host, for twins that are computed there."""
         device, self.device, current().host_device = self.device, HOST, None
         try:
             yield
@@ -89,16 +89,16 @@ class Seat:
             self.device, current().host_device = device, self.gpu
 
     def twins(self, run: Callable[[], Iterable[torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Pairs of what `run` gives on the device and on the host, both on the host."""
+        """Return pairs of the results of `run` on the device and on the host, all on the host."""
         mine = [tensor.detach().cpu().clone() for tensor in run()]
         with self.on_host():
             return list(zip(mine, [tensor.detach() for tensor in run()], strict=True))
 
-    # ---- ways ----------------------------------------------------------------------------------------------------
+    # ---- routes --------------------------------------------------------------------------------------------------
 
     @property
     def reduces(self) -> set[str]:
-        """The ways that an all-reduce or an exchange of floats may go."""
+        """The routes that an all-reduce or an exchange of floats may use."""
         if self.size == 1:
             return {"ALONE"}
         if self.route == "host":
@@ -109,12 +109,12 @@ class Seat:
 
     @property
     def moves(self) -> set[str]:
-        """The ways that other operations may go."""
+        """The routes that other operations may use."""
         return {"STAGED"} if self.reduces == {"IPC"} else self.reduces
 
     @contextmanager
     def goes(self, ways: set[str], alone: bool = True) -> Iterator[None]:
-        """Operations within go one of these ways; if not `alone`, others may go other ways."""
+        """Assert that operations in the context use one of these routes; without `alone`, some may use others."""
         before = Counter(current().world.gpu_operations)
         yield
         found = Counter(current().world.gpu_operations)
@@ -126,7 +126,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class Check:
-    """One of them. `cuda`: it needs a real GPU."""
+    """A check. `cuda`: it needs a real GPU."""
 
     name: str
     function: Callable[..., None]
@@ -139,7 +139,7 @@ _CHECKS: dict[str, Check] = {}
 
 
 def check(least: int = 1, cuda: bool = False, each: Iterable[object] = ()) -> Callable[..., Callable[..., None]]:
-    """Registers a check for `least` ranks or more, once for each value if there are any."""
+    """Register a check for `least` ranks or more, once for each value if there are values."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         home = function.__module__.removeprefix("rank_")
@@ -161,7 +161,7 @@ def all_checks() -> dict[str, Check]:
 
 
 def pretended(number: int | None) -> Device | None:
-    """A simulated GPU. What on a real one is copied to the host is a copy from then on, too."""
+    """Return a simulated GPU. From now on copies that a real one makes to the host are copies here, too."""
     if number is None:
         return None
 

@@ -1,5 +1,5 @@
-"""Order: operations begin after what computes their inputs, whoever uses their outputs comes after them, and memory
-that is given back meanwhile is nobody else's too early. No check waits for the whole device."""
+"""Order of work: operations begin after their inputs are computed, and code that uses their outputs runs after them.
+Memory that is freed meanwhile is not reused too early. No check waits for the whole device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLOW = 60_000_000  # clock cycles: tens of milliseconds
 
 @check(cuda=True, each=("sleep", "products"))
 def inputs_that_are_still_being_computed(seat: Seat, how: str) -> None:
-    """On a side stream; outputs are used at once."""
+    """The inputs are computed on a side stream; outputs are used at once."""
     left = torch.randn(2000, 2000, device=seat.device)
     for turn in range(4):
         side = torch.cuda.Stream(seat.device)
@@ -51,7 +51,7 @@ def inputs_that_are_still_being_computed(seat: Seat, how: str) -> None:
 
 @check(cuda=True)
 def two_streams_do_not_wait_for_each_other_s_operations(seat: Seat) -> None:
-    """What was submitted from one stream may be waited for on another."""
+    """An operation that was submitted from one stream may be waited for on another."""
     given = inputs(seat, 100_003, torch.float32)
     one, other = torch.cuda.Stream(seat.device), torch.cuda.Stream(seat.device)
     with torch.cuda.stream(one):
@@ -78,7 +78,7 @@ def inputs_that_are_overwritten_afterwards(seat: Seat) -> None:
 
 @check()
 def tensors_dropped_under_way(seat: Seat) -> None:
-    """What the caller forgets is kept until it has been read and written; the allocator gets it back afterwards."""
+    """A tensor that the caller drops is kept until it was read and written; then the allocator gets it back."""
     sizes = [1000, 65_537, 400_003]
     for turn in range(5 if seat.gpu else 12):
         handles = []
@@ -90,7 +90,7 @@ def tensors_dropped_under_way(seat: Seat) -> None:
             handles.append((given, hvd.allreduce_async(mine * 2, name=f"drop.{k}", op=hvd.Sum)))
             handles.append((given, hvd.allgather_async(mine * 2, name=f"gather.{k}")))
             del mine
-            # Takes what the allocator has free, and spoils it.
+            # Take the allocator's free memory and overwrite it.
             junk = [torch.full((size,), 1e30, device=seat.device) for _ in range(4)]
             del junk
         gc.collect()
@@ -106,7 +106,7 @@ def tensors_dropped_under_way(seat: Seat) -> None:
 
 @check()
 def handles_that_nobody_waits_for(seat: Seat) -> None:
-    """Their tensors live on until it is over."""
+    """The tensors of an operation live until it is over."""
     for turn in range(10):
         mine = seat.put(values(seat.rank, 50_000, torch.float32))
         hvd.allreduce_async_(mine, name=f"forgotten.{turn}")
@@ -117,7 +117,7 @@ def handles_that_nobody_waits_for(seat: Seat) -> None:
 
 @check(cuda=True)
 def results_outlive_the_pool(seat: Seat) -> None:
-    """Results are of torch's own memory: emptying its cache, and more operations, leave them alone."""
+    """Results are in torch's own memory: they survive emptying its cache, and more operations."""
     given = inputs(seat, (40, 1000), torch.float32)
     kept = []
     for turn in range(20):
@@ -151,9 +151,9 @@ def memory_does_not_grow(seat: Seat) -> None:
 
 @check(cuda=True)
 def a_graph_is_captured_while_operations_are_under_way(seat: Seat) -> None:
-    """The others come late, so that this rank moves and allocates in the middle of its capture."""
+    """The other ranks come late, so this rank moves data and allocates in the middle of its capture."""
     static = torch.ones(1000, device=seat.device)
-    assert float((static * 2).sum()) == 2000.0  # what computes is loaded
+    assert float((static * 2).sum()) == 2000.0  # its kernels are loaded
     for turn in range(seat.size):
         count = 1_000_003 * (turn + 1)
         given = [torch.full((count,), float(rank)) for rank in range(seat.size)]
@@ -177,10 +177,10 @@ def a_graph_is_captured_while_operations_are_under_way(seat: Seat) -> None:
 
 @check(cuda=True)
 def no_thread_waits_for_a_gpu(seat: Seat) -> None:
-    """By IPC and NCCL ranks are through with operations whose inputs the first of them still computes."""
+    """With IPC and NCCL, operations return to the threads while the first rank still computes its input."""
     mine = torch.zeros(300_007, device=seat.device)
     before = current().world.gpu_operations
-    hvd.allreduce_(mine, name="ahead", op=hvd.Sum)  # what is used first is loaded, and ranks know their way
+    hvd.allreduce_(mine, name="ahead", op=hvd.Sum)  # this loads code, and ranks find their route
     torch.cuda.synchronize()
     if current().world.gpu_operations.get("STAGED", 0) > before.get("STAGED", 0):
         return
@@ -199,7 +199,7 @@ def no_thread_waits_for_a_gpu(seat: Seat) -> None:
 
 @check(cuda=True)
 def a_poll_tells_when_it_is_over(seat: Seat) -> None:
-    """Only when the GPU has done it, not when it has been put on a queue."""
+    """poll() is true only when the GPU has finished, not when the operation is on a queue."""
     mine = torch.zeros(1000, device=seat.device)
     torch.cuda._sleep(4 * SLOW)
     mine.fill_(seat.rank)

@@ -1,4 +1,4 @@
-"""DistributedOptimizer with AllReduce on a device, beside one model on the host that has the whole batch."""
+"""DistributedOptimizer with AllReduce on a device, compared with one model on the host on the whole batch."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def channels_last(seat: Seat) -> None:
 def unused_parameters(seat: Seat, left: bool) -> None:
     pair = Pair(seat, "branches")
     pair.train(left)
-    # Nobody's gradients count as zeros: the twin has none, and so takes no step.
+    # Parameters that no rank used must not move, as in the twin, which has no gradients for them.
     pair.check()
 
 
@@ -147,7 +147,7 @@ def clipped(seat: Seat) -> None:
 
 @check()
 def double_buffering(seat: Seat) -> None:
-    """Its gradients are those of the step before: against itself on the host."""
+    """Its gradients are those of the step before; compared with the same training on the host."""
     trained = seat.twins(lambda: own_batches(seat, algorithm=AllReduce(double_buffering=True)))
     for mine, host in trained:
         torch.testing.assert_close(mine, host, atol=1e-9, rtol=1e-9)
@@ -183,7 +183,7 @@ def lars(seat: Seat) -> None:
 
 @check(cuda=True, each=("bfloat16", "float16"))
 def mixed_precision(seat: Seat, kind: str) -> None:
-    """Against the same model on the same GPU that has the whole batch."""
+    """Compared with the same model on the same GPU with the whole batch."""
     models = [fill(MODELS["small"](), 3).to(seat.device) for _ in range(2)]
     wrapped = hvd.DistributedOptimizer(momentum(models[0]), models[0].named_parameters())
     optimizers = [wrapped, momentum(models[1])]
@@ -191,9 +191,7 @@ def mixed_precision(seat: Seat, kind: str) -> None:
     for turn in range(10):
         whole = [one.float() for one in batch(ROWS * seat.size, turn)]
         if turn == 4 and kind == "float16":
-            whole[0][0, 0] = float(
-                "inf"
-            )  # of rank 0: the average of the gradients is no number, and all leave the step out
+            whole[0][0, 0] = float("inf")  # of rank 0: the average gradient is not finite, so all skip the step
         mine = part(whole, seat.rank, seat.size)
         for model, optimizer, scaler, rows in zip(models, optimizers, scalers, (mine, whole)):
             optimizer.zero_grad()

@@ -25,7 +25,7 @@ def cuda():
 
 
 def rows_of(count: int, lists: int, dtype: torch.dtype, kind: str, seed: int = 0) -> tuple[list[torch.Tensor], list]:
-    """The tensors of a row on the host and on the device."""
+    """Return the tensors of a row, on the host and on the device."""
     host = [content(k, count, dtype, seed) for k in range(lists)]
     return host, [Place(one, phase(kind, k, dtype)) for k, one in enumerate(host)]
 
@@ -41,7 +41,7 @@ def test_reduce(cuda, dtype: torch.dtype, kind: str) -> None:
     for op in OPS:
         for sources, targets, pre, post in ((1, 1, 1.0, 1.0), (1, 2, 1.0, 0.5), (2, 1, 1.0, 1.0), (5, 3, -1.7, 1 / 3)):
             table = [rows_of(count, sources + targets, dtype, kind, count) for count in SIZES]
-            for in_place in (False, True):  # one of the sources is a target too
+            for in_place in (False, True):  # one of the sources is also a target
                 rows, expected = [], []
                 for host, device in table:
                     ours = addresses(device)
@@ -96,7 +96,7 @@ def test_flatten(cuda, shift: int) -> None:
 
 
 def mean(vectors: list[torch.Tensor], scale: float, dtype: torch.dtype) -> torch.Tensor:
-    """scale * their sum, in that order, as kernels.reduce has it."""
+    """Return `scale` times the sum in this order, by kernels.reduce."""
     result = torch.zeros_like(vectors[0])
     at = addresses(vectors)
     kernels.reduce(hvd.Sum, DTYPE_CODES[dtype], at, [result.data_ptr()], result.numel(), 1.0, scale)
@@ -202,7 +202,7 @@ def test_ten_thousand_tiny_tensors(cuda) -> None:
 
 
 def test_on_a_stream(cuda) -> None:
-    """Work is put where it was told to, behind what is there."""
+    """Work is put on the given stream, after earlier work."""
     stream = torch.cuda.Stream()
     x = torch.zeros(1 << 22, device=places.DEVICE)
     with torch.cuda.stream(stream):

@@ -1,4 +1,4 @@
-"""What a process has of a GPU beside its tensors: the memory that others leave, and a thread's current device."""
+"""State of a process on a GPU besides its tensors: the memory left to others, and a thread's current device."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_torch_keeps_is_given_back_where_there_is_no_room(world: None) -> N
 
 @pytest.mark.parametrize("other", [False, True], ids=["none", "other"])
 def test_a_thread_keeps_the_context_that_it_had(other: bool) -> None:
-    """None, as a new thread has; or that of another GPU."""
+    """A thread keeps its context: none, as in a new thread, or the context of another GPU."""
     if other and torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
     driver = ctypes.CDLL("libcuda.so.1")

@@ -26,13 +26,13 @@ def cuda():
 
 
 def items(dtype: torch.dtype, ratio: float = RATIO):
-    """Of tensors that lie back to back."""
+    """Return items for tensors that are back to back."""
     starts = np.cumsum([0, *COUNTS])
     return kernels.Items([(int(at) * dtype.itemsize, n, DTYPE_CODES[dtype]) for at, n in zip(starts, COUNTS)], ratio)
 
 
 def stepped(before: torch.Tensor, seed: int) -> torch.Tensor:
-    """Half of it as it was, the rest near it or other values."""
+    """Return values after a step: half of them unchanged, the others near the old ones or different."""
     rng, count = np.random.default_rng(seed), before.numel()
     now = content(1, count, before.dtype, seed)
     if before.dtype in FLOATS:
@@ -81,7 +81,7 @@ def test_samples(cuda, dtype: torch.dtype) -> None:
         now = stepped(before, digits + 1)
         theirs = torch.zeros(table.samples, dtype=torch.uint32), torch.zeros(table.sample_bytes, dtype=torch.uint8)
         expected = torch.zeros(len(COUNTS), dtype=torch.int64)
-        indices, saved = Place(theirs[0]), Place(theirs[1], 1)  # at no multiple of anything
+        indices, saved = Place(theirs[0]), Place(theirs[1], 1)  # at unaligned addresses
         found = Place(expected - 1)
         places = [Place(one, phase(kind, k, dtype)) for k, one in enumerate((now, before))]
         table.draw(17, theirs[0].data_ptr())
@@ -110,7 +110,7 @@ def test_the_highest_counters_are_selected(cuda, ratio: float, bounds: tuple[int
 
 
 def test_types_side_by_side(cuda) -> None:
-    """Items of all types in one call; a sample may lie at an address that its type does not divide."""
+    """Items of all types in one call; a sample may have an unaligned address."""
     specs, at = [], 0
     for dtype in DTYPES:
         at += -at % 8

@@ -1,4 +1,4 @@
-"""Ranks on real GPUs: one GPU that they share, and, where there are two, one GPU each."""
+"""Ranks on real GPUs: all on one GPU and, if there are two, one GPU each."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 from gpu_jobs import JOB_TIMEOUT_S, Jobs, World, lose_a_rank, names
 
-# NCCL has several ranks share a GPU from 2.30 on, where it is told to.
+# From version 2.30 on, NCCL lets several ranks share a GPU if a setting allows it.
 SHARED = {"nccl": "operations"} if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" else {}
-# Worlds, and by which ways which checks run there.
+# Worlds, and for each the routes and the checks that run with them.
 WORLDS = (
     (World(1), {"": ""}),
     (World(2), {"": "", "host": "", "messages": "operations", **SHARED}),

@@ -1,4 +1,4 @@
-"""Fixtures that several files of this folder use."""
+"""Fixtures for several files of this folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def free_port() -> int:
-    """Return a port of this machine that nobody listens at."""
+    """Return an unused port of this machine."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

@@ -1,8 +1,8 @@
-"""Trains a small GPT as scripts for DDP do it: AdamW, a cosine schedule, accumulation, clipping, bfloat16 by autocast.
+"""Train a small GPT as scripts for DDP do it: AdamW, a cosine schedule, accumulation, clipping, bfloat16 by autocast.
 
     ddp_twin.py ddp|sordino OUT    under torchrun or `sordino run`; rank 0 writes the losses to OUT
 
-What differs between the two is in `wrapped`, and nowhere else.
+Only `wrapped` differs between the two.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Wrapped = tuple[int, nn.Module, torch.optim.Optimizer, Callable[[], AbstractCont
 
 
 def wrapped(how: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Wrapped:
-    """Rank, model, optimizer, and the context of backward passes that only accumulate."""
+    """Return the rank, the model, the optimizer, and the context for backward passes that only accumulate."""
     if how == "ddp":
         torch.distributed.init_process_group("gloo")
         ddp = nn.parallel.DistributedDataParallel(model)
@@ -93,7 +93,7 @@ def main(how: str, out: str) -> None:
     if rank == 0:
         Path(out).write_text(json.dumps(told))
     if how == "ddp":
-        del model, no_sync  # a DDP that is freed after its group may wait for ever
+        del model, no_sync  # a DDP that is freed after its group may wait forever
         torch.distributed.destroy_process_group()
 
 

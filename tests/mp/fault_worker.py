@@ -1,7 +1,7 @@
 """A rank to which something happens: `mpirun -np N python fault_worker.py FOLDER WHAT WHEN VICTIM` (test_faults.py).
 
-FOLDER gets pid.R, mapped.R (files of /dev/shm in its memory), fault.R (of the victim, when it happens) and report.R (of
-whoever raises an error of Sordino's).
+FOLDER gets pid.R, mapped.R (files of /dev/shm in its memory), fault.R (of the victim, at the fault) and report.R (of
+each rank that raises an error of Sordino).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import sordino.torch as hvd
 from sordino.algorithms import Algorithm, CaPS, Crossover, Layered, LocalSGD, PushSum
 
 STUCK_S = 200
-BIG = 1 << 25  # 128 MiB: a tenth of a second and more
+BIG = 1 << 25  # 128 MiB, which takes 0.1 s or more
 MODEL: list[torch.nn.Parameter] = []  # of constants, a different one on each rank
 Strike = Callable[[bool], None]
 
 
 def write(path: Path, content: dict[str, object]) -> None:
-    """At once or not at all: whoever reads it must not see half of it."""
+    """Write the whole file or nothing: a reader must not see half of it."""
     draft = path.with_name(path.name + ".new")
     draft.write_text(json.dumps(content))
     draft.rename(path)

@@ -1,6 +1,6 @@
-"""Makes and drops operations, optimizers and process sets, and says what the process holds afterwards.
+"""Make and drop operations, optimizers and process sets, and report the resources that the process then holds.
 
-flat_worker.py OUT OPERATIONS OBJECTS    writes to OUT.RANK what was held after a fifth of a phase and at its end
+flat_worker.py OUT OPERATIONS OBJECTS    writes to OUT.RANK the resources after a fifth of a phase and at its end
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ ALGORITHMS = (
 )
 
 
-SLACK = {"resident": 12 << 20, "descriptors": 3, "shared mappings": 6}  # what a few more may be under way
-ENDS_S = 20.0  # the longest that a service lasts beyond its optimizer, on a busy machine
+SLACK = {"resident": 12 << 20, "descriptors": 3, "shared mappings": 6}  # for a few operations in flight
+ENDS_S = 20.0  # longest life of a service after its optimizer, on a busy machine
 
 
 def held() -> dict[str, int]:
-    """Bytes that are resident, descriptors, and mappings, those of peers' memory included."""
+    """Return the resident bytes, the descriptors, and the mappings, including those of peers' memory."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     maps = Path("/proc/self/maps").read_text().splitlines()
@@ -47,7 +47,7 @@ def held() -> dict[str, int]:
 
 
 def settled() -> dict[str, int]:
-    """As `held`, once it grows less no more: a pull's service ends when its peers have heard that it does."""
+    """Return `held()` when it no longer falls: a pull's service ends when its peers have heard that it does."""
     found = held()
     while True:
         time.sleep(0.5)
@@ -57,7 +57,7 @@ def settled() -> dict[str, int]:
 
 
 def back_to(first: dict[str, int]) -> dict[str, int]:
-    """As `held`, once it is as little as `first`, or after ENDS_S: what leaks never comes back."""
+    """Return `held()` when it is as low as `first`, or after ENDS_S: a leak never falls to it."""
     until = time.monotonic() + ENDS_S
     while True:
         found = held()

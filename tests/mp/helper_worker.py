@@ -1,6 +1,8 @@
 """One rank of a job with helpers: `mpirun -np N python helper_worker.py FOLDER HELPERS WHAT VICTIM` (test_helpers.py).
-HELPERS: "groups of K" workers with a communicator each, or "K servers". FOLDER gets ended.R: how rank R of the launcher
-ended, and trained.R of each worker that waits for a helper's end."""
+
+HELPERS: "groups of K" workers with a communicator each, or "K servers". FOLDER gets ended.R (how rank R of the launcher
+ended), and trained.R of each worker that waits for a helper's end.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def algorithm_of(helpers: str) -> Algorithm:
 
 
 def train(algorithm: Algorithm, what: str, victim: bool) -> list[float]:
-    """Steps to the end, or to what happens to the victim; nobody looks after the last one."""
+    """Take steps to the end, or to the fault of the victim; nothing uses the parameters after the last step."""
     model = torch.nn.Linear(50, 1)
     torch.nn.init.zeros_(model.weight)
     optimizer = hvd.DistributedOptimizer(

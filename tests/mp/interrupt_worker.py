@@ -1,7 +1,7 @@
-"""A rank of test_interrupts.py: rank 0 waits in one call after the other for ranks that do not come, and gets a signal.
+"""A rank of test_interrupts.py: rank 0 waits in one call after another for ranks that do not come, and gets a signal.
 
-`interrupt_worker.py FOLDER CALL...`, where a call may be the name of an algorithm: a step with it. The other ranks come
-when rank 0 has been interrupted. Each rank writes what it has seen to FOLDER/RANK.json.
+`interrupt_worker.py FOLDER CALL...`, where a call may be the name of an algorithm, which stands for a step with it. The
+other ranks come after rank 0 was interrupted. Each rank writes its results to FOLDER/RANK.json.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CALLS = {
 
 
 def training(algorithm: str) -> Callable[[], None]:
-    """Return what takes a step; all ranks have met for it, and taken one."""
+    """Return a function that takes a step; all ranks have met for it, and have taken one step."""
     model = torch.nn.Linear(2, 2)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), algorithm=algorithm)
 
@@ -48,7 +48,7 @@ def training(algorithm: str) -> Callable[[], None]:
 
 
 def send_when_waiting(number: signal.Signals, sent: list[float]) -> None:
-    """Send this process a signal once it has an operation under way and has had the time to wait for it."""
+    """Send this process a signal once it has had an operation in flight for a while, so that it waits."""
     world = current().world
 
     def send() -> None:
@@ -102,7 +102,7 @@ def main() -> None:
         if not continues:
             hvd.shutdown()
             hvd.init()
-    # A handler that raises nothing runs while the rank waits, and the wait goes on.
+    # A handler that does not raise runs while the rank waits, and the wait continues.
     if rank == 0:
         send_when_waiting(signal.SIGUSR1, [])
     else:

@@ -1,6 +1,6 @@
-"""A rank of test_notebook.py: runs cells as a notebook does, some of them twice, one of them interrupted.
+"""A rank of test_notebook.py: it runs cells as a notebook does, some of them twice, one of them interrupted.
 
-`notebook_worker.py FOLDER`. Each rank writes what its cells came to into FOLDER/RANK.json.
+`notebook_worker.py FOLDER`. Each rank writes the outcomes of its cells into FOLDER/RANK.json.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ totals = hvd.allgather_object(total)
 
 
 class Notebook:
-    """Runs cells in one namespace and notes the outcome of each."""
+    """Run cells in one namespace and note the outcome of each."""
 
     def __init__(self) -> None:
         self.names: dict[str, Any] = {"steps": 0, "steps_taken": 0}
@@ -105,7 +105,7 @@ def main() -> None:
     try:
         over.set()
         sender.join()
-    except KeyboardInterrupt:  # the cell has heard of another rank's interrupt first
+    except KeyboardInterrupt:  # the cell may hear of another rank's interrupt first
         sender.join()
     for cell in ("hvd.shutdown()", "hvd.init()", "wrap", "steps = 5", "train", "end"):
         book.run(cell)

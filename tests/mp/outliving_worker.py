@@ -1,6 +1,9 @@
-"""A rank of a job in which one is killed, and the others train on: `mpirun -np N python outliving_worker.py FOLDER
-ALGORITHM VICTIM` (test_outliving.py). FOLDER gets said.R, what rank R writes to stderr; trained.R of each rank that has
-taken all its steps and said whom it misses; and report.R of each that comes to the end."""
+"""A rank of a job in which one rank is killed and the others train on: `mpirun -np N python outliving_worker.py FOLDER
+ALGORITHM VICTIM` (test_outliving.py).
+
+FOLDER gets said.R (stderr of rank R), trained.R of each rank that has taken all its steps and has logged the lost rank,
+and report.R of each rank that reaches the end.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +54,8 @@ def main() -> None:
         return all((folder / f"trained.{rank}").exists() for rank in range(hvd.size()) if rank != victim)
 
     step = 0
-    # Who is faster trains on: nobody ends before the loss is noticed, nobody is left alone, and nobody's last loss is
-    # that of a peer that has hardly begun.
+    # A faster rank trains on. So no rank ends before the loss is noticed, none remains alone, and no last loss is due
+    # to a peer that has just begun.
     while step < STEPS or not all_have_trained():
         begin = time.monotonic()
         x = torch.randn(16, 64)

@@ -1,9 +1,9 @@
-"""A rank that trains a small model by one algorithm after the other and tells what became of it on each rank.
+"""A rank that trains a small model by one algorithm after the other and reports a hash of the result on each rank.
 
-same_bits_worker.py OUT    under any launcher; rank 0 writes, for each algorithm, the hashes of all ranks' models to OUT
+    same_bits_worker.py OUT    under any launcher; rank 0 writes the hashes of all ranks' models to OUT, by algorithm
 
-Not double buffering: small all-reduces that are ready together travel as one, which depends on time where several steps
-are under way, and another length is summed in other parts.
+Double buffering is missing: small all-reduces that are ready together travel as one. Which ones are depends on time if
+several steps are in flight, and another length is summed in other parts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workers of a DataLoader, which inherit a rank's environment and run the top of its script, are no ranks."""
+"""Workers of a DataLoader inherit a rank's environment and run the top of its script, but are not ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from checks.commands import SORDINO
 from pace import HANG_S
 
-# Several ranks may write to one pipe: what they say goes out in one write, which keeps lines whole.
+# Several ranks may write to one pipe. Each line is a single write, which keeps lines whole.
 HEAD = """
 import os, sys, torch
 import sordino.torch as hvd
@@ -55,7 +55,7 @@ if __name__ == "__main__":
     train()
 """
 )
-# A rank whose script sets the variables by itself, after the process has begun.
+# A rank whose script sets the variables itself, after the process has begun.
 SET_BY_THE_SCRIPT = (
     HEAD
     + """
@@ -81,7 +81,7 @@ def rank(number, port):
 if __name__ == "__main__":
     torch.multiprocessing.spawn(rank, args=(sys.argv[1],), nprocs=2)
 """
-# A launcher whose children find their variables set, and are ranks from the top of the script on.
+# A launcher that sets variables for its children, which are ranks from the top of the script on.
 SET_BY_THE_PARENT = """
 import multiprocessing, os, sys, torch
 import sordino.torch as hvd
@@ -102,7 +102,7 @@ else:
         child.join()
         assert child.exitcode == 0
 """
-# A process that is started as a rank, and leaves that to a child of its own, a fresh one for each trial.
+# A process that is started as a rank, but each trial uses a new child as the rank.
 TRIAL = """
 import os, torch
 import sordino.torch as hvd
@@ -171,7 +171,7 @@ def test_variables_that_a_script_has_set(tmp_path: Path, free_port: int) -> None
 
 @pytest.mark.parametrize("script", [SPAWNED, SET_BY_THE_PARENT], ids=["by their task", "by their parent"])
 def test_children_that_are_told_who_they_are_are_ranks(script: str, tmp_path: Path, free_port: int) -> None:
-    """Also where the process that starts them is a rank of something else itself."""
+    """This also holds if the process that starts them is a rank of another system."""
     others = {"SLURM_PROCID": "0", "RANK": "0", "WORLD_SIZE": "1"}
     done = run([], script, str(free_port), tmp_path, **others)
     assert done.returncode == 0, done.stderr

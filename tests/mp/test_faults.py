@@ -1,4 +1,5 @@
-"""Ranks that die, leave, raise or stand still in real jobs: whoever is left hears of it, and nothing stays behind."""
+"""Ranks that die, leave, raise or stand still in real jobs: the remaining ranks hear of it, and nothing stays
+behind."""
 
 from __future__ import annotations
 
@@ -57,10 +58,10 @@ def eventually(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 class Running:
-    """A job under way, and what its ranks wrote into their folder."""
+    """A running job, and the files of its ranks in their folder."""
 
     def __init__(self, launcher: mpi.Launcher, folder: Path, fault: Fault) -> None:
-        self.timeout_s = stretched(TIMEOUT_S)  # a busy machine does not pass for a rank that stands still
+        self.timeout_s = stretched(TIMEOUT_S)  # a busy machine must not be taken for a rank that stands still
         words = [str(WORKER), str(folder), fault.what, fault.when, str(fault.victim)]
         extra = ["--with-ft", "ulfm"] if fault.ulfm else []
         environment = {
@@ -69,7 +70,8 @@ class Running:
             "SORDINO_STALL_WARN_S": str(self.timeout_s / 3),
             "SORDINO_SHARED_MEMORY": str(int(fault.shared)),
             "SORDINO_RANKS_PER_NODE": str(fault.per_node),
-            # A killed mpirun leaves its session files, named after its number; the next one with it would not start.
+            # A killed mpirun leaves its session files, which have its process number as their name. Another mpirun with
+            # this number would not start.
             "PRTE_MCA_prte_local_tmpdir_base": str(folder),
         }
         self.folder, self.names_before = folder, set(os.listdir(SHM))
@@ -97,7 +99,7 @@ class Running:
         return int(content["pid"])
 
     def lives(self, rank: int) -> bool:
-        """Whether the process of that rank is there (and is not another one under the same number)."""
+        """Return whether the process of that rank is running (and is not another process with the same number)."""
         try:
             process = Path("/proc", str(self.pid(rank)))
             mine = str(self.folder).encode() in (process / "cmdline").read_bytes()
@@ -110,7 +112,7 @@ class Running:
             os.kill(self.pid(rank), number)
 
     def new_names(self) -> set[str]:
-        """What this job has in /dev/shm. Open MPI's files of other jobs come and go meanwhile."""
+        """Return this job's files in /dev/shm. Open MPI's files of other jobs come and go meanwhile."""
         mapped = [self.read(f"mapped.{rank}") for rank in range(RANKS)]
         own = {name.rpartition(".")[0] for names in mapped if names for name in names["names"]}
         new = set(os.listdir(SHM)) - self.names_before
@@ -122,7 +124,7 @@ class Running:
         assert eventually(lambda: not self.new_names(), HANG_S), f"left in /dev/shm: {self.new_names()}"
 
     def end(self) -> None:
-        """After a failure of the test: by force."""
+        """End the job by force, after a failure of the test."""
         if self.launcher.poll() is None:
             self.launcher.kill()
             self.launcher.wait()
@@ -159,7 +161,7 @@ def survivors(fault: Fault) -> list[int]:
 
 
 def until_over(job: Running, fault: Fault) -> dict[str, Any]:
-    """Waits for the fault and the job's end; returns what the victim wrote."""
+    """Wait for the fault and the job's end; return the victim's file."""
     job.wait_for([f"fault.{fault.victim}"])
     struck = job.read(f"fault.{fault.victim}")
     assert struck is not None
@@ -172,7 +174,7 @@ def until_over(job: Running, fault: Fault) -> dict[str, Any]:
 
 
 def reports(job: Running, fault: Fault, all_must: bool) -> list[dict[str, Any]]:
-    """The survivors' reports. Where a rank's end ends the job, the launcher may have killed them before."""
+    """Return the survivors' reports. If a rank's end ends the job, the launcher may have killed survivors before."""
     found = {rank: job.read(f"report.{rank}") for rank in survivors(fault)}
     if all_must:
         silent = [rank for rank, report in found.items() if report is None or "shut_down_at" not in report]
@@ -181,7 +183,7 @@ def reports(job: Running, fault: Fault, all_must: bool) -> list[dict[str, Any]]:
 
 
 def assert_settled(report: dict[str, Any]) -> None:
-    """Every later operation failed alike, and shutdown worked."""
+    """Assert that every later operation failed with the same kind of error, and that shutdown worked."""
     if "later" in report:
         assert report["later"] == [report["kind"]] * 3, report
         assert report["initialized"] is False
@@ -231,7 +233,7 @@ def test_a_lost_rank_is_named(start: Start, note_time: Callable[[str, float], No
         assert report["at"] - struck["at"] < bound(HEARS_WITHIN_S), report
         if fault.what == "raise":
             assert "ValueError: boom of the victim" in report["text"]
-        if fault.when in ("exchange", "push"):  # each element is the one before the exchange, or the one after it
+        if fault.when in ("exchange", "push"):  # each element is from before the exchange or from after it
             assert report["other_values"] == 0 and all(map(math.isfinite, report["values"])), report
         assert_settled(report)
     if fault.what == "raise":
@@ -266,10 +268,10 @@ def test_a_rank_that_stands_still_is_timed_out(start: Start, fault: Fault) -> No
         assert report["operation"] == f"allreduce.{fault.when}", report
         assert report["missing"] == [fault.victim], report
         assert f"'allreduce.{fault.when}'" in report["text"] and str(fault.victim) in report["text"]
-        # Whoever waits may have begun a little before the victim said that it stops.
+        # Ranks may have begun to wait slightly before the victim reported that it stops.
         assert job.timeout_s / 2 <= report["at"] - struck["at"] < bound(HEARS_WITHIN_S, job.timeout_s + 2), report
         assert_settled(report)
-    if fault.when == "between":  # where the operation has begun, only the deadline counts
+    if fault.when == "between":  # if the operation has begun, only the deadline counts
         lines = (job.folder / "stderr").read_text().splitlines()
         warnings = [line for line in lines if line.startswith("sordino: stalled: ")]
         assert warnings, job.output()
@@ -279,7 +281,7 @@ def test_a_rank_that_stands_still_is_timed_out(start: Start, fault: Fault) -> No
 
 @pytest.mark.drill("everything killed")
 def test_killing_everything_leaves_nothing(start: Start) -> None:
-    """The job has no name in /dev/shm from init() on, so there is nothing that a kill could leave there."""
+    """The job has no name in /dev/shm after init(), so a kill cannot leave one."""
     job = start(Fault("nothing", "for ever", 0))
     job.wait_for([f"fault.{rank}" for rank in range(RANKS)])
     assert eventually(lambda: not job.new_names(), HANG_S), f"a running job has names in /dev/shm: {job.new_names()}"

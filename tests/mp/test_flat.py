@@ -1,4 +1,4 @@
-"""What a rank makes and drops is gone: memory, descriptors and mappings, those of its peers' memory included."""
+"""Objects that a rank makes and drops are gone: memory, descriptors and mappings, also of its peers' memory."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 from gpu_jobs import JOB_TIMEOUT_S, Jobs, World, lose_a_rank, names, open_mpi
 
 WORLD, ALONE, FOUR = World(2, gpus=0), World(1, gpus=0), World(4, gpus=0)
-# All checks the way that they would go on a GPU; of the other ways, and of four ranks, that it is they that are gone.
+# All checks by the route that they would use on a GPU. For other routes, and for four ranks, only the check of the
+# route.
 CASES = [
     pytest.param(world, name, id=f"{world}-{name}")
     for world, way, word in (

@@ -1,4 +1,4 @@
-"""Ranks without a model, in real jobs: they end with their workers, in good and in bad."""
+"""Ranks without a model in real jobs: they end with their workers, with or without a fault."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(
     victim: int = -1,
     environment: dict[str, str] | None = None,
 ) -> tuple[int, dict[int, dict[str, Any]], str]:
-    """The job's status, how each rank of the launcher ended, and what was printed."""
+    """Return the job's status, how each rank of the launcher ended, and the output."""
     words = [*forked.python(), str(WORKER), str(folder), helpers, what, str(victim)]
     extra = ["--with-ft", "ulfm"] if victim >= 0 else []
     done = subprocess.run(
@@ -71,7 +71,7 @@ def test_helpers_end_with_their_workers(
     assert all(one == {"worker": False, "status": 0} for one in served.values())
     assert [one["rank"] for _, one in sorted(workers.items())] == list(range(len(workers)))
     assert {one["size"] for one in workers.values()} == {len(workers)}
-    # The gradient is 4 times the mean of 1, 2, ...; also the last of 20 steps counts.
+    # The gradient is 4 times the mean of 1, 2, ...; the last of the 20 steps counts, too.
     wanted = -0.01 * 20 * 4 * (len(workers) + 1) / 2
     for one in workers.values():
         assert one["weights"] == pytest.approx([wanted] * 2, rel=1e-5)

@@ -18,7 +18,7 @@ from pace import HANG_S, bound, stretched
 from sordino._core import build_info
 
 WORKER = Path(__file__).with_name("interrupt_worker.py")
-REPEATED = ("again", "large", "barrier", "first", "allgather")  # what can be called again in mode "continue"
+REPEATED = ("again", "large", "barrier", "first", "allgather")  # calls that can be repeated in mode "continue"
 RAISED = ("crossover", "synchronize", "allreduce")  # steps with an algorithm, and an asynchronous operation
 RANKS = 3
 LATEST_S = 0.2
@@ -48,7 +48,7 @@ def test_an_interrupt_ends_a_wait(
     environment = {"SORDINO_TIMEOUT_S": "60", **os.environ, **TRANSPORTS[way], "SORDINO_ON_PEER_LOST": mode}
     words = [*SORDINO, "run", "--launcher", launcher, "-np", str(RANKS), "--", *forked.python(), str(WORKER)]
     calls = REPEATED + RAISED * (mode == "raise")
-    if way != "local":  # where each init() takes a while
+    if way != "local":  # each init() takes a while
         calls = REPEATED[:2] + RAISED[:1] * (mode == "raise")
     job = run([*words, str(tmp_path), *calls], environment)
     reports = [tmp_path / f"{rank}.json" for rank in range(RANKS)]
@@ -57,7 +57,7 @@ def test_an_interrupt_ends_a_wait(
     for name in calls:
         note_time("Ctrl-C, until a call that waits has ended", seen[0][f"{name} took"])
         assert seen[0][f"{name} took"] < bound(LATEST_S)
-        if mode == "continue":  # the ranks meet anew, and the call can be repeated
+        if mode == "continue":  # the ranks meet again, and the call can be repeated
             assert seen[0][name] == "KeyboardInterrupt, then done"
             assert [one[name] for one in seen[1:]] == ["done"] * (RANKS - 1)
             continue
@@ -71,7 +71,7 @@ def test_an_interrupt_ends_a_wait(
 
 
 def test_an_interrupt_ends_a_meeting_at_a_store(tmp_path: Path, free_port: int) -> None:
-    """What torchrun starts meets at a store of torch, whose own wait would put signals off."""
+    """Ranks that torchrun starts meet at a store of torch, whose own wait would delay signals."""
     program = """
 import os, signal, threading
 import sordino.torch as hvd
@@ -91,7 +91,7 @@ except KeyboardInterrupt:
 
 
 def test_an_interrupt_ends_a_training_and_its_job(tmp_path: Path) -> None:
-    """Ctrl-C at the terminal goes to all ranks and the launcher."""
+    """Ctrl-C at the terminal reaches all ranks and the launcher."""
     program = "import sordino.torch as hvd, torch, pathlib, sys\nhvd.init()\n"
     program += "pathlib.Path(sys.argv[1], str(hvd.rank())).touch()\nwhile True:\n    hvd.allreduce(torch.ones(4))\n"
     words = [*SORDINO, "run", "-np", "2", "--", *forked.python(), "-c", program, str(tmp_path)]
@@ -109,7 +109,7 @@ def test_an_interrupt_ends_a_training_and_its_job(tmp_path: Path) -> None:
             job.kill()
 
 
-# Rank 0 waits for a small all-reduce that comes again, since the other rank is stopped. A signal handler makes another.
+# Rank 0 waits for a small all-reduce that repeats, as the other rank is stopped. A signal handler makes another one.
 NESTED = """
 import os, signal, sys, threading, time, torch
 import sordino.torch as hvd
@@ -149,7 +149,7 @@ def test_a_handler_may_communicate_while_its_thread_waits() -> None:
     assert job.returncode == 0, job.stderr
 
 
-# Rank 0 handles a signal for longer than silence is borne, while it waits for rank 1.
+# While rank 0 waits for rank 1, it handles a signal for longer than the permitted silence.
 LONG = """
 import signal, sys, time, torch
 import sordino.torch as hvd

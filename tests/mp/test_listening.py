@@ -1,4 +1,5 @@
-"""Where a job listens, and that who connects there changes nothing: a port scan, noise, connections left half open."""
+"""The ports of a job, and strangers that connect to them without any effect: a port scan, noise, half-open
+connections."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from pace import HANG_S
 
 from sordino._core import build_info
 
-# Averages until the file argv[1] + "stop" is there, and says whether all were right.
+# Averages until the file argv[1] + "stop" exists, and prints whether all averages were right.
 WORKER = """
 import os, sys, pathlib, torch
 import sordino.torch as hvd
@@ -34,7 +35,7 @@ NOISE = (b"", b"\0", os.urandom(64), os.urandom(70_000), b"GET / HTTP/1.1\r\n\r\
 
 
 def listening(pid: int) -> set[int]:
-    """The TCP ports at which a process listens."""
+    """Return the TCP ports at which a process listens."""
     own = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -71,7 +72,7 @@ def test_strangers_at_the_ports_change_nothing(tmp_path: Path, transport: str) -
                 stranger = socket.create_connection(("127.0.0.1", port), timeout=10)
                 try:
                     stranger.sendall(noise)
-                except ConnectionError:  # hung up on
+                except ConnectionError:  # the job closed the connection
                     stranger.close()
                     continue
                 half_open.append(stranger)

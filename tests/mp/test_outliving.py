@@ -1,4 +1,4 @@
-"""Asynchronous gossip when a rank is killed: the others train on, say whom they miss, and end well."""
+"""Asynchronous gossip when a rank is killed: the others train on, log the lost rank, and end well."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sordino.launcher import mpi
 DEADLINE_S = 60
 WORKER = Path(__file__).with_name("outliving_worker.py")
 RANKS = 4
-# Ranks of one node know of an end from the kernel, others from MPI.
+# Ranks of the same node learn of the end from the kernel, other ranks from MPI.
 CASES = [
     ("none", 1, 0),
     ("naive", 3, 2),
@@ -51,7 +51,7 @@ def test_the_others_train_on(
         report = json.loads((tmp_path / f"report.{rank}").read_text())
         assert report["finite"] and report["losses"][1] < report["losses"][0], report
         assert report["taken_later"] > 5, report
-        assert report["longest_step"] < DEADLINE_S, report  # nobody waited for the lost rank
+        assert report["longest_step"] < DEADLINE_S, report  # no rank waited for the lost one
         assert "shut down" in report["collective"], report
         said = (tmp_path / f"said.{rank}").read_text()
         assert f"rank {victim} on" in said and f"Rank {rank} continues without it" in said

@@ -1,6 +1,6 @@
-"""The checks with ranks that are processes, under a real mpirun and under `sordino run`: one job for each launcher and
-number of ranks, whose ranks run the checks of all its worlds, one after the other. Two ranks are real processes, which
-share what users' ranks share; more of them are forks."""
+"""The checks with ranks as processes, under a real mpirun and under `sordino run`. There is one job for each launcher
+and number of ranks; its ranks run the checks of all its worlds, one after the other. Jobs of two ranks are real
+processes, with everything that users' ranks share; larger jobs are forks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from checks.worlds import PROCESSES, World, all_pairs
 from sordino._core import build_info
 
 DRIVER = Path(__file__).resolve().parents[1] / "checks" / "driver.py"
-JOB_TIMEOUT_S = 1600  # with all checks of `--tier all`; so that a broken job ends
+JOB_TIMEOUT_S = 1600  # with all checks of `--tier all`; ends a broken job
 CASES = [pytest.param(world, check, id=f"{world}-{check.name}") for world, check in all_pairs(PROCESSES)]
 
 Reports = tuple[list[dict[str, dict]], str]
 
 
 class Jobs:
-    """Starts the job of a launcher and so many ranks at its first test, with those checks that this run of pytest wants
-    of it."""
+    """Jobs by launcher and number of ranks. Each starts at its first test, with the checks that this run of pytest has
+    selected."""
 
     def __init__(self, session: pytest.Session, folder: Path) -> None:
         self.folder = folder
@@ -39,7 +39,7 @@ class Jobs:
                 self.wanted.setdefault((world.launcher, world.ranks), []).append((world, check.name))
 
     def reports(self, launcher: str, ranks: int) -> Reports:
-        """What each rank wrote, by world and check, and the job's output."""
+        """Return the entries of each rank, by world and check, and the job's output."""
         if (launcher, ranks) not in self.done:
             self.done[launcher, ranks] = self.run(launcher, ranks)
         return self.done[launcher, ranks]
@@ -83,7 +83,7 @@ def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize(("world", "check"), CASES)
 def test_with_processes(jobs: Jobs, request: pytest.FixtureRequest, world: World, check: Check) -> None:
     if world.launcher == "mpi":
-        request.getfixturevalue("launcher")  # skips where there is none
+        request.getfixturevalue("launcher")  # skips without one
     if world.kind == "ucx" and not build_info()["ucx"]:
         pytest.skip("this build has no UCX")
     reports, output = jobs.reports(world.launcher, world.ranks)

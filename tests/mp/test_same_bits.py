@@ -1,4 +1,4 @@
-"""Whoever starts the ranks, and whatever carries their bytes: the same program comes to the same bits."""
+"""The same program gives the same bits with every launcher and every transport."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMEOUT_S = 3 * HANG_S
 
 
 def of_this_machine(out: Path, per_node: int, *words: str, **variables: str) -> dict[str, Any]:
-    """What four ranks of this machine come to, as nodes of so many."""
+    """Return the results of four ranks on this machine, as nodes with this number of ranks."""
     command = [*SORDINO, "run", *words, "-np", "4", "--", *forked.python(), str(WORKER), str(out)]
     environment = {**os.environ, "SORDINO_RANKS_PER_NODE": str(per_node), **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -31,7 +31,7 @@ def of_this_machine(out: Path, per_node: int, *words: str, **variables: str) -> 
 
 
 def of_hosts(out: Path, cluster: Cluster, per_host: list[int], by_torchrun: bool) -> dict[str, Any]:
-    """What four ranks on emulated hosts come to, over UCX or MPI."""
+    """Return the results of four ranks on emulated hosts, over UCX or MPI."""
     start = cluster.torchrun if by_torchrun else cluster.run
     command = [*forked.python(), str(WORKER), str(out)]
     done = start(4, command, env=forked.environment(), timeout=TIMEOUT_S, per_host=per_host)
@@ -55,7 +55,7 @@ def test_on_one_machine(tmp_path: Path, per_node: int) -> None:
     assert local["nodes"] == by_mpirun["nodes"] == (2 if per_node else 1)
     assert (
         len(set(local["allreduce"])) == 1 and len(set(local["crossover"])) > 1
-    )  # these differ, and agree all the same
+    )  # these values differ, and ranks agree all the same
     if build_info()["ucx"]:
         assert models(of_this_machine(tmp_path / "ucx", per_node, SORDINO_TRANSPORT="ucx")) == models(local)
 

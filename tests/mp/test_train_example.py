@@ -1,4 +1,5 @@
-"""The training example as users run it: one process, plain mpirun, `sordino run`; results, checkpoints, refusals."""
+"""The training example as users run it: one process, plain mpirun, `sordino run`; results, checkpoints, refused
+arguments."""
 
 from __future__ import annotations
 
@@ -31,13 +32,15 @@ TIMEOUT_S = 150
 
 
 def words(launcher: mpi.Launcher, ranks: int, *options: object, real: bool = False) -> list[str]:
-    """One rank is started without any launcher. `real`: no forks, for what looks at a process's parents."""
+    """Return the command. One rank is started without a launcher. `real`: no forks, for tests that read a process's
+    parents."""
     command = [*(["python"] if real else forked.python()), TRAIN, *map(str, options)]
     return mpi.resolve(command) if ranks == 1 else mpi.command_line(launcher, mpi.Job(ranks, command))
 
 
 def environment() -> dict[str, str]:
-    """Without what `sordino run` would say about the terminal: a plain mpirun does not."""
+    """Return the environment without the variable by which `sordino run` describes the terminal, which a plain mpirun
+    lacks."""
     return {name: value for name, value in os.environ.items() if name != "TTY_COMPATIBLE"}
 
 
@@ -48,7 +51,7 @@ def run(launcher: mpi.Launcher, ranks: int, *options: object) -> subprocess.Comp
 
 
 def train(launcher: mpi.Launcher, ranks: int, folder: Path, *options: object) -> dict[str, Any]:
-    """Trains to the end; the results in its JSON file, with what it printed as `output`."""
+    """Train to the end; return the results of its JSON file, with its printed text as `output`."""
     file = folder / "results.json"
     file.unlink(missing_ok=True)
     done = run(launcher, ranks, *options, "--json", file)
@@ -65,14 +68,14 @@ def parameters(path: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="session")
 def alone(launcher: mpi.Launcher, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Ten epochs in one process."""
+    """Results of ten epochs in one process."""
     return train(launcher, 1, tmp_path_factory.mktemp("alone"), "--epochs", 10)
 
 
 def test_it_prints_what_the_report_of_its_record_shows(
     launcher: mpi.Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two evaluations, and checkpoints within the epochs, for which models are averaged, are besides the steps."""
+    """Two evaluations, and checkpoints within the epochs, which average models, do not count as steps."""
     monkeypatch.setenv("SORDINO_RECORD", str(tmp_path / "run"))
     options = ["--algorithm", "push-sum", "--epochs", "2", "--batch-size", "256", "--checkpoint-every", "4"]
     printed = train(launcher, 2, tmp_path, *options, "--checkpoint", tmp_path / "saved.pt")
@@ -113,14 +116,14 @@ def test_what_one_process_reports(alone: dict[str, Any]) -> None:
 
 
 def test_uneven_and_empty_shares_give_the_gradient_of_the_whole_batch(launcher: mpi.Launcher, tmp_path: Path) -> None:
-    # Batches of 2 rows leave the first of 3 ranks without any; 2 divides none of their counts evenly.
+    # With batches of 2 rows the first of 3 ranks gets none, and no other count divides evenly by 2.
     options = ("--batch-size", 2, "--max-steps", 20, "--checkpoint")
     train(launcher, 1, tmp_path, *options, tmp_path / "one.pt")
     results = train(launcher, 3, tmp_path, *options, tmp_path / "three.pt")
     assert results["replicas_equal"] is True
     one, three = parameters(tmp_path / "one.pt"), parameters(tmp_path / "three.pt")
     assert max((one[name] - three[name]).abs().max().item() for name in one) < 2e-5
-    # That they moved is what makes the line above mean something.
+    # The line above is meaningful only because they moved.
     other = train(launcher, 1, tmp_path, "--batch-size", 2, "--max-steps", 1, "--checkpoint", tmp_path / "start.pt")
     assert other["steps"] == 1
     start = parameters(tmp_path / "start.pt")
@@ -131,7 +134,7 @@ def test_uneven_and_empty_shares_give_the_gradient_of_the_whole_batch(launcher: 
 def test_accumulated_parts_give_the_gradient_of_the_whole_batch(
     launcher: mpi.Launcher, tmp_path: Path, ranks: int
 ) -> None:
-    # Batches of 8 rows cut into 4 parts: of 3 ranks some have parts of one row, and one of none.
+    # Batches of 8 rows are cut into 4 parts: of 3 ranks some have parts of one row, and one rank has an empty part.
     options = ("--batch-size", 8, "--max-steps", 20, "--checkpoint")
     train(launcher, 1, tmp_path, *options, tmp_path / "whole.pt")
     results = train(launcher, ranks, tmp_path, "--accumulate", 4, *options, tmp_path / "parts.pt")
@@ -159,7 +162,7 @@ def test_resuming_continues_bit_for_bit(launcher: mpi.Launcher, tmp_path: Path, 
     file = tmp_path / "c.pt"
     first = train(launcher, ranks, tmp_path, "--epochs", 1, "--checkpoint", file)
     assert first["parameters_sha256"] != straight["parameters_sha256"]
-    # On to the middle of the second epoch, and on to its end.
+    # First to the middle of the second epoch, then to its end.
     second = train(launcher, ranks, tmp_path, "--epochs", 2, "--max-steps", 17, "--checkpoint", file, "--resume")
     third = train(launcher, ranks, tmp_path, "--epochs", 2, "--checkpoint", file)
     assert [first["steps"], second["steps"], third["steps"]] == [12, 5, 7]
@@ -167,12 +170,12 @@ def test_resuming_continues_bit_for_bit(launcher: mpi.Launcher, tmp_path: Path, 
     assert "after 17 steps" in third["output"]
     assert third["parameters_sha256"] == straight["parameters_sha256"]
     assert third["test_accuracy"] == straight["test_accuracy"]
-    # The whole state, momentum and generator included, not only the weights.
+    # The whole state is compared, including momentum and generator, not only the weights.
     a, b = checkpoint.load(file), checkpoint.load(tmp_path / "straight.pt")
     assert a["rng"].equal(b["rng"])
     for key, entry in a["optimizer"]["state"].items():
         assert entry["momentum_buffer"].equal(b["optimizer"]["state"][key]["momentum_buffer"])
-    # A finished training stays finished; --no-resume starts anew.
+    # A finished training stays finished; --no-resume starts again.
     again = train(launcher, ranks, tmp_path, "--epochs", 2, "--checkpoint", file)
     assert (again["steps"], again["parameters_sha256"]) == (0, straight["parameters_sha256"])
     anew = train(launcher, ranks, tmp_path, "--epochs", 2, "--checkpoint", file, "--no-resume")
@@ -189,7 +192,7 @@ def test_a_checkpoint_serves_another_number_of_ranks(launcher: mpi.Launcher, tmp
 
 
 def child_of(pid: int) -> int:
-    """The first child (a rank) of a process (mpirun)."""
+    """Return the first child (a rank) of a process (mpirun)."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -243,7 +246,7 @@ def test_a_person_at_a_terminal_sees_a_bar(launcher: mpi.Launcher, ranks: int) -
         while time.monotonic() < deadline and select.select([ours], [], [], TIMEOUT_S)[0]:
             try:
                 seen += os.read(ours, 65536)
-            except OSError:  # The last one that had the terminal open is gone.
+            except OSError:  # the last process that had the terminal open has ended
                 break
         assert job.wait(timeout=TIMEOUT_S) == 0
     os.close(ours)
@@ -366,7 +369,7 @@ def test_parameter_skipping_sends_less_and_says_what(
     options = ("--algorithm", "caps", "--detector", "naive", "--epochs", 10, "--statistics", tmp_path / "skipped.json")
     scheduler = "scheduler={'frequency': 2, 'history_length': 2}"
     results = train(launcher, 4, tmp_path, *options, "--set", scheduler)
-    # 71,754 parameters cannot show a half of a point: an image is 0.28. The claim caps-accuracy can.
+    # 71,754 parameters cannot show half a point, as one image is 0.28. The claim caps-accuracy can.
     assert results["test_accuracy"] == pytest.approx(alone["test_accuracy"], abs=0.02)
     assert results["bytes_sent_per_worker_per_step"] < 0.95 * everything["bytes_sent_per_worker_per_step"]
     statistics = json.loads((tmp_path / "skipped.json").read_text())
@@ -379,7 +382,7 @@ def test_parameter_skipping_sends_less_and_says_what(
 
 
 def test_parameter_servers_that_are_ranks(launcher: mpi.Launcher, tmp_path: Path) -> None:
-    """What workers average and what servers do is the same, to rounding."""
+    """Workers that average and servers give the same result, up to rounding."""
     kept = ("--algorithm", "caps", "--threshold", 101, "--max-steps", 15)
     served = ("--set", "exchange=parameter-server", "--set", "servers=2", "--set", "dedicated_servers=True")
     wanted = train(launcher, 2, tmp_path, *kept)

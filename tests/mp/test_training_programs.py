@@ -1,4 +1,4 @@
-"""Random training scripts give under DistributedOptimizer what they give under DDP (training_programs.py)."""
+"""Random training scripts give the same results under DistributedOptimizer as under DDP (training_programs.py)."""
 
 from __future__ import annotations
 

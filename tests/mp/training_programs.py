@@ -1,12 +1,12 @@
-"""Random training scripts: each is trained once under DistributedDataParallel over gloo and once under
+"""Random training scripts. Each is trained once under DistributedDataParallel over gloo and once under
 DistributedOptimizer, and must give the same gradients, parameters and hook calls.
 
-    sordino run -np 2 -- python tests/mp/training_programs.py FOLDER --first 0 --count 12     # these seeds
-    sordino run -np 2 -- python tests/mp/training_programs.py FOLDER --minutes 60             # as many as fit
+sordino run -np 2 -- python tests/mp/training_programs.py FOLDER --first 0 --count 12     # these seeds
+sordino run -np 2 -- python tests/mp/training_programs.py FOLDER --minutes 60             # all seeds within an hour
 
-FOLDER is empty and the same for all ranks. A script has tied, frozen and unused parameters, hooks of all kinds that are
-registered before or after wrapping, accumulation, clipping, several optimizers, closures, schedules, recomputed
-activations and torch.compile, as its seed says.
+FOLDER is empty and the same for all ranks. Depending on its seed, a script has tied, frozen and unused parameters,
+hooks of all kinds that are registered before or after wrapping, accumulation, clipping, several optimizers, closures,
+schedules, recomputed activations and torch.compile.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ HOOKS = ("tensor", "post-accumulate", "module", "multi-grad")
 
 @dataclass
 class Hook:
-    """One hook: its kind, the number of its parameter or block, what it does, and when it is registered."""
+    """A hook: its kind, the number of its parameter or block, whether it changes the gradient, and when it is
+    registered."""
 
     kind: str
     target: int
@@ -47,7 +48,7 @@ class Hook:
 
 @dataclass
 class Script:
-    """What a seed has drawn; the same on all ranks."""
+    """A script as drawn by a seed; it is the same on all ranks."""
 
     seed: int
     blocks: int
@@ -94,7 +95,7 @@ class Script:
             kind = rng.choice(HOOKS)
             made.hooks.append(Hook(kind, rng.randrange(100), rng.random() < 0.5, rng.random() < 0.5))
         if made.unused != "no":
-            made.recompute = made.twice = False  # DDP refuses them beside unused parameters
+            made.recompute = made.twice = False  # DDP refuses them with unused parameters
         if made.phase:
             made.clip = 0.0  # torch itself cannot clip a gradient with the negative bit
         return made
@@ -130,7 +131,7 @@ class Model(nn.Module):
 
 
 class Hooks:
-    """Registers a script's hooks, and notes what they see."""
+    """Register a script's hooks, and note their values."""
 
     def __init__(self, script: Script, model: Model) -> None:
         self.script, self.seen = script, list[tuple[str, float]]()
@@ -179,7 +180,7 @@ def total(gradients: Any) -> float:
 
 @dataclass
 class Trained:
-    """What a training went through: parameters and gradients after each step, and what hooks saw."""
+    """Result of a training: parameters and gradients after each step, and the values of hooks."""
 
     parameters: list[torch.Tensor] = field(default_factory=list)
     gradients: list[torch.Tensor | None] = field(default_factory=list)
@@ -187,7 +188,7 @@ class Trained:
 
 
 def train(script: Script, how: str, rank: int) -> Trained:
-    """Train as a script for DDP does; only what wraps differs."""
+    """Train as a script for DDP does; only the wrapper differs."""
     torch.manual_seed(script.seed)
     bare = Model(script).double()
     hooks = Hooks(script, bare)
@@ -271,7 +272,8 @@ def compiled(script: Script, model: nn.Module) -> Callable[..., torch.Tensor]:
 def compare(script: Script, mine: Trained, theirs: Trained) -> None:
     torch.testing.assert_close(mine.parameters, theirs.parameters, rtol=1e-9, atol=1e-12)
     for number, (one, other) in enumerate(zip(mine.gradients, theirs.gradients, strict=True)):
-        # DDP gives zeros, where no rank had a gradient, to parameters that it has reduced in an earlier step.
+        # DDP gives zeros to a parameter without a gradient on any rank, if it has reduced that parameter in an earlier
+        # step.
         if one is None or other is None:
             assert (one is None or not one.any()) and (other is None or not other.any()), f"gradient {number}"
         else:

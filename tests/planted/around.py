@@ -213,7 +213,7 @@ ERRORS = [
         "who waits for a grant that nobody can be of waits on",
         "missing wait",
         "python/sordino/algorithms/scheduled_pull/negotiation.py",
-        "            actions += self._nobody()\n",
+        "            actions += self._no_peer()\n",
         "",
         (tests("pull_schedule"),),
     ),

@@ -10,8 +10,7 @@ from typing import Any
 from claims.claim import Claim, Found, Plan
 from claims.evidence import above, alike, below
 from claims.local_sgd.models import settled
-from claims.local_sgd.settings import classification
-from claims.local_sgd.study import Trained, draw_curves, mean_curves, pairs
+from claims.local_sgd.study import Trained, classification, draw_curves, mean_curves, pairs
 from claims.papers import LOCAL_SGD
 from sordino.report import Results
 

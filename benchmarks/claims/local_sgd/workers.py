@@ -14,8 +14,7 @@ from claims.claim import Claim, Found, Plan, Run
 from claims.evidence import Evidence, alike, exact
 from claims.local_sgd.models import Local, settled
 from claims.local_sgd.problems import problem_of
-from claims.local_sgd.settings import classification, resolution
-from claims.local_sgd.study import Study, Trained, borne
+from claims.local_sgd.study import Study, Trained, borne, classification, resolution
 from claims.papers import LOCAL_SGD
 from sordino import plan as sordino_plan
 from sordino.report import Results

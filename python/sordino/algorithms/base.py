@@ -123,7 +123,7 @@ class Algorithm(metaclass=_Checked):
     simulation: ClassVar[Simulation] = Simulation()
     former_labels: ClassVar[tuple[str, ...]] = ()
     """Labels in checkpoints of earlier versions, which can be loaded."""
-    told: ClassVar[tuple[str, ...]] = ()
+    always_written: ClassVar[tuple[str, ...]] = ()
     """Settings that `written` includes even if they have their defaults."""
     parts: ClassVar[Mapping[str, type]] = {}
     """Dataclass of each setting that has settings of its own, by the name of the setting."""
@@ -152,7 +152,7 @@ class Algorithm(metaclass=_Checked):
         chosen = [
             f"{one.name}={getattr(self, one.name)!r}"
             for one in fields(self)
-            if one.name in self.told or getattr(self, one.name) != one.default
+            if one.name in self.always_written or getattr(self, one.name) != one.default
         ]
         return f"{self.label}({', '.join(chosen)})"
 
@@ -179,13 +179,13 @@ class Algorithm(metaclass=_Checked):
         """Raise UsageError for options of `DistributedOptimizer` that have no meaning for the algorithm."""
         traits = self.traits
         if not traits.takes_op and not options.averages:
-            raise UsageError(f"{self.label} averages; op= is for AllReduce")
+            raise UsageError(f"{self.label} always averages; op= needs AllReduce")
         if traits.sends_gradients:
             return
         if options.compresses:
-            raise UsageError(f"compression= is for gradients, and {self.label} without groups sends none")
+            raise UsageError(f"compression= has no effect: {self.label} without groups sends no gradients")
         if options.groups is not None or options.gradient_predivide_factor != 1.0:
-            raise UsageError(f"groups and gradient_predivide_factor are for gradients, and {self.label} sends none")
+            raise UsageError(f"groups and gradient_predivide_factor have no effect: {self.label} sends no gradients")
 
     def check_simulation(self, workers: int) -> None:
         """Raise UsageError for settings that cannot be simulated, besides the settings in `simulation.refused`."""
@@ -231,12 +231,12 @@ class Algorithm(metaclass=_Checked):
         """Return whether helpers that were started for this algorithm can also serve `other`."""
         return False
 
-    def open_service(self, helpers: Helpers, told: Any) -> Service:
+    def open_service(self, helpers: Helpers, description: Any) -> Service:
         """Return the service that a helper runs. Collective over workers and helpers.
 
         Args:
             helpers: the workers and helpers of the job.
-            told: the description that the workers have sent.
+            description: description of the work, sent by the workers.
 
         Raises:
             UsageError: the algorithm has no ranks without a model.

@@ -10,7 +10,7 @@ from sordino.errors import UsageError
 
 Buffers = Literal["local", "average"]
 
-NO_BUFFERS = "the models that are simulated have no buffers"
+NO_BUFFERS = "simulated models have no buffers"
 
 
 def require(condition: bool, owner: object, field: str, must: str) -> None:
@@ -28,7 +28,7 @@ _KINDS = {"int": "an integer within 64 bits", "float": "a number", "bool": "True
 
 
 def check_kinds(owner: type, settings: Mapping[str, object]) -> None:
-    """Raise UsageError for a setting that the dataclass declares as a number, and that is given as something else.
+    """Raise UsageError for a setting that the dataclass declares as a number, if its value is not a number.
 
     Settings with other declarations are left to the class itself.
     """

@@ -108,7 +108,7 @@ class ExchangingStrategy(Strategy):
             UsageError: the algorithm needs the steps of all ranks.
         """
         raise UsageError(
-            f"join() cannot stand in for a worker of {self.label}: give all ranks the same number of steps"
+            f"join() cannot replace a worker of {self.label}: give all ranks the same number of steps"
         )
 
     def exchange(self, tensors: Sequence[torch.Tensor], work: Callable[[], None]) -> None:
@@ -233,7 +233,7 @@ class ExchangingStrategy(Strategy):
         return [parameter for i, parameter in enumerate(self.parameters) if i not in left_out]
 
     def _unfrozen(self) -> str | None:
-        """Return the name of a parameter that is trained now, but was frozen when the ranks met; None: no such one."""
+        """Return the name of a parameter that is trained now, but was frozen when the ranks met; None: none."""
         for i in self._frozen if self.whole_models else ():
             if self.parameters[i].requires_grad:
                 return self.names[i]
@@ -252,9 +252,9 @@ class ExchangingStrategy(Strategy):
             return
         if not self.takes_in_unfrozen:
             raise UsageError(
-                f"'{name}' was frozen when the ranks met, so {self.label} leaves it out of its averages, and now it is "
-                f"trained. {self.label} cannot take it in, because its ranks are not at one step. Unfreeze it before "
-                "the first step, or wrap the optimizer anew afterwards, on all ranks"
+                f"'{name}' was frozen at the first step, so {self.label} does not average it, but now it is trained. "
+                f"{self.label} cannot include it later, because its ranks are at different steps. Unfreeze it before "
+                "the first step, or wrap the optimizer again after unfreezing it, on all ranks"
             )
 
         def meet_anew() -> None:

@@ -79,7 +79,7 @@ def class_of(name: str) -> type[Algorithm]:
     known = _known().get(name)
     if known is None and ":" not in name:
         raise UsageError(
-            f"unknown algorithm {name!r}; known are: {', '.join(names())}; or module:Class{meant(name, names())}"
+            f"unknown algorithm {name!r}; use one of {', '.join(names())}, or module:Class{meant(name, names())}"
         )
     entry = known or EntryPoint(name, name, GROUP)
     try:
@@ -87,7 +87,7 @@ def class_of(name: str) -> type[Algorithm]:
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"algorithm {name!r}: {entry.value} cannot be imported: {error}") from error
     if not isinstance(found, type) or not issubclass(found, Algorithm) or not is_dataclass(found):
-        raise UsageError(f"algorithm {name!r}: {entry.value} is no dataclass that derives from {GROUP}.Algorithm")
+        raise UsageError(f"algorithm {name!r}: {entry.value} is not a dataclass that derives from {GROUP}.Algorithm")
     return found
 
 

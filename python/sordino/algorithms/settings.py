@@ -45,4 +45,4 @@ def _part(cls: type, name: str, settings: dict[str, Any]) -> Any:
         return cls(**settings)
     except TypeError as error:
         known = ", ".join(setting.name for setting in fields(cls))
-        raise UsageError(f"--set {name}={settings}: {error}; there are: {known}") from error
+        raise UsageError(f"--set {name}={settings}: {error}; use some of {known}") from error

@@ -206,8 +206,8 @@ class Strategy(ABC):
         """
         raise UsageError(
             f"the wrapped optimizer has other parameters than when it was wrapped, and {self.algorithm.label} cannot "
-            "take them in within a step: change them by add_param_group() of the DistributedOptimizer, or wrap a new "
-            "optimizer"
+            "adopt them in the middle of a step. Add them by add_param_group() of the DistributedOptimizer, or wrap a "
+            "new optimizer"
         )
 
     def after_change(self, names: Sequence[str], added: Sequence[torch.Tensor]) -> None:
@@ -258,7 +258,7 @@ class Strategy(ABC):
     @property
     def statistics(self) -> Any:
         """Statistics of the algorithm's steps. Raises NoSuchAttribute if the algorithm keeps no statistics."""
-        raise NoSuchAttribute(f"there are no statistics of {self.algorithm}")
+        raise NoSuchAttribute(f"{self.algorithm} keeps no statistics")
 
     def noted(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the events since the last call that belong in the run record.

@@ -164,17 +164,17 @@ class PairStrategy(ExchangingStrategy):
         """Counts and costs of the averagings of this rank."""
         if not self._met:
             return PairStatistics()
-        self._averager.statistics.messages = self._averager.told
+        self._averager.statistics.messages = self._averager.messages_sent
         return self._averager.statistics
 
     # ---- the step ----------------------------------------------------------------------------------------------
 
     def renew(self) -> None:
-        told = self.statistics
+        statistics = self.statistics
         self._was_open |= self._opened
         super().renew()
         if self.active:
-            self._averager.statistics = told
+            self._averager.statistics = statistics
         if self._was_open and self.active:
             self._open()  # now, because it is collective and all remaining ranks call `renew`
         self._was_open = False

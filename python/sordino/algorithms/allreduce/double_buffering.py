@@ -43,8 +43,8 @@ class BufferedReducer(GradientReducer):
 
     def _begin_again(self, index: int) -> None:
         raise StepOrderError(
-            f"a backward() has added to the gradient of '{self.names[index]}', which step() was to use: the average of "
-            f"the step before. {QUIETLY}"
+            f"a backward() has added to the gradient of '{self.names[index]}', which held the average of the previous "
+            f"step, for step() to use. {QUIETLY}"
         )
 
     def _start(self, bucket: Bucket) -> None:
@@ -111,7 +111,7 @@ class BufferedStrategy(ExchangingStrategy):
 
     def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
         if closure is not None:
-            raise UsageError("step(closure) needs the gradient of now; double buffering has that of the step before")
+            raise UsageError("step(closure) needs current gradients; double buffering has those of the previous step")
         return super().step_optimizer(optimizer, None, synchronize)
 
     def after_step(self) -> None:
@@ -121,8 +121,8 @@ class BufferedStrategy(ExchangingStrategy):
         if not self.active:
             return None
         return (
-            "AllReduce(double_buffering=True) uses gradients of the step before, and GradScaler's scale is that of "
-            "now; train without a scaler (bfloat16 needs none)"
+            "AllReduce(double_buffering=True) uses gradients of the previous step, but GradScaler has the scale of the "
+            "current one; train without a scaler (bfloat16 needs none)"
         )
 
     def drain(self, optimizer: torch.optim.Optimizer) -> None:
@@ -143,7 +143,7 @@ class BufferedStrategy(ExchangingStrategy):
 
     def clear(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
         if self.done:
-            raise StepOrderError("zero_grad() between backward and step() would lose the gradient that is under way")
+            raise StepOrderError("zero_grad() between backward and step() would lose the gradient that is in flight")
         super().clear(optimizer, set_to_none)
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:

@@ -62,7 +62,7 @@ class ThresholdScheduler:
 
     def __post_init__(self) -> None:
         fine = is_count(self.history_length, 2)
-        require(fine, self, "history_length", "must be at least 2, for there to be a tendency")
+        require(fine, self, "history_length", "must be at least 2, to show a trend")
         require(is_count(self.frequency, 1), self, "frequency", "must be at least 1")
         require(_is_number(self.step) and self.step > 0, self, "step", "must be above 0")
         require(_is_number(self.lower) and self.lower >= 0, self, "lower", "must be at least 0")
@@ -176,7 +176,7 @@ class CaPS(Algorithm):
         fine = self.digits is None or (is_count(self.digits, 0) and self.digits <= 15)
         require(fine, self, "digits", "must be from 0 to 15, or None for exact comparison")
         fine = self.digits is None or self.detector != "movement"
-        require(fine, self, "digits", "is for detectors that compare; detector='movement' measures")
+        require(fine, self, "digits", "has no effect with detector='movement', which compares no elements")
         require(_is_number(self.memory) and 0 <= self.memory < 1, self, "memory", "must be at least 0 and below 1")
         fine = _is_number(self.sample_ratio) and 0 < self.sample_ratio <= 1
         require(fine, self, "sample_ratio", "must be above 0 and at most 1")
@@ -199,9 +199,9 @@ class CaPS(Algorithm):
         fine = self.servers is None or is_count(self.servers, 1)
         require(fine, self, "servers", "must be at least 1, or None for all workers")
         served = self.exchange == "parameter-server"
-        require(served or self.servers is None, self, "servers", 'is for exchange="parameter-server"')
+        require(served or self.servers is None, self, "servers", 'needs exchange="parameter-server"')
         fine = not self.dedicated_servers or self.servers is not None
-        require(fine, self, "dedicated_servers", 'needs exchange="parameter-server" and servers=, how many')
+        require(fine, self, "dedicated_servers", 'needs exchange="parameter-server" and servers=N')
         require(self.granularity in ("tensor", "block"), self, "granularity", "must be 'tensor' or 'block'")
         require(self.buffers in ("local", "average"), self, "buffers", "must be 'local' or 'average'")
         require(is_count(self.seed, 0) and self.seed < 2**64, self, "seed", "must be an integer from 0 to 2^64 - 1")
@@ -217,9 +217,9 @@ class CaPS(Algorithm):
         ),
         refused={
             "buffers": NO_BUFFERS,
-            "dedicated_servers": "here all ranks are workers; give servers=... without it",
-            "scheduler": "the threshold would follow metrics that nobody reports here; give threshold=...",
-            "statistics_interval": "the statistics of skipping are not shown here",
+            "dedicated_servers": "in a simulation all ranks are workers; give servers=... without it",
+            "scheduler": "the threshold would follow metrics, which a simulation does not report; give threshold=...",
+            "statistics_interval": "a simulation does not show the statistics of skipping",
         },
     )
 
@@ -257,10 +257,10 @@ class CaPS(Algorithm):
             pieces = cut(_going(items, sent), limit)
             for piece, place in zip(pieces, place_by_size(pieces, len(servers))):
                 loads[servers[place]] += piece
-            told: list[Operation] = [from_owners(all_ranks, [float(len(items))])] if roles.helpers else []
+            flags: list[Operation] = [from_owners(all_ranks, [float(len(items))])] if roles.helpers else []
             workers = len(roles.workers)
             ways = [to_owners(all_ranks, loads, workers=workers), from_owners(all_ranks, loads, workers=workers)]
-            return [mask, *told, *ways]
+            return [mask, *flags, *ways]
 
         return Traffic([Phase(served)])
 
@@ -269,8 +269,8 @@ class CaPS(Algorithm):
             messages = 2 * workers * len(self.serving_ranks(workers))
             if messages > _MOST_MESSAGES:
                 raise UsageError(
-                    f"CaPS(servers={self.servers}): {messages} messages a step among {workers} workers; "
-                    f"the simulation takes {_MOST_MESSAGES}. Give fewer servers or workers"
+                    f"CaPS(servers={self.servers}): {messages} messages per step among {workers} workers; "
+                    f"the limit of the simulation is {_MOST_MESSAGES}. Give fewer servers or workers"
                 )
 
     @classmethod
@@ -286,8 +286,8 @@ class CaPS(Algorithm):
     def helped_alike(self, other: Algorithm) -> bool:
         return isinstance(other, CaPS) and other.dedicated and other.servers == self.servers
 
-    def open_service(self, helpers: Helpers, told: Any) -> Service:
-        service: Service = made("sordino.algorithms.caps.parameter_server:helper_server", helpers, self, told)
+    def open_service(self, helpers: Helpers, description: Any) -> Service:
+        service: Service = made("sordino.algorithms.caps.parameter_server:helper_server", helpers, self, description)
         return service
 
     def roles(self, nodes: Sequence[int]) -> ServerRoles:
@@ -299,7 +299,7 @@ class CaPS(Algorithm):
         helpers = (self.servers or 0) if self.dedicated_servers else 0
         workers = len(nodes) - helpers
         if workers < 1:
-            raise UsageError(f"{self!r}: of {len(nodes)} ranks {helpers} are to serve, and none is left to train")
+            raise UsageError(f"{self!r}: {helpers} of {len(nodes)} ranks serve, so no rank is left to train")
         return ServerRoles(list(range(workers)), list(range(workers, len(nodes))))
 
     def serving_ranks(self, size: int) -> list[int]:

@@ -55,7 +55,7 @@ class Detector(ABC):
         """Raise UsageError for a state of another kind of detector, or of other tensors."""
         if state:
             kind = "history" if "counters" in state else "movement"
-            raise UsageError(f"this state is of detector='{kind}'; load it with that one")
+            raise UsageError(f"this state was saved with detector='{kind}'; load it with that detector")
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from `state()`."""

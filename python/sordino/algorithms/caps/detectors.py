@@ -137,10 +137,10 @@ class HistoryDetector(_SamplingDetector):
 
     def check_state(self, state: dict[str, Any]) -> None:
         if "counters" not in state:
-            raise UsageError("this state has no counters of changes, so it is of another detector than 'history'")
+            raise UsageError("this state has no counters of changes, so its detector was not 'history'")
         if state["counters"].shape != self._counters.shape:
             raise UsageError(
-                f"this state has counters of {len(state['counters'])} elements, and there are {len(self._counters)} "
+                f"this state has counters of {len(state['counters'])} elements, but there are {len(self._counters)} "
                 "here: load it with the same parameters"
             )
 
@@ -197,7 +197,7 @@ class MovementDetector(Detector):
 
     def check_state(self, state: dict[str, Any]) -> None:
         if "averages" not in state:
-            raise UsageError("this state has no averages of movement, so it is of another detector than 'movement'")
+            raise UsageError("this state has no averages of movement, so its detector was not 'movement'")
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)

@@ -61,9 +61,9 @@ class Items:
         return len(self.offsets)
 
     @classmethod
-    def from_lists(cls, told: list[list[int]]) -> tuple[Items, int]:
+    def from_lists(cls, description: list[list[int]]) -> tuple[Items, int]:
         """Return the items from the result of `as_lists`, and the bytes of the arena."""
-        *columns, (count,) = told
+        *columns, (count,) = description
         return cls(*(np.array(column, dtype=np.int64) for column in columns)), count
 
     def as_lists(self, count: int) -> list[list[int]]:

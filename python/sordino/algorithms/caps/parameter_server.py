@@ -50,8 +50,8 @@ class ParameterServer:
         self._channel = new_channel(context, all_ranks)
         self._channel.compare([values])
         self._layouts: Recent[Layout] = Recent()  # the same sets of items are sent again and again
-        told = Layout([("sent", DTYPE_CODES[torch.uint8], (len(items),))], groups=[0])
-        self._told = FlatBuffer(context, told) if algorithm.dedicated else None
+        layout = Layout([("sent", DTYPE_CODES[torch.uint8], (len(items),))], groups=[0])
+        self._flags = FlatBuffer(context, layout) if algorithm.dedicated else None
 
     def loads(self, sent: NDArray[np.bool_]) -> list[int]:
         """Return the bytes that each server gets from each worker if the items `sent` are sent."""
@@ -65,9 +65,9 @@ class ParameterServer:
         Args:
             sent: flags of the sent items, bool [items]; the same on all workers. At least one sent item has elements.
         """
-        if self._told is not None:
-            told = self._told.flat(torch.uint8, 0, len(self._items))
-            told.copy_(torch.from_numpy(sent))
+        if self._flags is not None:
+            flags = self._flags.flat(torch.uint8, 0, len(self._items))
+            flags.copy_(torch.from_numpy(sent))
             self._tell().wait()
         self._exchange(sent)
 
@@ -77,14 +77,14 @@ class ParameterServer:
         Raises:
             PeerLost: the workers have left or, if `World.failed`, a rank is lost.
         """
-        assert self._told is not None
+        assert self._flags is not None
         while True:
             self._tell(serving=True).wait()
-            self._exchange(self._told.flat(torch.uint8, 0, len(self._items)).numpy().astype(bool))
+            self._exchange(self._flags.flat(torch.uint8, 0, len(self._items)).numpy().astype(bool))
 
     def _tell(self, serving: bool = False) -> Handle:
-        assert self._told is not None
-        return self._channel.start("skipping.sent", FromOwner(self._size), self._told, serving=serving)
+        assert self._flags is not None
+        return self._channel.start("skipping.sent", FromOwner(self._size), self._flags, serving=serving)
 
     def _exchange(self, sent: NDArray[np.bool_]) -> None:
         layout = self._layouts.get(sent.tobytes(), self._find_layout)
@@ -103,12 +103,12 @@ class ParameterServer:
         return Layout.of_parts(self._pieces.parts(pieces, self._owners(pieces)), self._values.layout.bytes)
 
 
-def helper_server(helpers: Helpers, algorithm: CaPS, told: Any) -> ParameterServer:
+def helper_server(helpers: Helpers, algorithm: CaPS, description: Any) -> ParameterServer:
     """Return the view of a server without a model, from the workers' description of their items (`Items.as_lists`).
 
     Collective over all workers and servers.
     """
-    items, count = Items.from_lists(told)
+    items, count = Items.from_lists(description)
     layout = Layout([("parameters", DTYPE_CODES[torch.uint8], (count,))], groups=[0])
     values = FlatBuffer(helpers.context, layout)
     return ParameterServer(helpers.context, global_process_set, algorithm, items, values)

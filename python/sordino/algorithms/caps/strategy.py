@@ -60,7 +60,7 @@ class CaPSStrategy(ExchangingStrategy):
 
     def prepare(self) -> None:
         self.threshold = float(self.algorithm.threshold)
-        self._told = CaPSStatistics(self.algorithm.statistics_interval)
+        self._statistics = CaPSStatistics(self.algorithm.statistics_interval)
         scheduler = self.algorithm.scheduler
         self._metrics: deque[float] = deque(maxlen=scheduler.history_length if scheduler else 1)
         self._epochs = 0  # metrics reported so far
@@ -86,7 +86,7 @@ class CaPSStrategy(ExchangingStrategy):
         self._skipped = torch.zeros(len(self._items), dtype=torch.int64, device=HOST)
         self._sent: Recent[_Sent] = Recent()  # the same sets of items are sent again and again
         self._mask = torch.zeros(len(self._items), dtype=torch.bool, device=HOST)
-        self._told.describe(self._arena.names, self._items)
+        self._statistics.describe(self._arena.names, self._items)
         if algorithm.dedicated:
             items, arena = self._items, self._arena
             self._server = helpers.open(
@@ -125,7 +125,7 @@ class CaPSStrategy(ExchangingStrategy):
         skipped = self._agree(detector)
         detector.keep(self.steps, self._average(~skipped.numpy()))
         self._skipped = torch.where(skipped, self._skipped + 1, 0)
-        self._told.add(self.steps + 1, self.threshold, detector, skipped)
+        self._statistics.add(self.steps + 1, self.threshold, detector, skipped)
 
     def _agree(self, detector: Detector) -> torch.Tensor:
         """Return the items that all workers skip, bool [items]: unchanged on all, and not due for a probe."""
@@ -178,7 +178,7 @@ class CaPSStrategy(ExchangingStrategy):
         with self._rollback.around([run for _, run in self._arena.runs]):
             sent = ~self._all_of(self._skipped == 0).numpy()
             parts = self._average(sent)
-        self._told.add_flush(sent)
+        self._statistics.add_flush(sent)
         if self._kept:
             self._detector.keep(self.steps - 1, parts)
         self._skipped.zero_()
@@ -196,7 +196,7 @@ class CaPSStrategy(ExchangingStrategy):
 
     @property
     def statistics(self) -> CaPSStatistics:
-        return self._told
+        return self._statistics
 
     def state_of_copies(self) -> dict[str, Any]:
         return self.state_dict()
@@ -211,7 +211,7 @@ class CaPSStrategy(ExchangingStrategy):
             mean = float(allreduce(mine, op=Average, name="skipping.metric", process_set=self.settings.process_set))
         self._epochs += 1
         self._metrics.append(mean)
-        self._told.end_epoch(self.steps, self.threshold, mean)
+        self._statistics.end_epoch(self.steps, self.threshold, mean)
         if self.algorithm.scheduler is not None:
             self.threshold = self.algorithm.scheduler.threshold_after(self._epochs, self.threshold, list(self._metrics))
 
@@ -262,18 +262,22 @@ class CaPSStrategy(ExchangingStrategy):
             return
         if state["skipped"].shape != self._skipped.shape:
             raise UsageError(
-                f"this state is of {len(state['skipped'])} tensors or blocks, and there are {len(self._skipped)} here: "
+                f"this state has {len(state['skipped'])} tensors or blocks, but there are {len(self._skipped)} here: "
                 "load it with the same parameters, granularity and block_bytes"
             )
         detector.check_state(state["detector"])
 
     def noted(self) -> Mapping[str, Mapping[str, Any]]:
-        points = self._told.points[self._noted :]
+        points = self._statistics.points[self._noted :]
         self._noted += len(points)
         if not points:
             return {}
-        told = {"names": self._told.names, "bytes": self._told.bytes, "points": [asdict(point) for point in points]}
-        return {"skips": told}
+        skips = {
+            "names": self._statistics.names,
+            "bytes": self._statistics.bytes,
+            "points": [asdict(point) for point in points],
+        }
+        return {"skips": skips}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps, self.threshold = state["steps"], state["threshold"]
@@ -288,13 +292,13 @@ class CaPSStrategy(ExchangingStrategy):
         return {**self.state_dict(), **_no_items()}  # in a new world nothing has been skipped yet
 
     def _part(self, keeps_place: bool = False) -> None:
-        told = self._told
+        statistics = self._statistics
         super()._part(keeps_place)
-        self._told.go_on_from(told, self.steps)
+        self._statistics.go_on_from(statistics, self.steps)
 
     def take_over(self, old: Strategy) -> None:
         if isinstance(old, CaPSStrategy):
-            self._told.go_on_from(old._told, old.steps)
+            self._statistics.go_on_from(old._statistics, old.steps)
         self.load_state_dict(
             {**(old.state_dict() or {}), **_no_items()}
         )  # no item is skipped at this point, and the items may differ

@@ -88,7 +88,7 @@ class MixingGossip(Gossip):
             return
         patterns = isinstance(segments, (list, tuple)) and all(isinstance(pattern, str) for pattern in segments)
         fine = segments in ("model", "blocks") or (patterns and len(segments) > 0)
-        require(fine, self, "segments", "must be 'model', 'blocks', bytes or patterns")
+        require(fine, self, "segments", "must be 'model', 'blocks', a number of bytes, or patterns of names")
         if patterns:
             object.__setattr__(self, "segments", tuple(segments))
 

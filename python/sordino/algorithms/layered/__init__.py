@@ -96,7 +96,7 @@ class Layered(Algorithm):
     simulation = Simulation(
         arrays="synchronous",
         imitated=frozenset({"group_size", "bucket_bytes"}),
-        refused={"communicator": "here all ranks are workers; there are no dedicated communicators"},
+        refused={"communicator": "in a simulation all ranks are workers; there are no dedicated communicators"},
     )
 
     @property
@@ -106,7 +106,7 @@ class Layered(Algorithm):
     def check(self, options: Options) -> None:
         super().check(options)
         if options.gradient_predivide_factor != 1.0:
-            raise UsageError("gradient_predivide_factor is for AllReduce; Layered averages group by group")
+            raise UsageError("gradient_predivide_factor needs AllReduce; Layered averages group by group")
 
     def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
         roles = self.roles(nodes)
@@ -142,8 +142,8 @@ class Layered(Algorithm):
     def helped_alike(self, other: Algorithm) -> bool:
         return isinstance(other, Layered) and other.dedicated and other.group_size == self.group_size
 
-    def open_service(self, helpers: Helpers, told: Any) -> Service:
-        service: Service = made("sordino.algorithms.layered.routes:helper_route", helpers, told)
+    def open_service(self, helpers: Helpers, description: Any) -> Service:
+        service: Service = made("sordino.algorithms.layered.routes:helper_route", helpers, description)
         return service
 
     def roles(self, nodes: Sequence[int]) -> Roles:
@@ -156,14 +156,16 @@ class Layered(Algorithm):
         if self.group_size is None:
             length = list(nodes).count(nodes[0])
             if size % length != 0 or any(nodes[rank] != nodes[rank - rank % length] for rank in range(size)):
-                raise UsageError("Layered(): nodes have different numbers of ranks; say group_size=1, or a divisor")
+                raise UsageError("Layered(): nodes have different numbers of ranks; give group_size=1, or a divisor")
         else:
             length = self.group_size + self.dedicated
-        who = "a worker and a communicator" if self.dedicated else "a worker"
         if length < 1 + self.dedicated:
-            raise UsageError(f"Layered(communicator={self.communicator!r}): a node with one rank lacks {who}")
+            raise UsageError(
+                f"Layered(communicator={self.communicator!r}): a group needs a worker and a communicator, but a node "
+                "has one rank"
+            )
         if size % length != 0:
             members = f"{length - self.dedicated} workers" + (" and a communicator" if self.dedicated else "")
-            raise UsageError(f"{self!r}: {size} ranks cannot be cut into groups of {members}")
+            raise UsageError(f"{self!r}: {size} ranks cannot be divided into groups of {members}")
         groups = [list(range(begin, begin + length)) for begin in range(0, size, length)]
         return Roles(groups, length - 1 if self.dedicated else 0, self.dedicated)

@@ -192,7 +192,7 @@ class LayeredStrategy(ExchangingStrategy):
             helpers: Helpers = helpers_of(self.context, algorithm)
             if workers.process_set_id != 0:
                 raise UsageError('Layered(communicator="rank") trains on all workers; process_set= is for "thread"')
-            return lambda specs, device: helpers.open(specs, lambda told: helper_route(helpers, told, device))
+            return lambda specs, device: helpers.open(specs, lambda agreed: helper_route(helpers, agreed, device))
         ranks, context = workers.ranks or [], self.context
         roles = algorithm.roles([context.world.nodes[rank] for rank in ranks]).of(ranks)
         return lambda specs, device: Route(context, workers, roles, specs, device)

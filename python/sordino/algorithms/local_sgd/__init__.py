@@ -112,19 +112,19 @@ class LocalSGD(Algorithm):
         require(self.buffers in ("local", "average"), self, "buffers", "must be 'local' or 'average'")
         for name in ("elementwise", "overlap"):
             fine = not getattr(self, name) or self.exchange == "sharded"
-            require(fine, self, name, "has an effect with exchange='sharded' alone")
+            require(fine, self, name, "has an effect only with exchange='sharded'")
 
-    told = ("interval", "group_size")
+    always_written = ("interval", "group_size")
     parts: ClassVar = {"adaptive": AdaptiveInterval}
     steps = "sordino.algorithms.local_sgd.strategy:LocalSGDStrategy"
     simulation = Simulation(
         arrays="local",
         imitated=frozenset({"interval", "group_size", "exchange", "start", "aggregate", "bucket_bytes", "overlap"}),
         refused={
-            "adaptive": "the interval would follow losses that nobody reports here; give interval=...",
+            "adaptive": "the interval would follow losses, which a simulation does not report; give interval=...",
             "buffers": NO_BUFFERS,
             "elementwise": "the optimizer of a simulation is SGD, which is known to be element-wise",
-            "log_distance": "the distance is in the curve, without traffic of its own",
+            "log_distance": "the learning curve shows the distance already",
         },
     )
 
@@ -182,7 +182,7 @@ class LocalSGD(Algorithm):
 
     def check_simulation(self, workers: int) -> None:
         if self.start == "decay":
-            raise UsageError("LocalSGD(start='decay') cannot be simulated: the learning rate stays; give a step")
+            raise UsageError("LocalSGD(start='decay') cannot be simulated: the learning rate is constant; give a step")
 
     def fitted(self, before: Sequence[int], now: Sequence[int]) -> LocalSGD:
         return replace(self, group_size=group_size_among(self.group_size, len(now)))

@@ -50,9 +50,9 @@ def require_elementwise(optimizer: torch.optim.Optimizer, algorithm: LocalSGD) -
         return
     names = ", ".join(known.__name__ for known in _ELEMENTWISE)
     raise UsageError(
-        f'LocalSGD(exchange="sharded") would let {cls.__name__} see slices of parameters. Of these alone it is known '
-        f"that they treat every element alike: {names}. If {cls.__name__} does, too, give elementwise=True, which is "
-        'tried in the first step; else use exchange="allreduce"'
+        f'LocalSGD(exchange="sharded") steps slices of parameters, so it needs an element-wise optimizer. Known to be '
+        f"element-wise are {names}. If {cls.__name__} is, too, give elementwise=True, which is checked in the first "
+        'step; otherwise use exchange="allreduce"'
     )
 
 
@@ -120,13 +120,13 @@ class Trial:
             refusal: the error that the optimizer raised on slices; "" if it has stepped them.
         """
         mine = wrong[:_NAMED], refusal
-        told = allgather_object(mine, name="local.elementwise.wrong", process_set=self._workers)
-        ranks = [rank for rank, (names, _) in zip(self._workers.ranks or [], told) if names]
-        names = ", ".join(dict.fromkeys(name for some, _ in told for name in some))
-        refusal = next((words for _, words in told if words), "")
+        gathered = allgather_object(mine, name="local.elementwise.wrong", process_set=self._workers)
+        ranks = [rank for rank, (names, _) in zip(self._workers.ranks or [], gathered) if names]
+        names = ", ".join(dict.fromkeys(name for some, _ in gathered for name in some))
+        refusal = next((words for _, words in gathered if words), "")
         return UsageError(
-            f"LocalSGD(elementwise=True): {name} is not element-wise. On {rank_list(ranks)} it would make something "
-            f"else of slices than of whole parameters: {names}{refusal}. Nothing was changed; use "
+            f"LocalSGD(elementwise=True): {name} is not element-wise. On {rank_list(ranks)} a step on slices differs "
+            f"from a step on whole parameters: {names}{refusal}. Nothing was changed; use "
             'exchange="allreduce"'
         )
 

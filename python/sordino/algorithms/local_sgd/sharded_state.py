@@ -43,8 +43,8 @@ def gather_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> d
         for index, (_, piece) in enumerate(parameters)
         if piece is not None and piece.values in optimizer.state
     ]
-    told = allgather_object(mine, name="shards.state", process_set=reducer.settings.process_set)
-    for index, begin, end, values in (entry for entries in told for entry in entries):
+    gathered = allgather_object(mine, name="shards.state", process_set=reducer.settings.process_set)
+    for index, begin, end, values in (entry for entries in gathered for entry in entries):
         parameter = parameters[index][0]
         state = whole.setdefault(index, {})
         for key, value in values.items():

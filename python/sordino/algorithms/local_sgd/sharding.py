@@ -237,8 +237,8 @@ class ShardedReducer(FlatReducer):
             total = powers ** (1 / norm_type)
         if strict and not bool(total.isfinite()):
             raise RuntimeError(
-                f"the norm of order {norm_type} of the gradients is not finite, so it cannot be clipped; with "
-                "error_if_nonfinite=False they are scaled all the same"
+                f"the norm of order {norm_type} of the gradients is not finite, so they cannot be clipped; "
+                "error_if_nonfinite=False scales them in any case"
             )
         torch._foreach_mul_(owned, torch.clamp(limit / (total + 1e-6), max=1.0).item())
         return total
@@ -254,7 +254,7 @@ class ShardedReducer(FlatReducer):
         if synchronize:
             self._reduce()
         elif not self._counter.done:
-            raise StepOrderError("step() within skip_synchronize() needs synchronize() before it: shards are averages")
+            raise StepOrderError("step() within skip_synchronize() needs synchronize() before it: it steps averages")
         if self.trial is not None and not self._handed_out:
             self._hand_out_gradients()
         for shards in self.shards.values():

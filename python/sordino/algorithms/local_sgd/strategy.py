@@ -221,10 +221,10 @@ class LocalSGDStrategy(ExchangingStrategy):
         means = [value.clone() for value in values]
         self._reduce(means, Average)
         squares = sum(squared_distance(value, mean) for value, mean in zip(values, means))
-        told = torch.tensor([squares], dtype=torch.float64, device=HOST)
+        total = torch.tensor([squares], dtype=torch.float64, device=HOST)
         if self._shards is not None:
-            told = allreduce(told, op=Sum, name="local.squares", process_set=self._group)
-        return float(allreduce(told.sqrt(), op=Average, name="local.distance", process_set=self._peers))
+            total = allreduce(total, op=Sum, name="local.squares", process_set=self._group)
+        return float(allreduce(total.sqrt(), op=Average, name="local.distance", process_set=self._peers))
 
     def _reduce_models(self, values: list[torch.Tensor], op: int) -> None:
         """Reduce the models among peers, in place. Their memory does not move, so the reduction is prepared once."""

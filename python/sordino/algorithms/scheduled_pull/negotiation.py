@@ -77,7 +77,7 @@ class Autonomous(LateStart):
         for _ in range(_LOOKS):
             peer = self._others.draw(self._draws)
             if peer is None:
-                return self._nobody()
+                return self._no_peer()
             if self._busy.get(peer, now) <= now:
                 break
         assert peer is not None
@@ -96,7 +96,7 @@ class Autonomous(LateStart):
         self._others.discard(peer)
         self._silent.add(peer)
 
-    def _nobody(self) -> list[Action]:
+    def _no_peer(self) -> list[Action]:
         """Skip the pull, because all peers have been given up.
 
         Perhaps this worker was the one that could not be reached. So it sends "free" to all silent peers: each that
@@ -242,7 +242,7 @@ class Managed(Autonomous):
             self._farewell = None
             return [*said, *super()._ask(now)]
         if not len(self._others):
-            return self._nobody()
+            return self._no_peer()
         self._in_line = False
         return self._asks(now, self._manager, ("ask", self._number, self._end if self._end != math.inf else now))
 
@@ -258,7 +258,7 @@ class Managed(Autonomous):
 
     def _alone(self, now: float, why: str) -> list[Action]:
         self._farewell = (
-            f"rank {self._manager}, which schedules the pulls, {why}: from now on rank {self.rank} does so itself"
+            f"rank {self._manager}, which schedules the pulls, {why}: rank {self.rank} now schedules its own pulls"
         )
         self._manager = None
         asked, self._asked = self._asked is not None, None
@@ -300,5 +300,5 @@ class Managed(Autonomous):
             return actions + self._alone(now, "is gone")
         if self._asked is not None and self._manager is not None and not len(self._others):
             self._asked = None  # the manager has no worker to assign any more
-            actions += self._nobody()
+            actions += self._no_peer()
         return actions

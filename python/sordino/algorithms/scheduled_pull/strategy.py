@@ -182,7 +182,7 @@ class PullStrategy(ExchangingStrategy):
     takes_in_unfrozen = False
 
     def prepare(self) -> None:
-        self._told = PullStatistics()
+        self._statistics = PullStatistics()
         self._windows: deque[float] = deque(maxlen=_WINDOWS)  # durations in seconds
         self._began: float | None = None
 
@@ -190,7 +190,7 @@ class PullStrategy(ExchangingStrategy):
         workers, context, algorithm = self.settings.process_set, self.context, self.algorithm
         ranks = workers.ranks or []
         if algorithm.managed and algorithm.manager >= len(ranks):
-            raise UsageError(f"{algorithm}: there is no rank {algorithm.manager} among {len(ranks)}")
+            raise UsageError(f"{algorithm}: the manager must be one of the {len(ranks)} ranks")
         self._arena = ParameterBuffer(context, self.exchanged_names, self.exchanged, "model")
         self._mirror = Mirror(context, self._arena)
         number = service_numbers(context, workers, 2)
@@ -207,9 +207,9 @@ class PullStrategy(ExchangingStrategy):
         weakref.finalize(self, self._puller.close)
 
     def _part(self, keeps_place: bool = False) -> None:
-        told = self._told
+        counts = self._statistics
         super()._part(keeps_place)
-        self._told = told
+        self._statistics = counts
 
     def renew(self) -> None:
         self._was_open |= self._began is not None
@@ -220,15 +220,15 @@ class PullStrategy(ExchangingStrategy):
 
     @property
     def statistics(self) -> PullStatistics:
-        return self._told
+        return self._statistics
 
     def noted(self) -> Mapping[str, Mapping[str, Any]]:
-        told, before = self._told, self._noted
-        self._noted = told.pulls
-        new = min(told.pulls - before, len(told.ages))
+        counts, before = self._statistics, self._noted
+        self._noted = counts.pulls
+        new = min(counts.pulls - before, len(counts.ages))
         if new <= 0:
             return {}
-        pulls = zip(list(told.ages)[-new:], list(told.behind)[-new:], list(told.seconds)[-new:])
+        pulls = zip(list(counts.ages)[-new:], list(counts.behind)[-new:], list(counts.seconds)[-new:])
         return {"ages": {"pulls": [list(pull) for pull in pulls]}}
 
     def _publish(self) -> None:
@@ -270,20 +270,20 @@ class PullStrategy(ExchangingStrategy):
         ended = time.monotonic()
         self._windows.append(ended - self._began)
         pull = self._puller.end_window()
-        now, told = time.monotonic(), self._told
-        told.windows += 1
-        told.waited += now - ended
+        now, counts = time.monotonic(), self._statistics
+        counts.windows += 1
+        counts.waited += now - ended
         if pull is not None:
-            told.pulls += 1
-            told.ages.append(pull.age + now - pull.begun)
-            told.seconds.append(pull.seconds)
-            told.behind.append(self.steps - pull.steps)
+            counts.pulls += 1
+            counts.ages.append(pull.age + now - pull.begun)
+            counts.seconds.append(pull.seconds)
+            counts.behind.append(self.steps - pull.steps)
             self._snapshots.average(pull, self._mirror.address)
             self._mirror.give()
             self._publish_mirror()
-        told.failed, told.messages, told.unpublished = (
+        counts.failed, counts.messages, counts.unpublished = (
             self._puller.failed,
-            self._puller.told,
+            self._puller.messages_sent,
             self._snapshots.unpublished,
         )
         self._begin_window()

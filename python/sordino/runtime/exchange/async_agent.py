@@ -70,7 +70,7 @@ def decode(text: str) -> Message:
         or not isinstance(message[0], str)
         or not all(type(number) in (int, float) for number in message[1:])
     ):
-        raise TransportError(f"a text that is no message: {text[:80]!r}")
+        raise TransportError(f"received a text that is not a message: {text[:80]!r}")
     return (message[0], *message[1:])
 
 
@@ -92,7 +92,7 @@ class Agent(ABC):
         self._place_of = {rank: place for place, rank in enumerate(self._ranks)}
         self.mailbox = Mailbox(context.world, number)
         self.lock = threading.RLock()
-        self.told = 0
+        self.messages_sent = 0
         """Number of messages that this rank has sent to other ranks."""
         self._alarm = float("inf")
         self._sleeps_until = float("inf")
@@ -161,7 +161,7 @@ class Agent(ABC):
     def _carry_out(self, now: float, actions: Iterable[Any]) -> None:
         for action in actions:
             if isinstance(action, Tell):
-                self.told += action.to != self._place_of.get(self._world.rank)
+                self.messages_sent += action.to != self._place_of.get(self._world.rank)
                 self.mailbox.send(self._ranks[action.to], encode(action.message))
             elif isinstance(action, Wake):
                 self._alarm = action.at
@@ -246,20 +246,20 @@ def _work(reference: weakref.ref[Agent], mailbox: Mailbox) -> None:
     """
     going = True
     while going:
-        decider = reference()
-        if decider is None:
+        agent = reference()
+        if agent is None:
             return
-        sleep = decider.next_time() - decider.now()
-        del decider
+        sleep = agent.next_time() - agent.now()
+        del agent
         events: list[tuple[str, int, str, int]] = []
         failure: SordinoError | None = None
         try:
             events = mailbox.wait(max(0.0, min(sleep, _IDLE_S)))
         except SordinoError as error:
             failure = error
-        decider = reference()
-        if decider is not None and failure is not None:
-            decider.fail(failure)
-        going = decider is not None and failure is None and decider.take(events)
-        del decider
+        agent = reference()
+        if agent is not None and failure is not None:
+            agent.fail(failure)
+        going = agent is not None and failure is None and agent.take(events)
+        del agent
     mailbox.close()

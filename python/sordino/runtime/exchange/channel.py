@@ -67,8 +67,8 @@ class Channel:
         mine = torch.tensor(
             [[shared, device is not None, device is not None and world.can(device, "nccl")]], device=HOST
         )
-        told = allgather(mine, name=label, process_set=self._members).bool()
-        self.shared, on_devices, nccl = told.all(dim=0).tolist()
+        gathered = allgather(mine, name=label, process_set=self._members).bool()
+        self.shared, on_devices, nccl = gathered.all(dim=0).tolist()
         if on_devices and device is not None:
             self.route = self._route(values, device, nccl)
         self._prepared.clear()
@@ -77,10 +77,10 @@ class Channel:
         """Return the best route that all ranks can take. Collective."""
         label = self._context.names.plan("channel.places", self._members.process_set_id)
         places = [self._context.world.locate(one.address, one.layout.bytes) for one in values]
-        told = allgather_object((device.identity, places), name=label, process_set=self._members)
-        if nccl and len({identity for identity, _ in told}) == len(told):
+        gathered = allgather_object((device.identity, places), name=label, process_set=self._members)
+        if nccl and len({identity for identity, _ in gathered}) == len(gathered):
             return Route.NCCL
-        direct = torch.tensor([self._reaches_all(device, [theirs for _, theirs in told])], device=HOST)
+        direct = torch.tensor([self._reaches_all(device, [theirs for _, theirs in gathered])], device=HOST)
         all_direct = bool(allgather(direct, name=f"{label}.direct", process_set=self._members).all())
         return Route.DIRECT if all_direct else Route.HOST
 

@@ -30,10 +30,10 @@ def _idle_or_new_set(context: Context, ranks: Sequence[int], parent: ProcessSet)
     if key in context.internal.idle:
         idle = context.internal.idle[key]
         mine = {number: context.internal.exchanges[number] for number in idle} if context.rank in ranks else None
-        told: list[dict[int, int] | None] = allgather_object(
+        gathered: list[dict[int, int] | None] = allgather_object(
             mine, name=context.names.plan("idle_channels", key[0]), process_set=parent
         )
-        first, *others = [one for one in told if one is not None]
+        first, *others = [one for one in gathered if one is not None]
         # A set on which some ranks have begun more exchanges cannot be used: the others would take these for the next
         # object's.
         numbers = [number for number, begun in first.items() if all(one.get(number) == begun for one in others)]

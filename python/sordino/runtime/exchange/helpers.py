@@ -41,7 +41,7 @@ class Helped(Protocol):
     def helped_alike(self, other: Any) -> bool:
         """Return whether helpers made for this algorithm can serve the other one."""
 
-    def open_service(self, helpers: Helpers, told: Any) -> Service:
+    def open_service(self, helpers: Helpers, description: Any) -> Service:
         """Return the service of a helper for a description from the workers."""
 
 
@@ -65,16 +65,16 @@ class Helpers:
         """Exchange the call. The first worker, rank 0, sends it."""
         self._calls.start("call", FromOwner(self.context.size), self._call, serving=serving).wait()
 
-    def open(self, told: Any, make: Callable[[Any], Opened]) -> Opened:
+    def open(self, description: Any, make: Callable[[Any], Opened]) -> Opened:
         """Start a service of the helpers, and return this worker's part of it. Collective over all workers.
 
         Args:
-            told: description for the helpers, which is pickled. That of the first worker is used.
+            description: description for the helpers, which is pickled. That of the first worker is used.
             make: makes the result from the description. Collective over workers and helpers.
         """
         with use(self.context):
             self._meet(serving=False)
-            return make(self._tell(told))
+            return make(self._tell(description))
 
     def _tell(self, what: Any) -> Any:
         return broadcast_object(what, root_rank=0, name=self.context.names.plan("helpers.work", 0))

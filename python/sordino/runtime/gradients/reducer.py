@@ -419,8 +419,8 @@ class GradientReducer(GradientHooks):
             return dict(zip(bucket.members, sent))
         # A flag is above zero if some rank had a gradient. Reductions other than sums make flags meaningless, so every
         # parameter counts as used then. A rank that had all gradients skips the flags, as it would wait for its GPU.
-        everybody = bucket.complete or self.settings.op not in (Average, Sum)
-        used = [True] * len(bucket.members) if everybody else (bucket.flags > 0).tolist()
+        on_all_ranks = bucket.complete or self.settings.op not in (Average, Sum)
+        used = [True] * len(bucket.members) if on_all_ranks else (bucket.flags > 0).tolist()
         found = {}
         states = bucket.states or [None] * len(bucket.members)
         for i, result, state, wanted in zip(bucket.members, bucket.sent, states, used):

@@ -98,9 +98,9 @@ class SettingsCheck:
         """Raise the error for what differs. Collective."""
         ranks = self._process_set.ranks or []
         mine = (fingerprint.encode(self._mine), model)
-        told = allgather_object(mine, name=f"{name}.said", process_set=self._process_set)
-        fingerprint.compare(ranks, [fingerprint.decode(text, rank) for rank, (text, _) in zip(ranks, told)])
-        models: list[list[str]] = [lines for _, lines in told]
+        gathered = allgather_object(mine, name=f"{name}.said", process_set=self._process_set)
+        fingerprint.compare(ranks, [fingerprint.decode(text, rank) for rank, (text, _) in zip(ranks, gathered)])
+        models: list[list[str]] = [lines for _, lines in gathered]
         for index in range(max(map(len, models))):
             found = [lines[index] if index < len(lines) else "nothing" for lines in models]
             if len(set(found)) > 1:
