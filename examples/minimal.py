@@ -3,7 +3,7 @@
   python examples/minimal.py
   sordino run -np 4 -- python examples/minimal.py
 
-with_crossover.py and similar files train with other algorithms.
+with_algorithm.py trains with any algorithm.
 """
 
 from __future__ import annotations

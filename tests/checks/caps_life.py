@@ -103,16 +103,16 @@ def states_of_something_else_are_refused(seat: Seat) -> None:
     assert other.optimizer.state_dict()["sordino"]["threshold"] == 10
     with pytest.raises(UsageError, match="no counters of changes"):
         optimizer.load_state_dict(wrap(Odd(), CaPS()).state_dict())
-    with pytest.raises(UsageError, match="6 tensors or blocks, and there are"):
+    with pytest.raises(UsageError, match="6 tensors or blocks, but there are"):
         wrap(Odd(), CaPS("history", granularity="block", block_bytes=64)).load_state_dict(state)
-    with pytest.raises(UsageError, match="of detector='history'"):
+    with pytest.raises(UsageError, match="with detector='history'"):
         wrap(Odd(), CaPS()).load_state_dict(state)
     with pytest.raises(UsageError, match="no averages of movement"):
         wrap(Odd(), CaPS("movement")).load_state_dict(state)
     moving = wrap(Odd(), CaPS("movement")).state_dict()
     with pytest.raises(UsageError, match="no counters of changes"):
         optimizer.load_state_dict(moving)
-    with pytest.raises(UsageError, match="of detector='movement'"):
+    with pytest.raises(UsageError, match="with detector='movement'"):
         wrap(Odd(), CaPS()).load_state_dict(moving)
     with pytest.raises(UsageError, match="saved by CaPS"):
         wrap(Odd(), LocalSGD()).load_state_dict(state)
@@ -245,10 +245,10 @@ def a_detector_goes_on_bit_for_bit(seat: Seat, detector: str) -> None:
 def misuse_is_told(seat: Seat) -> None:
     with pytest.raises(UsageError, match=r"needs hvd\.init\(algorithm="):
         Planted(skipping_on_servers(1), 10)
-    with pytest.raises(UsageError, match="there are no statistics of AllReduce"):
+    with pytest.raises(UsageError, match="AllReduce.* keeps no statistics"):
         _ = hvd.DistributedOptimizer(torch.optim.SGD(Odd().parameters(), lr=1)).statistics
     planted = Planted(skipping(), 10)
-    with pytest.raises(UsageError, match=r"join\(\) cannot stand in for a worker of CaPS"):
+    with pytest.raises(UsageError, match=r"join\(\) cannot replace a worker of CaPS"):
         hvd.join()
     planted.step(1.0)
 

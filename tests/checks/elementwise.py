@@ -126,7 +126,7 @@ def claims_are_compared(seat: Seat) -> None:
     algorithm = LocalSGD(2, seat.size, elementwise=seat.rank == 0)
     with pytest.raises(ConfigurationMismatch, match=r"rank 0 has LocalSGD\(elementwise=True\)"):
         wrap(Odd(), algorithm)
-    with pytest.raises(UsageError, match=r"elementwise.*exchange='sharded' alone"):
+    with pytest.raises(UsageError, match=r"elementwise.*only with exchange='sharded'"):
         LocalSGD(exchange="allreduce", elementwise=True)
     with pytest.raises(UsageError, match=r"elementwise.*True or False"):
         LocalSGD(elementwise="yes")

@@ -145,7 +145,7 @@ def ranks_that_are_not_in_step_refuse_to_unfreeze(seat: Seat, kind: str) -> None
     model.base.requires_grad_(True)
     optimizer.zero_grad()
     model().backward()
-    with pytest.raises(UsageError, match="'base' was frozen when the ranks met"):
+    with pytest.raises(UsageError, match="'base' was frozen at the first step"):
         optimizer.step()
     hvd.barrier()
 

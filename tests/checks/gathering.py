@@ -311,7 +311,7 @@ def compiled_models_wait_for_all_of_theirs(seat: Seat) -> None:
 
 @check(least=2)
 def an_overlap_of_nothing_is_refused(seat: Seat) -> None:
-    with pytest.raises(UsageError, match=r"overlap.*exchange='sharded' alone"):
+    with pytest.raises(UsageError, match=r"overlap.*only with exchange='sharded'"):
         LocalSGD(exchange="allreduce", overlap=True)
     with pytest.raises(UsageError, match=r"overlap.*True or False"):
         LocalSGD(overlap=1)  # type: ignore[arg-type]

@@ -289,15 +289,15 @@ def wrong_use_is_refused(seat: Seat) -> None:
         (Crossover(segments=("nothing*",)), {}, r"'nothing\*' matches no parameter"),
         (DPSGD(buffers="average"), {}, "needs named_buffers"),
         (DPSGD(), {"named_buffers": []}, "named_buffers has no effect"),
-        (DPSGD(), {"op": hvd.Sum}, "op= is for AllReduce"),
-        (DPSGD(), {"compression": hvd.Compression.fp16}, "compression= is for gradients"),
+        (DPSGD(), {"op": hvd.Sum}, "op= needs AllReduce"),
+        (DPSGD(), {"compression": hvd.Compression.fp16}, "compression= has no effect"),
         (SegmentedGossip(replicas=seat.size), {}, f"replicas={seat.size}"),
         (Crossover(roulette=[[0.0]]), {}, "weights, not 1"),
     ):
         with pytest.raises(UsageError, match=text):
             wrap(model, algorithm, **options)
     optimizer = wrap(model, DPSGD())
-    with pytest.raises(UsageError, match=r"join\(\) cannot stand in for a worker of DPSGD"):
+    with pytest.raises(UsageError, match=r"join\(\) cannot replace a worker of DPSGD"):
         hvd.join()
     optimizer.step()
 

@@ -238,7 +238,7 @@ def impossible_layers_are_refused(seat: Seat) -> None:
     for field, value in (("group_size", 0), ("bucket_bytes", 0), ("check_stale", 2), ("communicator", "leader")):
         with pytest.raises(UsageError, match=field):
             Layered(**{field: value})
-    with pytest.raises(UsageError, match="cannot be cut into groups"):
+    with pytest.raises(UsageError, match="cannot be divided into groups"):
         wrap(Odd(), Layered(seat.size + 1))
     with pytest.raises(UsageError, match=r"hvd\.init\(algorithm="):
         wrap(Odd(), Layered(1, "rank"))

@@ -359,7 +359,7 @@ def test_layers_train_to_the_last_digit_of_all_reduce(launcher: mpi.Launcher, tm
         assert found["test_accuracy"] == wanted["test_accuracy"]
     refused = run(launcher, 2, "--algorithm", "layered", "--communicator", "rank", "--group-size", 2)
     assert refused.returncode == 2
-    assert "cannot be cut into groups of 2 workers and a communicator" in refused.stderr
+    assert "cannot be divided into groups of 2 workers and a communicator" in refused.stderr
 
 
 def test_parameter_skipping_sends_less_and_says_what(

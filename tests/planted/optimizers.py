@@ -154,7 +154,7 @@ ERRORS = [
         "only who sees it tells of a wrong claim",
         "lost message",
         "python/sordino/algorithms/local_sgd/elementwise.py",
-        'verdict = allreduce(verdict, op=Max, name="local.elementwise", process_set=self._everybody)',
+        'verdict = allreduce(verdict, op=Max, name="local.elementwise", process_set=self._workers)',
         "",
         (checks("elementwise"),),
     ),

@@ -24,6 +24,7 @@ from sordino.algorithms.push_sum import PushSum
 from sordino.algorithms.registry import AlgorithmName, class_of, names, resolve
 from sordino.algorithms.scheduled_pull import ScheduledPull
 from sordino.algorithms.segmented_gossip import SegmentedGossip
+from sordino.algorithms.settings import configured
 
 __all__ = [
     "ADPSGD",
@@ -45,6 +46,7 @@ __all__ = [
     "ThresholdScheduler",
     "Traits",
     "class_of",
+    "configured",
     "names",
     "resolve",
 ]

@@ -107,9 +107,7 @@ class ExchangingStrategy(Strategy):
         Raises:
             UsageError: the algorithm needs the steps of all ranks.
         """
-        raise UsageError(
-            f"join() cannot replace a worker of {self.label}: give all ranks the same number of steps"
-        )
+        raise UsageError(f"join() cannot replace a worker of {self.label}: give all ranks the same number of steps")
 
     def exchange(self, tensors: Sequence[torch.Tensor], work: Callable[[], None]) -> None:
         """Perform an exchange by `work()`, which changes `tensors`, and count it.

@@ -2,7 +2,7 @@
 
   sordino examples                        # lists the examples
   sordino examples minimal                # writes minimal.py here
-  sordino examples with-crossover mine/   # writes mine/with_crossover.py, and mine/minimal.py that it uses
+  sordino examples with-algorithm mine/   # writes mine/with_algorithm.py, and mine/minimal.py that it uses
 
 Existing files are not overwritten.
 """

@@ -66,7 +66,7 @@ class _Sums:
     busy: float = 0.0
     sent: Counter[str] = field(default_factory=Counter)
 
-    def told(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """Return the values for a line."""
         return {
             "seconds": round(self.seconds, 7),
@@ -229,12 +229,12 @@ class Recorder:
         """Write lines for the time besides steps, and for the finished steps."""
         if self._besides.times or self._besides.sent:
             self._file.write("besides", step=self._after, calls=self._besides.times, time=round(self._since, 6),
-                             **self._besides.told())  # fmt: skip
+                             **self._besides.values())  # fmt: skip
             self._besides = _Sums()
         if not self._open.times:
             return
         self._file.write(
-            "step", step=self.steps, steps=self._open.times, time=round(self._since, 6), **self._open.told()
+            "step", step=self.steps, steps=self._open.times, time=round(self._since, 6), **self._open.values()
         )
         if self._spans or self._keeps:
             self._file.write("spans", step=self.steps, spans=self._spans)

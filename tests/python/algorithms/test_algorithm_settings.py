@@ -37,7 +37,7 @@ def test_any_value_is_taken_or_refused_by_name(name: str, setting: str) -> None:
         ({"bucket_bytes": "nan"}, r"Crossover\(bucket_bytes='nan'\): must be an integer"),
         ({"interval": True}, r"Crossover\(interval=True\): must be an integer"),
         ({"interval": 10**30}, "must be an integer within 64 bits"),
-        ({"segments": 1.5}, "must be 'model', 'blocks', bytes or patterns"),
+        ({"segments": 1.5}, "must be 'model', 'blocks', a number of bytes, or patterns of names"),
         ({"roulette": [[0, 1], [1]]}, "must be None or a square matrix"),
     ],
 )

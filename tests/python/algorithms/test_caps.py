@@ -109,7 +109,7 @@ def test_who_serves() -> None:
         served(4, 3)
     roles = CaPS(exchange="parameter-server", servers=1, dedicated_servers=True).roles([0, 0, 1])
     assert roles.workers == [0, 1] and roles.helpers == [2]
-    with pytest.raises(UsageError, match="none is left to train"):
+    with pytest.raises(UsageError, match="no rank is left to train"):
         CaPS(exchange="parameter-server", servers=2, dedicated_servers=True).roles([0, 0])
 
 

@@ -173,7 +173,7 @@ def test_a_package_registers_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         registry._known.cache_clear()
     with pytest.raises(UsageError, match="unknown algorithm 'ema-gossip'"):
         resolve("ema-gossip")
-    with pytest.raises(UsageError, match="no dataclass that derives from"):
+    with pytest.raises(UsageError, match="not a dataclass that derives from"):
         resolve("json:JSONDecoder")
 
 

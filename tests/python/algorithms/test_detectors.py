@@ -200,7 +200,7 @@ def test_movement_goes_on_where_its_state_was_kept() -> None:
 
 
 def test_movement_does_not_round() -> None:
-    with pytest.raises(UsageError, match=r"digits.*is for detectors that compare"):
+    with pytest.raises(UsageError, match=r"digits.*has no effect with detector='movement'"):
         CaPS("movement", digits=3)
 
 

@@ -10,22 +10,25 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from algorithm_table import has
 
 from minimal import train
 from sordino import sim
-from sordino.algorithms import class_of
-from sordino.algorithms.registry import names
+from sordino.algorithms import names, resolve
 from sordino.cli import app, examples
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
-SHORT = sorted(EXAMPLES.glob("with_*.py"))
 MOST_LINES = 52  # of what `--help` prints: a screen
 
 
-@pytest.mark.parametrize("path", SHORT, ids=lambda path: path.stem)
-def test_an_example_trains(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sim.run(4, partial(runpy.run_path, str(path), run_name="__main__"))
+@pytest.mark.parametrize("name", names())
+def test_the_example_trains_with_any_algorithm(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["interval=4"] if has(resolve(name), "interval") else []
+    monkeypatch.setattr(sys, "argv", ["with_algorithm.py", name, *settings])
+    sim.run(4, partial(runpy.run_path, str(EXAMPLES / "with_algorithm.py"), run_name="__main__"))
     found = re.search(r"on 4 rank\(s\): ([\d.]+)% right, [\d.]+ MB sent", capsys.readouterr().out)
     assert found and float(found[1]) > 70
 
@@ -36,10 +39,10 @@ def test_the_smallest_one_is_small_and_better_with_more_ranks_than_by_chance() -
     assert min(sim.run(2, train, "allreduce", 8)) > 0.85
 
 
-def test_each_algorithm_has_an_example_that_says_when_to_choose_it() -> None:
-    used = {name for path in SHORT for name in names() if class_of(name).__name__ in path.read_text()}
-    assert used == set(names())
-    assert all("Choose it" in path.read_text() for path in SHORT)
+def test_the_page_of_each_algorithm_says_when_to_use_it_and_how_to_try_it() -> None:
+    for name in names():
+        page = (ROOT / "docs" / "algorithms" / f"{name}.md").read_text()
+        assert "Use it " in page and f"with_algorithm.py {name}" in page
 
 
 def command(*words: str) -> int:
@@ -53,7 +56,7 @@ def test_examples_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(text.endswith((".", "options.")) for text in listed.values())
 
 
-FILES = {"minimal": 1, "with-crossover": 2, "with_layered.py": 2, "train": 7, "custom-algorithm": 1}
+FILES = {"minimal": 1, "with-algorithm": 2, "with_algorithm.py": 2, "train": 7, "custom-algorithm": 1}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -69,7 +72,7 @@ def test_an_example_is_copied_whole(name: str, tmp_path: Path) -> None:
 
 def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "minimal.py").write_text("mine")
-    assert command("with-crossover", str(tmp_path)) == 2
+    assert command("with-algorithm", str(tmp_path)) == 2
     assert "minimal.py" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["minimal.py"]
     assert (tmp_path / "minimal.py").read_text() == "mine"
@@ -81,7 +84,7 @@ def test_what_an_example_needs_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(examples, "find_spec", lambda name: None if name == "sklearn" else name)
-    assert command("with-crossover", str(tmp_path)) == 0
+    assert command("with-algorithm", str(tmp_path)) == 0
     assert "more packages: pip install scikit-learn\n" in capsys.readouterr().err
 
 

@@ -57,7 +57,9 @@ class AllReduce(Algorithm):
 
     def check(self, options: Options) -> None:
         if self.double_buffering and options.adasum:
-            raise UsageError("double_buffering needs gradients, but op=Adasum sends the changes of steps; use one of them")
+            raise UsageError(
+                "double_buffering needs gradients, but op=Adasum sends the changes of steps; use one of them"
+            )
 
     def strategy(self, runtime: Runtime) -> Strategy:
         if runtime.adasum:

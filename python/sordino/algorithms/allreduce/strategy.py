@@ -26,7 +26,7 @@ class AllReduceStrategy(Strategy):
         self.reducer.has_changed = has_changed
 
     def before_change(self) -> None:
-        self.reducer.require_told()
+        self.reducer.require_change_sent()
         self.reducer.synchronize()
 
     def after_change(self, names: Sequence[str], added: Sequence[torch.Tensor]) -> None:

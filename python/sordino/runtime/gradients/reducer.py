@@ -121,7 +121,7 @@ class GradientReducer(GradientHooks):
         self._refused: NonFinite | None = None  # to be raised by step()
         self._plan = ""  # name of the plan
         self._again = 0  # number of repeated reductions of the current step's gradients
-        self._told: bool | None = None  # has_changed() as sent with this cycle's buckets; None: none sent
+        self._change_sent: bool | None = None  # has_changed() as sent with this cycle's buckets; None: none sent
         in_step = in_step or settings.process_set
         self._own = OwnGradients(context, in_step, self.parameters) if context.survives_losses else None
         if not self.active:
@@ -208,10 +208,10 @@ class GradientReducer(GradientHooks):
 
     def _begin_cycle(self) -> None:
         super()._begin_cycle()
-        if self._told:
+        if self._change_sent:
             for bucket in self._buckets or ():
                 bucket.shape_flags(len(bucket.members))
-        self._refused = self._told = None
+        self._refused = self._change_sent = None
 
     # ---- the plan ----------------------------------------------------------------------------------------------
 
@@ -325,11 +325,11 @@ class GradientReducer(GradientHooks):
 
         While its gradients stay in their places, the same request is used in every step.
         """
-        if self._told is None:
-            self._told = self.has_changed is not None and self.has_changed()
-        if self._told:  # one more flag: the operation fails on all ranks unless all have it
+        if self._change_sent is None:
+            self._change_sent = self.has_changed is not None and self.has_changed()
+        if self._change_sent:  # one more flag: the operation fails on all ranks unless all have it
             bucket.shape_flags(len(bucket.members) + 1)
-        missing = None if self._told else self._move(bucket)
+        missing = None if self._change_sent else self._move(bucket)
         if self._own is not None:
             self._own.keep(bucket.members)
         name, places = self._operation_name(bucket), bucket.places
@@ -372,7 +372,7 @@ class GradientReducer(GradientHooks):
         if grads is None:
             grads = [self._dense_gradient(i) for i in bucket.members]
             used = [grad is not None for grad in grads]
-        bucket.complete = write_flags(bucket.flags, [*used, True] if self._told and used else used)
+        bucket.complete = write_flags(bucket.flags, [*used, True] if self._change_sent and used else used)
         if bucket.complete and self.settings.compression is Compression.none:
             return bucket.describe_sent(grads)  # type: ignore[arg-type]
         return self._pack(bucket, grads)
@@ -508,9 +508,9 @@ class GradientReducer(GradientHooks):
             self._own.reduce(self._reduce_everything)
         self._counter.done = True
 
-    def require_told(self) -> None:
+    def require_change_sent(self) -> None:
         """Raise StepOrderError if gradients of this cycle were sent before the optimizer's parameters changed."""
-        if self._told is False:
+        if self._change_sent is False:
             raise StepOrderError(
                 "the parameters of the wrapped optimizer were changed between backward() and step(): change them on "
                 "all ranks, before backward() or after step()"

@@ -48,7 +48,7 @@ _log = logger(__name__)
 LOSSES = (PeerLost, Timeout, TransportError)
 """Errors that end a world but that its remaining ranks can survive."""
 _OF_ALL = (OperationMismatch, ConfigurationMismatch, LayoutMismatch, NonFinite)  # errors that all ranks raise together
-_FRUITLESS = 3  # maximum of successive recoveries without a lost rank
+_EMPTY_RECOVERIES = 3  # maximum of successive recoveries without a lost rank
 
 Result = TypeVar("Result")
 
@@ -167,7 +167,7 @@ def recover(context: Context, error: SordinoError, epoch: int) -> None:
         with recorder.recovery(f"{type(error).__name__}: {error}") if recorder is not None else nullcontext():
             _go_on_among_those_left(context, error)
         context.losses.empty_recoveries = context.losses.empty_recoveries + 1 if context.size == before else 0
-        if context.losses.empty_recoveries > _FRUITLESS:
+        if context.losses.empty_recoveries > _EMPTY_RECOVERIES:
             raise error
 
 
@@ -235,9 +235,9 @@ def _meet_again(context: Context) -> None:
     recoverables = context.losses.living_recoverables()
     made = [one.name for one in recoverables]
     gathered = _gather(context, (context.identity, mine, made), f"survivors {context.epoch}")
-    told: dict[int, Any] = {identity: counts for identity, counts, _ in gathered}
+    counts_of: dict[int, Any] = {identity: counts for identity, counts, _ in gathered}
     for key, lockstep in context.losses.locksteps.items():
-        counts = [told[one].get(key, (0, 0)) for one in lockstep.identities if one in told]
+        counts = [counts_of[one].get(key, (0, 0)) for one in lockstep.identities if one in counts_of]
         lockstep.completed_part = max(min(received for received, _ in counts), *(committed for _, committed in counts))
         if lockstep.begun_part > max(lockstep.committed_part, lockstep.completed_part):
             lockstep.undo()
