@@ -1,1 +1,1 @@
-"""Errors that are put into a copy of the sources on purpose, one after the other: the tests are to catch them."""
+"""Errors that are planted on purpose in a copy of the sources, one at a time, to show that the tests catch them."""

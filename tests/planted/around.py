@@ -1,4 +1,4 @@
-"""Errors of what is around training: elastic states, checkpoints, decisions, the simulator and the plan."""
+"""Errors around training: elastic states, checkpoints, launcher decisions, the simulator and the plan."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _PLAN = "python/sordino/plan/"
 _CLAIMS = "benchmarks/claims/"
 
 ERRORS = [
-    # ---- how ranks meet
+    # ---- rendezvous
     Error(
-        "a stranger may show something at the launcher",
+        "the launcher accepts a stranger's data",
         "lost message",
         "python/sordino/rendezvous/sockets.py",
         "if not hmac.compare_digest(payload, self._token):",
@@ -23,7 +23,7 @@ ERRORS = [
         (tests("socket_rendezvous"),),
     ),
     Error(
-        "what is shown is handed out in the order in which it came",
+        "gathered data is in the order of arrival",
         "swapped rank",
         "python/sordino/rendezvous/sockets.py",
         "                for rank in ranks:\n",
@@ -31,7 +31,7 @@ ERRORS = [
         (tests("socket_rendezvous"),),
     ),
     Error(
-        "who has ended is waited for",
+        "a rank that has ended is waited for",
         "missing wait",
         "python/sordino/rendezvous/sockets.py",
         "        self._gone.add(rank)\n",
@@ -39,7 +39,7 @@ ERRORS = [
         (tests("socket_rendezvous"),),
     ),
     Error(
-        "anybody's signature will do",
+        "any signature is accepted",
         "lost message",
         "python/sordino/rendezvous/store.py",
         "if not hmac.compare_digest(signature, self._signature(name, value)):",
@@ -47,7 +47,7 @@ ERRORS = [
         (tests("launchers"),),
     ),
     Error(
-        "each init() begins to count worlds anew",
+        "each init() restarts the count of worlds",
         "stale copy",
         "python/sordino/rendezvous/starts.py",
         "    key = (os.getpid(), store, prefix, rank, size)\n",
@@ -63,7 +63,7 @@ ERRORS = [
         (tests("launchers"),),
     ),
     Error(
-        "the status of a job is that of whoever is seen last",
+        "the status of a job is that of the last failure",
         "swapped rank",
         "python/sordino/launcher/local.py",
         "first = self._told.first_of(self._failures)",
@@ -80,7 +80,7 @@ ERRORS = [
         (tests("elastic_sampler"),),
     ),
     Error(
-        "a sampler saves what was processed before the division",
+        "a sampler saves only samples processed before the division",
         "dropped state in a checkpoint",
         "python/sordino/torch/elastic/sampler.py",
         "processed = self._processed().nonzero().flatten()",
@@ -112,7 +112,7 @@ ERRORS = [
         (tests("elastic_commits"),),
     ),
     Error(
-        "a fault is taken for a change of hosts",
+        "a fault counts as a change of hosts",
         "forgotten rollback",
         "python/sordino/torch/elastic/run.py",
         "state.rejoin(undo=isinstance(cause, SordinoError))",
@@ -120,7 +120,7 @@ ERRORS = [
         (tests("elastic"),),
     ),
     Error(
-        "a state of Horovod's begins its epoch anew",
+        "a state of Horovod restarts its epoch",
         "dropped state in a checkpoint",
         "python/sordino/torch/elastic/sampler.py",
         '[: max(0, state_dict["processed_num"])]',
@@ -128,7 +128,7 @@ ERRORS = [
         (tests("elastic_sampler"),),
     ),
     Error(
-        "what one rank hears of hosts the others do not",
+        "news of hosts stay on one rank",
         "lost message",
         "python/sordino/torch/elastic/state.py",
         "functools.reduce(operator.or_, (one.changes for one in told))",
@@ -136,7 +136,7 @@ ERRORS = [
         (tests("elastic_horovod"),),
     ),
     Error(
-        "handlers of the user's are not asked to make values equal",
+        "user handlers do not synchronize",
         "stale copy",
         "python/sordino/torch/elastic/handlers.py",
         "        self.handler.sync()\n        self.handler.save()",
@@ -145,7 +145,7 @@ ERRORS = [
     ),
     # ---- checkpoints
     Error(
-        "checksums are not looked at",
+        "checksums are not verified",
         "stale copy",
         "python/sordino/checkpoint/files.py",
         "damaged = archive.testzip()",
@@ -161,7 +161,7 @@ ERRORS = [
         (tests("checkpoint"),),
     ),
     Error(
-        "a checkpoint that cannot be read is passed over",
+        "an unreadable checkpoint is skipped",
         "stale copy",
         "python/sordino/checkpoint/files.py",
         'raise Unreadable(f"{path}: the checkpoint',
@@ -169,7 +169,7 @@ ERRORS = [
         (tests("checkpoint_folder"),),
     ),
     Error(
-        "checkpoints of later steps go",
+        "checkpoints of later steps are deleted",
         "dropped state in a checkpoint",
         "python/sordino/checkpoint/folder.py",
         "return number in kept or (number > step and not drop_newer)",
@@ -185,7 +185,7 @@ ERRORS = [
         (tests("checkpoint_folder"),),
     ),
     Error(
-        "the oldest checkpoint is taken for the newest",
+        "the oldest checkpoint counts as the newest",
         "stale copy",
         "python/sordino/checkpoint/folder.py",
         "for step in reversed(steps):",
@@ -201,7 +201,7 @@ ERRORS = [
         (tests("checkpoint_folder"),),
     ),
     Error(
-        "what no shard has is left as it comes",
+        "elements that no shard has stay uninitialized",
         "dropped state in a checkpoint",
         "python/sordino/checkpoint/pieces.py",
         "    if filled != total:",
@@ -210,7 +210,7 @@ ERRORS = [
     ),
     # ---- decisions
     Error(
-        "who waits for a grant that nobody can be of waits on",
+        "a worker waits for a grant although no peer is left",
         "missing wait",
         "python/sordino/algorithms/scheduled_pull/negotiation.py",
         "            actions += self._no_peer()\n",
@@ -226,7 +226,7 @@ ERRORS = [
         (tests("pull_schedule"),),
     ),
     Error(
-        "who has failed is asked again",
+        "a failed peer is asked again",
         "stale copy",
         "python/sordino/algorithms/scheduled_pull/schedule.py",
         '        self._others.discard(peer)\n        return [Tell(peer, ("there?",)),',
@@ -242,7 +242,7 @@ ERRORS = [
         (tests("pull_schedule") + " tests/python/algorithms/test_pulls_together.py",),
     ),
     Error(
-        "a node is given to two",
+        "a node is granted to two workers",
         "swapped rank",
         "python/sordino/algorithms/scheduled_pull/manager.py",
         "        self._content.discard(j)\n        self._pulls[i]",
@@ -258,7 +258,7 @@ ERRORS = [
         (tests("pull_fairness"),),
     ),
     Error(
-        "free nodes are drawn alike, and the last worker may be left with itself",
+        "free nodes are drawn equally, and the last worker may be left alone",
         "wrong weight",
         "python/sordino/algorithms/scheduled_pull/manager.py",
         "one, other = _ways(left, askers - 1), _ways(left, askers)",
@@ -282,7 +282,7 @@ ERRORS = [
         (tests("pairing"),),
     ),
     Error(
-        "an averaging of another counts as one's own",
+        "another averaging counts as the own one",
         "lost message",
         "python/sordino/algorithms/adpsgd/pairing.py",
         "self._mine = self._mine and sender == self._peer",
@@ -323,7 +323,7 @@ ERRORS = [
         (tests("simulate"),),
     ),
     Error(
-        "weights of push-sum travel for nothing",
+        "weights of push-sum do not count as bytes",
         "lost message",
         "python/sordino/algorithms/push_sum/__init__.py",
         "[count + _WEIGHT for count in model.segments(self.segments)]",
@@ -348,7 +348,7 @@ ERRORS = [
         (tests("plan"),),
     ),
     Error(
-        "what a node needs travels to each of its ranks",
+        "data for a node is counted for each of its ranks",
         "wrong bucket",
         "python/sordino/plan/costs.py",
         "travels.setdefault((ranks[source], self.nodes[rank]), rank)",
@@ -356,7 +356,7 @@ ERRORS = [
         (tests("plan"), checks("plan")),
     ),
     Error(
-        "a negative latency stays",
+        "a negative latency is accepted",
         "off by one",
         "python/sordino/plan/links.py",
         "    if alpha < 0:",
@@ -365,7 +365,7 @@ ERRORS = [
     ),
     # ---- launching
     Error(
-        "more ranks than there is room for",
+        "more ranks than the hosts have capacity for",
         "off by one",
         "python/sordino/launcher/capacity.py",
         "    if ranks > most:",
@@ -381,7 +381,7 @@ ERRORS = [
         ("tests/faults/test_launcher.py -k not_stop",),
     ),
     Error(
-        "who has been left out is waited for",
+        "a rank that was left out is waited for",
         "missing wait",
         "python/sordino/launcher/outcomes.py",
         'if left and left <= told["left"]:',
@@ -389,7 +389,7 @@ ERRORS = [
         ("tests/faults/test_meeting.py -k 'left_out'",),
     ),
     Error(
-        "every look begins the deadline of the start anew",
+        "every check restarts the deadline of the start",
         "off by one",
         "python/sordino/launcher/outcomes.py",
         "        if self._since[0] != hopeless.cause:\n",
@@ -397,7 +397,7 @@ ERRORS = [
         ("tests/faults/test_meeting.py -k 'deadline'",),
     ),
     Error(
-        "one rank of mpirun's is never beside others",
+        "a single rank of mpirun is never part of a larger job",
         "off by one",
         "python/sordino/rendezvous/environment.py",
         "(mpi_size == 1 or environment.get(_TORCHRUN))",
@@ -405,7 +405,7 @@ ERRORS = [
         (tests("launchers"),),
     ),
     Error(
-        "an error that nobody can import",
+        "an error cannot be imported",
         "lost message",
         "python/sordino/__init__.py",
         '    "StepOrderError",\n',
@@ -422,7 +422,7 @@ ERRORS = [
     ),
     # ---- claims
     Error(
-        "a standard error is a deviation",
+        "a standard error is a standard deviation",
         "wrong weight",
         _CLAIMS + "evidence.py",
         "statistics.stdev(values) / math.sqrt(len(values))",
@@ -430,7 +430,7 @@ ERRORS = [
         (tests("claims"),),
     ),
     Error(
-        "what lies within two standard errors holds",
+        "a value within two standard errors of the limit holds",
         "off by one",
         _CLAIMS + "evidence.py",
         "    if mean - reach > limit:\n",
@@ -462,7 +462,7 @@ ERRORS = [
         (tests("claims"),),
     ),
     Error(
-        "what a claim's file lacks is not said",
+        "missing runs of a claim's file are not reported",
         "lost message",
         _CLAIMS + "running.py",
         "            if run.key not in known:\n",

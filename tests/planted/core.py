@@ -34,7 +34,7 @@ _LEFT = ("tests/faults/test_after_losses.py tests/faults/test_random_faults.py",
 ERRORS = [
     # ---- messages
     Error(
-        "the end of an endless message is waited for",
+        "a reader waits for a message of absurd length",
         "lost message",
         "csrc/transport/shm/mailboxes.cc",
         "    if (size > kMostBytes)\n",
@@ -43,7 +43,7 @@ ERRORS = [
     ),
     # ---- devices
     Error(
-        "nobody is asked to make room on a device",
+        "a full device does not ask for memory to be freed",
         "forgotten rollback",
         _DEVICE,
         "  if (make_room) make_room();\n",
@@ -91,7 +91,7 @@ ERRORS = [
         (tests("devices"),),
     ),
     Error(
-        "memory that another stream has waited for is let go",
+        "memory is released after another stream has waited for it",
         "missing wait",
         "csrc/bindings/operations.cc",
         "handle->event && stream != origin &&",
@@ -114,7 +114,7 @@ ERRORS = [
         "",
         (tests("cuda_toolkits"),),
     ),
-    # ---- who mixes with whom
+    # ---- topologies
     Error(
         "exponential repeats peers",
         "swapped rank",
@@ -124,7 +124,7 @@ ERRORS = [
         _TOPOLOGIES,
     ),
     Error(
-        "exponential pulls from whom it pushes to",
+        "exponential pulls from the rank that it pushes to",
         "swapped rank",
         _TOPOLOGY,
         "source = (rank + size() - source) % size();",
@@ -132,7 +132,7 @@ ERRORS = [
         _TOPOLOGIES,
     ),
     Error(
-        "groups take for ranks what are groups",
+        "numbers of groups are taken for ranks",
         "swapped rank",
         _TOPOLOGY,
         "  for (int& source : row.sources) source *= group_size_;\n",
@@ -174,7 +174,7 @@ ERRORS = [
         (*_GOSSIP, "cpp.test_exchange"),
     ),
     Error(
-        "what is sent is counted twice",
+        "values that were sent away still count",
         "wrong weight",
         _PLAN,
         "if (row.keeps_own && !what_.without_own) average.of",
@@ -190,7 +190,7 @@ ERRORS = [
         _GOSSIP,
     ),
     Error(
-        "each segment lies in the receive buffer where the first does",
+        "all segments are at one offset of the receive buffer",
         "wrong bucket",
         _EXCHANGE,
         "parcel.copy * plan_.stride(owner) + plan.places[index][owner] + skip",
@@ -198,14 +198,14 @@ ERRORS = [
         _GOSSIP,
     ),
     Error(
-        "results are read before they are there",
+        "results are read before they are received",
         "missing wait",
         _EXCHANGE,
         "          if (parcel.here == participants_.me) co_await participants_.finished(**receive++, parcel.peer);",
         "          if (parcel.here == participants_.me) ++receive;",
         _GOSSIP,
     ),
-    # ---- agreeing on operations
+    # ---- negotiation
     Error(
         "a new set gets the number of an old one",
         "off by one",
@@ -215,7 +215,7 @@ ERRORS = [
         ("cpp.test_negotiation",),
     ),
     Error(
-        "other folds are fused",
+        "operations with different reductions are fused",
         "wrong bucket",
         _NEGOTIATION,
         "if (fusible && fusing_ && fusing_->op == what.op && fusing_->prescale",
@@ -223,7 +223,7 @@ ERRORS = [
         ("cpp.test_negotiation", checks("agreement or allreduce.groups")),
     ),
     Error(
-        "who joins does not complete what others wait for",
+        "a join does not complete pending operations",
         "lost message",
         _NEGOTIATION,
         "    joined_[member] = true;\n    for (const auto& [name, pending] : pending_) ripe_.push_back(name);\n",
@@ -231,7 +231,7 @@ ERRORS = [
         ("cpp.test_negotiation", checks("joining")),
     ),
     Error(
-        "who announced and left is waited for",
+        "a rank that announced and left is waited for",
         "lost message",
         _NEGOTIATION,
         "if (departed_[member] && (pending.said[member] || !joined_[member])) return true;",
@@ -239,7 +239,7 @@ ERRORS = [
         ("cpp.test_negotiation", tests("orders", "before_it_left")),
     ),
     Error(
-        "ranks that share a GPU use NCCL unasked",
+        "ranks that share a GPU use NCCL without permission",
         "stale copy",
         _NEGOTIATION,
         "if (sharing && !(common & kNcclShared)) common",
@@ -256,7 +256,7 @@ ERRORS = [
     ),
     # ---- the engine
     Error(
-        "what has been given up keeps its name",
+        "an operation that was given up keeps its name",
         "forgotten rollback",
         _SCHEDULER,
         "    outstanding_.erase(key_of(submission.request.set, submission.request.name));\n",
@@ -264,7 +264,7 @@ ERRORS = [
         ("cpp.test_scheduler", checks("agreement")),
     ),
     Error(
-        "the end forgets what is not announced yet",
+        "the end of the world forgets unannounced operations",
         "lost message",
         _SCHEDULER,
         "    for (Submission& submission : submitted_) lost.push_back(submission);\n",
@@ -272,7 +272,7 @@ ERRORS = [
         ("cpp.test_scheduler",),
     ),
     Error(
-        "a set is removed after the end",
+        "a set is removed after the end of the world",
         "forgotten rollback",
         _SCHEDULER,
         "  removals_.clear();  // they are outstanding, too\n",
@@ -280,7 +280,7 @@ ERRORS = [
         ("cpp.test_scheduler",),
     ),
     Error(
-        "what is said of a new set comes too early",
+        "an early message about a new set is lost",
         "lost message",
         "csrc/engine/scheduler_poll.cc",
         "    early_.push_back({from, Bytes(bytes.begin(), bytes.end())});  // its sender has made the set sooner\n",
@@ -288,7 +288,7 @@ ERRORS = [
         ("cpp.test_scheduler",),
     ),
     Error(
-        "a decision may be about anything",
+        "a decision is not checked against the requests",
         "wrong bucket",
         "csrc/engine/scheduler_poll.cc",
         "  if (takes_part) check(set, decision, submissions);\n",
@@ -296,7 +296,7 @@ ERRORS = [
         ("cpp.test_scheduler", "cpp.test_fuzz"),
     ),
     Error(
-        "who is silent has no deadline",
+        "a silent coordinator has twice the deadline",
         "missing wait",
         _DETECTOR,
         "if (waited > timeout_s_ + kGrace) {",
@@ -304,7 +304,7 @@ ERRORS = [
         ("cpp.test_failure_detector",),
     ),
     Error(
-        "a failure that was told is told again",
+        "a reported failure is reported again",
         "forgotten rollback",
         _DETECTOR,
         "  told_ = true;  // a rank that fails tells all ranks\n",
@@ -312,7 +312,7 @@ ERRORS = [
         ("cpp.test_failure_detector",),
     ),
     Error(
-        "a goodbye that has just come is not read",
+        "a goodbye just before the end is not read",
         "lost message",
         _DETECTOR,
         "  common_.transport.poll(receive_);  // a goodbye may have been sent just before the end\n",
@@ -328,7 +328,7 @@ ERRORS = [
         ("cpp.test_service_host", "cpp.test_services"),
     ),
     Error(
-        "a closed service goes while its memory is sent",
+        "a closed service is freed while its memory is sent",
         "missing wait",
         _HOST,
         "return closed.service->settled() && common_.clock.now() - closed.since > kReadUntil;",
@@ -369,7 +369,7 @@ ERRORS = [
         _ALLREDUCE,
     ),
     Error(
-        "all lanes take the same part",
+        "all lanes send the same part",
         "wrong bucket",
         _MESSAGES,
         "std::size_t begin = lane * cut.most;",
@@ -377,7 +377,7 @@ ERRORS = [
         _ALLREDUCE,
     ),
     Error(
-        "a room is filled before its inputs are read",
+        "a slot is filled before its inputs are read",
         "missing wait",
         _NODES,
         "        co_await until([this, part] { return copied_out_ > part - kRooms; });\n",
@@ -401,7 +401,7 @@ ERRORS = [
         ("cpp.test_allreduce_nodes",),
     ),
     Error(
-        "a later part says that earlier ones are reduced",
+        "a later part marks earlier ones as reduced",
         "stale copy",
         _NODES,
         "    while (ahead_.erase(reduced_)) participants_.reach(&SharedBlock::reduced, stage(reduced_++));",
@@ -409,7 +409,7 @@ ERRORS = [
         ("cpp.test_allreduce_nodes",),
     ),
     Error(
-        "memory is filled while the operation before is copied out of it",
+        "slots are filled while the previous operation copies out",
         "missing wait",
         "csrc/collectives/shared_tensors.cc",
         "  co_await slots_free(participants);\n  data = participants.staging",
@@ -417,7 +417,7 @@ ERRORS = [
         ("cpp.test_allreduce_nodes",),
     ),
     Error(
-        "a rank goes on while its node writes its tensor",
+        "a rank continues while its node writes its tensor",
         "missing wait",
         _NODES,
         "    co_await participants_.all_reached(&SharedBlock::reduced, kOfferStage);\n",
@@ -433,7 +433,7 @@ ERRORS = [
         ("cpp.test_allreduce_nodes",),
     ),
     Error(
-        "all ranks of a node send all of it",
+        "all ranks of a node send the whole tensor",
         "wrong bucket",
         "csrc/collectives/sites.cc",
         "if (transport.node_shares_memory(rank))",
@@ -441,7 +441,7 @@ ERRORS = [
         ("cpp.test_allreduce_nodes",),
     ),
     Error(
-        "the last part takes memory that others still read",
+        "the last part uses memory that others still read",
         "missing wait",
         "csrc/collectives/allreduce_nodes.cc",
         "        co_await participants_.all_reached(&SharedBlock::finished, stage(part - kRooms));\n",
@@ -449,7 +449,7 @@ ERRORS = [
         (checks("a_last_part_is_short"),),
     ),
     Error(
-        "a block is copied before it has come",
+        "a block is copied before it is received",
         "missing wait",
         "csrc/collectives/allgather.cc",
         "  co_await participants.all_reached(&SharedBlock::offered, kStage);\n",
@@ -465,7 +465,7 @@ ERRORS = [
         (checks("moving"),),
     ),
     Error(
-        "a chain of nodes ends after its second",
+        "a chain of nodes ends after the second node",
         "lost message",
         "csrc/topology/schedule.cc",
         "if (std::next(place) != leaders.end()) branch",
@@ -473,7 +473,7 @@ ERRORS = [
         (checks("moving.what_is_long"),),
     ),
     Error(
-        "a turn takes the slot of the one before",
+        "a turn uses the slot of the previous turn",
         "stale copy",
         _ONE_SHOT_H,
         "slots_[place]->slots[turn % 2]",
@@ -491,7 +491,7 @@ ERRORS = [
         ("cpp.test_one_shot",),
     ),
     Error(
-        "other operations are taken for the same",
+        "different operations are reduced together",
         "lost message",
         "csrc/collectives/one_shot_node.cc",
         "if (slot(place, turn).operation != first) return false;",
@@ -507,7 +507,7 @@ ERRORS = [
         ("cpp.test_one_shot",),
     ),
     Error(
-        "the slots of a set that is removed are looked at",
+        "the slots of a removed set are read",
         "missing wait",
         "csrc/engine/scheduler_one_shot.cc",
         "if (OneShot* shot = found->second->one_shot()) shot->abandon();",
@@ -515,7 +515,7 @@ ERRORS = [
         ("cpp.test_one_shot",),
     ),
     Error(
-        "who has declined enters before all have read",
+        "a rank that declined enters before all have read",
         "missing wait",
         "csrc/engine/scheduler_one_shot.cc",
         " || !shot->free()",
@@ -523,7 +523,7 @@ ERRORS = [
         ("cpp.test_one_shot",),
     ),
     Error(
-        "who has the same under way lets others wait",
+        "a rank with the operation in flight lets others wait",
         "lost message",
         "csrc/engine/scheduler_one_shot.cc",
         "if (set.in_flight.load() == 0) return false;",
@@ -531,7 +531,7 @@ ERRORS = [
         ("cpp.test_one_shot",),
     ),
     Error(
-        "who has left is waited for in one shot",
+        "a one-shot operation waits for a rank that has left",
         "lost message",
         "csrc/engine/process_set.h",
         "    if (one_shot_) one_shot_->leave(index);\n",
@@ -539,7 +539,7 @@ ERRORS = [
         ("cpp.test_one_shot", "cpp.test_one_shot_nodes"),
     ),
     Error(
-        "other operations of another node are taken for the same",
+        "a different operation of another node is reduced as well",
         "lost message",
         _ONE_SHOT_NODES,
         "  if (theirs.number != number_) number_ = 0;\n",
@@ -547,7 +547,7 @@ ERRORS = [
         ("cpp.test_one_shot_nodes",),
     ),
     Error(
-        "other operations of the own node are taken for the same",
+        "a different operation of a rank of the node is reduced as well",
         "lost message",
         _ONE_SHOT_NODES,
         "none |= number == 0 || number != first.value_or(number);",
@@ -563,7 +563,7 @@ ERRORS = [
         ("cpp.test_one_shot_order",),
     ),
     Error(
-        "a node is not called that gives first",
+        "a partner node is not called",
         "lost message",
         _ONE_SHOT_NODES,
         "      if (!here && !partner.gone) send_(partner.member, {turn_, number_, true}, {});\n",
@@ -571,7 +571,7 @@ ERRORS = [
         ("cpp.test_one_shot_nodes",),
     ),
     Error(
-        "a leader does not show its node that somebody waits",
+        "a leader does not tell its node of waiting ranks",
         "lost message",
         _ONE_SHOT_NODES,
         "    slots_[0]->called.store(turn_);\n",
@@ -579,7 +579,7 @@ ERRORS = [
         ("cpp.test_one_shot_nodes",),
     ),
     Error(
-        "what another node sent for an earlier turn is taken",
+        "a message for an earlier turn is used",
         "stale copy",
         _ONE_SHOT_NODES,
         "const bool here = theirs.turn == turn_;",
@@ -587,7 +587,7 @@ ERRORS = [
         ("cpp.test_one_shot_order",),
     ),
     Error(
-        "a result is written where another may be read",
+        "a result is written to a slot that is still read",
         "missing wait",
         _ONE_SHOT_NODES,
         "      return false;  // it may still read the slot of this turn\n",
@@ -651,7 +651,7 @@ ERRORS = [
         (checks("adasum"),),
     ),
     Error(
-        "beyond a power of two nobody is added",
+        "ranks beyond a power of two are not added",
         "lost message",
         "csrc/topology/schedule.cc",
         "  if (me < extra) steps.push_back({me + power, false, Brings::kPartial, 0});\n",
@@ -659,7 +659,7 @@ ERRORS = [
         _ALLREDUCE,
     ),
     Error(
-        "a part of a reduction begins with one's own",
+        "a part of a reduction starts the sum with the own value",
         "wrong order of summation",
         "csrc/collectives/reducescatter.cc",
         "sources.push_back(received.get() + index * size_at(me));",
@@ -667,16 +667,16 @@ ERRORS = [
         (checks("moving.reducescatter"),),
     ),
     Error(
-        "a shard begins with its owner's",
+        "a shard starts the sum with its owner's value",
         "wrong order of summation",
         _NODE,
         "sources_[peer] = peer == me_ ? input : slot_of(peer, chunk) + at;",
         "sources_[(peer + sources_.size() - me_) % sources_.size()] = peer == me_ ? input : slot_of(peer, chunk) + at;",
         (checks("allreduce.one_node"),),
     ),
-    # ---- pulls, and averaging in pairs
+    # ---- pulls, and pairwise averaging
     Error(
-        "a snapshot on its way is written over",
+        "a snapshot in flight is overwritten",
         "stale copy",
         _SNAPSHOTS,
         "if (place == newest || pins_[static_cast<std::size_t>(place)] > 0) continue;",
@@ -684,7 +684,7 @@ ERRORS = [
         _SERVICES,
     ),
     Error(
-        "who asks before the first snapshot is forgotten",
+        "a request before the first snapshot is forgotten",
         "lost message",
         _TRANSFERS,
         "    early_.push_back(request);\n",
@@ -692,7 +692,7 @@ ERRORS = [
         _SERVICES,
     ),
     Error(
-        "a place stays taken after it was sent",
+        "a slot stays pinned after it was sent",
         "forgotten rollback",
         _TRANSFERS,
         "    snapshots_.unpin(sending->place);\n",
@@ -700,7 +700,7 @@ ERRORS = [
         _SERVICES,
     ),
     Error(
-        "a store of snapshots forgets who has closed",
+        "a store of snapshots forgets closed peers",
         "lost message",
         _TRANSFERS,
         "  closed_[static_cast<std::size_t>(rank)] = true;\n",
@@ -716,7 +716,7 @@ ERRORS = [
         _SERVICES,
     ),
     Error(
-        "all of the difference is taken away, and half of it added",
+        "the whole difference is subtracted, and half of it added",
         "wrong weight",
         _PAIRS,
         "kernels::axpby(run.dtype, out, mine, count, -0.5, 1.0);",
@@ -724,7 +724,7 @@ ERRORS = [
         _SERVICES,
     ),
     Error(
-        "an averaging is over when it is sent",
+        "an averaging ends when its values are sent",
         "missing wait",
         _PAIRS,
         "return sent && received;",
@@ -749,7 +749,7 @@ ERRORS = [
         ("cpp.test_arena", tests("layout")),
     ),
     Error(
-        "results are mixed that are to be read yet",
+        "inputs are overwritten before they are read",
         "stale copy",
         "csrc/kernels/cpu/mixing.h",
         "    for (std::size_t k = 0; k < m.share_count; ++k) average<T>(m, m.shares[k], rows, begin, count);\n",
@@ -764,7 +764,7 @@ ERRORS = [
         ("cpp.test_kernels", *_GOSSIP),
     ),
     Error(
-        "of four sources the third is left out",
+        "the third of four sources is left out",
         "off by one",
         "csrc/kernels/cpu/mixing.h",
         "row(share.of[last > 1 ? last - 1 : last])",
@@ -782,7 +782,7 @@ ERRORS = [
         ("cpp.test_kernels",),
     ),
     Error(
-        "integers are scaled in fixed point although that was found wrong",
+        "integers are scaled in fixed point even if that is inexact",
         "wrong weight",
         "csrc/kernels/cpu/scaling.h",
         "is_fixed_ = try_fixed(multiple) || try_fixed(multiple + 1);",
@@ -790,7 +790,7 @@ ERRORS = [
         ("cpp.test_scaling",),
     ),
     Error(
-        "all items are sampled alike",
+        "all items draw the same samples",
         "wrong bucket",
         _UNCHANGED,
         "const std::uint64_t item_key = rng::key(key, item++);",
@@ -806,7 +806,7 @@ ERRORS = [
         ("cpp.test_unchanged",),
     ),
     Error(
-        "the first block of samples is compared again and again",
+        "the first block of samples is compared repeatedly",
         "off by one",
         _UNCHANGED,
         "indices + (row.first_sample + begin) * sizeof(std::uint32_t)",
@@ -823,7 +823,7 @@ ERRORS = [
         ("cpp.test_consensus",),
     ),
     Error(
-        "half of the ranks are most of them",
+        "half of the ranks are a majority",
         "quorum of one too few",
         "csrc/membership/consensus.h",
         "return 2 * count > alive().size();",
@@ -831,7 +831,7 @@ ERRORS = [
         ("cpp.test_consensus",),
     ),
     Error(
-        "any accepted view is taken up",
+        "any accepted view is proposed",
         "stale copy",
         _AGREEMENT,
         "if (promise.view && promise.accepted > highest) {",
@@ -847,7 +847,7 @@ ERRORS = [
         ("cpp.test_consensus",),
     ),
     Error(
-        "who promises does not say what it has accepted",
+        "a promise does not report the accepted view",
         "lost message",
         _AGREEMENT,
         "promised_ = accepted_ = ballot;",
@@ -863,7 +863,7 @@ ERRORS = [
         ("cpp.test_consensus",),
     ),
     Error(
-        "who was an epoch behind is not asked again",
+        "a rank that was an epoch behind is not asked again",
         "lost message",
         _AGREEMENT,
         "if (rank != self_ && !answered) send_(rank, message);",
@@ -887,7 +887,7 @@ ERRORS = [
         _LEFT,
     ),
     Error(
-        "the dead are asked in the next epoch, too",
+        "dead ranks are asked in the next epoch",
         "lost message",
         "csrc/membership/membership.cc",
         "  for (const auto& [rank, cause] : dead_) consensus_->bury(rank, cause);\n",
@@ -904,7 +904,7 @@ ERRORS = [
         ("cpp.test_progress", checks("agreement.a_handle")),
     ),
     Error(
-        "any message of a rank will do",
+        "a receive takes a message with any tag",
         "wrong bucket",
         "csrc/transport/sim/sim.cc",
         "if ((*parcel)->from != from_ || (*parcel)->tag != tag_) continue;",
@@ -912,7 +912,7 @@ ERRORS = [
         ("cpp.test_scheduler",),
     ),
     Error(
-        "messages are written over those that are not read",
+        "unread messages are overwritten",
         "lost message",
         "csrc/transport/shm/ring.h",
         "return capacity_ - distance(put_, head_->read.load(std::memory_order_acquire));",
@@ -928,7 +928,7 @@ ERRORS = [
         ("cpp.test_transport",),
     ),
     Error(
-        "what comes after a refused message is lost",
+        "messages after a refused one are lost",
         "lost message",
         "csrc/transport/sim/sim.cc",
         "box.mail.insert(box.mail.begin(), std::move_iterator(arrived.begin())",
@@ -936,7 +936,7 @@ ERRORS = [
         ("cpp.test_transport",),
     ),
     Error(
-        "a refused message is given again",
+        "a refused message is delivered again",
         "stale copy",
         "csrc/transport/shm/mailboxes.cc",
         "    taken.bytes += sizeof(length) + size;\n    (length & kInner ? inner : sink)(here_[writer], message);\n",
@@ -944,7 +944,7 @@ ERRORS = [
         ("cpp.test_transport",),
     ),
     Error(
-        "what comes after a refused message waits for more",
+        "messages after a refused one wait for another message",
         "lost message",
         "csrc/transport/shm/mailboxes.cc",
         "    moved |= read(writer);\n    if (!incoming_[writer].empty()) moved |=",
@@ -952,7 +952,7 @@ ERRORS = [
         ("cpp.test_transport",),
     ),
     Error(
-        "bulk data counts as sent when it has been put",
+        "bulk data counts as sent before it is received",
         "lost message",
         "csrc/transport/shm/pipes.cc",
         "out.ring->has_taken(out.taken_soon.front()->end)",
@@ -960,7 +960,7 @@ ERRORS = [
         ("cpp.test_transport",),
     ),
     Error(
-        "what is given up half way is received",
+        "the rest of a receive that was given up is received",
         "stale copy",
         "csrc/transport/shm/pipes.cc",
         "one.dropped ? 0 : std::min(",
@@ -968,7 +968,7 @@ ERRORS = [
         ("cpp.test_transport",),
     ),
     Error(
-        "bulk data of any tag will do",
+        "a receive takes bulk data with any tag",
         "wrong bucket",
         "csrc/transport/shm/pipes.cc",
         "[&](const auto& one) { return one->tag == head.tag; }",
@@ -976,7 +976,7 @@ ERRORS = [
         ("cpp.test_transport",),
     ),
     Error(
-        "who has given up receiving takes what is another's",
+        "a receive that was given up takes the data of another",
         "stale copy",
         "csrc/transport/shm/pipes.cc",
         "  std::erase_if(in.waiting, [](const auto& one) { return one->dropped; });\n",
@@ -993,7 +993,7 @@ ERRORS = [
         ("cpp.test_nccl_operations",),
     ),
     Error(
-        "what is received is placed by what is sent",
+        "received parts are placed by the sizes of sent parts",
         "wrong bucket",
         "csrc/collectives/alltoall.cc",
         "      input += out;\n      output += in;",
@@ -1009,16 +1009,16 @@ ERRORS = [
         ("cpp.test_nccl_operations",),
     ),
     Error(
-        "what NCCL brings is averaged before it is on the queue",
+        "values of NCCL are averaged before its group is on the queue",
         "missing wait",
         _EXCHANGE,
         "    group.end();\n    co_await channel.ready();\n",
         "    group.end();\n",
         ("cpp.test_nccl_exchange",),
     ),
-    # ---- devices that meet
+    # ---- queue barriers
     Error(
-        "devices read inputs that are not there yet",
+        "devices read inputs that are not ready",
         "missing wait",
         "csrc/collectives/allreduce_node.cc",
         "  participants.meet_inputs(kOfferStage);\n",
@@ -1026,7 +1026,7 @@ ERRORS = [
         (tests("run_ahead"),),
     ),
     Error(
-        "models are exchanged before all devices have come",
+        "models are exchanged before all devices are ready",
         "missing wait",
         _EXCHANGE,
         "      participants_.meet_inputs(kReady);\n",
@@ -1034,7 +1034,7 @@ ERRORS = [
         (tests("run_ahead"),),
     ),
     Error(
-        "devices go on before all have written",
+        "devices continue before all have written",
         "missing wait",
         "csrc/collectives/participants.cc",
         "    barrier->meet(members, stamp(stage));\n    co_return;",
@@ -1042,7 +1042,7 @@ ERRORS = [
         (tests("run_ahead"),),
     ),
     Error(
-        "where tensors lie is told anew before all have read it",
+        "locations of tensors are overwritten before all have read them",
         "stale copy",
         "csrc/collectives/shared_tensors.cc",
         "  participants.reach(&SharedBlock::finished, stage);\n  slots_used(participants, stage);\n",
@@ -1050,7 +1050,7 @@ ERRORS = [
         ("cpp.test_queue_barrier",),
     ),
     Error(
-        "a device is let go once",
+        "a device is released only once",
         "lost message",
         "csrc/collectives/queue_barrier.cc",
         "    while (!stopping_ && !over(*end)) {",
@@ -1058,7 +1058,7 @@ ERRORS = [
         ("cpp.test_queue_barrier",),
     ),
     Error(
-        "a device is let go by a number that devices take for a small one",
+        "a device is released by a number that devices take for a small one",
         "off by one",
         "csrc/collectives/queue_barrier.cc",
         "constexpr std::uint64_t kEnd = INT64_MAX;",
@@ -1066,7 +1066,7 @@ ERRORS = [
         ("cpp.test_queue_barrier",),
     ),
     Error(
-        "who lets go does not say so",
+        "a rank that gives up does not tell its peers",
         "lost message",
         "csrc/collectives/queue_barrier.cc",
         "  own().let_go.store(true, std::memory_order_release);\n",
@@ -1082,7 +1082,7 @@ ERRORS = [
         (tests("run_ahead"),),
     ),
     Error(
-        "results that are on their way are told to be there",
+        "unfinished results are reported as received",
         "missing wait",
         "csrc/engine/world.cc",
         "    if (!membership_ || handle.error || !handle.event",
@@ -1090,7 +1090,7 @@ ERRORS = [
         (tests("run_ahead"),),
     ),
     Error(
-        "another queue takes staging memory that is in use",
+        "another queue uses busy staging memory",
         "missing wait",
         "csrc/engine/staging_pool.cc",
         "if (buffer->busy && buffer->queue != queue && !buffer->busy->done()) continue;",

@@ -1,4 +1,4 @@
-"""Errors of deadlines, of limits that the system sets, and of what becomes of others' memory and messages."""
+"""Errors of deadlines, of limits of the system, and of memory and messages of other ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ERRORS = [
         ("cpp.test_failure_detector",),
     ),
     Error(
-        "a rank that was stopped takes the others for silent",
+        "a rank that was stopped takes others for silent",
         "wrong weight",
         "csrc/membership/membership.cc",
         "  clock_.tick(now);\n",
@@ -44,7 +44,7 @@ ERRORS = [
     ),
     # ---- losses
     Error(
-        "a link is idle before UCX has handed over what was posted",
+        "a link is idle before UCX has sent all messages",
         "missing wait",
         "csrc/transport/ucx/ucx_link.cc",
         "  if (status_of(flushing_) == UCS_INPROGRESS) return false;\n",
@@ -99,9 +99,9 @@ ERRORS = [
         "  while (taken.empty());\n",
         ("cpp.test_negotiation",),
     ),
-    # ---- what the system says
+    # ---- reports of the system
     Error(
-        "a limit of this process is taken for the end of a peer",
+        "a limit of this process counts as the end of a peer",
         "wrong bucket",
         "csrc/engine/process_set.cc",
         "  } catch (const MemoryGone&) {\n",
@@ -109,7 +109,7 @@ ERRORS = [
         ("cpp.test_scheduler",),
     ),
     Error(
-        "too many open files are taken for memory that is gone",
+        "too many open files count as freed memory",
         "wrong bucket",
         "csrc/base/system_error.cc",
         "    case ENOENT:\n    case ESRCH: return Failing::kGone;\n",
@@ -157,7 +157,7 @@ ERRORS = [
         (tests("capacity", "control_groups"),),
     ),
     Error(
-        "cached files do not make room in version 1",
+        "cached files of inner groups do not count as free in version 1",
         "wrong bucket",
         "csrc/base/limits.cc",
         '"total_active_file",\n                         "total_inactive_file"}',
@@ -174,7 +174,7 @@ ERRORS = [
         ("cpp.test_one_shot",),
     ),
     Error(
-        "a leader waits for a turn since an earlier one",
+        "a leader counts waiting time of an earlier turn",
         "stale copy",
         "csrc/collectives/one_shot_nodes.cc",
         "  own_ = Own::kNothing;\n  since_.reset();\n",
@@ -224,7 +224,7 @@ ERRORS = [
         _SERVICES,
     ),
     Error(
-        "a copy that its owner has overtaken is taken for whole",
+        "a copy that its owner has overtaken counts as whole",
         "stale copy",
         "csrc/services/snapshots.cc",
         "    if (place.sequence.load(std::memory_order_relaxed) == before) return facts;\n",
@@ -257,7 +257,7 @@ ERRORS = [
         (tests("launching"),),
     ),
     Error(
-        "of two ranks that end at once any is named",
+        "the lower of two ranks that end at once is named",
         "swapped rank",
         "python/sordino/launcher/local.py",
         "for rank in sorted(ended, key=lambda rank: rank.process.wait() >= 0):",
@@ -265,7 +265,7 @@ ERRORS = [
         (tests("launching"),),
     ),
     Error(
-        "patience goes on from where there was hope",
+        "patience is not reset by progress",
         "stale copy",
         "python/sordino/launcher/outcomes.py",
         '        if hopeless is None:\n            self._since = ("", 0.0)\n',
@@ -282,7 +282,7 @@ ERRORS = [
         (tests("topology", "roulette"),),
     ),
     Error(
-        "what the third host gets back is not counted",
+        "the result for the third host is not counted",
         "lost message",
         "csrc/topology/schedule.cc",
         "  if (me < extra) steps.push_back({me + power, true, Brings::kNothing, last});\n",

@@ -1,4 +1,4 @@
-"""Errors at the edges of the core: signals, forked children, tensors whose memory is not what they look like."""
+"""Errors at the edges of the core: signals, forked children, tensors with unusual memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STORAGE = (checks("storage"),)
 
 ERRORS = [
     Error(
-        "signals are put off while a rank waits",
+        "signals are delayed while a rank waits",
         "missing wait",
         "csrc/progress/progress.cc",
         "    if (interrupts.due()) interrupts.call(waiter);\n",
@@ -20,7 +20,7 @@ ERRORS = [
         _INTERRUPTS,
     ),
     Error(
-        "a wait that was interrupted leaves the world as it is",
+        "an interrupted wait does not fail the world",
         "forgotten rollback",
         _WORLD,
         "    if (const std::string name = scheduler_->operation_of(handle); !name.empty()) interrupted(name);\n",
@@ -36,7 +36,7 @@ ERRORS = [
         _INTERRUPTS,
     ),
     Error(
-        "a rank that handles a signal moves nothing meanwhile",
+        "a rank makes no progress while it handles a signal",
         "missing wait",
         "csrc/progress/progress.cc",
         "    waiter.away(interrupt_);\n",
@@ -68,7 +68,7 @@ ERRORS = [
         _STORAGE,
     ),
     Error(
-        "what comes again is read at address 0",
+        "repeated elements without memory are read at address 0",
         "wrong bucket",
         "csrc/bindings/allreduce_again.cc",
         "  if ((!input || !output) && what.count() > 0) return false;",
@@ -76,7 +76,7 @@ ERRORS = [
         _STORAGE,
     ),
     Error(
-        "values that are negated in memory are sent as they lie there",
+        "negated values are sent as stored",
         "wrong weight",
         _TENSORS,
         "    return (tensor.resolve_neg() if tensor.is_neg() else tensor).contiguous()\n",
@@ -84,7 +84,7 @@ ERRORS = [
         _STORAGE,
     ),
     Error(
-        "what comes again is sent as it lies in memory",
+        "repeated negated values are sent as stored",
         "wrong weight",
         "csrc/bindings/allreduce_again.cc",
         "  if (is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_neg)))) return false;\n",
@@ -92,7 +92,7 @@ ERRORS = [
         _STORAGE,
     ),
     Error(
-        "gradients that are negated in memory are sent as they lie there",
+        "negated gradients are sent as stored",
         "wrong weight",
         "python/sordino/runtime/gradients/bucket.py",
         "                or grad.is_neg()\n",

@@ -1,4 +1,4 @@
-"""What an error that is planted consists of."""
+"""Definition of a planted error."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Error:
 
     Attributes:
         kind: one of `KINDS`.
-        file: where it is, from the root of the tree.
-        text: what it replaces; in the file exactly once.
-        becomes: what it replaces that by.
-        caught_by: the part of the tests that must find it: names of ctest ("cpp.test_consensus") and arguments of
-            pytest ("tests/python/torch/test_lars.py -k momentum"), to be run in this order.
+        file: path from the root of the tree.
+        text: the code to replace; it occurs exactly once in the file.
+        becomes: the code that replaces it.
+        caught_by: the tests that must find it: names of ctest ("cpp.test_consensus") and arguments of pytest
+            ("tests/python/torch/test_lars.py -k momentum"), to be run in this order.
     """
 
     name: str
@@ -44,14 +44,14 @@ class Error:
 
     @property
     def native(self) -> bool:
-        """Whether something must be compiled for it."""
+        """Whether the error needs a compilation."""
         return self.file.startswith("csrc/")
 
     def plant(self, source: str) -> str:
-        """The file's text with the error in it.
+        """Return the file's text with the error in it.
 
         Raises:
-            ValueError: the text is not there, or is there several times.
+            ValueError: `text` does not occur exactly once.
         """
         found = source.count(self.text)
         if found != 1:
@@ -60,12 +60,12 @@ class Error:
 
 
 def checks(words: str) -> str:
-    """The checks with these words (of pytest's -k), in the worlds in which `make test` runs them."""
+    """Return the checks with these words (of pytest's -k), in the worlds in which `make test` runs them."""
     files = "tests/python/test_sim_checks.py tests/python/test_device_checks.py tests/mp/test_process_checks.py"
     return f"{files} -k '{words}'"
 
 
 def tests(module: str, words: str = "") -> str:
-    """The tests of a module of tests/python, or those with these words."""
+    """Return the tests of a module of tests/python; with `words`, only tests that match them."""
     [path] = (_ROOT / "tests" / "python").rglob(f"test_{module}.py")
     return path.relative_to(_ROOT).as_posix() + (f" -k '{words}'" if words else "")

@@ -1,4 +1,4 @@
-"""Errors of what a user sees first: the launcher, plans, simulations, examples."""
+"""Errors that a user meets first: in the launcher, plans, simulations, examples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SIMULATE = "python/sordino/simulate/"
 
 ERRORS = [
     Error(
-        "who hears at once of a refusal and of an end, hears of the end alone",
+        "a refusal that comes together with the end is lost",
         "lost message",
         "csrc/engine/scheduler.cc",
         "  refuse_decided();\n  std::vector<Submission> lost;\n",
@@ -18,7 +18,7 @@ ERRORS = [
         ("tests/faults/test_refused.py",),
     ),
     Error(
-        "what was measured does not count",
+        "measured slowdowns do not count",
         "stale copy",
         _PLAN + "predictions.py",
         "self.compute, slower=slower)",
@@ -34,7 +34,7 @@ ERRORS = [
         (tests("plan", "a_plan_is_made"),),
     ),
     Error(
-        "the quickest of those that come late is recommended",
+        "an algorithm with late gradients is recommended",
         "wrong order of summation",
         _PLAN + "predictions.py",
         "timely = [one for one in predictions if not one.algorithm.traits.late]",
@@ -42,7 +42,7 @@ ERRORS = [
         (tests("plan"),),
     ),
     Error(
-        "a word in a number's place is compared with numbers",
+        "a word in place of a number is not refused",
         "wrong weight",
         "python/sordino/algorithms/base.py",
         "        if is_dataclass(cls):\n",
@@ -50,7 +50,7 @@ ERRORS = [
         (tests("algorithm_settings"),),
     ),
     Error(
-        "the time left is that of what is done",
+        "the remaining time is inverted",
         "wrong weight",
         _SIMULATE + "command.py",
         "(1 - done) / done",
@@ -66,7 +66,7 @@ ERRORS = [
         ("tests/faults/test_launcher.py -k share_the_cores",),
     ),
     Error(
-        "what cannot be started is tried for every rank",
+        "a failed start is tried for every rank",
         "missing wait",
         "python/sordino/launcher/local.py",
         "all(self._start(number) for number in range(self._size))",
@@ -74,7 +74,7 @@ ERRORS = [
         ("tests/faults/test_launcher.py --tier all -k 'does_not_exist and local'",),
     ),
     Error(
-        "an example is copied without what makes a folder a package",
+        "an example is copied without its package files",
         "lost message",
         _CLI + "examples.py",
         "for one in (*package, module.with_suffix(",
@@ -82,7 +82,7 @@ ERRORS = [
         (tests("examples", "copied"),),
     ),
     Error(
-        "an example writes over a file",
+        "an example overwrites a file",
         "lost message",
         _CLI + "examples.py",
         "    if there:\n",
@@ -90,7 +90,7 @@ ERRORS = [
         (tests("examples", "written_over"),),
     ),
     Error(
-        "all checkpoints are damaged, and nobody says so",
+        "damaged checkpoints are not reported",
         "dropped state in a checkpoint",
         "python/sordino/checkpoint/folder.py",
         "        if steps:\n",

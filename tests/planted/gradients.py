@@ -1,4 +1,5 @@
-"""Errors of hooks, reductions in backward, and who may step what (runtime/gradients/hooks.py, torch/claims.py, ...)."""
+"""Errors of hooks, of reductions in backward, and of claims on parameters (runtime/gradients/hooks.py, torch/claims.py,
+...)."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ ERRORS = [
         (checks("claims.dropped_wrappers"),),
     ),
     Error(
-        "a second wrapper of the same parameters is let through",
+        "a second wrapper of the same parameters is accepted",
         "wrong bucket",
         _CLAIMS,
         "            if rival is not None:\n                parameter",
@@ -59,7 +60,7 @@ ERRORS = [
         (checks("claims.a_constructor"),),
     ),
     Error(
-        "DDP that came first is not looked for",
+        "an earlier DDP is not detected",
         "swapped rank",
         _CLAIMS,
         "    for found in gc.get_objects():\n",
@@ -67,7 +68,7 @@ ERRORS = [
         (checks("claims.beside_ddp"),),
     ),
     Error(
-        "DDP that comes later is not looked at",
+        "a later DDP is not detected",
         "swapped rank",
         _CLAIMS,
         "        if claim is not None and parameter.requires_grad:\n",
@@ -91,7 +92,7 @@ ERRORS = [
         (checks("claims.steps_of"),),
     ),
     Error(
-        "parameters that replace others are taken for them",
+        "replaced parameters count as the old ones",
         "wrong bucket",
         _CLAIMS,
         " or not all(map(is_, parameters, known)):\n",
@@ -107,7 +108,7 @@ ERRORS = [
         (checks("claims.parameters_changed_behind"),),
     ),
     Error(
-        "gradients are reduced once more where parameters have come",
+        "gradients are reduced again after parameters were added",
         "wrong weight",
         "python/sordino/algorithms/allreduce/strategy.py",
         "        self.reducer.take_as_reduced()\n",
@@ -115,7 +116,7 @@ ERRORS = [
         (checks("claims.parameters_changed_behind"),),
     ),
     Error(
-        "a rank does not say that its parameters are others",
+        "a rank does not report that its parameters changed",
         "lost message",
         _REDUCER,
         "            bucket.shape_flags(len(bucket.members) + 1)\n",
@@ -131,7 +132,7 @@ ERRORS = [
         (checks("claims.parameters_changed_on_one"),),
     ),
     Error(
-        "a change under way is not told",
+        "a gradient that changes in flight is not reported",
         "missing wait",
         _REDUCER,
         "        if versions != bucket.versions:\n",
@@ -139,7 +140,7 @@ ERRORS = [
         (checks("hooks.a_gradient_that_is_changed"),),
     ),
     Error(
-        "derivatives of averages are let through",
+        "derivatives of averages are accepted",
         "wrong weight",
         _HOOKS,
         "        if torch.is_grad_enabled() and not",
@@ -147,7 +148,7 @@ ERRORS = [
         (checks("hooks.derivatives_of_averages"),),
     ),
     Error(
-        "a backward that was cut off is taken for one that ended",
+        "an interrupted backward counts as one that ended",
         "stale copy",
         _HOOKS,
         "        return any(end() is None for end",
@@ -155,7 +156,7 @@ ERRORS = [
         (checks("hooks.an_exception"),),
     ),
     Error(
-        "a graph does not hear of small reductions in place",
+        "a graph does not notice small in-place reductions",
         "stale copy",
         "csrc/bindings/allreduce_again.cc",
         "  if (done && target == source) {\n",
@@ -163,7 +164,7 @@ ERRORS = [
         (checks("autograd.what_a_graph_has_saved"),),
     ),
     Error(
-        "a graph does not hear of broadcasts in place",
+        "a graph does not notice in-place broadcasts",
         "stale copy",
         "python/sordino/runtime/collectives/ops.py",
         "        note_change([dense])\n",
@@ -203,7 +204,7 @@ ERRORS = [
         (checks("hooks.repeated_reductions"),),
     ),
     Error(
-        "gradients that were sent for nothing are not told of",
+        "gradients that were sent for nothing are not reported",
         "lost message",
         _REDUCER,
         '            warnings.warn(\n                f"the gradient of',
@@ -211,7 +212,7 @@ ERRORS = [
         (checks("hooks.every_wasted_reduction"),),
     ),
     Error(
-        "names that an optimizer has are not used",
+        "names in an optimizer's groups are not used",
         "swapped rank",
         "python/sordino/torch/arguments.py",
         'group.get("param_names", ())',
@@ -227,7 +228,7 @@ ERRORS = [
         (checks("double_buffering.each_turn"),),
     ),
     Error(
-        "gradients from before their reduction are unscaled",
+        "gradients are unscaled before they are reduced",
         "stale copy",
         "python/sordino/torch/scaler.py",
         "        strategy.synchronize()\n        gradients = [",

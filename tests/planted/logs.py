@@ -1,4 +1,4 @@
-"""Errors of log lines: levels, ranks, lines that are lost and lines that come twice."""
+"""Errors of log lines: levels, ranks, lines that are lost and lines that are printed twice."""
 
 from __future__ import annotations
 

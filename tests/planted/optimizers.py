@@ -13,7 +13,7 @@ _WIDE = (checks("scheduled_pull"),)
 ERRORS = [
     # ---- operations
     Error(
-        "a factor that is no number is sent",
+        "a NaN factor is accepted",
         "wrong weight",
         "python/sordino/runtime/collectives/operation.py",
         "        finite = math.isfinite(factor)  #",
@@ -21,7 +21,7 @@ ERRORS = [
         (checks("agreement.arguments_that_cannot_be"),),
     ),
     Error(
-        "what is no handle is taken for one that was waited for",
+        "an invalid handle counts as a finished one",
         "missing wait",
         "python/sordino/runtime/pending.py",
         "type(ticket) is int and 0 < ticket <= self._last_ticket",
@@ -30,7 +30,7 @@ ERRORS = [
     ),
     # ---- gradients, and the optimizer itself
     Error(
-        "what is divided before is not multiplied after",
+        "predivided gradients are not multiplied afterwards",
         "wrong weight",
         "python/sordino/runtime/gradients/reducer.py",
         "            predivide,\n",
@@ -46,7 +46,7 @@ ERRORS = [
         (checks("optimizer_gradients or gradient_places"),),
     ),
     Error(
-        "what comes after a reduction in a backward is not looked at",
+        "gradients after a reduction inside backward are ignored",
         "missing wait",
         "csrc/bindings/gradient_counter.cc",
         "    if (done || now < 0",
@@ -54,7 +54,7 @@ ERRORS = [
         (checks("gradient_places or final_gradients"),),
     ),
     Error(
-        "a gradient may come as often as it likes",
+        "a gradient may come any number of times",
         "off by one",
         "csrc/bindings/gradient_counter.cc",
         "    if (counts_[index] >= passes_) {",
@@ -62,7 +62,7 @@ ERRORS = [
         (checks("gradient_places"),),
     ),
     Error(
-        "gradients of earlier steps are overwritten while somebody looks at them",
+        "gradients of earlier steps are overwritten while the user keeps them",
         "stale copy",
         "python/sordino/runtime/gradients/places.py",
         "            if (_count(views[k]), ",
@@ -78,7 +78,7 @@ ERRORS = [
         (checks("gradient_places"),),
     ),
     Error(
-        "places are where they were before a model was cast",
+        "addresses of gradients are kept after a model was cast",
         "stale copy",
         "python/sordino/runtime/gradients/places.py",
         "        if list(map(torch.Tensor.data_ptr, views)) != self._addresses:",
@@ -86,7 +86,7 @@ ERRORS = [
         (checks("gradient_places"),),
     ),
     Error(
-        "gradients are what they were in the first step",
+        "gradients keep the shape of the first step",
         "stale copy",
         "python/sordino/runtime/gradients/bucket.py",
         "                self.templates = []\n",
@@ -94,7 +94,7 @@ ERRORS = [
         (checks("gradient_places"),),
     ),
     Error(
-        "gradients of the step before lie in the arena",
+        "gradients of the step before are left in the arena",
         "stale copy",
         "python/sordino/runtime/gradients/places.py",
         "            views[k].zero_()",
@@ -118,7 +118,7 @@ ERRORS = [
         (checks("local_sgd or caps_life or double_buffering"),),
     ),
     Error(
-        "a new strategy begins anew",
+        "a new strategy does not continue from the old one",
         "dropped state in a checkpoint",
         "python/sordino/torch/optimizer.py",
         "        self._strategy.take_over(old)",
@@ -135,7 +135,7 @@ ERRORS = [
     ),
     # ---- local SGD, layers, shards
     Error(
-        "a claim to be element-wise is believed",
+        "a claim to be element-wise is not verified",
         "wrong bucket",
         "python/sordino/algorithms/local_sgd/elementwise.py",
         "wrong.append(reducer.names[number])",
@@ -151,7 +151,7 @@ ERRORS = [
         (checks("elementwise"),),
     ),
     Error(
-        "only who sees it tells of a wrong claim",
+        "only one rank raises for a wrong claim",
         "lost message",
         "python/sordino/algorithms/local_sgd/elementwise.py",
         'verdict = allreduce(verdict, op=Max, name="local.elementwise", process_set=self._workers)',
@@ -159,7 +159,7 @@ ERRORS = [
         (checks("elementwise"),),
     ),
     Error(
-        "an algorithm derived from ours is none",
+        "an algorithm derived from ours is not recognized",
         "wrong bucket",
         "python/sordino/algorithms/registry.py",
         "    if isinstance(algorithm, Algorithm):",
@@ -167,7 +167,7 @@ ERRORS = [
         (tests("algorithm_subclasses"),),
     ),
     Error(
-        "what an algorithm does not have is a UsageError alone",
+        "a missing attribute is no AttributeError",
         "wrong bucket",
         "python/sordino/errors.py",
         "class NoSuchAttribute(UsageError, AttributeError):",
@@ -207,7 +207,7 @@ ERRORS = [
         _LOCAL,
     ),
     Error(
-        "a gradient of before is lost",
+        "an earlier gradient is lost",
         "lost message",
         "python/sordino/algorithms/layered/strategy.py",
         "parameter.grad = fresh if parameter.grad is None else parameter.grad + fresh",
@@ -215,7 +215,7 @@ ERRORS = [
         (checks("postponed"),),
     ),
     Error(
-        "a postponed step takes the rates of later",
+        "a postponed step uses later learning rates",
         "stale copy",
         "python/sordino/algorithms/layered/strategy.py",
         "            group.update({key: then[key] for key in later[-1]})\n",
@@ -223,7 +223,7 @@ ERRORS = [
         (checks("layered"),),
     ),
     Error(
-        "who stands in sends its last gradients",
+        "a joined rank sends its last gradients",
         "stale copy",
         "python/sordino/algorithms/layered/strategy.py",
         "            values.zero_()",
@@ -255,7 +255,7 @@ ERRORS = [
         (checks("shards"),),
     ),
     Error(
-        "a step waits for what it is to overlap",
+        "a step waits for the gather that it should overlap",
         "missing wait",
         "python/sordino/algorithms/local_sgd/strategy.py",
         "            self._gathering.start()\n",
@@ -263,7 +263,7 @@ ERRORS = [
         _GATHERING,
     ),
     Error(
-        "other buckets than that which was waited for are let go",
+        "all buckets are released when one was waited for",
         "missing wait",
         "python/sordino/algorithms/local_sgd/gathering.py",
         "            del self._under_way[name]\n            guard.take_off()\n",
@@ -272,7 +272,7 @@ ERRORS = [
         _GATHERING,
     ),
     Error(
-        "views are not looked for",
+        "views of parameters are ignored",
         "stale copy",
         "python/sordino/algorithms/local_sgd/gathering.py",
         "if one.taken_out]",
@@ -280,7 +280,7 @@ ERRORS = [
         _GATHERING,
     ),
     Error(
-        "what is gathered is forgotten when the world ends",
+        "gathers in flight are forgotten when the world ends",
         "missing wait",
         "python/sordino/algorithms/local_sgd/gathering.py",
         "        reducer.context.callbacks.on_shutdown.add(self._before_shutdown)\n",
@@ -288,7 +288,7 @@ ERRORS = [
         _GATHERING,
     ),
     Error(
-        "a flush waits for nothing",
+        "a flush does not wait",
         "missing wait",
         "python/sordino/algorithms/local_sgd/strategy.py",
         "    def drain(self, optimizer: torch.optim.Optimizer) -> None:\n        self.complete()\n",
@@ -296,7 +296,7 @@ ERRORS = [
         _GATHERING,
     ),
     Error(
-        "a gather that has failed goes on being waited for",
+        "a failed gather is waited for again",
         "forgotten rollback",
         "python/sordino/algorithms/local_sgd/gathering.py",
         "                self.give_up()\n",
@@ -304,7 +304,7 @@ ERRORS = [
         _GATHERING,
     ),
     Error(
-        "a child is left parameters on their way",
+        "a forked child gets incomplete parameters",
         "missing wait",
         "python/sordino/algorithms/local_sgd/gathering.py",
         "os.register_at_fork(before=_complete_all)",
@@ -320,7 +320,7 @@ ERRORS = [
         _GATHERING,
     ),
     Error(
-        "a copy is guarded for ever",
+        "a copy stays guarded",
         "stale copy",
         "python/sordino/runtime/gradients/guard.py",
         "        _use(self)\n        return copy.deepcopy(self, memo)",
@@ -345,7 +345,7 @@ ERRORS = [
         _PUSH,
     ),
     Error(
-        "weights survive a state that is loaded",
+        "weights survive the loading of a state",
         "forgotten rollback",
         "python/sordino/algorithms/push_sum/mixing.py",
         "            weight.fill_(1)",
@@ -361,7 +361,7 @@ ERRORS = [
         _PUSH,
     ),
     Error(
-        "each worker goes as far as the centre",
+        "each worker moves as far as the centre",
         "wrong weight",
         "python/sordino/algorithms/elastic_averaging/mixing.py",
         "mine.lerp_(centre, self._rate / self._size)",
@@ -369,7 +369,7 @@ ERRORS = [
         _PUSH,
     ),
     Error(
-        "the centre's state moves on",
+        "the saved centre changes later",
         "stale copy",
         "python/sordino/algorithms/elastic_averaging/mixing.py",
         '{"centre": [run.clone() for _, run in self._centre.runs]}',
@@ -410,7 +410,7 @@ ERRORS = [
         (checks("caps"),),
     ),
     Error(
-        "what was skipped is not saved",
+        "the counts of skipped steps are not saved",
         "dropped state in a checkpoint",
         "python/sordino/algorithms/caps/strategy.py",
         '{"skipped": self._skipped.clone(), "detector"',
@@ -418,7 +418,7 @@ ERRORS = [
         (checks("caps_life"),),
     ),
     Error(
-        "what others have sent is compared with what was before",
+        "received values are compared with old copies",
         "stale copy",
         "python/sordino/algorithms/caps/detectors.py",
         "        self._copy.take(sent)",
@@ -434,16 +434,16 @@ ERRORS = [
         (tests("detectors"), checks("caps")),
     ),
     Error(
-        "changes of all are counted once",
+        "all elements are compared only once",
         "off by one",
         "python/sordino/algorithms/caps/detectors.py",
         "return not self._known or step % self._interval == 0",
         "return not self._known",
         (tests("detectors"), checks("caps")),
     ),
-    # ---- asynchronous ones
+    # ---- asynchronous algorithms
     Error(
-        "what was pulled is put aside",
+        "a pulled model is ignored",
         "lost message",
         "python/sordino/algorithms/scheduled_pull/strategy.py",
         "            self._snapshots.average(pull, self._mirror.address)\n",
@@ -459,7 +459,7 @@ ERRORS = [
         _WIDE,
     ),
     Error(
-        "what others change is added to what it was",
+        "changes by others are added to the old values",
         "wrong weight",
         "python/sordino/algorithms/adpsgd/strategy.py",
         "mine.add_(copy.to(mine.device)).sub_(before)",
@@ -467,7 +467,7 @@ ERRORS = [
         _WIDE,
     ),
     Error(
-        "averagings are taken in twice",
+        "averagings are applied twice",
         "stale copy",
         "python/sordino/algorithms/adpsgd/strategy.py",
         "            self._before.copy_(self._arena)\n",
@@ -476,7 +476,7 @@ ERRORS = [
     ),
     # ---- late gradients, and steps
     Error(
-        "the gradient under way is not saved",
+        "the gradient in flight is not saved",
         "dropped state in a checkpoint",
         "python/sordino/algorithms/allreduce/double_buffering.py",
         "gradients = {self.names[i]: value.clone() for i, value in self._buffered.averages.items()}",
@@ -508,7 +508,7 @@ ERRORS = [
         (checks("postponed"),),
     ),
     Error(
-        "half an exchange stays",
+        "an interrupted exchange is not undone",
         "forgotten rollback",
         "python/sordino/runtime/exchange/rollback.py",
         "            tensor.data.copy_(value)\n        self._under_way = None",
@@ -516,7 +516,7 @@ ERRORS = [
         (tests("rollback"),),
     ),
     Error(
-        "what is repeated is not undone",
+        "a repeated step is not undone",
         "forgotten rollback",
         "python/sordino/runtime/recovery/losses.py",
         "            lockstep.undo()",
@@ -524,7 +524,7 @@ ERRORS = [
         ("tests/faults/test_locksteps.py",),
     ),
     Error(
-        "one that has arrived is enough",
+        "one rank with the result is enough",
         "quorum of one too few",
         "python/sordino/runtime/recovery/losses.py",
         "max(min(received for received, _ in counts),",
@@ -532,7 +532,7 @@ ERRORS = [
         ("tests/faults/test_locksteps.py", *_LEFT),
     ),
     Error(
-        "the end of a backward is not noticed",
+        "the end of backward is not noticed",
         "missing wait",
         "python/sordino/runtime/gradients/hooks.py",
         "                self._backward_ended()",
@@ -540,7 +540,7 @@ ERRORS = [
         (checks("final_gradients"),),
     ),
     Error(
-        "a checkpoint's backward is taken for the whole one",
+        "a checkpoint's backward counts as the whole one",
         "missing wait",
         "python/sordino/runtime/gradients/hooks.py",
         "        if node is None:",
@@ -556,7 +556,7 @@ ERRORS = [
         (checks("final_gradients"),),
     ),
     Error(
-        "a name is free before somebody has waited",
+        "a name is free before its result was waited for",
         "swapped rank",
         "python/sordino/runtime/collectives/operation.py",
         "        if self._name in self.context.pending.taken:",
@@ -564,7 +564,7 @@ ERRORS = [
         (checks("agreement"),),
     ),
     Error(
-        "what some ranks have let go already is made again by the others",
+        "an optimizer that some ranks have dropped is made again",
         "missing wait",
         "python/sordino/runtime/recovery/losses.py",
         "one.renew() if all(one.name in gathered[rank][2] for rank in others) else one.give_up()",
@@ -579,9 +579,9 @@ ERRORS = [
         "round = self.round",
         ("tests/faults/test_after_losses.py", "tests/faults/test_random_losses.py"),
     ),
-    # ---- what stands beside
+    # ---- other parts
     Error(
-        "a refused step leaves its gradients under way",
+        "a refused step leaves its gradients in flight",
         "forgotten rollback",
         "python/sordino/runtime/gradients/nonfinite.py",
         "                refused()\n",
@@ -589,7 +589,7 @@ ERRORS = [
         (tests("check_finite") + " tests/python/runtime/test_check_finite_more.py",),
     ),
     Error(
-        "each rank refuses alone",
+        "each rank decides alone whether to refuse",
         "lost message",
         "python/sordino/runtime/gradients/nonfinite.py",
         "        if not asks:\n            return mine",
@@ -597,7 +597,7 @@ ERRORS = [
         (tests("check_finite") + " tests/python/runtime/test_check_finite_parameters.py",),
     ),
     Error(
-        "adasum adds to the step that was taken",
+        "adasum adds to the local step",
         "wrong weight",
         "python/sordino/algorithms/allreduce/adasum.py",
         "p.copy_(start + self.settings.compression.decompress(change, state))",
@@ -645,7 +645,7 @@ ERRORS = [
         (checks("sync_batch_norm"),),
     ),
     Error(
-        "backward looks at its own rows alone",
+        "backward uses only its own rows",
         "lost message",
         "python/sordino/torch/sync_batch_norm.py",
         "        allreduce_(totals, op=Sum, process_set=ctx.process_set)\n",
@@ -653,7 +653,7 @@ ERRORS = [
         (checks("sync_batch_norm"),),
     ),
     Error(
-        "a removed set goes on",
+        "a removed set stays usable",
         "forgotten rollback",
         "python/sordino/torch/process_sets.py",
         "remove_set(process_set.process_set_id)\n        process_set.process_set_id = None",

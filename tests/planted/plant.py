@@ -1,12 +1,12 @@
-"""Plants one error after the other into a copy of the source tree, and shows which tests catch it.
+"""Plant one error after the other in a copy of the source tree, and show which tests catch it.
 
     python tests/planted/plant.py [WORDS...] [--copies N] [--tier all] [--json FILE]
 
-Words choose errors by their names and files. The copies and their builds stay in build/planted, so that the next run
-compiles only the files that have changed since. Status 1 if fewer than 95 % of the errors are caught.
+Words select errors by their names and files. The copies and their builds stay in build/planted, so the next run
+compiles only files that have changed since. The status is 1 if fewer than 95 % of the errors are caught.
 
-A whole run takes hours. The file of --json is written after each error; a run that is started again with the same
-file, at the same commit, tests only the errors that the file does not have.
+A whole run takes hours. The file of --json is written after each error. A run that is started again with the same file,
+at the same commit, tests only errors that the file does not have.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from planted.error import Error  # noqa: E402
 from planted.tree import Copy, Outcome, Stopped  # noqa: E402
 from sordino.report import machines  # noqa: E402
 
-LEAST = 0.95  # of the errors are to be caught
-SPARE_S = 60  # in which a command may end, in addition to four times its duration without an error
+LEAST = 0.95  # share of errors that must be caught
+SPARE_S = 60  # additional time limit of a command, beyond four times its duration without an error
 
 
 class Results:
-    """Outcomes by the names of the errors, in a file that is rewritten after each one (`None`: in no file)."""
+    """Outcomes by error name, in a file that is rewritten after each one (without a file if `None`)."""
 
     def __init__(self, errors: Sequence[Error], file: Path | None) -> None:
         self._errors, self._file = {error.name: error for error in errors}, file
@@ -74,10 +74,10 @@ class Results:
 
 
 class Trials:
-    """Errors that are still to be tried. Each copy takes those of one file after the other."""
+    """Errors that are still to be tried. A copy takes all errors of one file, then those of another."""
 
     def __init__(self, errors: Sequence[Error], results: Results) -> None:
-        # The errors of one file follow each other, so that each costs one compilation.
+        # The errors of one file follow each other, so that only that file is compiled again.
         ordered = sorted(errors, key=lambda error: (not error.native, error.file))
         self._groups = iter([list(group) for _, group in groupby(ordered, key=lambda error: error.file)])
         self._results = results
@@ -85,7 +85,7 @@ class Trials:
         self._sound: dict[str, Outcome] = {}
 
     def work(self, copy: Copy) -> None:
-        """Try errors in a copy until none is left, or until the copy's commands are stopped."""
+        """Try errors in a copy until no errors are left, or until the copy's commands are stopped."""
         try:
             copy.refresh()
             for error in self._taken():
@@ -153,7 +153,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):  # the former is ignored in the background of a script
+    for number in (signal.SIGINT, signal.SIGTERM):  # a script in the background ignores SIGINT
         signal.signal(number, signal.default_int_handler)
     try:
         sys.exit(main())

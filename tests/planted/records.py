@@ -1,4 +1,4 @@
-"""Errors of what a run leaves of itself: its record, the page that is made of it, and the server of that."""
+"""Errors of the run record: the record itself, its page, and the server of the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _PAGE = "python/sordino/report/page/"
 
 ERRORS = [
     Error(
-        "bytes are those of the rank beside",
+        "bytes are those of another counter",
         "swapped rank",
         _RECORDER,
         "for name, count in zip(names, counts):",
@@ -33,7 +33,7 @@ ERRORS = [
         (tests("report", "besides"),),
     ),
     Error(
-        "what is asked for in a step is besides the steps",
+        "operations in a step do not count for the step",
         "wrong bucket",
         _RECORDER,
         "last.register_post_accumulate_grad_hook(lambda _: begun.set())",
@@ -41,7 +41,7 @@ ERRORS = [
         (tests("report", "evaluation"),),
     ),
     Error(
-        "what was sent after the last step is not told",
+        "bytes after the last step are not recorded",
         "lost message",
         _RECORDER,
         "        self._count(self._besides)  # also of",
@@ -49,7 +49,7 @@ ERRORS = [
         (tests("report", "unfinished"),),
     ),
     Error(
-        "a line that is not whole is one",
+        "an incomplete line counts as a line",
         "off by one",
         "python/sordino/record/reading.py",
         '*lines, self.rest = (self.rest + data).split(b"\\n")',
@@ -65,7 +65,7 @@ ERRORS = [
         (tests("report", "torn"),),
     ),
     Error(
-        "steps that were taken again count twice",
+        "repeated steps count twice",
         "forgotten rollback",
         _PAGE + "series.py",
         "for later in starts if later > line",
@@ -73,7 +73,7 @@ ERRORS = [
         (tests("report", "again"),),
     ),
     Error(
-        "what a simulated worker sends after its last step is lost",
+        "bytes of a simulated worker after its last step are lost",
         "lost message",
         "python/sordino/simulate/recording.py",
         "        points[-1] = record.sums(points[-1].time)",
@@ -81,7 +81,7 @@ ERRORS = [
         (tests("report", "simulations"),),
     ),
     Error(
-        "whoever finds the port is answered",
+        "any request at the port is answered",
         "lost message",
         _PAGE + "live.py",
         "        if not known or not self.server.is_meant(",

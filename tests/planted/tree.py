@@ -19,7 +19,7 @@ from threading import Lock
 from planted.error import Error
 
 ROOT = Path(__file__).resolve().parents[2]
-HANG_S = 20  # after which an operation that waits for others fails
+HANG_S = 20  # time after which an operation that waits for others fails
 BUILD_S = 3600
 LIBRARIES = "_core*.so", "libsordino*.so"
 
@@ -31,7 +31,7 @@ class Outcome:
     Attributes:
         caught: whether a command failed.
         by: the failed test and how it failed, or the reason why nothing could be tested.
-        seconds: for building and testing.
+        seconds: time for building and testing.
     """
 
     caught: bool
@@ -87,7 +87,7 @@ class Commands:
         return status, printed
 
     def stop(self) -> None:
-        """Kill the command under way and start no other one. Any thread may call it."""
+        """Kill the running command and start no other one. Any thread may call it."""
         with self._lock:
             self._stopped = True
             if self._running is not None:
@@ -113,7 +113,7 @@ class Copy:
                 "PYTHONPATH": str(self.root / "python"),
                 "SORDINO_TIMEOUT_S": str(HANG_S),
                 "SORDINO_CPP_TESTS": str(self.tree / "tests" / "cpp"),
-                "CI": "1",  # the same examples in every run
+                "CI": "1",  # the same Hypothesis examples in every run
             },
         )
         self._stale = True  # the build is older than the sources
@@ -190,7 +190,7 @@ class Copy:
             return True
         targets = [words.removeprefix("cpp.") for words in commands if is_native(words)]
         if len(targets) < len(commands):
-            targets += ["_core", "fake_nccl"]  # and what they use
+            targets += ["_core", "fake_nccl"]  # libraries that the tests use
             halves = "sordino_mpi_openmpi", "sordino_mpi_mpich", "sordino_ucx"
             targets += [name for name in halves if (self.tree / f"lib{name}.so").is_file()]
         words = ["cmake", "--build", str(self.tree), "--parallel", self._jobs, "--target", *targets]

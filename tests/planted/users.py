@@ -1,4 +1,4 @@
-"""Errors in checkpoints, loaders' workers, default devices, segments, settings: the surroundings of a step."""
+"""Errors in the surroundings of a step: checkpoints, loader workers, default devices, segments, settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ERRORS = [
         (tests("torch_checkpoint", "keep_the"),),
     ),
     Error(
-        "a flattened state loses the algorithm's",
+        "a flattened state loses the algorithm's state",
         "dropped state in a checkpoint",
         _TORCH + "dcp.py",
         '        return groups\n    return [{**groups[0], KEY: b""}, *groups[1:]]',
@@ -59,7 +59,7 @@ ERRORS = [
         (tests("torch_checkpoint", "another_algorithm"),),
     ),
     Error(
-        "an empty entry of the state counts as one of before",
+        "an empty entry of the state counts as old state",
         "stale copy",
         "python/sordino/algorithms/local_sgd/sharded_state.py",
         "optimizer.state.pop(parameter, None), owned",
@@ -83,7 +83,7 @@ ERRORS = [
         (_LOADERS + " -k 'do_not_join and spawn'",),
     ),
     Error(
-        "variables that a script has set make its loader's workers ranks",
+        "variables set by a script make its loader's workers ranks",
         "swapped rank",
         "python/sordino/rendezvous/starts.py",
         "    if not inherited and json.dumps(mine) != environment.get(RANK_VARIABLES):\n",
@@ -131,7 +131,7 @@ ERRORS = [
         (tests("segments"),),
     ),
     Error(
-        "blocks are sought at the top of the model only",
+        "blocks are only found at the top of the model",
         "wrong bucket",
         "python/sordino/runtime/exchange/segments.py",
         "    for place, part in enumerate(path):\n        if not part.isdigit():\n",
@@ -163,7 +163,7 @@ ERRORS = [
         (checks("frozen"),),
     ),
     Error(
-        "ranks that freeze differently are not told",
+        "ranks that freeze differently are not reported",
         "lost message",
         "python/sordino/runtime/gradients/settings_check.py",
         '" frozen" * (index < self._trained and not tensor.requires_grad)',
@@ -171,7 +171,7 @@ ERRORS = [
         (checks("frozen"),),
     ),
     Error(
-        "what a group has moved is lost when parameters are unfrozen",
+        "movements of a group are lost when parameters are unfrozen",
         "dropped state in a checkpoint",
         "python/sordino/algorithms/exchanging.py",
         "            self.settle(optimizer)\n            round",
@@ -179,7 +179,7 @@ ERRORS = [
         (checks("frozen"),),
     ),
     Error(
-        "a broadcast begins before all of it is known to be right",
+        "a broadcast begins before all tensors are checked",
         "missing wait",
         _TORCH + "functions.py",
         "            check(tensor)\n",
@@ -203,7 +203,7 @@ ERRORS = [
         (checks("extra_state"),),
     ),
     Error(
-        "gradients of a set's statistics are of all ranks",
+        "gradients of a set's statistics include all ranks",
         "swapped rank",
         _TORCH + "sync_batch_norm.py",
         "allreduce_(totals, op=Sum, process_set=ctx.process_set)",
@@ -219,7 +219,7 @@ ERRORS = [
         (checks("a_model_is_converted"),),
     ),
     Error(
-        "what an optimizer says of slices ends one rank",
+        "an optimizer that refuses slices ends one rank",
         "lost message",
         "python/sordino/algorithms/local_sgd/elementwise.py",
         "            except Exception as error:  # of",
@@ -267,7 +267,7 @@ ERRORS = [
         (tests("launch_decisions"),),
     ),
     Error(
-        "of two that end at once the first rank is blamed",
+        "of two ranks that end at once the first is blamed",
         "swapped rank",
         "python/sordino/launcher/local.py",
         "sorted(ended, key=lambda rank: rank.process.wait() >= 0)",
@@ -275,7 +275,7 @@ ERRORS = [
         (tests("launch_decisions"),),
     ),
     Error(
-        "patience that was lost stays lost",
+        "lost patience is not restored",
         "stale copy",
         "python/sordino/launcher/outcomes.py",
         '        if hopeless is None:\n            self._since = ("", 0.0)\n',
@@ -283,7 +283,7 @@ ERRORS = [
         (tests("launch_decisions"),),
     ),
     Error(
-        "a part that is repeated counts as arrived",
+        "a repeated part counts as received",
         "forgotten rollback",
         "python/sordino/runtime/recovery/losses.py",
         "            lockstep.undo()\n            lockstep.received_part = lockstep.begun_part - 1\n",
@@ -291,7 +291,7 @@ ERRORS = [
         (tests("recovery_decisions"),),
     ),
     Error(
-        "losses of the whole job count as losses in a row",
+        "all losses of a job count as consecutive",
         "stale copy",
         "python/sordino/runtime/recovery/losses.py",
         "                context.losses.empty_recoveries = 0\n                break\n",
@@ -307,7 +307,7 @@ ERRORS = [
         (checks("bit_for_bit"),),
     ),
     Error(
-        "a detector draws for the step that was",
+        "a detector draws for the previous step",
         "off by one",
         "python/sordino/algorithms/caps/detectors.py",
         "        self.begin(step + 1)\n",
@@ -315,7 +315,7 @@ ERRORS = [
         (checks("bit_for_bit"),),
     ),
     Error(
-        "an item that has moved infinitely far once does so for good",
+        "an item that has moved infinitely far stays infinite",
         "stale copy",
         "python/sordino/algorithms/caps/detectors.py",
         "            averages = self._averages.masked_fill(~finite, math.inf)\n",
@@ -323,7 +323,7 @@ ERRORS = [
         (tests("detectors", "infinite"),),
     ),
     Error(
-        "a second init() may say anything",
+        "a second init() may have any arguments",
         "stale copy",
         "python/sordino/torch/lifecycle.py",
         "        _require_the_same(before, given)\n",
@@ -331,7 +331,7 @@ ERRORS = [
         (tests("second_thoughts", "second_init"),),
     ),
     Error(
-        "a misspelt setting is Python's error",
+        "a misspelt setting raises Python's error",
         "lost message",
         "python/sordino/algorithms/base.py",
         "for name in settings.keys() - known.keys():",
@@ -339,7 +339,7 @@ ERRORS = [
         (tests("second_thoughts", "misspelt_setting"),),
     ),
     Error(
-        "a wrapper is of no kind but its own",
+        "a wrapper is no instance of the wrapped class",
         "stale copy",
         _TORCH + "optimizer.py",
         "return type(self) if inner is None else inner.__class__",
@@ -347,7 +347,7 @@ ERRORS = [
         (checks("one_of_the_wrapped_kind"),),
     ),
     Error(
-        "torch's SyncBatchNorm is local without a word",
+        "torch's SyncBatchNorm is local without a warning",
         "lost message",
         _TORCH + "sync_batch_norm.py",
         "        if isinstance(layer, torch.nn.SyncBatchNorm):\n",
@@ -355,7 +355,7 @@ ERRORS = [
         (tests("horovod_names", "sync_batch_norm_is"),),
     ),
     Error(
-        "a name of an algorithm is unknown to type checkers",
+        "a name of an algorithm is missing for type checkers",
         "dropped state in a checkpoint",
         "python/sordino/algorithms/registry.py",
         '    "dpsgd",\n    "elastic-averaging",\n',

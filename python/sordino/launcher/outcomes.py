@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import signal
 import sys
@@ -29,9 +28,9 @@ from pathlib import Path
 
 from sordino.awake import AwakeClock
 from sordino.launcher.processes import state_and_parent
+from sordino.rendezvous import wire
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
-_LONGEST_LINE = 100
 _START = "start"
 _GONE, _STOPPED = ("", "Z"), "T"  # states of processes
 _PATIENCE_S = 0.5
@@ -124,6 +123,13 @@ class Outcomes:
         """Record the end of a rank: its status or -signal, and the time in seconds since the epoch."""
         self._known[rank] = Outcome(at, rank, code)
 
+    def take(self, message: wire.Message) -> None:
+        """Record a message: the end of a rank, or its notice."""
+        if message.word == wire.ENDED:
+            self.note(message.rank, message.code, message.at)
+        else:
+            self.hear(message.rank, message.word, message.pid)
+
     def hear(self, rank: int, word: str, pid: int = 0) -> None:
         """Record a notice of a rank (rendezvous/notices.py).
 
@@ -143,13 +149,7 @@ class Outcomes:
         new = [one for one in self._folder.iterdir() if one.name not in self._read] if self._folder else []
         for link in sorted(new, key=lambda one: one.lstat().st_mtime_ns) if not self._verdict else ():
             self._read.add(link.name)
-            word, _, rank = link.name.rpartition(".")
-            told = os.readlink(link).split()
-            if word:
-                self.hear(int(rank), word, int(told[0]))
-            else:
-                code, at = told
-                self.note(int(rank), int(code), float(at))
+            self.take(wire.read_link(link))
         return self._known
 
     def over(self) -> bool:
@@ -311,20 +311,17 @@ def over_stderr(ranks: int, deadlines: Deadlines | None = None) -> Iterator[tupl
 
 
 def _pass_on(reading: int, token: str, outcomes: Outcomes) -> None:
-    line = re.compile(rf"\x1e{token} (\d+) (-?\d+|waits|met|left|fails|exits) ([\d.]+)\r?\n".encode())
+    line = wire.lines(token)
     held, data = b"", b"-"
     while data:
         data = os.read(reading, 65536)
         held += data
         for found in line.finditer(held):
-            if found[2].isalpha():
-                outcomes.hear(int(found[1]), found[2].decode())
-            else:
-                outcomes.note(int(found[1]), int(found[2]), float(found[3]))
+            outcomes.take(wire.read_line(found))
         held = line.sub(b"", held)
         # The rest of an incomplete line may still come.
-        begun = held.rfind(b"\x1e")
-        if not data or begun < 0 or len(held) - begun > _LONGEST_LINE:
+        begun = held.rfind(wire.BEGIN)
+        if not data or begun < 0 or len(held) - begun > wire.LONGEST:
             begun = len(held)
         sys.stderr.buffer.write(held[:begun])
         sys.stderr.buffer.flush()

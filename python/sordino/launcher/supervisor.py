@@ -3,7 +3,8 @@
   python -I -S supervisor.py FOLDER COMMAND [ARGUMENT ...]       as a link in FOLDER, for ranks on this machine
   python -I -S supervisor.py stderr:TOKEN COMMAND [ARGUMENT ...] as a line on stderr, for others
 
-It uses the standard library only, so that it starts in milliseconds.
+It uses the standard library only, so that it starts in milliseconds. `sordino` is not imported: the format of messages
+(rendezvous/wire.py) is loaded by its path.
 
 | event | reaction |
 |---|---|
@@ -22,9 +23,11 @@ import ctypes
 import functools
 import os
 import resource
+import runpy
 import signal
 import sys
 import time
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 1.0
@@ -34,6 +37,7 @@ _LOOK_S = 0.01
 def main() -> None:
     """Run the command to its end, report how it ended, and end in the same way."""
     where, *command = sys.argv[1:]
+    wire = runpy.run_path(str(Path(__file__).parents[1] / "rendezvous" / "wire.py"))  # now: it may be replaced later
     launcher, me = os.getppid(), os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     # Also sent when only a thread of the launcher ends, so the parent is checked on receipt.
@@ -55,7 +59,8 @@ def main() -> None:
     code = os.waitstatus_to_exitcode(status)
     # A full disk or a closed stderr must not change how this process ends. The launcher notices a missing report.
     with contextlib.suppress(OSError):
-        _tell(where, code)
+        own = int(os.environ["OMPI_COMM_WORLD_RANK"])
+        wire["send"](where, wire["Message"](own, wire["ENDED"], code=code, at=time.time()))
     _end_like(code)
 
 
@@ -84,19 +89,6 @@ def _end_the_group(rank: int) -> None:
         time.sleep(_LOOK_S)
     end(signal.SIGKILL)
     os._exit(128 + signal.SIGTERM)
-
-
-def _tell(where: str, code: int) -> None:
-    """Report the rank, how it ended and when.
-
-    A link is made atomically, even on a full disk.
-    """
-    rank = os.environ["OMPI_COMM_WORLD_RANK"]
-    scheme, _, token = where.partition(":")
-    if scheme == "stderr":
-        os.write(2, f"\x1e{token} {rank} {code} {time.time()}\n".encode())
-    else:
-        os.symlink(f"{code} {time.time()}", f"{where}/{rank}")
 
 
 def _end_like(code: int) -> None:

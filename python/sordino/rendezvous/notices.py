@@ -10,9 +10,6 @@
 
 They are needed because ranks would wait at the start or at the end for ranks that are gone or stopped, and only the
 launcher can end them.
-
-`SORDINO_LAUNCHER` is a folder on this machine, where every notice is a link (made atomically, even on a full disk), or
-`stderr:TOKEN`. Then a notice is a line on stderr, which the launcher removes.
 """
 
 from __future__ import annotations
@@ -21,6 +18,8 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+
+from sordino.rendezvous.wire import Message, send
 
 # Variables with the rank's number at the launcher and the number of ranks, of `sordino run` and Open MPI's mpirun.
 _NUMBERS = (("SORDINO_RANK", "SORDINO_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
@@ -80,12 +79,6 @@ def tell_of_the_exit() -> None:
 
 
 def _tell(word: str, rank: int) -> None:
-    where = os.environ.get("SORDINO_LAUNCHER")
-    if where is None:
-        return
-    scheme, _, token = where.partition(":")
-    if scheme == "stderr":
-        os.write(2, f"\x1e{token} {rank} {word} {os.getpid()}\n".encode())
-    else:
+    if (where := os.environ.get("SORDINO_LAUNCHER")) is not None:
         with contextlib.suppress(OSError):  # another rank has made the link, or the job is over
-            os.symlink(str(os.getpid()), f"{where}/{word}.{rank}")
+            send(where, Message(rank, word, os.getpid()))

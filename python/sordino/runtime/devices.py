@@ -60,10 +60,10 @@ def core_device(device: torch.device, context: Context | None = None) -> Device 
 
 
 def common_device(tensors: Iterable[torch.Tensor], what: str) -> torch.device:
-    """Return the device of all tensors; the CPU if there are none. Raises UsageError if they are on several."""
+    """Return the device of all tensors; the CPU without tensors. Raises UsageError if they are on several devices."""
     devices = list(dict.fromkeys(tensor.device for tensor in tensors))
     if len(devices) > 1:
-        raise UsageError(f"{what} are on several devices ({', '.join(map(str, devices))}); they must be on one")
+        raise UsageError(f"{what} are on several devices ({', '.join(map(str, devices))}); move them to one device")
     return devices[0] if devices else HOST
 
 

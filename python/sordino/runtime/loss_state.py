@@ -43,8 +43,8 @@ class Lockstep:
         """
         if not self._working.acquire(blocking=False):
             raise UsageError(
-                f"another thread of this rank is in the middle of a blocking operation ({self.key}): where ranks go on "
-                "without those that are lost, all must take their operations in one order, so call them from one thread"
+                f"another thread of this rank is in the middle of a blocking operation ({self.key}). With "
+                "on_peer_lost='continue' all ranks must execute operations in one order, so call them from one thread"
             )
         try:
             self.begun_part += 1

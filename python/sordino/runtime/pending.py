@@ -1,4 +1,4 @@
-"""Operations of a rank that have started and that it has not yet waited for, and the names that they reserve."""
+"""Operations that a rank has started but not waited for yet, and the names that they reserve."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PendingOperations:
         return ticket
 
     def find(self, ticket: object) -> Pending | None:
-        """Return the operation with this ticket; None if there is none, or it has been waited for."""
+        """Return the operation with this ticket; None for an unknown ticket, or if it has been waited for."""
         return self._operations.get(ticket) if isinstance(ticket, int) and self.has_given(ticket) else None
 
     def remove(self, ticket: int) -> Pending | None:

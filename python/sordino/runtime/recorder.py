@@ -36,7 +36,7 @@ _EARLIER = "SORDINO_RESTART"
 
 
 def folder_of(record: str | os.PathLike[str] | None) -> str:
-    """Return the folder for records from `init(record=...)` or else the environment; "" if there is none.
+    """Return the folder for records from `init(record=...)` or else the environment; "" without a folder.
 
     Raises:
         UsageError: `record` is not a path.
@@ -156,7 +156,7 @@ class Recorder:
         sums.seconds += now - self._since
         sums.exposed += exposed - before_exposed
         sums.busy += busy - before_busy
-        sums.sent += sent - before_sent  # a Counter keeps what is above 0
+        sums.sent += sent - before_sent  # a Counter drops values that are not positive
         self._since, self._last = now, (exposed, busy, sent)
 
     # ---- steps, and the time besides ----------------------------------------------------------------------------

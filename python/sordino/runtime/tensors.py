@@ -53,7 +53,7 @@ def as_tensor(array: Any) -> torch.Tensor:
     try:
         return from_dlpack(array)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise UsageError(f"torch cannot take over this {type(array).__name__} by DLPack: {error}") from error
+        raise UsageError(f"torch cannot import this {type(array).__name__} by DLPack: {error}") from error
 
 
 def address_of(tensor: torch.Tensor) -> int:
@@ -71,8 +71,8 @@ def address_of(tensor: torch.Tensor) -> int:
         kind = type(tensor).__name__
         what = "a tensor without storage" if kind in ("Tensor", "Parameter") else f"a {kind}"
         local = hasattr(tensor, "to_local")
-        fix = "Pass its local shard, tensor.to_local()" if local else "Pass the ordinary tensor that it stands for"
-        raise UsageError(f"{what} of shape {tuple(tensor.shape)} has no memory that could be sent. {fix}")
+        fix = "Pass its local shard, tensor.to_local()" if local else "Pass the ordinary tensor that it represents"
+        raise UsageError(f"{what} of shape {tuple(tensor.shape)} has no memory to send. {fix}")
     return address
 
 
@@ -88,7 +88,7 @@ def check(tensor: torch.Tensor) -> torch.Tensor:
         raise UsageError("a sparse tensor needs sparse_allreduce_async, or to_dense()")
     if tensor.layout is not torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else f"{tensor.layout}"
-        raise UsageError(f"a {kind} tensor cannot be sent. Pass an ordinary one (layout torch.strided) of its values")
+        raise UsageError(f"a {kind} tensor cannot be sent. Pass a tensor of its values with layout torch.strided")
     core_device(tensor.device)
     dtype_code(tensor)
     address_of(tensor)
@@ -110,7 +110,9 @@ def describe(source: torch.Tensor, target: torch.Tensor | None = None) -> Descri
         UsageError: a tensor has no memory, or has its values negated in memory.
     """
     if source.is_neg() or (target is not None and target.is_neg()):
-        raise UsageError("a tensor with the negative bit has its values negated in memory. Pass tensor.resolve_neg()")
+        raise UsageError(
+            "a tensor with the negative bit cannot be sent: its memory is negated. Pass tensor.resolve_neg()"
+        )
     output = 0 if target is None else address_of(target)
     return (address_of(source), output, dtype_code(source), tuple(source.shape))
 

@@ -69,7 +69,7 @@ def test_a_second_loss_in_a_repeat_does_not_bring_back_the_first_result(monkeypa
 def test_what_is_completed_is_a_new_beginning(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """The limit is for recoveries in a row after which no rank is missing."""
     world: Any = World(monkeypatch)
-    world.losses.empty_recoveries = losses._FRUITLESS
+    world.losses.empty_recoveries = losses._EMPTY_RECOVERIES
     if how == "together":
         losses.together(world, SimpleNamespace(), lambda: 1, lockstep=world.lockstep)  # type: ignore[arg-type]
     else:

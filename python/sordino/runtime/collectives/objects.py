@@ -29,13 +29,13 @@ class Root:
         self._context = current()
         identities = self._context.world.identities
         if not 0 <= rank < len(identities):
-            raise UsageError(f"root_rank={rank}: the ranks are 0 to {len(identities) - 1}")
+            raise UsageError(f"root_rank={rank}: must be a rank from 0 to {len(identities) - 1}")
         self._identity = identities[rank]
 
     @property
     def rank(self) -> int:
         """Its current rank. Raises PeerLost if it is lost."""
-        return self._context.rank_of(self._identity, "the rank that was to send")
+        return self._context.rank_of(self._identity, "the root rank")
 
     @property
     def here(self) -> bool:

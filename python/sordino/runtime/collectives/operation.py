@@ -100,8 +100,8 @@ def _set_id(context: Context, process_set: ProcessSet, label: str) -> int:
 class Operation:
     """One collective, described but not started. `run()` returns its result, `start()` a handle.
 
-    If ranks survive losses, the operation writes to its own tensors, which are copied to the user's tensors on success.
-    The reason: data of a world that has ended may still arrive.
+    If ranks survive losses, the operation writes to its own tensors, which are copied to the user's tensors on success,
+    because data of a world that has ended may still arrive.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class Operation:
         """
         if self._name in self.context.pending.taken:
             raise UsageError(
-                f"'{self._name[1]}' has been started and nobody has waited for it: call synchronize() with its handle "
-                "first (or poll() until that is True), or use another name"
+                f"'{self._name[1]}' has been started, but not waited for: call synchronize() with its handle first (or "
+                "poll() until it returns True), or use another name"
             )
 
     def start(self) -> int:
@@ -229,8 +229,8 @@ def synchronize(handle: int) -> Any:
     context = current()
     if not context.pending.has_given(handle):
         raise UsageError(
-            f"synchronize({handle!r}): no operation of this rank has that handle; pass what an asynchronous operation, "
-            "such as allreduce_async, has returned"
+            f"synchronize({handle!r}): no operation of this rank has that handle; pass the handle that an asynchronous "
+            "operation, such as allreduce_async, has returned"
         )
     if (refusable := context.pending.find(handle)) is not None:
         refusable.handle.check_wait()  # if this raises, the handle stays valid for a later call

@@ -39,7 +39,7 @@ def sparse_allreduce_async(
         A function that waits and returns the result.
     """
     if op not in (Average, Sum):
-        raise UsageError("a sparse all-reduce can take the Sum or the Average")
+        raise UsageError("a sparse all-reduce supports op=Sum and op=Average only")
     coalesced = tensor.coalesce() if not tensor.is_coalesced() else tensor
     indices = allgather_async(coalesced.indices().t().contiguous(), name=f"{name}.indices", process_set=process_set)
     values = allgather_async(coalesced.values(), name=f"{name}.values", process_set=process_set)

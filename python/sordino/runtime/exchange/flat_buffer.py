@@ -28,8 +28,8 @@ def move(tensor: torch.Tensor, view: torch.Tensor) -> None:
     """
     if tensor.shape != view.shape or tensor.dtype != view.dtype:
         raise UsageError(
-            f"a parameter of {view.dtype} {tuple(view.shape)} has become one of {tensor.dtype} "
-            f"{tuple(tensor.shape)}; wrap the optimizer anew after such a change"
+            f"a parameter has changed from {view.dtype} {tuple(view.shape)} to {tensor.dtype} "
+            f"{tuple(tensor.shape)}; wrap the optimizer again after such a change"
         )
     view.copy_(tensor)
     tensor.data = view

@@ -36,7 +36,7 @@ def segment_numbers(names: Sequence[str], sizes: Sequence[float], segments: Segm
     for pattern in segments:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise UsageError(
-                f"segments: the pattern {pattern!r} matches no parameter; they are {', '.join(names[:8])}…"
+                f"segments: the pattern {pattern!r} matches no parameter; the parameters are {', '.join(names[:8])}…"
             )
     return _numbered([next((i for i, one in enumerate(segments) if fnmatchcase(name, one)), None) for name in names])
 

@@ -86,7 +86,7 @@ class Bucket:
     private: bool = False  # no shared memory available
     templates: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # dtype and shape of `sent`
     results: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # reduced outside of `places`
-    looked: Evidence | None = None  # for what was sent last, with check_finite
+    looked: Evidence | None = None  # for the gradients sent last, with check_finite
     versions: list[int] = field(default_factory=list)  # torch's version counters of `sent` at the start
 
     def gradients(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None] | None:

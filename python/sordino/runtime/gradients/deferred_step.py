@@ -126,7 +126,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 def _refuse(func: Any) -> None:
     raise StepOrderError(
         f"{getattr(func, '__qualname__', func)} uses a parameter whose step is postponed, in another thread than "
-        "that of step(): call optimizer.flush() there after step()"
+        "step(): call optimizer.flush() in the thread of step(), after step()"
     )
 
 

@@ -75,9 +75,9 @@ class PendingGradient(torch.Tensor):
         called = getattr(func, "__name__", str(func))
         if found is None or (found.is_used and called in _CLEARING):
             return super().__torch_function__(func, types, args, kwargs or {})
-        why = "was averaged in parts, of which this rank has its own" if found.is_used else "is being averaged"
+        why = "was averaged in parts, and this rank has only its part" if found.is_used else "is being averaged"
         raise StepOrderError(
-            f"the gradient of '{found.of_parameter}' {why}: {called}() would use what this rank had alone. To clip "
+            f"the gradient of '{found.of_parameter}' {why}: {called}() would use this rank's own gradient. To clip "
             "gradients, call optimizer.clip_grad_norm_() before step(); to read, unscale or change them, call "
             "optimizer.synchronize(), and then step() within optimizer.skip_synchronize()"
         )
@@ -147,7 +147,7 @@ class FlatReducer(GradientReducer):
         self, context: Context, names: Sequence[str], parameters: Sequence[torch.Tensor], settings: Settings
     ) -> None:
         if settings.compression is not Compression.none:
-            raise UsageError(f"compression= needs {self.instead_of_compression}: gradients are averaged as they are")
+            raise UsageError(f"compression= needs {self.instead_of_compression}: gradients are averaged uncompressed")
         super().__init__(context, names, parameters, settings, compare=True)
         self._flats: dict[str, FlatGradients] = {}
         """Memory of the gradients of each bucket; set by subclasses."""

@@ -128,7 +128,7 @@ class GradientHooks(ABC):
 
     @abstractmethod
     def completed(self, number: int) -> None:
-        """Handle, during backward, that all gradients are complete that the counter watches under this number."""
+        """Handle, during backward, that all gradients of the counter's set with this number are complete."""
 
     @abstractmethod
     def _backward_ended(self) -> None:
@@ -139,7 +139,7 @@ class GradientHooks(ABC):
         """Handle a backward that adds to a gradient which this cycle has reduced and no step has used."""
 
     def _watch_new(self) -> list[int]:
-        """Register hooks of trainable parameters that have none, such as unfrozen ones. Return their indices."""
+        """Register hooks of trainable parameters without hooks, such as unfrozen ones. Return their indices."""
         found: list[int] = []
         if len(self._hooked) == len(self.parameters):
             return found
@@ -156,9 +156,9 @@ class GradientHooks(ABC):
         if torch.is_grad_enabled() and not self._counter.accumulates:
             raise UsageError(
                 f"backward(create_graph=True) has computed the gradient of '{self.names[index]}': gradients are "
-                "averaged over ranks, and their derivatives would be those of this rank alone. Compute gradients that "
-                "are differentiated by torch.autograd.grad(..., create_graph=True), and call backward() without it on "
-                "the loss that they are part of; or call this backward() in optimizer.no_sync()"
+                "averaged over ranks, but their derivatives would be those of this rank alone. Compute gradients that "
+                "are to be differentiated by torch.autograd.grad(..., create_graph=True), and call backward() without "
+                "create_graph on the loss that contains them; or call this backward() in optimizer.no_sync()"
             )
         if self.backwards and self.cut_off:
             self._begin_after_cut_off()

@@ -198,7 +198,7 @@ class FiniteCheck:
         results: Sequence[int],
         together: bool,
     ) -> NonFinite:
-        """Return the error, with what each rank has found. Collective if `together`."""
+        """Return the error, with the findings of each rank. Collective if `together`."""
         tables = self._tell(mine) if together else {self._context.rank: mine}
         tensors = {
             rank: {names[number]: _WHAT[code] for number, code in table.items()} for rank, table in tables.items()
@@ -210,16 +210,19 @@ class FiniteCheck:
             )
         else:
             broken = [names[number] for number in results]
-            said = f"all ranks' were, and their reduction overflowed in {', '.join(map(repr, broken[:_NAMED]))}"
+            said = (
+                "the values of all ranks were finite, but their reduction overflowed in "
+                f"{', '.join(map(repr, broken[:_NAMED]))}"
+            )
         then = {
-            "gradients": "No step was taken; zero_grad() and the next batch go on from the same parameters.",
-            "changes of parameters": "Parameters are those before the step, but the optimizer has counted it.",
+            "gradients": "No step was taken; call zero_grad(), and continue with the next batch.",
+            "changes of parameters": "The parameters are those before the step, but the optimizer has counted the step.",
             "parameters": "Nothing was exchanged, but the optimizer's own step was taken: go back to a checkpoint.",
         }[what]
         return NonFinite(f"{what} are not finite: {said}. {then}", tensors)
 
     def _tell(self, mine: dict[int, int]) -> dict[int, dict[int, int]]:
-        """Return what ranks have found, by rank. Collective.
+        """Return the findings of all ranks, by rank. Collective.
 
         It uses a sum, to which ranks that have joined contribute zeros.
         """
@@ -250,8 +253,8 @@ class _Guarded:
             return self._optimizer.step()
         if self._asks:
             raise UsageError(
-                "check_finite=True asks all ranks before each step, and a closure may be evaluated more often on some; "
-                "compute gradients before step(), or use AllReduce"
+                "check_finite=True asks all ranks before each step, but ranks may evaluate a closure a different number "
+                "of times; compute gradients before step(), or use AllReduce"
             )
 
         def judged() -> Any:

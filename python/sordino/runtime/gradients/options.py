@@ -65,5 +65,5 @@ class Options:
         if averages and self.named_buffers is None:
             raise UsageError(f'{self.algorithm.label}(buffers="average") needs named_buffers=model.named_buffers()')
         if not averages and self.named_buffers is not None:
-            raise UsageError(f'named_buffers has no effect with {self.algorithm}; some others take buffers="average"')
+            raise UsageError(f'named_buffers has no effect with {self.algorithm}; it needs buffers="average"')
         self.algorithm.check(self)

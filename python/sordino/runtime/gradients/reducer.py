@@ -53,9 +53,9 @@ _NAMED = 8  # maximum number of parameters in an error
 QUIETLY = "Put all backward() but the last one before step() in optimizer.no_sync()"
 
 _CUT_OFF = (
-    "an exception has ended the backward() before, whose gradients were being reduced. If it was raised on all ranks, "
-    "call optimizer.synchronize() and then optimizer.zero_grad(), and go on with the next batch. If the other ranks "
-    "have no exception, they wait for this one: call optimizer.synchronize(), and then step() in "
+    "an exception ended the previous backward() while its gradients were being reduced. If all ranks raised it, call "
+    "optimizer.synchronize() and then optimizer.zero_grad(), and continue with the next batch. If the other ranks have "
+    "no exception, they wait for this one: call optimizer.synchronize(), and then step() in "
     "optimizer.skip_synchronize()"
 )
 
@@ -186,23 +186,22 @@ class GradientReducer(GradientHooks):
         self._again += 1
         if not any(bucket.has_reduced(self.parameters) for bucket in self._buckets or ()):
             warnings.warn(
-                f"the gradient of '{self.names[index]}' and others were reduced when a backward() before this one "
-                "ended, and cleared before a step() used them. A backward() that passes through this optimizer's "
-                "parameters sends their gradients, also one for another model's loss (the generator's, through the "
-                "discriminator): put it in optimizer.no_sync(), or freeze the parameters meanwhile "
-                "(requires_grad_(False))",
+                f"the gradient of '{self.names[index]}' and others were reduced at the end of an earlier backward(), "
+                "and cleared before a step() used them. Every backward() through this optimizer's parameters sends "
+                "their gradients, also for the loss of another model (the generator's, through the discriminator): "
+                "put that backward() in optimizer.no_sync(), or freeze the parameters for it (requires_grad_(False))",
                 stacklevel=2,
             )
             return
         if self.settings.op != Average:  # a second sum would add reduced gradients of all ranks
             raise StepOrderError(
                 "Gradients were computed more than backward_passes_per_step times before call to step(): all were "
-                f"reduced when the backward() before this one ended, which adds to '{self.names[index]}'. {QUIETLY}, "
-                "or increase backward_passes_per_step"
+                f"reduced at the end of the previous backward(), and this one adds to '{self.names[index]}'. "
+                f"{QUIETLY}, or increase backward_passes_per_step"
             )
         warnings.warn(
-            f"gradients are reduced in every backward() of a step: this one adds to '{self.names[index]}', which was "
-            f"sent when the one before ended. {QUIETLY}: they are sent once then",
+            f"gradients are reduced in every backward() of a step: this backward() adds to '{self.names[index]}', "
+            f"which was sent at the end of the previous one. {QUIETLY}, so that they are sent once",
             stacklevel=2,
         )
 
@@ -286,7 +285,7 @@ class GradientReducer(GradientHooks):
     # ---- one bucket -------------------------------------------------------------------------------------------
 
     def _dense_gradient(self, index: int) -> torch.Tensor | None:
-        """Return the parameter's gradient, dense and laid out like the parameter; None if there is none."""
+        """Return the parameter's gradient, dense and laid out like the parameter; None without a gradient."""
         parameter = self.parameters[index]
         grad = parameter.grad
         if grad is None:
@@ -439,18 +438,17 @@ class GradientReducer(GradientHooks):
             handle.wait()
         except OperationMismatch as error:
             raise OperationMismatch(
-                f"{error}. These are gradients: the parameters of some ranks' optimizers have been changed "
-                "(param_groups, a cast), and not those of others. Change them on all ranks, before the same step"
+                f"{error}. These are gradients: some ranks have changed the parameters of their optimizers "
+                "(param_groups, a cast), and others have not. Change them on all ranks, before the same step"
             ) from error
         versions = versions_of(bucket.sent)
         if versions != bucket.versions:
             pairs = zip(bucket.members, versions, bucket.versions)
             changed = [repr(self.names[i]) for i, version, before in pairs if version != before]
             raise StepOrderError(
-                f"the gradient of {', '.join(changed[:_NAMED])} was changed while it was being "
-                "reduced: by a hook of a module or of another tensor, or by another thread. Change gradients in a hook "
-                "of their parameter (register_hook, register_post_accumulate_grad_hook), or between backward() and "
-                "step()"
+                f"the gradient of {', '.join(changed[:_NAMED])} was changed while it was being reduced, by a hook of a "
+                "module or of another tensor, or by another thread. Change gradients in a hook of their parameter "
+                "(register_hook, register_post_accumulate_grad_hook), or between backward() and step()"
             )
 
     # ---- sparse gradients --------------------------------------------------------------------------------------

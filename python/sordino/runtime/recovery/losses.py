@@ -204,7 +204,7 @@ def _go_on(context: Context, why: str) -> None:
     lost = sorted(before.difference(context.world.identities))
     if lost and context.rank == 0:
         ranks = f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
-        text = f"{context.size} ranks go on without {ranks} (numbered as at the start): {why}"
+        text = f"{context.size} ranks continue without {ranks} (numbered as at the start): {why}"
         _log.warning("%s", text, extra={"rank": context.rank})
     tell_of_the_lost(lost, context.identity, context.started)
 
