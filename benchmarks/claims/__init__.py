@@ -1,1 +1,1 @@
-"""What the papers claim: a folder of parts for each script beside this folder that measures a claim."""
+"""Claims of the papers, and how each is tested here: a folder of modules for each paper."""

@@ -1,11 +1,12 @@
-"""Settles what the five papers claim: a claim is one figure, one table or one headline sentence.
+"""Test the claims of the five papers. A claim is one figure, one table or one headline sentence.
 
   python -m benchmarks.claims list
   python -m benchmarks.claims run crossover-figure-7      # or several names, or a paper's, or all
-  python -m benchmarks.claims run all --quick             # every claim in small, judged by nobody
+  python -m benchmarks.claims run all --quick             # every claim in small; writes nothing
   python -m benchmarks.claims report                      # docs/claims.md and its pictures, from the committed JSON
 
-Runs are kept in build/claims until the file of their claim is written: an interrupted command goes on where it was.
+Finished runs are kept in build/claims until the file of their claim is written. So an interrupted command continues
+where it stopped.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))  # where the benchmarks find each other's modules
+sys.path.insert(0, str(ROOT / "benchmarks"))  # the folder from which benchmarks import each other
 
 from claims import catalogue, page, running  # noqa: E402
 from claims.claim import Claim  # noqa: E402
@@ -33,23 +34,23 @@ KEPT = ROOT / "build" / "claims"
 
 
 def chosen(names: Sequence[str]) -> list[Claim]:
-    """Return the claims of these names; a paper's name stands for all of its claims, and "all" for all.
+    """Return the claims of these names. A paper's name selects all of its claims, "all" selects every claim.
 
     Raises:
-        UsageError: there is no such claim.
+        UsageError: no claim has one of the names.
     """
     found: dict[str, Claim] = {}
     for name in names:
         some = [one for one in catalogue.CLAIMS if name in (one.name, one.paper.name, "all")]
         if not some:
             known = ", ".join([*catalogue.PAPERS, *(one.name for one in catalogue.CLAIMS)])
-            raise UsageError(f"no claim is called '{name}'; there are: all, {known}")
+            raise UsageError(f"no claim is called '{name}'; known names: all, {known}")
         found |= {one.name: one for one in some}
     return list(found.values())
 
 
 def run(claims: Sequence[Claim], quick: bool, jobs: int) -> None:
-    """Settle these claims; in small if `quick`, and then nothing is kept."""
+    """Carry out the runs of these claims, write their files and print the evidence. If quick, in small without files."""
     with tempfile.TemporaryDirectory() as temporary, pool(jobs) as processes:
         runner = running.Runner(Path(temporary) if quick else KEPT, processes)
         for claim in claims:
@@ -63,30 +64,31 @@ def run(claims: Sequence[Claim], quick: bool, jobs: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Status 1 for what it cannot do."""
+    """Run the command, and return its exit status: 1 for a SordinoError."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.claims",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m benchmarks.claims", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="all claims, and what is known of them")
-    one = commands.add_parser("run", help="settle claims")
-    one.add_argument("names", nargs="+", metavar="NAME", help="a claim, a paper, or all")
-    one.add_argument("--quick", action="store_true", help="in small, to see that it works; writes nothing")
-    one.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="runs at a time (one a core)")
-    commands.add_parser("report", help="make docs/claims.md and its pictures from the committed JSON")
+    commands.add_parser("list", help="list all claims with their verdicts")
+    one = commands.add_parser("run", help="carry out the runs of claims")
+    one.add_argument("names", nargs="+", metavar="NAME", help="name of a claim or a paper, or all")
+    one.add_argument("--quick", action="store_true", help="in small, to see that it works; write nothing")
+    one.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="number of runs at a time (default: one per core)",
+    )
+    commands.add_parser("report", help="write the pages and pictures from the committed JSON")
     options = parser.parse_args(argv)
     try:
         if options.command == "list":
-            rows = [
-                [claim.name, claim.paper.name, claim.place, page.verdict_of(claim, RESULTS)]
-                for claim in catalogue.CLAIMS
-            ]
+            rows = [[one.name, one.paper.name, one.place, page.verdict_of(one, RESULTS)] for one in catalogue.CLAIMS]
             print(table(["Claim", "Paper", "Place", "Verdict"], rows))
         elif options.command == "run":
             if options.jobs < 1:
-                raise UsageError(f"--jobs {options.jobs}: at least one run at a time")
+                raise UsageError(f"--jobs {options.jobs}: must be at least 1")
             run(chosen(options.names), options.quick, options.jobs)
         else:
             records.log(f"written: {page.publish(RESULTS, ROOT / 'docs')}")

@@ -1,4 +1,4 @@
-"""All claims, in the order of the pages. Each is a constant of a module in the folder of its paper."""
+"""All claims in the order of the pages. Each is a constant of a module in the folder of its paper."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLACES = {
     "accuracies:FIGURES_7_TO_9 collisions",
     "ours": "peers shards latency copies scale",
 }
-"""Modules of each folder: "module" has the constant CLAIM, "module:NAME" the constant NAME_CLAIM."""
+"""Claims of each folder: "module" is the constant CLAIM of a module, "module:NAME" its constant NAME_CLAIM."""
 
 
 def _claim(folder: str, place: str) -> Claim:

@@ -1,8 +1,8 @@
-"""A claim is a generator: it asks for runs, is sent what they found, and returns the evidence.
+"""Papers, claims and their runs.
 
-So one that chooses learning rates first and then trains many seeds reads from top to bottom; and since a run is named
-by its settings, asking again costs nothing: the page is made by playing every claim once more over the runs that are
-kept.
+The plan of a claim is a generator: it yields runs, is sent their results, and returns the evidence. So a plan that
+first chooses learning rates and then trains many seeds reads from top to bottom. A run is named by its settings, so a
+plan that asks for it again gets the kept result. The pages are made by playing every plan over the kept results.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from claims.evidence import Evidence
 from sordino.report import Results
 
 Figure = Any
-"""A figure of matplotlib's, which need not be installed."""
+"""A matplotlib figure; matplotlib need not be installed."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One piece of work: a function of this folder's and its settings.
+    """One measurement or training: a function and its settings.
 
     Attributes:
-        work: "module:function". It is called with the settings as keywords, and returns results of JSON's types.
-        settings: of JSON's types.
-        cost: how long it takes, compared with other runs.
-        alone: nothing else may run meanwhile, because it measures time.
+        work: "module:function". It is called with the settings as keywords and returns JSON values.
+        settings: JSON values.
+        cost: duration relative to other runs.
+        alone: True for runs that measure time: no other run goes on meanwhile.
     """
 
     work: str
@@ -39,12 +39,12 @@ class Run:
 
     @property
     def key(self) -> str:
-        """The name under which what it found is kept."""
+        """Name of the file that keeps the result."""
         text = json.dumps([self.work, self.settings], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     def carry_out(self) -> Results:
-        """Do it; what was found."""
+        """Call the function and return its result."""
         module, _, name = self.work.partition(":")
         found: Results = getattr(importlib.import_module(module), name)(**self.settings)
         return found
@@ -52,11 +52,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """What a claim returns.
+    """Result of a plan.
 
     Attributes:
-        evidence: the first is the claim's headline, whose verdict is the claim's.
-        shapes: what its picture is drawn from, of JSON's types.
+        evidence: statements. The first one is the headline and gives the claim's verdict.
+        shapes: data of the picture, as JSON values.
     """
 
     evidence: Sequence[Evidence]
@@ -68,12 +68,12 @@ class Paper:
     """A source.
 
     Attributes:
-        name: in commands.
-        short: how a table calls it.
-        title: heads its part of the page.
-        idea: what it proposes, for those who have not read it, and the words and letters that its claims use.
-        smaller: what was made smaller for all of its claims, and why that is fair.
-        speaker: who claims it.
+        name: name in commands and file names.
+        short: name in tables.
+        title: heading of its page.
+        idea: summary of its proposal, and the terms and symbols that its claims use.
+        smaller: differences between the source's experiments and ours that all of its claims share, with reasons.
+        speaker: subject of "claims" on the page.
     """
 
     name: str
@@ -92,15 +92,15 @@ class Claim:
     """A figure, a table or a headline sentence of a source.
 
     Attributes:
-        name: in commands and files.
+        name: name in commands and file names.
         paper: the source.
-        place: in the source, such as "Figure 7".
-        says: what the source says, in a sentence with its numbers.
-        setting: what the source did.
-        here: what runs here.
-        plan: makes a new generator; the argument asks for a small one, of minutes, that judges nothing.
-        why: what to make of the evidence, in a paragraph.
-        draw: the picture, of `Found.shapes`.
+        place: place in the source, such as "Figure 7".
+        says: the claim in a sentence, with its numbers.
+        setting: experiment of the source.
+        here: experiment here.
+        plan: function that returns a new plan. True asks for a small one of a few minutes, whose verdicts mean nothing.
+        why: interpretation of the evidence, one paragraph.
+        draw: function that draws the picture from `Found.shapes`.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Claim:
 
 
 def play(claim: Claim, quick: bool, find: Callable[[Sequence[Run]], list[Results]]) -> Found:
-    """Play a claim to its end; `find` gives what the runs found that it asks for."""
+    """Play the plan of a claim to its end; `find` returns the results of the runs that it asks for."""
     plan = claim.plan(quick)
     try:
         wanted = next(plan)

@@ -1,8 +1,8 @@
-"""Evidence: a difference is as sure as its standard error says, and a verdict follows from nothing else.
+"""Statements, their values and their verdicts. A verdict follows from the mean and its standard error alone.
 
-Seeds share initial values and the order of the data across algorithms, so a difference is taken seed by seed: the mean
-of the paired differences, its standard error and their number. What lies within two standard errors is not told apart
-from chance. Trainings that collapsed are counted and shown, never averaged in.
+Seeds share initial values and the order of the data across algorithms. So a difference is taken seed by seed: the mean
+of the paired differences, its standard error and their number. A mean within two standard errors of the limit is not
+told apart from chance. Collapsed trainings are counted and shown, but left out of the mean.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ _SURE = 2.0  # standard errors
 
 @dataclass(frozen=True)
 class Evidence:
-    """One statement, and what was found of it.
+    """One statement with its values and its verdict.
 
     Attributes:
-        what: the statement, with what is compared and the unit of the figure.
-        source: the source's figure, in its unit; None where it gives none.
-        ours: the mean of ours; None where it cannot be found here.
-        error: its standard error; None where there is one value, or a count that has none.
-        count: values that the mean is of.
-        collapsed: trainings that are not among them, because they collapsed.
-        note: why it cannot be found here, or what else a reader must know.
+        what: the statement: the compared quantities and the unit.
+        source: the source's value in that unit; None if the source gives no value.
+        ours: the mean of our values; None if it cannot be measured here.
+        error: standard error of the mean; None for a single value or an exact count.
+        count: number of values in the mean.
+        verdict: one of VERDICTS.
+        collapsed: number of collapsed trainings, which are left out of the mean.
+        note: the reason if it cannot be measured here, or other facts for the reader.
     """
 
     what: str
@@ -46,10 +47,10 @@ class Evidence:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean of some values and its standard error (None of one value).
+    """Return the mean of some values and its standard error (None for a single value).
 
     Raises:
-        ValueError: there are none.
+        ValueError: the sequence is empty.
     """
     if not values:
         raise ValueError("no values, so there is no mean")
@@ -58,16 +59,16 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def differences(plus: Sequence[float], minus: Sequence[float]) -> list[float]:
-    """Return what one has above the other, seed by seed."""
+    """Return the differences of two sequences, seed by seed."""
     return [one - other for one, other in zip(plus, minus, strict=True)]
 
 
 def above(
     what: str, values: Sequence[float], limit: float = 0.0, source: float | None = None, collapsed: int = 0
 ) -> Evidence:
-    """Judge that what the values are drawn from has a mean above a limit.
+    """Judge that the expected value of the samples is above a limit.
 
-    Where the source gives a figure, an effect that is surely less than half of the source's holds in direction only.
+    If the source gives a value, an effect that is surely less than half of the source's holds in direction only.
     """
     if not values:
         return _without_values(what, source, collapsed)
@@ -84,16 +85,16 @@ def above(
 def below(
     what: str, values: Sequence[float], limit: float = 0.0, source: float | None = None, collapsed: int = 0
 ) -> Evidence:
-    """Judge that what the values are drawn from has a mean below a limit."""
+    """Judge that the expected value of the samples is below a limit."""
     turned = above(what, [-value for value in values], -limit, None if source is None else -source, collapsed)
-    ours = None if turned.ours is None else 0.0 - turned.ours  # which is never -0
+    ours = None if turned.ours is None else 0.0 - turned.ours  # not -0.0
     return Evidence(what, source, ours, turned.error, turned.count, turned.verdict, collapsed, turned.note)
 
 
-def alike(
+def within(
     what: str, values: Sequence[float], margin: float, source: float | None = None, collapsed: int = 0
 ) -> Evidence:
-    """Judge that a mean difference is surely smaller than a margin, whatever its sign."""
+    """Judge that the absolute value of a mean difference is surely smaller than a margin."""
     if not values:
         return _without_values(what, source, collapsed)
     mean, error = mean_and_error(values)
@@ -107,10 +108,10 @@ def _without_values(what: str, source: float | None, collapsed: int) -> Evidence
 
 
 def exact(what: str, value: float, holds: bool, source: float | None = None, note: str = "") -> Evidence:
-    """Judge a figure that has no spread: a count, or the result of arithmetic."""
+    """Judge a value without spread: a count, or the result of arithmetic."""
     return Evidence(what, source, value, None, 1, HOLDS if holds else FAILS, 0, note)
 
 
 def elsewhere(what: str, source: float | None, machine: str) -> Evidence:
-    """Say what machine it would take."""
+    """Return a statement that cannot be tested here, with a note on the machine that it needs."""
     return Evidence(what, source, None, None, 0, ELSEWHERE, 0, machine)

@@ -1,4 +1,4 @@
-"""Pages of the claims and their pictures: every claim is played once more over the runs that are committed."""
+"""Pages and pictures of the claims, made by playing every claim over the committed runs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _ours(one: Evidence) -> str:
 
 
 def evidence_table(evidence: Sequence[Evidence]) -> str:
-    """Return the evidence of one claim as Markdown, with its notes below."""
+    """Return the evidence of one claim as a Markdown table, followed by its notes."""
     rows = [[one.what, _figure(one.source), _ours(one), one.verdict] for one in evidence]
     notes = [f"- {one.what}: {one.note}" for one in evidence if one.note]
     text = table(["Statement", "Source", "Here", "Verdict"], rows)
@@ -66,17 +66,17 @@ def evidence_table(evidence: Sequence[Evidence]) -> str:
 
 
 def found_of(claim: Claim, results: Path) -> Found | None:
-    """Return what the committed runs of a claim say; None if there are none.
+    """Return the result of a claim over its committed runs; None if no run is committed.
 
     Raises:
-        UsageError: they are not what the command makes now.
+        UsageError: a run is missing, so the file is older than the claim.
     """
     known = running.read(results / f"{claim.name}.json")
     return running.replay(claim, known)[0] if known else None
 
 
 def verdict_of(claim: Claim, results: Path) -> str:
-    """Return a claim's verdict in a word or two."""
+    """Return a claim's verdict in a few words."""
     try:
         found = found_of(claim, results)
     except UsageError:
@@ -88,7 +88,7 @@ def pages(founds: dict[str, Found | None]) -> dict[str, str]:
     """Return the text of each page by its file in docs/: the summary, and one page per paper.
 
     Args:
-        founds: what was found, by the names of the claims.
+        founds: results of the claims by their names; None for claims without committed runs.
     """
     rows = []
     for claim in catalogue.CLAIMS:
@@ -113,7 +113,7 @@ def pages(founds: dict[str, Found | None]) -> dict[str, str]:
 
 
 def _joined(blocks: Sequence[str]) -> str:
-    """Return the blocks as a page whose paragraphs are wrapped."""
+    """Return the blocks as a page with wrapped paragraphs."""
     return "\n\n".join(block if block[:1] in "|#<-!" else _wrapped(block) for block in blocks) + "\n"
 
 
@@ -136,17 +136,15 @@ def _statements(evidence: Sequence[Evidence]) -> str:
 
 
 def _tally(founds: dict[str, Found | None]) -> str:
-    """Return how many claims of each source have which verdict, as Markdown."""
+    """Return the number of claims by source and verdict as a Markdown table."""
     counts: dict[str, Counter[str]] = {paper.short: Counter() for paper in catalogue.PAPERS.values()}
     for claim in catalogue.CLAIMS:
         found = founds[claim.name]
         counts[claim.paper.short][found.evidence[0].verdict if found else _NOT_RUN] += 1
     total = sum(counts.values(), Counter())
     heads = [one for one in (*VERDICTS, _NOT_RUN) if total[one]]
-    rows = [
-        [name, str(count.total()), *(str(count[one]) for one in heads)]
-        for name, count in (*counts.items(), ("all", total))
-    ]
+    numbers = (*counts.items(), ("all", total))
+    rows = [[name, str(count.total()), *(str(count[one]) for one in heads)] for name, count in numbers]
     return table(["Claims of", "number", *heads], rows)
 
 
@@ -154,8 +152,8 @@ def _section(claim: Claim, found: Found | None) -> list[str]:
     blocks = [
         f'<a id="{claim.name}"></a>\n\n## {claim.place}',
         f"**{claim.paper.speaker}.** {claim.says} {claim.setting}",
+        f"**Here.** {claim.here} `python -m benchmarks.claims run {claim.name}`",
     ]
-    blocks.append(f"**Here.** {claim.here} `python -m benchmarks.claims run {claim.name}`")
     if found is None:
         return [*blocks, f"*{_NOT_RUN.capitalize()}.*"]
     blocks += [_statements(found.evidence), claim.why]
@@ -165,7 +163,7 @@ def _section(claim: Claim, found: Found | None) -> list[str]:
 
 
 def publish(results: Path, docs: Path) -> Path:
-    """Write the pages and, where matplotlib is installed, the pictures; return the path of the summary."""
+    """Write the pages and, if matplotlib is installed, the pictures; return the path of the summary."""
     founds = {claim.name: found_of(claim, results) for claim in catalogue.CLAIMS}
     for claim in catalogue.CLAIMS:
         found = founds[claim.name]

@@ -1,7 +1,8 @@
-"""Carries out the runs that claims ask for: each once, kept under its settings' hash, on all cores unless it is timed.
+"""Execution of the runs that claims ask for, and the files that keep their results.
 
-A run that was interrupted begins anew, one that is done is never done again. What a claim has asked for is written to
-one file of JSON, a line a run, from which the page is made.
+Each run is carried out once, and its result is kept under the hash of its settings. An interrupted run begins again.
+Runs that do not measure time share all cores. The results of a claim are written to one JSON file, one line per run;
+the pages are made from these files.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from sordino.errors import UsageError
 from sordino.report import Results, machines, records
 
 Entry = Results
-"""A finished run: work, settings, found, and on: the machine, in words."""
+"""A finished run: work, settings, found (its result), and on (the machine, in words)."""
 
 
 def entry_of(run: Run, on: str) -> Entry:
-    """Carry out a run, on one thread of torch's; runs in a process of the pool, or in this one if it is timed."""
+    """Carry out a run with one torch thread, in a process of the pool or, if it measures time, in the main process."""
     torch.set_num_threads(1)
     found = run.carry_out()
     return {"work": run.work, "settings": run.settings, "found": _short(found), "on": on}
 
 
 def _short(value: Any) -> Any:
-    """Round to six digits: more say nothing, and fill files."""
+    """Return the value with all floats rounded to six digits, to keep files small."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
@@ -40,7 +41,7 @@ def _short(value: Any) -> Any:
 
 
 def read(path: Path) -> dict[str, Entry]:
-    """Return the finished runs of a claim's file by their keys; none if there is no such file.
+    """Return the finished runs of a claim's file by their keys; an empty dict if the file does not exist.
 
     Raises:
         UsageError: it is not a claim's file.
@@ -56,7 +57,7 @@ def read(path: Path) -> dict[str, Entry]:
 
 
 def write(path: Path, claim: Claim, entries: Sequence[Entry]) -> None:
-    """Write a claim's file, whole or not at all; a line a run, so that changes can be read."""
+    """Write a claim's file atomically, one line per run, so that a diff shows the changed runs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     on = sorted({one["on"] for one in entries})
     lines = [json.dumps(one | {"on": on.index(one["on"])}, ensure_ascii=False) for one in entries]
@@ -67,11 +68,11 @@ def write(path: Path, claim: Claim, entries: Sequence[Entry]) -> None:
 
 
 class Runner:
-    """Finds what runs have found, and carries out those that nobody has carried out yet.
+    """Supplies the results of runs, and carries out the runs that have no result yet.
 
     Args:
-        kept: the folder of single finished runs, which outlives an interruption.
-        processes: for runs that may go side by side.
+        kept: folder of single finished runs; it keeps them after an interruption.
+        processes: pool for runs that do not measure time.
     """
 
     def __init__(self, kept: Path, processes: ProcessPoolExecutor) -> None:
@@ -81,12 +82,12 @@ class Runner:
         self._on = f"{on['cpu']}, {on['cores']} cores, torch {on['torch']}, {sordino}, {on['date'][:10]}"
 
     def settle(self, claim: Claim, quick: bool, known: dict[str, Entry]) -> tuple[Found, list[Entry]]:
-        """Play a claim, carrying out what it asks for; what it returns, and all runs in the order in which it asked.
+        """Play a claim and carry out its runs; return its result, and all runs in the order in which it asked for them.
 
         Args:
-            claim: which.
-            quick: in small.
-            known: runs that are finished already, such as those of the claim's file.
+            claim: the claim.
+            quick: whether to play it in small.
+            known: finished runs, such as those of the claim's file.
         """
         used: dict[str, Entry] = {}
 
@@ -108,7 +109,7 @@ class Runner:
         try:
             entry = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
             whole = isinstance(entry, dict) and Run(entry["work"], entry["settings"]).key == key and "found" in entry
-        except (ValueError, LookupError, TypeError, RecursionError):  # not one of ours, so it is made again
+        except (ValueError, LookupError, TypeError, RecursionError):  # the run is carried out again
             return None
         return entry if whole else None
 
@@ -137,10 +138,10 @@ class Runner:
 
 
 def replay(claim: Claim, known: dict[str, Entry]) -> tuple[Found, set[str]]:
-    """Play a claim over finished runs alone; what it returns, and the keys of the runs that it asked for.
+    """Play a claim over finished runs alone; return its result, and the keys of the runs that it asked for.
 
     Raises:
-        UsageError: one is missing, so the file is not what the command makes now.
+        UsageError: a run is missing, so the file is older than the claim.
     """
     asked: set[str] = set()
 
@@ -149,7 +150,7 @@ def replay(claim: Claim, known: dict[str, Entry]) -> tuple[Found, set[str]]:
             if run.key not in known:
                 raise UsageError(
                     f"the claim {claim.name} asks for a run that its file does not have: {run.work} {run.settings}; "
-                    f"make it again: python -m benchmarks.claims run {claim.name}"
+                    f"add it with: python -m benchmarks.claims run {claim.name}"
                 )
         asked.update(run.key for run in wanted)
         return [known[run.key]["found"] for run in wanted]

@@ -28,7 +28,7 @@ Task adasum(Participants& participants, Pieces& pieces, double pre, double post)
   const std::vector<Piece>& tensors = pieces.all();
   const auto received = compute.scratch(pieces.bytes());
   co_await compute.idle();
-  co_await recursive_doubling(Team::all(participants), std::span(flat.data(), pieces.bytes()), received.get(), 0,
+  co_await recursive_doubling(Team::whole(participants), std::span(flat.data(), pieces.bytes()), received.get(), 0,
                               [&](std::byte* lower, std::byte* upper, std::byte* into) {
                                 std::size_t at = 0;
                                 for (const Piece& tensor : tensors) {

@@ -27,7 +27,7 @@ Task allreduce_messages(Participants& participants, Pieces& pieces, ReduceOp op,
   const DType dtype = pieces.dtype();
   Flat flat(*participants.compute, pieces);
   co_await flat.begin(pre);
-  const TeamAllreduce team(Team::all(participants), dtype, op, post, TeamAllreduce::is_small(pieces.bytes()));
+  const TeamAllreduce team(Team::whole(participants), dtype, op, post, TeamAllreduce::is_small(pieces.bytes()));
   const TeamAllreduce::Cut cut = TeamAllreduce::cut(pieces.count(), dtype, participants.size(), 1);
   std::vector<Task> lanes;
   for (std::size_t lane = 0; lane < cut.lanes; ++lane) {

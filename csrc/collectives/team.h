@@ -15,7 +15,7 @@ struct Team {
   std::vector<int> members;  // indices of participants
   int me;                    // place in members
 
-  static Team all(Participants& participants) {
+  static Team whole(Participants& participants) {
     std::vector<int> members(participants.ranks.size());
     std::iota(members.begin(), members.end(), 0);
     return {participants, std::move(members), participants.me};

@@ -75,7 +75,7 @@ def load_digits() -> Dataset:
         if isinstance(error, ModuleNotFoundError) and error.name == "sklearn":
             raise NotBuilt("the digits come with scikit-learn, which is missing: pip install scikit-learn") from error
         raise NotBuilt(
-            "the digits come with scikit-learn, which is installed and does not work "
+            "the digits come with scikit-learn, which is installed but does not work "
             f"({type(error).__name__}: {error}); install it again: pip install --force-reinstall scikit-learn"
         ) from error
     images = np.asarray(raw.images).astype(np.uint8)[:, np.newaxis]
@@ -142,11 +142,11 @@ def _read_idx(path: Path, dimensions: int) -> Bytes:
             # Checked before the data are read: gzip expands one byte to up to a thousand, and a header may promise any
             # number of bytes.
             if expected == 0:
-                raise _damaged(path, f"says that it holds nothing (sizes {shape})")
+                raise _damaged(path, f"is empty according to its header (sizes {shape})")
             if any(size != _SIDE for size in shape[1:]):
                 raise _damaged(path, f"holds images of {shape[1]} x {shape[2]} pixels, not {_SIDE} x {_SIDE}")
             if shape[0] > _MOST:
-                raise _damaged(path, f"says that it holds {shape[0]:,} of them; Fashion-MNIST has 60,000")
+                raise _damaged(path, f"has {shape[0]:,} entries according to its header; Fashion-MNIST has 60,000")
             # Reads one byte more than expected: gzip verifies its checksum only when it is read to the end.
             payload = bytearray()
             while len(payload) <= expected and (chunk := file.read(min(_CHUNK, expected + 1 - len(payload)))):
@@ -160,9 +160,9 @@ def _read_idx(path: Path, dimensions: int) -> Bytes:
     except (OSError, OverflowError, MemoryError) as error:
         raise _damaged(path, f"cannot be read ({error})") from error
     if len(payload) < expected:
-        raise _damaged(path, f"is truncated: its header promises {expected} bytes, {len(payload)} are there")
+        raise _damaged(path, f"is truncated: it has {len(payload)} of the {expected} bytes in its header")
     if len(payload) > expected:
-        raise _damaged(path, f"has bytes after the {expected} that its header promises")
+        raise _damaged(path, f"is longer than the {expected} bytes in its header")
     return np.frombuffer(payload, dtype=np.uint8).reshape(shape)
 
 

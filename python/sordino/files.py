@@ -64,5 +64,5 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
         given = f"{type(path).__module__}.{type(path).__qualname__}"
         raise UsageError(f"the path of a checkpoint must be a str or a pathlib.Path, not a {given}")
     if "\0" in str(path):
-        raise UsageError(f"{str(path)!r}: no path has a NUL character in it; take it out")
+        raise UsageError(f"{str(path)!r}: a path must not contain a NUL character; remove it")
     return Path(path)

@@ -29,7 +29,9 @@ def decode(text: str, rank: int) -> Fingerprint:
     except (ValueError, TypeError, RecursionError):
         fingerprint = None
     if not isinstance(fingerprint, dict) or not all(isinstance(phrase, str) for phrase in fingerprint.values()):
-        raise TransportError(f"rank {rank} says {text[:80]!r} of itself: is the same Sordino installed everywhere?")
+        raise TransportError(
+            f"rank {rank} sent {text[:80]!r} instead of its settings. Install the same version of Sordino on all hosts"
+        )
     return fingerprint
 
 
@@ -71,4 +73,4 @@ def compare(ranks: Sequence[int], fingerprints: Sequence[Fingerprint]) -> None:
     if different:
         text = "; ".join(who_has_what(ranks, phrases) for phrases in different.values())
         settings = {name: by_value(ranks, phrases) for name, phrases in different.items()}
-        raise ConfigurationMismatch(f"ranks are set up differently: {text}", settings)
+        raise ConfigurationMismatch(f"ranks have different settings: {text}", settings)

@@ -122,13 +122,13 @@ def a_name_is_taken_until_somebody_has_waited(seat: Seat) -> None:
     handle = hvd.allreduce_async(torch.ones(2), name="n")
     wait_for_leftovers()
     hvd.barrier()
-    raises(ValueError, "nobody has waited", hvd.allreduce_async, torch.ones(2), name="n")
-    raises(UsageError, "nobody has waited", hvd.allreduce, torch.ones(2), name="n")
+    raises(ValueError, "but not waited for", hvd.allreduce_async, torch.ones(2), name="n")
+    raises(UsageError, "but not waited for", hvd.allreduce, torch.ones(2), name="n")
     assert hvd.synchronize(hvd.allgather_async(torch.ones(1), name="n")).numel() == seat.size
     assert hvd.poll(handle)
     another = hvd.allreduce_async(torch.ones(2), name="n", op=hvd.Sum)
     assert hvd.synchronize(handle).tolist() == [1, 1]
-    raises(ValueError, "nobody has waited", hvd.allreduce_async, torch.ones(2), name="n")  # the second one holds it now
+    raises(ValueError, "but not waited for", hvd.allreduce_async, torch.ones(2), name="n")  # the second one holds it
     assert hvd.synchronize(another).tolist() == [seat.size] * 2
     assert hvd.allreduce(torch.ones(1), name="n").item() == 1
 

@@ -298,7 +298,7 @@ def parameters_changed_on_one_rank_only(seat: Seat) -> None:
         if turn == 2 and seat.rank == 0:
             _append(plain, model.extra)
         if turn == 2:
-            raises(OperationMismatch, "optimizers have been changed", backward)
+            raises(OperationMismatch, "changed the parameters of their optimizers", backward)
             if seat.rank == 0:
                 plain.param_groups[0]["params"].pop()
             continue

@@ -123,9 +123,9 @@ os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
         ([(0, 0), (0, 1), (0, 0)], 0, ""),
         ([(0, 1), (-9, 0), (0, 1)], 0, "rank 1 was ended by signal 9 (SIGKILL); the others finished"),
         ([(-11, 0), (-9, 1), (0, 2)], 0, "rank 0 was ended by signal 11 (SIGSEGV), rank 1 was ended by signal 9"),
-        ([(-9, 1), (-9, 2), (-15, 0)], 143, "rank 2 was ended by signal 15 (SIGTERM), the first that failed"),
+        ([(-9, 1), (-9, 2), (-15, 0)], 143, "rank 2 was ended by signal 15 (SIGTERM) and was the first to fail"),
         ([(0, 0), (7, 1), (0, 0)], 7, "rank 1 ended with status 7"),
-        ([(0, 1), (-9, 0), (7, 1)], 137, "rank 1 was ended by signal 9 (SIGKILL), the first that failed"),
+        ([(0, 1), (-9, 0), (7, 1)], 137, "rank 1 was ended by signal 9 (SIGKILL) and was the first to fail"),
     ],
 )
 def test_the_ranks_decide(
@@ -206,11 +206,11 @@ def test_a_rank_gets_each_signal_once(by_mpirun: None, tmp_path: Path) -> None:
     ("codes", "of_mpirun", "status", "text"),
     [
         ({0: 0, 1: 0}, 0, 0, ""),
-        ({0: 0}, 0, 0, "how rank 1 ended is not known; the others finished"),
-        ({0: 5}, 0, 5, "rank 0 ended with status 5; why stands above"),
-        ({}, 0, 1, "no rank has told how it ended; mpirun's status is 0"),
-        ({}, 3, 3, "no rank has told how it ended; mpirun's status is 3"),
-        ({0: -64, 1: -1}, 0, 192, "rank 0 was ended by signal 64 (SIGRTMAX), the first that failed"),
+        ({0: 0}, 0, 0, "the end of rank 1 is unknown; the others finished"),
+        ({0: 5}, 0, 5, "rank 0 ended with status 5; see its error above"),
+        ({}, 0, 1, "no rank has reported its end; mpirun's status is 0"),
+        ({}, 3, 3, "no rank has reported its end; mpirun's status is 3"),
+        ({0: -64, 1: -1}, 0, 192, "rank 0 was ended by signal 64 (SIGRTMAX) and was the first to fail"),
     ],
 )
 def test_judgement(codes: dict[int, int], of_mpirun: int, status: int, text: str) -> None:

@@ -49,7 +49,7 @@ def test_the_error_is_told_and_its_rank_is_blamed(seconds: int, tmp_path: Path) 
     for rank in (0, 2):
         assert "rank 1, which has shut down because of ValueError: no such column: age" in done.stderr, rank
     last = done.stderr.splitlines()[-1]
-    assert "rank 1 ended with status 1, the first that failed" in last, done.stderr
+    assert "rank 1 ended with status 1 and was the first to fail" in last, done.stderr
 
 
 def test_a_rank_whose_own_error_ends_it_is_the_first() -> None:
@@ -60,7 +60,7 @@ def test_a_rank_whose_own_error_ends_it_is_the_first() -> None:
     told.hear(2, "fails")
     for rank, code in ((0, 1), (2, 3), (1, -15)):
         told.note(rank, code, float(rank))
-    assert told.judge(0) == (1, "rank 1 ended with status 1, the first that failed; why stands above")
+    assert told.judge(0) == (1, "rank 1 ended with status 1 and was the first to fail; see its error above")
     assert told.first_of([Outcome(0.0, 0, 7)]).status == 7
 
 

@@ -27,8 +27,8 @@ import sordino.torch as hvd
 hvd.init()
 print("met", hvd.allgather_object(hvd.rank()))
 """
-LOST = "sordino.errors.PeerLost: rank 1 has ended before all ranks had met"
-KILLED = "rank 1 was ended by signal 9 (SIGKILL) before it had met the others"
+LOST = "sordino.errors.PeerLost: rank 1 ended before all ranks had met"
+KILLED = "rank 1 was ended by signal 9 (SIGKILL) before all ranks had met"
 
 
 def words(how: str, *options: str) -> list[str]:
@@ -41,7 +41,7 @@ def test_a_rank_killed_before_it_meets_the_others_ends_this_start(starter_anywhe
         assert job.ends() == 0, job.output
         job.leaves_nothing()
         # The meeting place tells ranks that `sordino run` started itself. Ranks that wait in MPI do not hear of it.
-        said = LOST if starter_anywhere == "local" else f"{KILLED}, who cannot start without it"
+        said = LOST if starter_anywhere == "local" else f"{KILLED}, and the others cannot start without it"
         assert said in job.output
         assert "with status 137, which is signal 9 (SIGKILL); restart 1 of 1" in job.output
         assert job.output.count("met [0, 1]") == 2
@@ -57,7 +57,7 @@ def test_a_rank_that_leaves_before_it_meets_the_others_fails_the_job(
         assert job.ends() == status, job.output
         job.leaves_nothing()
         # If the status is not 0, mpirun itself ends the other ranks.
-        assert ("before it had met the others" in job.output) == (starter == "mpi" and how == "sys.exit(0)")
+        assert ("before all ranks had met, and" in job.output) == (starter == "mpi" and how == "sys.exit(0)")
         assert (LOST in job.output) == (starter == "local")
 
 
@@ -71,7 +71,7 @@ def test_a_rank_that_does_not_come_ends_this_start(starter: str, tmp_path: Path,
         again = "--restarts" in options
         assert job.ends() == (0 if again else 1), job.output
         job.leaves_nothing()
-        waits = "sordino run: {}in init() rank 0 waits for rank 1 to come, for {}"
+        waits = "sordino run: {}in init() rank 0 waits for rank 1, for {}"
         assert waits.format("stalled: ", "") in job.output
         assert job.output.count("met [0, 1]") == 2 * again
         assert f"{waits.format('', 'more than ')}{deadline_s:g} s (SORDINO_TIMEOUT_S)" in job.output
@@ -100,7 +100,8 @@ def test_who_waits_for_one_that_has_ended_waits_for_ever(code: int, status: int)
         job.note(rank, -15, at)  # ended with the job, which it did not cause
     found, text = job.judge(0)
     assert found == status
-    assert text.startswith("rank 1 ") and text.endswith("before it had met the others, who cannot start without it")
+    assert text.startswith("rank 1 ")
+    assert text.endswith("before all ranks had met, and the others cannot start without it")
 
 
 def test_nobody_waits_for_those_that_have_met(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_the_start_has_a_deadline(capfd: pytest.CaptureFixture[str]) -> None:
     time.sleep(0.25)
     job.hear(0, "waits")  # this does not restart the deadline
     assert not job.over() and not job.over()
-    said = "in init() ranks 0, 2 wait for rank 1 to come, for "
+    said = "in init() ranks 0, 2 wait for rank 1, for "
     assert capfd.readouterr().err.count(f"sordino run: stalled: {said}") == 1
     time.sleep(0.25)
     assert job.over() and job.judge(0) == (1, f"{said}more than 0.4 s (SORDINO_TIMEOUT_S)")
@@ -170,7 +171,7 @@ def test_who_was_left_out_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert not over_after_a_while(job)  # rank 2 continues to train
     job.note(2, 0, 14.0)
     assert over_after_a_while(job)
-    text = "rank 3 was ended by signal 9 (SIGKILL), rank 1 had been left out by the others, and did not end"
+    text = "rank 3 was ended by signal 9 (SIGKILL), rank 1 did not end, although the others had continued without it"
     assert job.judge(0) == (0, f"{text}; the others finished")
 
 
@@ -198,6 +199,6 @@ def test_who_stands_still_when_all_others_have_come_to_their_end_is_killed(
         assert still.poll() == -signal.SIGKILL
         assert (other.poll() is None) == finalizing
         other.kill()
-    text = "sordino run: rank 1 stood still (SIGSTOP) when all others had come to their end; killed"
+    text = "sordino run: rank 1 was stopped (SIGSTOP) when all others had ended; killed"
     assert capfd.readouterr().err.splitlines() == [text]
     assert not job.over() and job.judge(137) == (137, "")

@@ -59,7 +59,7 @@ def test_the_restarts_are_used_up(starter: str, tmp_path: Path) -> None:
         assert job.ends() == 3
         job.leaves_nothing()
         assert "with status 3; restart 1 of 1" in job.output
-        assert "with status 3; it has been started again once, which was all" in job.output
+        assert "with status 3; it has been restarted once, which is the limit" in job.output
 
 
 @pytest.mark.drill("mpirun killed, restarted")
@@ -69,7 +69,7 @@ def test_a_killed_mpirun_is_one_more_failure(by_mpirun: None, tmp_path: Path) ->
         job.send(job.mpirun(), signal.SIGKILL)
         assert job.ends() == 0
         job.leaves_nothing()
-        assert "status 137, for mpirun was ended by signal 9 (SIGKILL); restart 1 of 1" in job.output
+        assert "status 137, because mpirun was ended by signal 9 (SIGKILL); restart 1 of 1" in job.output
 
 
 @pytest.mark.drill("stopped by its user")

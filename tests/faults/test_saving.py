@@ -60,7 +60,7 @@ def test_training_continues_from_the_newest_whole_checkpoint(
         assert job.ends(WHOLE_JOB_S) == 0, job.output
         job.leaves_nothing()
         assert "after 10 steps" in job.output
-        passed_over = re.findall(r"checkpoint passed over: \S*step-0*(\d+)\.pt: (truncated|damaged)", job.output)
+        passed_over = re.findall(r"checkpoint skipped: \S*step-0*(\d+)\.pt: (truncated|damaged)", job.output)
         assert passed_over == [("40", "truncated"), ("30", "truncated"), ("20", "damaged")]
     assert results(tmp_path)["parameters_sha256"] == undisturbed["parameters_sha256"]
     assert sorted(path.name for path in folder.path.iterdir()) == ["step-00000048.pt", "step-00000060.pt"]
@@ -84,7 +84,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_training(
         assert len(lines) == 4  # of 5 epochs
         for line in lines:
             assert "the checkpoint cannot be written" in line and "No space left on device" in line
-            assert line.endswith("an earlier one is untouched")
+            assert line.endswith("an earlier checkpoint is unchanged")
     assert results(tmp_path)["parameters_sha256"] == undisturbed["parameters_sha256"]
     newest = checkpoint.Folder(copy).newest()
     assert newest is not None and newest.step == 12

@@ -158,7 +158,7 @@ def counts_are_those_of_the_host(seat: Seat, which: str) -> None:
         seat.same("decided", mine)
 
 
-# ---- what depends on time --------------------------------------------------------------------------------------------
+# ---- timing ----------------------------------------------------------------------------------------------------------
 
 
 def meet(seat: Seat, name: str) -> None:

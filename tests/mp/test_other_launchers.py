@@ -110,4 +110,4 @@ def test_mpi_comes_before_what_is_left_over(tmp_path: Path) -> None:
     assert said(two, tmp_path, WORLD_SIZE="4", RANK="0") == ["world 0 of 2", "world 1 of 2"]
     assert said(one, tmp_path, WORLD_SIZE="1", RANK="0") == ["world 0 of 1"]
     (line,) = said(one, tmp_path, WORLD_SIZE="4", RANK="2")
-    assert line.startswith("refused: WORLD_SIZE=4, RANK=2: a launcher of torch.distributed's kind")
+    assert line.startswith("refused: WORLD_SIZE=4, RANK=2: a launcher for torch.distributed")

@@ -1,6 +1,6 @@
-"""The checks again with every tensor in the memory of a GPU that is a thread: what is said of devices in the core, and
-of their tensors in Python, holds where there is no GPU to try it on. One node, every rank a node, and in between.
-"""
+"""The checks again with every tensor in the memory of a GPU that is a thread. So the handling of devices in the core,
+and of their tensors in Python, is tested without a GPU: on one node, with every rank on its own node, and in
+between."""
 
 from __future__ import annotations
 

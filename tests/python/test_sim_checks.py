@@ -1,4 +1,4 @@
-"""Every check on ranks as threads: worlds of 1 to 5 ranks, on one node and cut into several."""
+"""Every check on ranks as threads: worlds of 1 to 5 ranks, on one node and on several."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASES = [pytest.param(world, check, id=f"{world}-{check.name}") for world, check
 
 @pytest.fixture(autouse=True)
 def deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What hangs fails by itself, with the name of the operation: threads cannot be killed."""
+    """A hanging check fails by itself, with the name of the operation, as threads cannot be killed."""
     monkeypatch.setenv("SORDINO_TIMEOUT_S", os.environ.get("SORDINO_TIMEOUT_S", "60"))
 
 

@@ -1,1 +1,1 @@
-"""The claims of CaPS-Learning, on skipping parameters that have stopped changing."""
+"""Claims of CaPS-Learning about skipping parameters that have stopped changing."""

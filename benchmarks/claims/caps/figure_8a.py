@@ -66,19 +66,19 @@ CLAIM = Claim(
     name="caps-figure-8a",
     paper=CAPS,
     place="Figure 8(a)",
-    says="Steps take 5 % longer with naive detection than with Gloo's all-reduce, 83 % longer with random samples, "
-    "and longest with history.",
+    says="Steps take 5 % longer with naive detection than with Gloo's all-reduce, 83 % longer with random samples, and "
+    "longest with history.",
     setting="ResNet-50 on eight P100, mini-batches of 32, parameter server over Gloo against DistributedDataParallel "
     "over Gloo.",
     here=f"{RANKS} ranks on a core each, ResNet-50 at half of its widths (25.6 MB) and {COMPUTE_MS:g} ms of "
-    "computation, which is to parameters as on a P100. The baseline all-reduces gradients while backward runs. "
-    "Nothing is skipped, so that detection is all cost; a round is one of 20 turns.",
+    "computation, which is to parameters as on a P100. The baseline all-reduces gradients while backward runs. Nothing "
+    "is skipped, so that detection is all cost; a round is one of 20 turns.",
     plan=plan,
     why="With naive detection a step takes 5 % longer than with AllReduce, as the source has it. Its random samples, "
     "which took 83 % more, take 3 % less than AllReduce here, and history as little: they read a part of the "
-    "parameters, in kernels that run over all tensors at once, and not in Python, tensor by tensor (Figure 8b). "
-    "That they come out below AllReduce is due to what both send: parameters are averaged in 5 % less than a step "
-    "of AllReduce takes, whose gradients share two cores with backward. Against that averaging, detection itself "
-    "costs 10 % (naive), 2 % (random and history) and 17 % (`movement`, ours).",
+    "parameters, in kernels that run over all tensors at once, and not in Python, tensor by tensor (Figure 8b). That "
+    "they come out below AllReduce is due to what both send: parameters are averaged in 5 % less than a step of "
+    "AllReduce takes, whose gradients share two cores with backward. Against that averaging, detection itself costs 10 "
+    "% (naive), 2 % (random and history) and 17 % (`movement`, ours).",
     draw=draw,
 )

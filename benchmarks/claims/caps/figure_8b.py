@@ -68,10 +68,10 @@ CLAIM = Claim(
     "and everything is sent. Beside our kernels the same three in torch and Python, as the source describes its own.",
     plan=plan,
     why="Which detector is quickest is a question of how it is written. Written as in the source, tensor by tensor in "
-    "torch and Python, naive comparison is quickest, random sampling takes 73 ms more, and history 81 ms more "
-    "than that: the source's order. As kernels over all tensors, random samples and history take a fifth of what "
-    "naive comparison takes, for they read a part of the memory; and naive takes 11 ms for ResNet-50's parameters "
-    "on one core of a CPU, which is as long as an addition in place of as many bytes takes, within a seventh. The "
-    "source's 23 ms were on a GPU.",
+    "torch and Python, naive comparison is quickest, random sampling takes 73 ms more, and history 81 ms more than "
+    "that: the source's order. As kernels over all tensors, random samples and history take a fifth of what naive "
+    "comparison takes, for they read a part of the memory; and naive takes 11 ms for ResNet-50's parameters on one "
+    "core of a CPU, which is as long as an addition in place of as many bytes takes, within a seventh. The source's 23 "
+    "ms were on a GPU.",
     draw=draw,
 )

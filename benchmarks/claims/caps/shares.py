@@ -112,12 +112,11 @@ FIGURE_2_CLAIM = Claim(
     here=f"The network with dropout, {EPOCHS} epochs at one learning rate, nothing skipped; {SEEDS} seeds.",
     plan=plan_figure_2,
     why="What the figure shows depends on two things that the source does not say. With SGD the shares do not rise: "
-    "steps are in proportion to gradients, which stay large at a constant rate, and in the first epoch, when "
-    "nothing has been learnt yet, more stays unchanged than later. With Adam they rise, if parameters are "
-    "compared to four or three digits: to 23 % of the last layer and 15 % of the first, or to 84 and 81 %; bit "
-    "for bit, hardly anything stays unchanged with any optimizer but where ReLU or dropout lets no gradient "
-    "through. So the figure is one of rounding: three digits make 2 % into 80. That linear layers keep more than "
-    "convolutions holds in all nine cases.",
+    "steps are in proportion to gradients, which stay large at a constant rate, and in the first epoch, when nothing "
+    "has been learnt yet, more stays unchanged than later. With Adam they rise, if parameters are compared to four or "
+    "three digits: to 23 % of the last layer and 15 % of the first, or to 84 and 81 %; bit for bit, hardly anything "
+    "stays unchanged with any optimizer but where ReLU or dropout lets no gradient through. So the figure is one of "
+    "rounding: three digits make 2 % into 80. That linear layers keep more than convolutions holds in all nine cases.",
     draw=draw,
 )
 
@@ -166,10 +165,9 @@ FIGURE_7A_CLAIM = Claim(
     f"skipped; {SEEDS} seeds.",
     plan=plan_figure_7a,
     why="The source's pattern, a last layer that stands still while the middle ones move, is not found. What decides "
-    "is the learning rate, which falls to nothing: compared to four or three digits, 91 to 100 % of every layer "
-    "are unchanged in the last epoch, where half way through it was 1 to 10 % of them with SGD and four digits. "
-    "Bit for bit hardly anything stands still, though most in the last layer, so that the order alone is the "
-    "source's: 3 % there, under 1 % in the middle. No way to compare gives 99 % in one layer and 1 % in the "
-    "others.",
+    "is the learning rate, which falls to nothing: compared to four or three digits, 91 to 100 % of every layer are "
+    "unchanged in the last epoch, where half way through it was 1 to 10 % of them with SGD and four digits. Bit for "
+    "bit hardly anything stands still, though most in the last layer, so that the order alone is the source's: 3 % "
+    "there, under 1 % in the middle. No way to compare gives 99 % in one layer and 1 % in the others.",
     draw=draw,
 )

@@ -96,15 +96,15 @@ FIGURE_6_CLAIM = Claim(
     says="When the learning rate changes, Crossover's accuracy changes least, and AllReduce's most.",
     setting="ResNet-50 on ImageNet, mini-batches up to 86,016, each at several learning rates.",
     here=f"Mini-batches of {BATCH}, {FIGURE_6_WORKERS} workers, learning rates from {FIGURE_6_RATES[0]:g} to "
-    f"{FIGURE_6_RATES[-1]:g}, {FIGURE_6_SEEDS} "
-    "seeds. Rates at which one of the three collapses are left out of a seed's deviation.",
+    f"{FIGURE_6_RATES[-1]:g}, {FIGURE_6_SEEDS} seeds. Rates at which one of the three collapses are left out of a "
+    "seed's deviation.",
     plan=plan_figure_6,
     why="The deviation over the rates, by which the source's figure is read, is not told apart, because it hangs on "
-    "single trainings: at 0.4 one of AllReduce's ends at 77.7 %, another one at 81.6, eight above 84. Rate by "
-    "rate the source is right: at the rate that suits all best they are equal, at twice that Crossover is 0.4 "
-    "points above AllReduce, at four times 1.7, and at eight times all ten of AllReduce's trainings collapse and "
-    "six of Crossover's. SGP has as many collapses, and a deviation that is at most 0.12 points larger: it is "
-    "gossip that bears high rates, hardly the segments.",
+    "single trainings: at 0.4 one of AllReduce's ends at 77.7 %, another one at 81.6, eight above 84. Rate by rate the "
+    "source is right: at the rate that suits all best they are equal, at twice that Crossover is 0.4 points above "
+    "AllReduce, at four times 1.7, and at eight times all ten of AllReduce's trainings collapse and six of "
+    "Crossover's. SGP has as many collapses, and a deviation that is at most 0.12 points larger: it is gossip that "
+    "bears high rates, hardly the segments.",
     draw=figure_6_picture,
 )
 
@@ -155,14 +155,13 @@ FIGURE_7_CLAIM = Claim(
     says="With larger mini-batches AllReduce loses accuracy; SGP and Crossover lose less, and Crossover is best.",
     setting="ResNet-50 on ImageNet, mini-batches up to 86,016, each method at its best learning rate.",
     here=f"Mini-batches of 512 to 2048 with {FIGURE_7_WORKERS} workers, each method at the best of "
-    f"{len(FIGURE_7_RATES)} rates; {FIGURE_7_SEEDS} "
-    "seeds.",
+    f"{len(FIGURE_7_RATES)} rates; {FIGURE_7_SEEDS} seeds.",
     plan=plan_figure_7,
-    why="Nothing is lost here that gossip could make up for: at the rate that suits each size best, AllReduce has "
-    "85.8 % with mini-batches of 512 and of 2048 alike, though a sixth of all images is in one mini-batch and 504 "
-    "steps are left. If large mini-batches are a problem, it takes a deeper network or more data to see it. What "
-    "does differ is small: with 1024 Crossover is above AllReduce by half a point, which has less there than with "
-    "either other size; with 2048 it is behind SGP by a seventh of one. No method is best at all sizes.",
+    why="Nothing is lost here that gossip could make up for: at the rate that suits each size best, AllReduce has 85.8 "
+    "% with mini-batches of 512 and of 2048 alike, though a sixth of all images is in one mini-batch and 504 steps are "
+    "left. If large mini-batches are a problem, it takes a deeper network or more data to see it. What does differ is "
+    "small: with 1024 Crossover is above AllReduce by half a point, which has less there than with either other size; "
+    "with 2048 it is behind SGP by a seventh of one. No method is best at all sizes.",
     draw=figure_7_picture,
 )
 
@@ -211,13 +210,12 @@ TABLE_1_CLAIM = Claim(
     "there, and Crossover is best with it too.",
     setting="ResNet-50 on ImageNet, 75.67 % with mini-batches of 86,016.",
     here=f"The same recipe on mini-batches of {TABLE_1_BATCHES[0]} and {TABLE_1_BATCHES[1]}, {TABLE_1_WORKERS} "
-    f"workers, at the best of "
-    f"{len(TABLE_1_RATES)} learning rates; {TABLE_1_SEEDS} seeds.",
+    f"workers, at the best of {len(TABLE_1_RATES)} learning rates; {TABLE_1_SEEDS} seeds.",
     plan=plan_table_1,
     why="With the recipe AllReduce has 85.9 % with mini-batches of 2048, without it 85.8: there is no loss for it to "
-    "mend (Figure 7). Crossover is above AllReduce by 0.3 points with mini-batches of 512, and not told from it "
-    "with 2048; nor is it from SGP. Rates decide more than methods do: AllReduce collapses at four times its best "
-    "rate, where Crossover still comes to 86 %, as in Figure 6. So three seeds choose each rate: what is best "
-    "with one seed may be too high for others.",
+    "mend (Figure 7). Crossover is above AllReduce by 0.3 points with mini-batches of 512, and not told from it with "
+    "2048; nor is it from SGP. Rates decide more than methods do: AllReduce collapses at four times its best rate, "
+    "where Crossover still comes to 86 %, as in Figure 6. So three seeds choose each rate: what is best with one seed "
+    "may be too high for others.",
     draw=table_1_picture,
 )

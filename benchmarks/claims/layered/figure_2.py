@@ -93,10 +93,10 @@ CLAIM = Claim(
     f"gradients of ResNet-50 with a quarter of the channels, computing a sleep of {COMPUTE_MS:g} ms, nothing "
     f"overlapped; {JOBS} jobs. Predicted for the source's cluster as in Figure 6. It needs root.",
     plan=plan,
-    why="The share rises with the number of workers, as the source says, for a ring sends 2 (P-1)/P of the model: "
-    "from 2 hosts to 8 it grows by 13 points, at 1.1 times what the bytes take on a link. How it goes on depends "
-    "on the all-reduce. For the source's cluster the cost model of Figure 6 predicts that it goes on rising from "
-    "64 to 256 workers, by 25 points, if tensors are reduced one by one around all workers, and hardly at all if "
-    "they go in buckets from node to node. So the linear rise is one of hops, which buckets save.",
+    why="The share rises with the number of workers, as the source says, for a ring sends 2 (P-1)/P of the model: from "
+    "2 hosts to 8 it grows by 13 points, at 1.1 times what the bytes take on a link. How it goes on depends on the "
+    "all-reduce. For the source's cluster the cost model of Figure 6 predicts that it goes on rising from 64 to 256 "
+    "workers, by 25 points, if tensors are reduced one by one around all workers, and hardly at all if they go in "
+    "buckets from node to node. So the linear rise is one of hops, which buckets save.",
     draw=draw,
 )

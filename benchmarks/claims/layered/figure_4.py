@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from claims.claim import Claim, Found, Plan, Run
-from claims.evidence import above, alike, below, elsewhere
+from claims.evidence import above, below, elsewhere, within
 from claims.layered.throughput_worker import ALGORITHMS
 from claims.papers import LAYERED
 from cluster.jobs import run_on_hosts
@@ -58,7 +58,7 @@ def plan(quick: bool) -> Plan:
         if count > 1
     ]
     alone = [one - 1 for one in ratios(1)]
-    evidence.append(alike(f"one host: Layered's throughput over AllReduce's - 1, within {_MARGIN:g}", alone, _MARGIN))
+    evidence.append(within(f"one host: Layered's throughput over AllReduce's - 1, within {_MARGIN:g}", alone, _MARGIN))
     for name in ALGORITHMS:
         both = zip(values(name, last), values(name, 1), strict=True)
         efficiency = [many / (last * one) for many, one in both]
@@ -95,22 +95,21 @@ CLAIM = Claim(
     name="layered-figure-4",
     paper=LAYERED,
     place="Figures 4 and 5",
-    says="Layered's throughput grows linearly with the workers and is above AllReduce's from 16 workers on, at 256 "
-    "by half; on one or two nodes it is a little below.",
+    says="Layered's throughput grows linearly with the workers and is above AllReduce's from 16 workers on, at 256 by "
+    "half; on one or two nodes it is a little below.",
     setting="ResNet-50 on ImageNet, up to 64 nodes of 4 GK210, InfiniBand EDR, images on SAS disks.",
-    here=f"{HOSTS[0]} to {HOSTS[-1]} emulated hosts of {ON_A_HOST} workers, on two cores. Every worker reads images "
-    "of 224 x 224 from disk and trains three linear layers (5.9 MB) on them; AllReduce overlaps with backward. A "
-    f"host's link has {MBPS:g} Mbps and its disk {DISK:g} MB/s (who has read more than that waits): so loading takes "
-    "as long beside a ring's all-reduce among many hosts as the source's interfaces, SAS-3 and EDR, allow, 18 ms and "
-    f"16 ms. Each algorithm is alone in its job; {JOBS} jobs of each, in turn. It needs root.",
+    here=f"{HOSTS[0]} to {HOSTS[-1]} emulated hosts of {ON_A_HOST} workers, on two cores. Every worker reads images of "
+    "224 x 224 from disk and trains three linear layers (5.9 MB) on them; AllReduce overlaps with backward. A host's "
+    f"link has {MBPS:g} Mbps and its disk {DISK:g} MB/s (who has read more than that waits): so loading takes as long "
+    "beside a ring's all-reduce among many hosts as the source's interfaces, SAS-3 and EDR, allow, 18 ms and 16 ms. "
+    f"Each algorithm is alone in its job; {JOBS} jobs of each, in turn. It needs root.",
     plan=plan,
     why="Layered's throughput is 1.47 times AllReduce's on 4 hosts, what the source finds at 256 workers, for what "
     "loading takes hides the all-reduce; on one host, where there is little to hide, both are alike. Where the "
     "source's numbers and ours part: Layered is not linear here. At 4 hosts it has 0.67 of four times one host's "
     "throughput, since emulated hosts share two cores, and the all-reduce goes on when loading is done. The gain "
-    "depends on what loading waits for. Here it waits for disks, as the source's does, and leaves the cores to "
-    "what carries bytes; when the same images were kept compressed and decoded by the cores that also carry the "
-    "bytes, loading took longer under Layered and nothing was gained at 8 workers; that is not among the results "
-    "here.",
+    "depends on what loading waits for. Here it waits for disks, as the source's does, and leaves the cores to what "
+    "carries bytes; when the same images were kept compressed and decoded by the cores that also carry the bytes, "
+    "loading took longer under Layered and nothing was gained at 8 workers; that is not among the results here.",
     draw=draw,
 )

@@ -82,17 +82,17 @@ CLAIM = Claim(
     setting="ResNet-50 on ImageNet, 64 images a worker, 4 GK210 a node, InfiniBand EDR, SAS disks, OpenMPI 3.0.",
     here="Predicted by `sordino.plan.cost_of` for the source's hardware at its nominal speed (GPUs at their peak, "
     "which makes communication's share as large as it can be); what software takes for a message, a tensor and a hop "
-    "is measured between emulated hosts. AllReduce as we have it (in buckets, node by node), and tensor by tensor "
-    "over a ring of all workers. It needs root.",
+    "is measured between emulated hosts. AllReduce as we have it (in buckets, node by node), and tensor by tensor over "
+    "a ring of all workers. It needs root.",
     plan=plan,
     why="The gain that the source shows is one over its AllReduce, of 63.8 % at 256 workers. Two ways to all-reduce "
     "the same gradients over the same links bound that: in buckets and node by node, as Sordino does, 95 % are "
-    "predicted; tensor by tensor over one ring of all workers, 40 %, with 26 µs a hop as they are measured here, "
-    "and 63.8 % if a hop took 7 µs. So the source's AllReduce behaves like one of tensors, on a faster network "
-    "than ours, and Layered's 93.1 % (88 here) is far above that. It is not above an all-reduce in buckets, and "
-    "less so above one that overlaps with backward: what Layered hides is short then, and its two transfers "
-    "within the node are not hidden. Over links at their rate the claim is one against a slow all-reduce. No "
-    "single hop explains both of the source's figures for AllReduce: 98.7 % at 8 workers is more than the bytes "
-    "alone allow at its links' nominal rate.",
+    "predicted; tensor by tensor over one ring of all workers, 40 %, with 26 µs a hop as they are measured here, and "
+    "63.8 % if a hop took 7 µs. So the source's AllReduce behaves like one of tensors, on a faster network than ours, "
+    "and Layered's 93.1 % (88 here) is far above that. It is not above an all-reduce in buckets, and less so above one "
+    "that overlaps with backward: what Layered hides is short then, and its two transfers within the node are not "
+    "hidden. Over links at their rate the claim is one against a slow all-reduce. No single hop explains both of the "
+    "source's figures for AllReduce: 98.7 % at 8 workers is more than the bytes alone allow at its links' nominal "
+    "rate.",
     draw=draw,
 )

@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from claims.claim import Claim, Found, Plan
-from claims.evidence import alike, exact
+from claims.evidence import exact, within
 from claims.papers import LAYERED
 from claims.training import Training
 from sordino.report import Results
@@ -29,7 +29,7 @@ def plan(quick: bool) -> Plan:
     collapsed = len(both) - len(sound)
     apart = statistics.fmean(one["consensus_distance"][-1] or 0.0 for one in found)
     evidence = [
-        alike(
+        within(
             f"Layered - AllReduce, points: within {_MARGIN:g}",
             [one - other for one, other in sound],
             _MARGIN,
@@ -64,7 +64,6 @@ CLAIM = Claim(
     plan=plan,
     why="The two are equally accurate, within a quarter of a point, because they compute the same: Layered takes the "
     "same step a little later, and sums in another order. Nothing explains the 0.7 points of the source's two "
-    "trainings but chance, which one training each cannot tell; the best and the worst seed here are 0.7 points "
-    "apart.",
+    "trainings but chance, which one training each cannot tell; the best and the worst seed here are 0.7 points apart.",
     draw=draw,
 )

@@ -83,15 +83,15 @@ TABLE_1_CLAIM = Claim(
     says="At equal epochs, up to 4 local models lose at most 0.5 points, 8 lose 0.8, 16 lose 2.6 and 32 lose 6.4.",
     setting="ResNet-20 on CIFAR-10, B = 128, I = 8, the learning rate times P after a gradual warm-up.",
     here=f"P = 1 to 32 (threads), B = 128, I = 8, {CLASSIFICATION.task['epochs']} epochs of "
-    f"{CLASSIFICATION.task['images']} images, the learning rate (the largest of {len(CLASSIFICATION.rates)} at which "
-    f"P = 32 does not collapse in two seeds) times P after a gradual warm-up over a "
-    f"tenth of the steps; {CLASSIFICATION.seeds} seeds.",
+    f"{CLASSIFICATION.task['images']} images, the learning rate (the largest of {len(CLASSIFICATION.rates)} at which P "
+    "= 32 does not collapse in two seeds) times P after a gradual warm-up over a tenth of the steps; "
+    f"{CLASSIFICATION.seeds} seeds.",
     plan=plan_table_1,
     why="Up to 16 models the table is reproduced: two cost nothing, four a third of a point, eight about a point, "
-    "sixteen three. 4 is the most that accuracy bears, as in the source. 32 lose 43 points and not 6: of ten "
-    "trainings four collapse, and others nearly. The base rate is part of the recipe: the linear rule multiplies "
-    "it by P, and at the rate that suits one model best even four collapse in one seed of two. So all have the "
-    "largest rate at which 32 came through in two seeds.",
+    "sixteen three. 4 is the most that accuracy bears, as in the source. 32 lose 43 points and not 6: of ten trainings "
+    "four collapse, and others nearly. The base rate is part of the recipe: the linear rule multiplies it by P, and at "
+    "the rate that suits one model best even four collapse in one seed of two. So all have the largest rate at which "
+    "32 came through in two seeds.",
     draw=partial(draw_table, "test accuracy, %"),
 )
 
@@ -112,11 +112,11 @@ FIGURE_3_CLAIM = Claim(
     setting="ResNet-20 on CIFAR-10 for 200 epochs, B = 128, I = 8.",
     here="The trainings of Table I; and P = 1 for as many steps as P local models take, which is as much time.",
     plan=plan_figure_3,
-    why="At equal epochs the losses lie in the source's order. But P local models take P times fewer steps for as "
-    "many epochs, so that order is not what a user with P times the workers sees, and the rows at equal steps, "
-    "which the source does not have, compare as much time. There eight models are better than one that has the "
-    "rate that suits it best; two and four are not, because the rate that 32 models bear is too low for them, "
-    "sixteen are not told apart, and of 32 those that do not collapse are far behind.",
+    why="At equal epochs the losses lie in the source's order. But P local models take P times fewer steps for as many "
+    "epochs, so that order is not what a user with P times the workers sees, and the rows at equal steps, which the "
+    "source does not have, compare as much time. There eight models are better than one that has the rate that suits "
+    "it best; two and four are not, because the rate that 32 models bear is too low for them, sixteen are not told "
+    "apart, and of 32 those that do not collapse are far behind.",
     draw=partial(draw_learning, "accuracy, %"),
 )
 
@@ -136,17 +136,17 @@ FIGURE_4_CLAIM = Claim(
     name="local-sgd-figure-4",
     paper=LOCAL_SGD,
     place="Figure 4",
-    says="The distance D between local models and their mean grows in proportion to P up to 4, a little less at 8, "
-    "and no longer beyond.",
-    setting="ResNet-20 on CIFAR-10, B = 128, I = 8, the learning rate times P: D is 0.8 to 0.9 at P = 2, 1.9 to 2.0 "
-    "at 4, 3 to 3.4 at 8.",
+    says="The distance D between local models and their mean grows in proportion to P up to 4, a little less at 8, and "
+    "no longer beyond.",
+    setting="ResNet-20 on CIFAR-10, B = 128, I = 8, the learning rate times P: D is 0.8 to 0.9 at P = 2, 1.9 to 2.0 at "
+    "4, 3 to 3.4 at 8.",
     here="The trainings of Table I; D before each averaging, the mean after the warm-up.",
     plan=plan_figure_4,
-    why="Here the distance does not flatten: up to 16 it grows in proportion to P, and at 32, where trainings begin "
-    "to collapse, faster. Under the linear rule the rate grows with P, and with it how far models go between two "
-    "averagings. If their distances were independent noise, D would be in proportion to the rate times √(1 - "
-    "1/P), which gives 1.22, 1.08 and 1.04 of a doubling up to 16; found are 1.07, 0.96 and 1.08. So D tells of "
-    "the rate more than of what accuracy bears. A seed is left out if either of the two trainings has collapsed.",
+    why="Here the distance does not flatten: up to 16 it grows in proportion to P, and at 32, where trainings begin to "
+    "collapse, faster. Under the linear rule the rate grows with P, and with it how far models go between two "
+    "averagings. If their distances were independent noise, D would be in proportion to the rate times √(1 - 1/P), "
+    "which gives 1.22, 1.08 and 1.04 of a doubling up to 16; found are 1.07, 0.96 and 1.08. So D tells of the rate "
+    "more than of what accuracy bears. A seed is left out if either of the two trainings has collapsed.",
     draw=draw_distances,
 )
 
@@ -169,15 +169,15 @@ TABLE_2_CLAIM = Claim(
     says="At equal epochs, up to 8 local models lose less than 0.5 dB, and 16 lose 3.4 dB.",
     setting="EDSR on DIV2K by Adam, B = 16, I = 4, the learning rate times the square root of P after a gradual "
     "warm-up.",
-    here=f"A small EDSR on patches of {RESOLUTION.task['images']} images for {RESOLUTION.task['epochs']} epochs, P = "
-    f"1 to 16 (threads), B = 16, I = 4, Adam at the best of {len(RESOLUTION.rates)} rates that all P bear, times the "
+    here=f"A small EDSR on patches of {RESOLUTION.task['images']} images for {RESOLUTION.task['epochs']} epochs, P = 1 "
+    f"to 16 (threads), B = 16, I = 4, Adam at the best of {len(RESOLUTION.rates)} rates that all P bear, times the "
     f"square root of P; {RESOLUTION.seeds} seeds.",
     plan=plan_table_2,
     why="Sixteen models lose what they lose in the source, but four and eight lose much more, and two half a decibel. "
-    "The reason is in the number of steps: P models take P times fewer of them in an epoch, and our 16 epochs "
-    "leave 128 to sixteen models, where the source's 1200 leave many thousands. At equal steps (Figure 7) more "
-    "models are better, not worse. So this table tells how a short training is slowed down, and 8 cannot be told "
-    "to be the border that it is in a long one.",
+    "The reason is in the number of steps: P models take P times fewer of them in an epoch, and our 16 epochs leave "
+    "128 to sixteen models, where the source's 1200 leave many thousands. At equal steps (Figure 7) more models are "
+    "better, not worse. So this table tells how a short training is slowed down, and 8 cannot be told to be the border "
+    "that it is in a long one.",
     draw=partial(draw_table, "PSNR, dB"),
 )
 
@@ -226,7 +226,7 @@ FIGURE_8_CLAIM = Claim(
     here="The trainings of Table II; D before each averaging, the mean after the warm-up.",
     plan=plan_figure_8,
     why="D does not grow in proportion up to 8: with each doubling it grows by 1.5, 1.0 and 1.4 times. The rate goes "
-    "with the square root of P here, so that independent noise alone would give 1.7, 1.5 and 1.5 times. Neither "
-    "what the source reads from this figure nor noise explains the dip at 8; trainings are short here (Table II).",
+    "with the square root of P here, so that independent noise alone would give 1.7, 1.5 and 1.5 times. Neither what "
+    "the source reads from this figure nor noise explains the dip at 8; trainings are short here (Table II).",
     draw=draw_distances,
 )

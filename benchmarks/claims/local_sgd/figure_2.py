@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from claims.claim import Claim, Found, Plan
-from claims.evidence import above, alike, below
+from claims.evidence import above, below, within
 from claims.local_sgd.models import settled
 from claims.local_sgd.study import Trained, classification, draw_curves, mean_curves, pairs
 from claims.papers import LOCAL_SGD
@@ -44,7 +44,7 @@ def plan(quick: bool) -> Plan:
         evidence += [
             above(f"{start}{study.counts[1]} over {least}: above {_MUCH:g}", before, _MUCH, None, collapsed),
             below(f"{start}{most} over {border}: below {_MUCH**doublings:.2f}", beyond, _MUCH**doublings),
-            alike(
+            within(
                 f"{start}{most} over {border}, less {by_chance(border, most):.3f} of independent noise: within 0.1",
                 [one - by_chance(border, most) for one in beyond],
                 0.1,
@@ -77,9 +77,9 @@ CLAIM = Claim(
     f"{SEEDS} seeds.",
     plan=plan,
     why="At one rate D is as the source has it, whatever the interval: from 2 to 4 models it grows by 1.17 to 1.25 "
-    "times, from 4 to 32 not at all. If the models' distances from each other were independent noise, D would go "
-    "with √(1 - 1/P): 1.22 times from 2 to 4, and 1.14 from 4 to 32. So the figure follows from what a mean of P "
-    "vectors is, nearly: beyond 4 models D even falls short of that, because more models make a better mean, from "
-    "which each sets out again.",
+    "times, from 4 to 32 not at all. If the models' distances from each other were independent noise, D would go with "
+    "√(1 - 1/P): 1.22 times from 2 to 4, and 1.14 from 4 to 32. So the figure follows from what a mean of P vectors "
+    "is, nearly: beyond 4 models D even falls short of that, because more models make a better mean, from which each "
+    "sets out again.",
     draw=draw,
 )

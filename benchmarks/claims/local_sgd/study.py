@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from claims.claim import Run
-from claims.evidence import Evidence, above, alike, below, exact
+from claims.evidence import Evidence, above, below, exact, within
 from claims.local_sgd.models import Local, settled
 from sordino.report import Results
 
@@ -134,7 +134,7 @@ def accuracy(study: Study, trained: Trained) -> list[Evidence]:
         source = study.drops.get(count)
         if count <= study.bears:
             what = f"P = 1 above P = {count}, {study.unit}: within {study.margin:g}"
-            found.append(alike(what, lost, study.margin, source, collapsed))
+            found.append(within(what, lost, study.margin, source, collapsed))
         else:
             what = f"P = 1 above P = {count}, {study.unit}: more than {study.margin:g}"
             found.append(above(what, lost, study.margin, source, collapsed))

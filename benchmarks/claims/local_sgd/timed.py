@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from claims.claim import Found, Plan, Run
-from claims.evidence import Evidence, alike, below
+from claims.evidence import Evidence, below, within
 from cluster.jobs import run_on_hosts
 from sordino.errors import SordinoError
 from sordino.report import Results
@@ -98,7 +98,7 @@ def judge(timed: Communication, found: Sequence[Results]) -> list[Evidence]:
             expected = predicted["gradients"] + predicted["averaging"] / timed.interval
             off = [expected / value - 1 for value in timed.totals(one, name)]
             what = f"P = {groups}, K = {members}, {NAMES[name]}: prediction over measurement - 1, within {_WELL:g}"
-            evidence.append(alike(what, off, _WELL))
+            evidence.append(within(what, off, _WELL))
     return evidence
 
 

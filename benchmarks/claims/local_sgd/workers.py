@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from claims.claim import Claim, Found, Plan, Run
-from claims.evidence import Evidence, alike, exact
+from claims.evidence import Evidence, exact, within
 from claims.local_sgd.models import Local, settled
 from claims.local_sgd.problems import problem_of
 from claims.local_sgd.study import Study, Trained, borne, classification, resolution
@@ -80,7 +80,7 @@ def judge(study: Study, trained: Trained, tried: Sequence[Results], averagings: 
     steps = sum(study.counts[1:]) * averagings * study.task["interval"] * study.task["batch"]
     ways = {"a few steps choose": few, "the distances of whole trainings choose": by_whole_training(study, trained)}
     found = [
-        alike(
+        within(
             f"{name}: log2 of the P that {way} over the P that accuracy bears; within {_NEAR:g}",
             [math.log2(one / most) for one in chosen],
             _NEAR,
@@ -137,9 +137,9 @@ CLAIM = Claim(
     here=f"`sordino.plan.find_workers` with {AVERAGINGS} averagings, beside the accuracies of Tables I and II as they "
     "are here.",
     plan=plan,
-    why="Refuted here: the distance goes on growing where accuracy is lost, so the rule chooses two doublings too "
-    "many for classification, and one for super-resolution, whether it looks at a few steps or at whole "
-    "trainings. In the source the distance flattens at 8; with the same rule for the learning rate ours does not "
-    "(Figure 4). So what `sordino plan` says of P is where to begin; accuracies at that P decide.",
+    why="Refuted here: the distance goes on growing where accuracy is lost, so the rule chooses two doublings too many "
+    "for classification, and one for super-resolution, whether it looks at a few steps or at whole trainings. In the "
+    "source the distance flattens at 8; with the same rule for the learning rate ours does not (Figure 4). So what "
+    "`sordino plan` says of P is where to begin; accuracies at that P decide.",
     draw=draw,
 )

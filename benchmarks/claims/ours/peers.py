@@ -44,8 +44,7 @@ CLAIM = Claim(
     paper=SORDINO,
     place="Peers in constant time",
     says="Load-balanced random peers are found in constant time at any number of workers, where the source's Algorithm "
-    "2 "
-    "takes time that grows with its square.",
+    "2 takes time that grows with its square.",
     setting="A permutation is never drawn: a worker computes its own image of a random cycle.",
     here=f"One worker's peers of {topology.SEGMENTS} segments, both directions, calls from Python included.",
     plan=plan,

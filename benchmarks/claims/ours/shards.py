@@ -54,6 +54,6 @@ CLAIM = Claim(
     setting="Sharded local SGD: all-to-all, averaging of a shard, all-gather.",
     here=f"{GROUPS} groups of 2, 4 and 8 ranks (threads, cut into nodes), counted by the core.",
     plan=plan,
-    why="What crosses nodes is counted by the core, message by message. P is the number of groups, 4; the count is "
-    "the same on every rank, to the byte.",
+    why="What crosses nodes is counted by the core, message by message. P is the number of groups, 4; the count is the "
+    "same on every rank, to the byte.",
 )

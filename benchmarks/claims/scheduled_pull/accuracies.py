@@ -37,10 +37,10 @@ TABLE_2_CLAIM = Claim(
     f"step, as in the source's Figure 3a. {SEEDS} seeds.",
     plan=plan_table_2,
     why="Scheduled pulls are above no overlap in equal time, by 0.14 points of the best accuracy and 0.17 to 0.19 of "
-    "the level, whoever schedules them: manager and autonomous differ by less than 0.1. The source has 0.5. At "
-    "equal steps nothing is left of it, so all of the gain is time: no overlap waits for 22 % of it (Figure 2). "
-    "The rows by themselves are told apart only with 2 wide links. Naive overlap is worst, by 0.5 points at equal "
-    "time. The curves have all but levelled out: in the last quarter they are still 0.5 points above the third.",
+    "the level, whoever schedules them: manager and autonomous differ by less than 0.1. The source has 0.5. At equal "
+    "steps nothing is left of it, so all of the gain is time: no overlap waits for 22 % of it (Figure 2). The rows by "
+    "themselves are told apart only with 2 wide links. Naive overlap is worst, by 0.5 points at equal time. The curves "
+    "have all but levelled out: in the last quarter they are still 0.5 points above the third.",
     draw=draw_table,
 )
 
@@ -72,14 +72,14 @@ TABLE_3_CLAIM = Claim(
     f"learning rate {TABLE_3.lr:g}, {TABLE_3.steps} steps. A model takes {TABLE_3.message_mib:g} MiB, a step "
     f"{TABLE_3.compute_ms:g} ms: a transfer between narrow links takes 3.4 steps. {SEEDS} seeds.",
     plan=plan_table_3,
-    why="At the plateau, from which no curve but naive overlap's still moves up, scheduled pulls by a manager are "
-    "0.27 points above no overlap in the best accuracy and 0.32 in the level; the source has 0.47. By autonomous "
-    "agreement it is 0.19 and 0.24, the same for all that can be told, and each row of the table by itself has "
-    "too few seeds for so small a difference. The gain is not one of steps alone: at equal steps the level is "
-    "still above, by 0.44 and 0.35 points, and Figure 2 finds the workers closer together. What does not hold is "
-    "that naive overlap is worst: it is on the way (Figures 7 to 9), but at the plateau it lies 0.43 points above "
-    "no overlap. Probably that is because the learning rate stays: there noise decides, and whatever holds the "
-    "workers closer together (naive overlap most, Figure 2) averages more of it away.",
+    why="At the plateau, from which no curve but naive overlap's still moves up, scheduled pulls by a manager are 0.27 "
+    "points above no overlap in the best accuracy and 0.32 in the level; the source has 0.47. By autonomous agreement "
+    "it is 0.19 and 0.24, the same for all that can be told, and each row of the table by itself has too few seeds for "
+    "so small a difference. The gain is not one of steps alone: at equal steps the level is still above, by 0.44 and "
+    "0.35 points, and Figure 2 finds the workers closer together. What does not hold is that naive overlap is worst: "
+    "it is on the way (Figures 7 to 9), but at the plateau it lies 0.43 points above no overlap. Probably that is "
+    "because the learning rate stays: there noise decides, and whatever holds the workers closer together (naive "
+    "overlap most, Figure 2) averages more of it away.",
     draw=draw_table,
 )
 
@@ -102,11 +102,11 @@ FIGURES_4_TO_6_CLAIM = Claim(
     here=f"The trainings of the stand-in for Table 2; {SEEDS} seeds.",
     plan=plan_figures_4_to_6,
     why="The scheduled ways' curves lie above no overlap's at equal time, by 0.25 and 0.24 points on the whole, and "
-    "more wide links raise them, as the source says; naive overlap is worst, by 1.1 points, and not changed by "
-    "wide links at all. That they come to 97 % of no overlap's level in 0.91 and 0.92 of its time is not told "
-    "apart from chance with five seeds, nor that they are closer to the curve over wide links: those are 0.1 "
-    "points of distance. At equal steps the scheduled ways are below, by 0.6 points: a step for a step no overlap "
-    "learns as well or better, and what is gained is its waiting, 22 % of the time (Figure 2).",
+    "more wide links raise them, as the source says; naive overlap is worst, by 1.1 points, and not changed by wide "
+    "links at all. That they come to 97 % of no overlap's level in 0.91 and 0.92 of its time is not told apart from "
+    "chance with five seeds, nor that they are closer to the curve over wide links: those are 0.1 points of distance. "
+    "At equal steps the scheduled ways are below, by 0.6 points: a step for a step no overlap learns as well or "
+    "better, and what is gained is its waiting, 22 % of the time (Figure 2).",
     draw=draw_curves,
 )
 
@@ -128,11 +128,11 @@ FIGURES_7_TO_9_CLAIM = Claim(
     setting="The trainings of Table 3; accuracy against time, with 0, 2 and 6 wide links.",
     here=f"The trainings of Table 3; {SEEDS} seeds.",
     plan=plan_figures_7_to_9,
-    why="The scheduled ways come to 97 % of no overlap's level in 0.77 and 0.80 of its time. No overlap waits for 15 "
-    "% of the time (Figure 2), which alone would make 0.85. Naive overlap is worst over the whole curve, by 0.7 "
-    "points at equal time and more at equal steps, though not at its end (Table 3). Closer to the curve over wide "
-    "links is not told apart at this length: the curves meet at the plateau, where chance alone holds them apart, "
-    "and that is most of the time. More wide links help little, since a scheduled pull is hidden anyhow, and "
-    "naive overlap not at all: its pulls begin with the window and end before it, whatever the links.",
+    why="The scheduled ways come to 97 % of no overlap's level in 0.77 and 0.80 of its time. No overlap waits for 15 % "
+    "of the time (Figure 2), which alone would make 0.85. Naive overlap is worst over the whole curve, by 0.7 points "
+    "at equal time and more at equal steps, though not at its end (Table 3). Closer to the curve over wide links is "
+    "not told apart at this length: the curves meet at the plateau, where chance alone holds them apart, and that is "
+    "most of the time. More wide links help little, since a scheduled pull is hidden anyhow, and naive overlap not at "
+    "all: its pulls begin with the window and end before it, whatever the links.",
     draw=draw_curves,
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from claims.claim import Found, Run
-from claims.evidence import Evidence, above, alike, below
+from claims.evidence import Evidence, above, below, within
 from claims.scheduled_pull.simulations import COLOURS, NAMES, Simulation, Task, best, level, rise
 from sordino.report import Results
 
@@ -121,16 +121,16 @@ def table_evidence(runs: Runs, task: Task, source: dict[int, dict[str, float]], 
         what = f"{NAMES[mode]} - no overlap, level at equal time, points"
         evidence.append(above(what, judge.gains(mode, "none", level_in(task))))
         what = f"{NAMES[mode]} - no overlap, level at equal steps, points, within {_MARGIN:g}"
-        evidence.append(alike(what, judge.gains(mode, "none", level_after_all), _MARGIN))
+        evidence.append(within(what, judge.gains(mode, "none", level_after_all), _MARGIN))
     what = f"manager - autonomous, best accuracy in equal time, points, within {_MARGIN:g}"
     gap = statistics.fmean(source[wide]["manager"] - source[wide]["autonomous"] for wide in wides)
-    evidence.append(alike(what, judge.gains("manager", "autonomous", best_in(task)), _MARGIN, gap))
+    evidence.append(within(what, judge.gains("manager", "autonomous", best_in(task)), _MARGIN, gap))
     for measure, at in ((level_in(task), "time"), (level_after_all, "steps")):
         what = f"naive overlap - no overlap, level at equal {at}, points"
         evidence.append(below(what, judge.gains("naive", "none", measure)))
     for mode in ("none", "manager", "naive"):
         what = f"{NAMES[mode]}: rise from the third to the last quarter of equal time, points, within {_PLATEAU:g}"
-        evidence.append(alike(what, judge.values(mode, lambda found: rise(found, task.seconds)), _PLATEAU))
+        evidence.append(within(what, judge.values(mode, lambda found: rise(found, task.seconds)), _PLATEAU))
     return evidence
 
 

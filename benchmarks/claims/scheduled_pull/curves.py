@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from claims.claim import Found, Run
-from claims.evidence import Evidence, above, alike, below, exact
+from claims.evidence import Evidence, above, below, exact, within
 from claims.scheduled_pull.comparison import ALL_WIDE, QUICK, SEEDS, WIDES, Judge, Runs, differences, runs_of
 from claims.scheduled_pull.simulations import (
     COLOURS,
@@ -71,7 +71,7 @@ def curve_evidence(runs: Runs, task: Task, wides: Sequence[int], elsewhere: Resu
     for mode in ("manager", "autonomous"):
         what = f"{NAMES[mode]} - no overlap: mean of the curve, points"
         evidence.append(above(f"{what}; equal time", judge.gains(mode, "none", mean)))
-        evidence.append(alike(f"{what}; equal steps, within {_MARGIN:g}", judge.gains(mode, "none", own), _MARGIN))
+        evidence.append(within(f"{what}; equal steps, within {_MARGIN:g}", judge.gains(mode, "none", own), _MARGIN))
     what = "naive overlap - no overlap: mean of the curve, points"
     evidence.append(below(f"{what}; equal time", judge.gains("naive", "none", mean)))
     evidence.append(below(f"{what}; equal steps", judge.gains("naive", "none", own)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from claims.claim import Claim, Found, Plan
-from claims.evidence import Evidence, above, alike, below
+from claims.evidence import Evidence, above, below, within
 from claims.papers import SCHEDULED_PULL
 from claims.scheduled_pull.comparison import QUICK, SEEDS, TABLE_2, TABLE_3, WIDES, Judge, Runs, runs_of
 from claims.scheduled_pull.simulations import COLOURS, NAMES, Task, distance
@@ -55,7 +55,7 @@ def judged(name: str, task: Task, runs: Runs, wides: Sequence[int]) -> list[Evid
         what = f"{begin}age of what is averaged in, {NAMES[mode]} over naive overlap; below 1"
         evidence.append(below(what, over(ages, mode, "naive"), 1.0))
         older = [ratio - 1 for ratio in over(ages, mode, "none")]
-        evidence.append(alike(f"{begin}age, {NAMES[mode]} over no overlap, less 1; within {_FRESH:g}", older, _FRESH))
+        evidence.append(within(f"{begin}age, {NAMES[mode]} over no overlap, less 1; within {_FRESH:g}", older, _FRESH))
     for mode in ("manager", "autonomous", "naive"):
         what = f"{begin}distance between the workers at the end, {NAMES[mode]} over no overlap; below 1"
         evidence.append(below(what, over(spreads, mode, "none"), 1.0))
@@ -88,8 +88,8 @@ CLAIM = Claim(
     plan=plan,
     why="Scheduled pulls do what they are for: workers wait for less than 0.03 % of the time, where no overlap waits "
     "for 15 % with short transfers and 22 % with long ones, and what is averaged in is as old as without overlap, "
-    "within 2 %, a fifth to a third of its age with naive overlap. The workers also stay closer together than "
-    "without overlap, by 4 to 6 % with short transfers and by a fifth with long ones. Naive overlap holds them "
-    "closer still with short transfers, and apart with long ones, by a third more than no overlap.",
+    "within 2 %, a fifth to a third of its age with naive overlap. The workers also stay closer together than without "
+    "overlap, by 4 to 6 % with short transfers and by a fifth with long ones. Naive overlap holds them closer still "
+    "with short transfers, and apart with long ones, by a third more than no overlap.",
     draw=draw,
 )

@@ -58,7 +58,7 @@ def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
     except Exception as error:  # of torch itself, for some dtypes a KeyError
         # torch reports a failed write() as a RuntimeError about its own position; the cause is the OSError inside.
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
-        message = f"{path}: the checkpoint cannot be written ({cause}); an earlier one is untouched"
+        message = f"{path}: the checkpoint cannot be written ({cause}); an earlier checkpoint is unchanged"
         raise SordinoError(message) from error
 
 
@@ -109,12 +109,12 @@ def decode(data: bytes, source: str) -> dict[str, Any]:
         raise UsageError(f"{source}: truncated, damaged, or not a checkpoint ({error})") from error
     if not sound:
         raise UsageError(
-            f"{source}: not a checkpoint written by sordino.checkpoint.save: its parts are compressed or overlap"
+            f"{source}: not a checkpoint written by sordino.checkpoint.save: its parts are compressed, or overlap"
         )
     if damaged is not None:
         raise UsageError(f"{source}: damaged: the checksum of its part {damaged} is wrong")
     if any(name in data for name in _UNFOLDS):
-        raise UsageError(f"{source}: not a checkpoint written by sordino.checkpoint.save: it makes bytes of a number")
+        raise UsageError(f"{source}: not a checkpoint written by sordino.checkpoint.save: it makes bytes from a number")
     try:
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except MemoryError:
@@ -125,7 +125,7 @@ def decode(data: bytes, source: str) -> dict[str, Any]:
         raise UsageError(f"{source}: a torch file, but not one written by sordino.checkpoint.save")
     version = content[_MARK]
     if type(version) is not int:
-        raise UsageError(f"{source}: not a checkpoint written by sordino.checkpoint.save: its format is no number")
+        raise UsageError(f"{source}: not a checkpoint written by sordino.checkpoint.save: its format is not a number")
     if version not in (_FORMAT, _FORMAT_OF_VALUES):
         raise UsageError(
             f"{source}: format {shown(version)}; this version of Sordino reads formats up to {_FORMAT_OF_VALUES}"
@@ -177,11 +177,11 @@ def _wrong(state: object, attributes: bool = False, besides: tuple[type, ...] = 
         inner: Iterator[tuple[str, object]] | None = None
         if isinstance(value, torch.Tensor):
             if type(value) not in (torch.Tensor, torch.nn.Parameter):
-                complaint = f"is {_kind(value)}, of which only a plain torch.Tensor can be read again"
+                complaint = f"is {_kind(value)}; only a plain torch.Tensor can be read again"
             elif value.device.type == "meta":
                 complaint = "is on the device meta, so it has no values"
             elif value.layout not in _LAYOUTS:
-                complaint = f"has the layout {value.layout}, of which torch writes no file"
+                complaint = f"has the layout {value.layout}, which torch cannot write to a file"
             elif attributes and vars(value):
                 inner = _items(vars(value))
         elif type(value) in (dict, OrderedDict, Counter):
@@ -193,10 +193,10 @@ def _wrong(state: object, attributes: bool = False, besides: tuple[type, ...] = 
         elif type(value) not in _SCALARS:
             complaint = None if isinstance(value, besides) else f"is {_kind(value)}"
         elif isinstance(value, int) and value.bit_length() > _LONGEST_INT:
-            complaint = f"has {value.bit_length():,} bits, of which at most {_LONGEST_INT:,} can be read again"
+            complaint = f"has {value.bit_length():,} bits, but only {_LONGEST_INT:,} can be read again"
         if inner is not None:
             if any(id(value) == one for one, _ in within):
-                complaint = "holds itself"
+                complaint = "contains itself"
             elif len(within) == _DEEPEST:
                 complaint = f"is in more than {_DEEPEST} containers"
             within.append((id(value), inner))

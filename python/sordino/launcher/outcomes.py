@@ -108,7 +108,7 @@ class Outcomes:
         self._folder = folder
         self._deadlines = deadlines or Deadlines()
         self._known: dict[int, Outcome] = {}
-        self._told: dict[str, set[int]] = defaultdict(set)
+        self._notices: dict[str, set[int]] = defaultdict(set)
         self._failures: list[int] = []  # ranks that left because of their own error, in this order
         self._read: set[str] = set()  # links of the folder; a link never changes
         self._pids: dict[int, int] = {}  # of ranks on this machine that have sent a notice
@@ -140,7 +140,7 @@ class Outcomes:
         """
         if word == "fails":
             self._failures.append(rank)
-        self._told[word].add(rank)
+        self._notices[word].add(rank)
         if pid and word != "left":
             self._pids[rank] = pid
 
@@ -187,28 +187,29 @@ class Outcomes:
 
     def _hopeless(self) -> _Hopeless | None:
         """Return the condition of the module's table that holds now; None if none holds."""
-        known, told = self.known(), self._told
+        known, notices = self.known(), self._notices
         states = self._look()
         left = {rank for rank in range(self.ranks) if rank not in known and states.get(rank) not in _GONE}
-        waiting = told["waits"] - told["met"] - known.keys()
-        missed = min((outcome for rank, outcome in known.items() if rank not in told["met"]), default=None)
+        waiting = notices["waits"] - notices["met"] - known.keys()
+        missed = min((outcome for rank, outcome in known.items() if rank not in notices["met"]), default=None)
         if missed and waiting:
             # The patience allows for a rank that started MPI by other means, so has met the others without a notice.
             # The others are about to send theirs.
-            text = f"{missed} before it had met the others, who cannot start without it"
+            text = f"{missed} before all ranks had met, and the others cannot start without it"
             return _Hopeless("missed", text, self.patience_s, missed.status or 1)
         if waiting:
-            absent = left - told["waits"] - told["met"]
+            absent = left - notices["waits"] - notices["met"]
             text = f"in init() {_names(waiting)} {'wait' if len(waiting) > 1 else 'waits'}"
-            text += f" for {_names(absent)} to come" if absent else ", and the ranks do not meet"
+            text += f" for {_names(absent)}" if absent else ", and the ranks do not meet"
             return _Hopeless(_START, text, self._deadlines.start, 1)
-        if left and left <= told["left"]:
-            text = f"{_names(left)} had been left out by the others, and did not end"
+        if left and left <= notices["left"]:
+            them = "them" if len(left) > 1 else "it"
+            text = f"{_names(left)} did not end, although the others had continued without {them}"
             return _Hopeless("left out", text, _LEFT_OUT_S)
         # The others wait in MPI_Finalize for stopped ranks.
         still = {rank for rank in left if states.get(rank) == _STOPPED}
-        if still and len(still) < self.ranks and left <= still | told["exits"]:
-            text = f"{_names(still)} stood still (SIGSTOP) when all others had come to their end"
+        if still and len(still) < self.ranks and left <= still | notices["exits"]:
+            text = f"{_names(still)} {'were' if len(still) > 1 else 'was'} stopped (SIGSTOP) when all others had ended"
             return _Hopeless("stopped", text, self._deadlines.start, ends=still)
         return None
 
@@ -264,18 +265,18 @@ class Outcomes:
             if verdict:
                 lost.append(verdict.text)
             else:
-                lost += [f"how rank {rank} ended is not known" for rank in range(self.ranks) if rank not in known]
+                lost += [f"the end of rank {rank} is unknown" for rank in range(self.ranks) if rank not in known]
             return 0, f"{', '.join(lost)}; the others finished" if lost else ""
         if failed:
             first = self.first_of(failed)
             return first.status, because(first, len(failed))
-        return launcher or 1, f"no rank has told how it ended; mpirun's status is {launcher}"
+        return launcher or 1, f"no rank has reported its end; mpirun's status is {launcher}"
 
 
 def because(first: Outcome, failed: int) -> str:
-    """Return the message about the first rank that failed. Its own error output tells the cause."""
-    text = f"{first}" + (", the first that failed" if failed > 1 else "")
-    return f"{text}; why stands above" if first.code > 0 else text
+    """Return the message about the first rank that failed. The cause is in its own error output."""
+    text = f"{first}" + (" and was the first to fail" if failed > 1 else "")
+    return f"{text}; see its error above" if first.code > 0 else text
 
 
 def supervisor(where: str) -> list[str]:

@@ -26,7 +26,7 @@ def ask_python(program: str) -> tuple[dict[str, Any], str]:
     try:
         result = json.loads(answer.stdout.strip().splitlines()[-1])
         if not isinstance(result, dict):
-            raise ValueError("it has printed something else last")
+            raise ValueError("the last line is not a JSON object")
     except (ValueError, IndexError, RecursionError):
         lines = answer.stderr.strip().splitlines()
         return {}, lines[-1] if lines else f"exits with status {answer.returncode}"

@@ -33,11 +33,11 @@ def repeat(start: Callable[[int, StopSignals], Ended], restarts: int, stop: Stop
         lived = time.monotonic() - begun
         what = f"the job failed after {lived:.0f} s with status {ended.status}"
         if ended.killed:
-            what += f", for mpirun was ended by {signal_name(ended.status - 128)}"
+            what += f", because mpirun was ended by {signal_name(ended.status - 128)}"
         elif ended.status > 128:
             what += f", which is {signal_name(ended.status - 128)}"
         if number == restarts:
-            _say(f"{what}; it has been started again {_times(restarts)}, which was all")
+            _say(f"{what}; it has been restarted {_times(restarts)}, which is the limit")
             break
         wait = min(max(FIRST_WAIT_S, 2 * wait), LONGEST_WAIT_S) if lived < AT_ONCE_S else 0.0
         _say(f"{what}; restart {number + 1} of {restarts}" + (f" in {wait:.0f} s" if wait else ""))

@@ -46,7 +46,7 @@ class Cluster:
         what = f"{self.nodes} node{'s' * (self.nodes > 1)} of {self.ranks} rank{'s' * (self.ranks > 1)}"
         if self.nodes == 1:
             return what
-        return f"{what}, links of {self.gbps:g} Gbit/s and {format_seconds(self.latency)} a message"
+        return f"{what}, links of {self.gbps:g} Gbit/s and {format_seconds(self.latency)} per message"
 
 
 def parse_cluster(nodes: str, gbps: float | None, latency_us: float) -> Cluster:
@@ -65,9 +65,9 @@ def parse_cluster(nodes: str, gbps: float | None, latency_us: float) -> Cluster:
         raise UsageError(f"--nodes {nodes}: expected NODESxRANKS, as in 4x2 for 4 nodes of 2 ranks")
     count, ranks = int(match[1]), int(match[2])
     if count * ranks < 2:
-        raise UsageError(f"--nodes {nodes}: one rank has nobody to talk to")
+        raise UsageError(f"--nodes {nodes}: a single rank does not communicate; give at least 2 ranks")
     if count > 1 and gbps is None:
-        raise UsageError(f"--nodes {nodes}: say what a node's link carries: --gbps 10")
+        raise UsageError(f"--nodes {nodes}: give the rate of a node's link, as in --gbps 10")
     for name, value, least in (("gbps", gbps, 1e-6), ("latency-us", latency_us, 0.0)):
         if value is not None and not (math.isfinite(value) and value >= least):
             raise UsageError(f"--{name} {value:g}: must be {'above' if least else 'at least'} 0")

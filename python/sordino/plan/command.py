@@ -48,7 +48,7 @@ def main(options: argparse.Namespace, count: int | None) -> int:
     torch.set_num_threads(1)
     hvd.init()
     if hvd.size() == 1:
-        raise UsageError("one rank has nobody to talk to; start more: sordino plan -np 4")
+        raise UsageError("a single rank does not communicate; start more, as in: sordino plan -np 4")
     log = records.log if hvd.rank() == 0 else _silent
     record = None if options.record is None else _record(options)
     task, problem = _agreed(lambda: _task(options))
@@ -154,9 +154,9 @@ def _agreed(make: Callable[[], Task | None]) -> tuple[Task | None, SordinoError 
         task = make()
     except SordinoError as error:
         mine = (isinstance(error, NotBuilt), str(error))
-    for rank, told in enumerate(hvd.allgather_object(mine, name="plan.task")):
-        if told is not None:
-            lacking, text = told
+    for rank, refusal in enumerate(hvd.allgather_object(mine, name="plan.task")):
+        if refusal is not None:
+            lacking, text = refusal
             return None, (NotBuilt if lacking else UsageError)(text if rank == 0 else f"rank {rank}: {text}")
     return task, None
 
@@ -168,18 +168,18 @@ def _record(options: argparse.Namespace) -> Lines | None:
         made = job_file(options.record, "plan", setting=_setting(options, hvd.size())) if hvd.rank() == 0 else None
     except UsageError as error:
         problem = str(error)
-    told = hvd.allgather_object(problem, name="plan.record")[0]
-    if told is not None:
-        raise UsageError(told)
+    problem = hvd.allgather_object(problem, name="plan.record")[0]
+    if problem is not None:
+        raise UsageError(problem)
     return made
 
 
 def _setting(options: argparse.Namespace, ranks: int) -> dict[str, object]:
     return {
         "Ranks": ranks,
-        "Computation of a step": f"{options.compute_ms:g} ms",
-        "Samples of an epoch": options.samples,
-        "Samples a step and worker": options.batch,
+        "Computation per step": f"{options.compute_ms:g} ms",
+        "Samples per epoch": options.samples,
+        "Samples per step and worker": options.batch,
     }
 
 

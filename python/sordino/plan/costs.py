@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sordino._core import MOST_DOUBLED, Topology, all_reduce_rounds, all_reduce_teams
 from sordino.algorithms import Algorithm
 from sordino.algorithms.traffic import Exchange, Model, Operation, Reduction
-from sordino.algorithms.traffic import Phase as Told
+from sordino.algorithms.traffic import Phase as TrafficPhase
 
 BACKWARD = 2 / 3  # fraction of the computation, since backward costs about twice as much as forward
 _CACHED = 0.25  # cost of reading recently read data, relative to reading from memory
@@ -263,11 +263,11 @@ def cost_of(algorithm: Algorithm, nodes: Sequence[int], names: Sequence[str], si
     return Cost(tuple(found for phase in lasting for found in _phases(phase, nodes)))
 
 
-def _phases(told: Told, nodes: Sequence[int]) -> list[Phase]:
+def _phases(phase: TrafficPhase, nodes: Sequence[int]) -> list[Phase]:
     """Return one phase; for a phase that varies, several rounds, so that their mean counts."""
-    rounds = _ROUNDS if told.varies else 1
+    rounds = _ROUNDS if phase.varies else 1
     return [
-        Phase(_load(told.at(round), nodes), told.every * rounds, told.hides, told.step, told.loading)
+        Phase(_load(phase.at(round), nodes), phase.every * rounds, phase.hides, phase.step, phase.loading)
         for round in range(rounds)
     ]
 

@@ -165,7 +165,7 @@ def trial(predictions: list[Prediction], shapes: Shapes, budget: float, log: Cal
             continue
         one.measured = _seconds(one.algorithm, shapes, participants, share)
         found, predicted = format_seconds(one.measured), format_seconds(one.communication)
-        log(f"{one.name}: {found} of communication a step, predicted {predicted}")
+        log(f"{one.name}: {found} of communication per step, predicted {predicted}")
     predictions.sort(key=lambda one: one.step)
 
 
@@ -207,13 +207,13 @@ def recommend(predictions: Sequence[Prediction], size: int, workers: Workers | N
     times = allreduce.step / best.step
     if times <= CLOSE:
         rest = f" ({best.name} would be {times:.2f} times as fast)" if times > 1.005 else ""
-        return f"{allreduce.name}: nothing that may be taken is more than {CLOSE - 1:.0%} faster{rest}."
+        return f"{allreduce.name}: no algorithm that qualifies is more than {CLOSE - 1:.0%} faster{rest}."
     gain = f"a step takes {format_seconds(best.step)} instead of AllReduce's {format_seconds(allreduce.step)}"
     models = best.algorithm.models(size)
     if models == 1:
         return f"{best.name}: {gain}, and all workers have the same parameters."
     if workers is None:
-        return f"{best.name}: {gain}. Whether training bears its {models} local models was not tried."
+        return f"{best.name}: {gain}. The accuracy with its {models} local models was not tested."
     return (
         f"{best.name}: {gain}, and its {models} local models are within the {workers.chosen} that the rule allows. "
         "Compare its accuracy with AllReduce's before you rely on it."

@@ -14,13 +14,13 @@ from sordino.report.tables import format_seconds, table
 
 _COLOURS = {"inside": "#0b6e4f", "across": "#3d5a80", "predicted": "#5fb49c", "measured": "#0b6e4f", "ideal": "#aaaaaa"}
 _RULE = (
-    "That is Lee et al.'s rule, and where to begin: in our trials it chose more than accuracy bears (claims, Local "
-    "SGD, Section III-C), so compare accuracies before you rely on it."
+    "This is the rule of Lee et al., a starting point: in our trials it chose so large a number that accuracy suffered "
+    "(claims, Local SGD, Section III-C). Compare accuracies before you rely on it."
 )
 _TAKEN = (
-    "Recommended is the quickest of those that use gradients and parameters in the step in which they are made "
-    "(not double_buffering, overlap, ScheduledPull, ADPSGD), with no more local models than are worth a try. If "
-    f"nothing is {CLOSE - 1:.0%} faster than AllReduce, that is."
+    "The recommendation is the fastest algorithm that uses gradients and parameters in the step that made them (not "
+    "double_buffering, overlap, ScheduledPull, ADPSGD), and that has no more local models than the limit above. It is "
+    f"AllReduce if no such algorithm is more than {CLOSE - 1:.0%} faster."
 )
 _PLACES = {"inside": "within a node", "across": "between nodes"}
 
@@ -44,19 +44,18 @@ def markdown(results: Results) -> str:
     ]
     what = (
         f"{results['ranks']} ranks on {results['nodes']} node(s), {results['parameters'] / 1e6:.3g} M parameters of "
-        f"float32, {results['compute_ms']:g} ms of computation a step, {results['samples']} samples an epoch, "
-        f"{results['batch']} a step and worker."
+        f"float32, {results['compute_ms']:g} ms of computation per step, {results['samples']} samples per epoch, "
+        f"{results['batch']} per step and worker."
     )
     steps = {
-        "to agree that an operation can start": rates["agreement"],
-        "to go from one rank of a ring to the next": rates["hop"],
-        "the software of a gradient tensor": rates["handling"],
+        "the agreement that an operation can start": rates["agreement"],
+        "a hop from one rank of a ring to the next": rates["hop"],
+        "the software for a gradient tensor": rates["handling"],
     }
-    beside = ", ".join(f"{step} {format_seconds(seconds)}" for step, seconds in steps.items() if seconds > 0)
+    others = ", ".join(f"{step} {format_seconds(seconds)}" for step, seconds in steps.items() if seconds > 0)
     costs = (
-        "A message takes α seconds, and β seconds more for each of its bytes: those that go through the busiest node's "
-        "link in one direction, or that a rank reads and writes within a node."
-        + (f" Beside: {beside}." if beside else "")
+        "A message takes α seconds, and β seconds for each byte that passes the busiest node's link in one direction, "
+        "or that a rank reads and writes within a node." + (f" Other costs: {others}." if others else "")
     )
     rows = [
         [
@@ -70,16 +69,17 @@ def markdown(results: Results) -> str:
         ]
         for row in results["rows"]
     ]
-    heads = ["Algorithm", "Communication a step", "Measured", "Error", "Sent to other nodes", "Step", "Epoch"]
+    heads = ["Algorithm", "Communication per step", "Measured", "Error", "Sent to other nodes", "Step", "Epoch"]
     blocks = [
         "# Plan",
         what,
         _where(results),
         costs,
-        table(["", "α", "β, s a byte", "1/β"], lines),
+        table(["", "α", "β, s per byte", "1/β"], lines),
         table(heads, rows),
-        "Communication is predicted. Step and epoch are by the measurement, or where there is none by the prediction, "
-        "less what computing can hide. " + " ".join([reliability(results["rows"]), *_crowded(results)]),
+        "Communication is predicted. Step and epoch follow from the measurement, or from the prediction if the "
+        "algorithm was not run, minus the part that computing can hide. "
+        + " ".join([reliability(results["rows"]), *_crowded(results)]),
         _TAKEN,
     ]
     if results["workers"] is not None:
@@ -99,8 +99,8 @@ def _crowded(results: Results) -> list[str]:
     if cores is None or results["nodes"] > 1 or results["ranks"] < cores:
         return []
     return [
-        f"The {results['ranks']} ranks have {cores} cores: what goes on beside computing (double_buffering, overlap) "
-        "finds no core of its own here, and is slower than predicted."
+        f"The {results['ranks']} ranks have {cores} cores: communication in the background (double_buffering, overlap) "
+        "has no core of its own here, so it is slower than predicted."
     ]
 
 
@@ -108,10 +108,10 @@ def reliability(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the errors of the predictions, as a sentence."""
     errors = {row["name"]: row["error"] for row in rows if row["error"] is not None}
     if not errors:
-        return "Nothing was run, so nothing says how far the predictions are off."
+        return "No algorithm was run, so the errors of the predictions are unknown."
     worst = max(errors, key=lambda name: abs(math.log1p(errors[name])))
     off = statistics.median(map(abs, errors.values()))
-    return f"Predictions were off by {off:.0%} (median), most for {worst} ({errors[worst]:+.0%})."
+    return f"The median error of the predictions is {off:.0%}; the largest is {errors[worst]:+.0%}, for {worst}."
 
 
 def _workers(found: Results) -> list[str]:
@@ -121,8 +121,8 @@ def _workers(found: Results) -> list[str]:
         even = "–" if before is None else f"{int(count) / before[0]:g} times"
         rows.append([count, "diverged" if distance is None else f"{distance:.3g}", grew, even])
         before = (int(count), distance)
-    heads = ["P, local models", "D, their distance", "it grew", "in proportion were"]
-    chosen = f"Worth a try are up to {found['chosen']} local models ({found['task']}): {found['reason']}. {_RULE}"
+    heads = ["P, local models", "D, their distance", "growth", "in proportion"]
+    chosen = f"Limit of local models: {found['chosen']} ({found['task']}): {found['reason']}. {_RULE}"
     return [chosen, table(heads, rows)]
 
 
@@ -141,7 +141,7 @@ def draw(results: Results, figure: Any) -> None:
         values = [1e3 * (row[key] or 0) for row in rows]
         middle.barh([k + shift for k in range(len(rows))], values, 0.4, color=_COLOURS[label], label=label)
     middle.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=6)
-    middle.set(xlabel="ms a step", title="Communication")
+    middle.set(xlabel="ms per step", title="Communication")
     middle.legend(fontsize=7)
     if results["workers"] is not None:
         points = [(int(count), value) for count, value in results["workers"]["distances"].items() if value is not None]

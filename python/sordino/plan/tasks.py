@@ -32,7 +32,7 @@ def from_file(text: str) -> Task:
         raise UsageError(f"--task {text}: no file '{file}'; write it as FILE.py:FUNCTION")
     spec = importlib.util.spec_from_file_location(f"sordino_task_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"--task {text}: {path} is not Python")
+        raise UsageError(f"--task {text}: {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     # As for a script: its imports find modules in its folder, and dataclasses find their module.
     sys.path.insert(0, str(path.resolve().parent))

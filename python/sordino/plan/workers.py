@@ -91,7 +91,7 @@ def find_workers(
     """
     rising = all(one < other for one, other in pairwise(workers))
     if not workers or workers[0] < 2 or not rising:
-        raise UsageError(f"find_workers(workers={list(workers)}): must be rising numbers from 2 on")
+        raise UsageError(f"find_workers(workers={list(workers)}): must be increasing numbers from 2 on")
     if interval < 1 or averagings < 2:
         raise UsageError(f"find_workers(interval={interval}, averagings={averagings}): must be at least 1 and 2")
     if not 0 < proportion <= 1:
@@ -125,7 +125,7 @@ def choose(distances: dict[int, float], proportion: float = PROPORTION) -> tuple
         growth, wanted = distances[many] / distances[few] if distances[few] > 0 else 0.0, many / few
         if growth < proportion * wanted:
             return few, f"from P={few} to P={many} the distance D grew {growth:.2f} times, not about {wanted:g} times"
-    return tried[-1], f"the distance D grew in proportion up to P={tried[-1]}, the most that was tried"
+    return tried[-1], f"the distance D grew in proportion up to P={tried[-1]}, the largest number tried"
 
 
 def _try(task: Task, count: int, interval: int, averagings: int, rule: str) -> tuple[list[float], list[float]]:

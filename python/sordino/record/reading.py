@@ -139,8 +139,9 @@ class Reader:
             return
         if line.get("format", 0) > FORMAT:
             raise NotBuilt(
-                f"{self.folder / name}: this record is of format {line['format']}, written by Sordino "
-                f"{line.get('version', '?')}; this one reads up to {FORMAT}: install that version, or a later one"
+                f"{self.folder / name}: this record has format {line['format']}, written by Sordino "
+                f"{line.get('version', '?')}, but this version reads formats up to {FORMAT} only. Install that version, "
+                "or a later one"
             )
         if name == JOB:
             self.run.job.setdefault(kind, []).append(line)

@@ -17,7 +17,7 @@ RANK, SIZE = "SORDINO_RANK", "SORDINO_SIZE"
 TOKEN = "SORDINO_TOKEN"
 RANK_VARIABLES = "SORDINO_RANK_VARIABLES"  # variables that made the starting process a rank, with values
 _TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun only; Accelerate starts torchrun
-_LIKE_TORCHRUN = "a launcher of torch.distributed's kind (torchrun, Accelerate, DeepSpeed, Ray, Kubeflow)"
+_LIKE_TORCHRUN = "a launcher for torch.distributed (torchrun, Accelerate, DeepSpeed, Ray, Kubeflow)"
 _LAUNCHERS = (
     (_LIKE_TORCHRUN, "WORLD_SIZE", "RANK"),
     ("horovodrun", "HOROVOD_SIZE", "HOROVOD_RANK"),
@@ -77,7 +77,7 @@ def _launch(environment: Mapping[str, str], launcher: str, size_variable: str, *
     if not text:
         return None
     if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"{size_variable}={text!r} is no number of processes; correct it or unset it")
+        raise UsageError(f"{size_variable}={text!r} is not a number of processes; correct it or unset it")
     variables = {name: environment[name] for name in (size_variable, *others) if environment.get(name)}
     return Launch(launcher, int(text), size_variable, variables)
 
@@ -126,7 +126,7 @@ def launched_rank(environment: Mapping[str, str], mpi_size: int, mpi_variable: s
         if launch.size_variable == "WORLD_SIZE":
             return _among(launch, environment)
         raise UsageError(
-            f"{launch}, which do not reach each other without MPI, so each would train alone. Start the script with "
+            f"{launch}. They cannot reach each other without MPI, so each would train alone. Start the script with "
             f"`sordino run -np {launch.size} -- python script.py`, or with mpirun. {_left_over(launch.variables)}"
         )
     return None
@@ -137,7 +137,7 @@ def _ours(environment: Mapping[str, str]) -> LaunchedRank | None:
         return None
     launch = _launch(environment, "`sordino run`", SIZE, RANK)
     if launch is None:
-        raise UsageError(f"{RENDEZVOUS} is set and {SIZE} is not; {_left_over([RENDEZVOUS])}")
+        raise UsageError(f"{RENDEZVOUS} is set, but {SIZE} is not. {_left_over([RENDEZVOUS])}")
     return LaunchedRank(_rank(environment, RANK, launch), launch.size, launch)
 
 
@@ -151,14 +151,14 @@ def _among(launch: Launch, environment: Mapping[str, str]) -> LaunchedRank:
     missing = [name for name in ("RANK", *_STORE) if not environment.get(name)]
     if missing:
         raise UsageError(
-            f"{launch}, and {' and '.join(missing)}, by which they would find each other, "
-            f"{'is' if len(missing) == 1 else 'are'} not set, so each would train alone. Set what is missing, or start "
-            f"the script with torchrun, or with `sordino run -np {launch.size} -- python script.py`. "
+            f"{launch}, but {' and '.join(missing)}, by which they find each other, "
+            f"{'is' if len(missing) == 1 else 'are'} not set, so each would train alone. Set the missing variables, or "
+            f"start the script with torchrun, or with `sordino run -np {launch.size} -- python script.py`. "
             f"{_left_over(launch.variables)}"
         )
     port = environment["MASTER_PORT"]
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UsageError(f"MASTER_PORT={port!r} is no port; correct it or unset it")
+        raise UsageError(f"MASTER_PORT={port!r} is not a port; correct it or unset it")
     agents = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     run = f"{environment.get(_TORCHRUN, '')}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     address = environment["MASTER_ADDR"], int(port)
@@ -189,7 +189,7 @@ def _rank(environment: Mapping[str, str], variable: str, launch: Launch) -> int:
     text = environment.get(variable, "")
     if not text.isdecimal() or int(text) >= launch.size:
         raise UsageError(
-            f"{variable}={text!r} is no rank of {launch.size_variable}={launch.size}; correct it. "
+            f"{variable}={text!r} is not a rank of {launch.size_variable}={launch.size}; correct it. "
             f"{_left_over(launch.variables)}"
         )
     return int(text)
@@ -197,7 +197,7 @@ def _rank(environment: Mapping[str, str], variable: str, launch: Launch) -> int:
 
 def _contradiction(launch: Launch, other: str, variables: list[str]) -> UsageError:
     return UsageError(
-        f"{launch}, and {other}: which of them are the ranks cannot be told. Start the script by one launcher alone. "
+        f"{launch}, but {other}: it is unclear which of these processes are the ranks. Use only one launcher. "
         f"{_left_over([*launch.variables, *variables])}"
     )
 

@@ -31,7 +31,7 @@ def fingerprint_of_process(dedicated: object, survive_losses: bool) -> fingerpri
         if name in _SETTINGS:
             found[name] = f"{name}={_plain(os.environ.get(name, os.environ.get(alias, fallback)))}"
     found["on_peer_lost"] = f"on_peer_lost='{'continue' if survive_losses else 'raise'}'"
-    found["algorithm"] = f"init(algorithm={dedicated})" if dedicated else "init() without ranks that only help"
+    found["algorithm"] = f"init(algorithm={dedicated})" if dedicated else "init() without helpers"
     return found
 
 

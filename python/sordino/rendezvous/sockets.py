@@ -78,12 +78,12 @@ class SocketRendezvous:
             while len(shown) < len(ranks):
                 head, payload = _received(self._socket, deadline)
                 if "lost" in head:
-                    raise PeerLost(f"rank {head['lost']} has ended before all ranks had met", [head["lost"]])
+                    raise PeerLost(f"rank {head['lost']} ended before all ranks had met", [head["lost"]])
                 shown.append(payload)
             return shown
         except TimeoutError:
             missing = self._missing(key, ranks)
-            text = f"waited {self._timeout:g} s for ranks {', '.join(map(str, missing))} to come to init()"
+            text = f"waited {self._timeout:g} s for ranks {', '.join(map(str, missing))} to call init()"
             raise Timeout(text, "init", missing) from None
         except OSError as error:
             raise TransportError(f"the launcher that started this rank is gone: {error}") from error
@@ -166,7 +166,7 @@ class Desk:
             visitor.say({"missing": [rank for rank in ranks if rank not in shown]}, b"")
             return
         if visitor.rank not in ranks:
-            raise ValueError("a round of others")
+            raise ValueError("a round of other ranks")
         key = str(head["key"])
         round_ = self._rounds.setdefault((key, ranks), {})
         round_[visitor.rank] = visitor, payload
@@ -208,7 +208,7 @@ class _Visitor:
         while len(self.heard) >= _LENGTHS.size:
             head, payload = _LENGTHS.unpack_from(self.heard)
             if head + payload > (_MOST_BYTES if self.rank is not None else _MOST_OF_STRANGERS):
-                raise ValueError("a frame longer than any can be")
+                raise ValueError("a frame that is longer than the limit")
             end = _LENGTHS.size + head + payload
             if len(self.heard) < end:
                 break
@@ -249,6 +249,6 @@ def _exactly(connection: socket.socket, count: int, deadline: Deadline) -> bytes
                 raise
             continue
         if not more:
-            raise ConnectionResetError("it has closed the connection")
+            raise ConnectionResetError("the launcher has closed the connection")
         data += more
     return data

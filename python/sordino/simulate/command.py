@@ -30,7 +30,7 @@ WORLDS = {"averaging": "sordino.simulate.averaging:Averaging", "pulling": "sordi
 """Classes by their names in `Simulation.world`. Only the one that is used is imported."""
 _POLL = 0.2  # seconds
 
-Told = tuple[int, float]
+RunProgress = tuple[int, float]
 """Number of a run, and its completed fraction."""
 
 
@@ -78,24 +78,24 @@ def simulate(job: Job, progress: Progress) -> Outcome:
 def _run_all(runs: list[Run], processes: int | None, quiet: bool) -> list[Outcome]:
     """Return the outcomes in the order of the runs."""
     processes = min(len(runs), processes or len(os.sched_getaffinity(0)))
-    with _teller(runs, quiet) as told:
+    with _teller(runs, quiet) as reporter:
         if processes == 1:
             threads = torch.get_num_threads()
             torch.set_num_threads(1)
             try:
-                return [_here(number, run, told) for number, run in enumerate(runs)]
+                return [_here(number, run, reporter) for number, run in enumerate(runs)]
             finally:
                 torch.set_num_threads(threads)
-        return _in_processes(runs, processes, told)
+        return _in_processes(runs, processes, reporter)
 
 
-def _here(number: int, run: Run, told: _Teller) -> Outcome:
-    outcome = simulate(run.job, lambda part: told.part(number, part))
-    told.done(number, outcome)
+def _here(number: int, run: Run, reporter: _Teller) -> Outcome:
+    outcome = simulate(run.job, lambda part: reporter.part(number, part))
+    reporter.done(number, outcome)
     return outcome
 
 
-def _in_processes(runs: list[Run], processes: int, told: _Teller) -> list[Outcome]:
+def _in_processes(runs: list[Run], processes: int, reporter: _Teller) -> list[Outcome]:
     channel: Any = SPAWN.Queue()
     found: dict[int, Outcome] = {}
     with pool(processes, _begin, channel) as workers:
@@ -105,15 +105,15 @@ def _in_processes(runs: list[Run], processes: int, told: _Teller) -> list[Outcom
         while waiting:
             ended, _ = wait(waiting, _POLL, FIRST_COMPLETED)
             for number, part in _drained(channel):
-                told.part(number, part)
+                reporter.part(number, part)
             for future in ended:
                 number = waiting.pop(future)
                 found[number] = future.result()
-                told.done(number, found[number])
+                reporter.done(number, found[number])
     return [found[number] for number in range(len(runs))]
 
 
-def _drained(channel: Any) -> Iterator[Told]:
+def _drained(channel: Any) -> Iterator[RunProgress]:
     while True:
         try:
             yield channel.get_nowait()

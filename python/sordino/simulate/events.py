@@ -59,7 +59,7 @@ class World(ABC):
         self._seconds: list[float] = job.compute.tolist()  # of a step, by worker
         self._alive = [True] * job.workers
         self._running = job.workers
-        self._steps = self._told = 0  # steps of all workers; their number at the last progress report
+        self._steps = self._reported_steps = 0  # steps of all workers; their number at the last progress report
         self._all_done = self.clock.event()
         self._processes: list[Process] = []
         self._began = np.zeros(job.workers)  # time at which each worker's step began
@@ -253,8 +253,8 @@ class World(ABC):
                 self._ask(worker)
         self._begin_steps()
         self._steps += len(workers)
-        if self._steps >= self._told + 8 * self.job.workers:
-            self._told = self._steps
+        if self._steps >= self._reported_steps + 8 * self.job.workers:
+            self._reported_steps = self._steps
             self._progress(min(self._part(), 1.0))
 
     # ---- the run -----------------------------------------------------------------------------------------------------

@@ -108,9 +108,9 @@ class StepMessages:
     """
 
     def __init__(self, algorithm: Algorithm, workers: int, model: Model) -> None:
-        told = algorithm.traffic(model, range(workers)) if workers > 1 else None
-        self._phases = [] if told is None else list(told.phases)
-        self.delay = 0 if told is None else told.delay
+        traffic = algorithm.traffic(model, range(workers)) if workers > 1 else None
+        self._phases = [] if traffic is None else list(traffic.phases)
+        self.delay = 0 if traffic is None else traffic.delay
         self.behind_loading = any(phase.loading for phase in self._phases)
         self.rows = SharedRows()
         self._shares_rows = sum(phase.varies for phase in self._phases) == 1  # exchange numbers are per phase

@@ -1,4 +1,4 @@
-"""A setting with a value that it cannot have is a UsageError that names it, for each setting of each algorithm."""
+"""An invalid value of a setting raises a UsageError that names the setting, for each setting of each algorithm."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_any_value_is_taken_or_refused_by_name(name: str, setting: str) -> None:
         except UsageError as error:
             assert str(error).startswith(f"{kind.__name__}("), error
             refused += 1
-    assert refused >= len(ANYTHING) // 2  # every setting has values that it cannot have
+    assert refused >= len(ANYTHING) // 2  # every setting has invalid values
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""An algorithm derived from one of ours is that one, wherever it goes: in optimizers, simulations and costs."""
+"""An algorithm derived from one of ours is treated like it everywhere: in optimizers, simulations and costs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RATES = plan.Rates(None, plan.Line(1e-4, 1e-8), 0.0, hop=1e-4)
 
 
 def derived(algorithm: Algorithm) -> Algorithm:
-    """The same algorithm, of a class of the user's."""
+    """Return the same algorithm as an object of a user's class."""
     kind = type("Mine", (type(algorithm),), {})
     one = object.__new__(kind)
     one.__dict__.update(algorithm.__dict__)

@@ -1,4 +1,4 @@
-"""Parameter skipping without ranks: the threshold's scheduler, where servers' tensors go, and what is refused."""
+"""Parameter skipping without ranks: the scheduler of the threshold, the servers of tensors, and refused settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AT_LIMITS = ThresholdScheduler(lower=10, upper=10.5)
     ("scheduler", "epochs", "metrics", "after"),
     [
         (DEFAULT, 5, [3, 2, 1], 9),
-        (DEFAULT, 5, [9, 9, 3, 2, 1], 9),  # only the last three count
+        (DEFAULT, 5, [9, 9, 3, 2, 1], 9),  # only the last three values count
         (DEFAULT, 5, [1, 2, 3], 11),
         (DEFAULT, 5, [3, 1, 2], 11),
         (DEFAULT, 5, [3, 3, 3], 11),
@@ -54,8 +54,8 @@ def test_the_threshold_follows_the_metric(scheduler, epochs, metrics, after) -> 
     st.floats(0.1, 30),
     st.sampled_from(["min", "max"]),
 )
-@example([3.0, 2.0, 1.0], 2, 1, 7.0, "min")  # falls below, if nothing stops it
-@example([3.0, 2.0, 1.0], 2, 1, 17.0, "max")  # rises above
+@example([3.0, 2.0, 1.0], 2, 1, 7.0, "min")  # falls below its bound without a limit
+@example([3.0, 2.0, 1.0], 2, 1, 17.0, "max")  # rises above its bound without a limit
 def test_the_threshold_never_crosses_its_bounds(metrics, length, frequency, step, mode) -> None:
     scheduler = ThresholdScheduler(length, frequency, step, lower=5, upper=20, mode=mode)
     threshold = 10.0
@@ -89,11 +89,11 @@ def test_loads_are_within_four_thirds_of_the_best(sizes: list[int], servers: int
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=200), st.integers(1, 16))
 def test_loads_of_many_tensors(sizes: list[int], servers: int) -> None:
-    """The best is at least the mean and the largest."""
+    """The best assignment is at least the mean and the largest tensor."""
     floor = max(sum(sizes) / servers, max(sizes))
     if len(sizes) > servers:
         ordered = sorted(sizes, reverse=True)
-        floor = max(floor, ordered[servers - 1] + ordered[servers])  # two of these share a server
+        floor = max(floor, ordered[servers - 1] + ordered[servers])  # two of these tensors share a server
     assert fullest(sizes, place_by_size(sizes, servers), servers) <= 4 / 3 * floor + 1e-9
 
 
@@ -113,7 +113,7 @@ def test_who_serves() -> None:
         CaPS(exchange="parameter-server", servers=2, dedicated_servers=True).roles([0, 0])
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------
+# ---- refused settings ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_who_serves() -> None:
         ("probe_interval", True),
         ("scheduler", "default"),
         ("exchange", "mail"),
-        ("servers", 2),  # all-reduce has none
+        ("servers", 2),  # all-reduce has no servers
         ("dedicated_servers", True),
         ("granularity", "element"),
         ("block_bytes", 0),

@@ -1,4 +1,4 @@
-"""An algorithm that is not ours goes wherever ours go: examples/custom_algorithm.py."""
+"""A user's algorithm works everywhere where ours do: examples/custom_algorithm.py."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STEPS, LR = 7, 0.1
 
 
 def trained(algorithm: EmaGossip, steps: int, state: Any = None, stop: int | None = None) -> tuple[torch.Tensor, Any]:
-    """The parameters of this rank after some steps, and a state from after step `stop`."""
+    """Return the parameters of this rank after some steps, and a state from after step `stop`."""
     weight = torch.nn.Parameter(torch.full((5,), float(hvd.rank()), dtype=torch.float64))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=LR), [("weight", weight)], algorithm=algorithm)
     saved = None
@@ -53,7 +53,7 @@ def trained(algorithm: EmaGossip, steps: int, state: Any = None, stop: int | Non
 
 
 def mixed(topology: extend.Topology, round: int, values: list[float]) -> list[float]:
-    """The value of every rank after one mixing."""
+    """Return the value of every rank after one mixing."""
     rows = [topology.row(round, 0, rank) for rank in range(topology.size)]
     return [
         scale * (sum(values[one] for one in sources) + keeps_own * own)
@@ -62,7 +62,7 @@ def mixed(topology: extend.Topology, round: int, values: list[float]) -> list[fl
 
 
 def imported(source: str) -> set[str]:
-    """The modules that a source file imports."""
+    """Return the modules that a source file imports."""
     nodes = list(ast.walk(ast.parse(source)))
     names = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     return names | {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
@@ -82,7 +82,7 @@ def test_everything_in_extend_is_public_and_there() -> None:
 
 
 def test_a_gossip_algorithm_that_only_chooses_its_peers_is_short() -> None:
-    """The one in docs/extending.md, which is run as it stands."""
+    """The algorithm is the one in docs/extending.md, which is run unchanged."""
     page = (ROOT / "docs" / "extending.md").read_text()
     source = page.partition("```python\n")[2].partition("```")[0]
     assert "class RingAndRandom" in source and len(source.splitlines()) <= 40
@@ -178,7 +178,7 @@ def test_a_package_registers_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 class Noting(EmaStrategy):
-    """Notes what is called around its steps."""
+    """Strategy that notes the calls around its steps."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -194,7 +194,7 @@ class Noting(EmaStrategy):
 
 
 class NotingGossip(EmaGossip):
-    """`EmaGossip`, whose strategy notes what is called."""
+    """`EmaGossip`, whose strategy notes its calls."""
 
     def strategy(self, runtime: Runtime) -> Strategy:
         return Noting(runtime, self)
@@ -237,7 +237,7 @@ def test_it_begins_anew_with_other_parameters() -> None:
 
 
 def test_the_simulator_draws_every_phase_by_itself() -> None:
-    """Two that come at once, of other topologies."""
+    """Two phases that come at once, with different topologies."""
     size, everybody = 6, groups_of(6, 6)
     peers = [Ring(size), RandomCycle(size, 5)]
     phases = [Phase(lambda round, sent, one=one: [Exchange(everybody, one, [8.0], round)]) for one in peers]

@@ -1,4 +1,5 @@
-"""Detectors of parameter skipping, and its statistics, in a world of one rank: against comparing every element."""
+"""Detectors of parameter skipping, and its statistics, in a world of one rank, against a comparison of every
+element."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def world() -> Iterator[None]:
 
 
 class Bench:
-    """Some tensors and a detector of them."""
+    """Some tensors and a detector for them."""
 
     def __init__(self, tensors: list[torch.Tensor], **settings: Any) -> None:
         self.tensors = tensors
@@ -45,7 +46,7 @@ class Bench:
         self.turn = 0
 
     def ratios(self) -> list[float]:
-        """After something has happened to the tensors; then everything is sent."""
+        """Return the detector's ratios after the tensors have changed; then all tensors are sent."""
         self.detector.count(self.turn)
         found = (self.detector.counts.double() / self.detector.compared).tolist()
         self.detector.keep(self.turn, self.items.parts(np.ones(len(self.items), dtype=bool)))
@@ -54,7 +55,7 @@ class Bench:
 
 
 def mixed() -> list[torch.Tensor]:
-    """In the order in which an arena has them: by dtype."""
+    """Return tensors in the order of an arena: by dtype."""
     generator = torch.Generator().manual_seed(1)
     return [torch.randn(101 + 7 * k, generator=generator).to(dtype) for k, dtype in enumerate(FLOATS)]
 
@@ -91,7 +92,7 @@ def test_nan_is_itself_and_zeros_have_signs() -> None:
 
 
 def test_random_samples_estimate_without_bias() -> None:
-    """Mean and spread over many steps, of a planted pattern."""
+    """The mean and the spread over many steps of a known pattern are right."""
     still = torch.rand(20_000, generator=torch.Generator().manual_seed(3)) < 0.3
     bench = Bench([torch.zeros(20_000)], detector="random", sample_ratio=0.01, seed=5)
     ratios, errors = [], []
@@ -110,7 +111,7 @@ def test_random_samples_estimate_without_bias() -> None:
 
 def test_small_tensors_have_a_sample() -> None:
     bench = Bench([torch.zeros(1), torch.zeros(0), torch.zeros(3)], detector="random", sample_ratio=0.01)
-    assert bench.detector.compared.tolist() == [1, 0, 3]  # all elements, until something is counted
+    assert bench.detector.compared.tolist() == [1, 0, 3]  # all elements, until a count exists
     bench.tensors[0] += 1
     bench.ratios()
     assert bench.detector.compared.tolist() == [1, 0, 1]
@@ -118,7 +119,7 @@ def test_small_tensors_have_a_sample() -> None:
 
 
 def test_history_finds_what_moves() -> None:
-    """A planted hot region of the size of the sample is all that is compared, once it is known; it may wander."""
+    """Once a moving region of the sample's size is known, only its elements are compared, also if the region moves."""
     bench = Bench([torch.zeros(1000)], detector="history", sample_ratio=0.05, survey_interval=3)
     tensor = bench.tensors[0]
     tensor[200:250] += 1
@@ -136,7 +137,7 @@ def test_history_finds_what_moves() -> None:
 
 
 def test_history_finds_what_moves_after_a_long_time() -> None:
-    """Counters are bytes; however long everything has moved, what moves since then comes to the front."""
+    """Counters are bytes. However long all elements have moved, an element that moves afterwards comes to the front."""
     bench = Bench([torch.zeros(100)], detector="history", sample_ratio=0.1, survey_interval=1)
     for _ in range(600):
         bench.tensors[0] += 1
@@ -163,8 +164,8 @@ def moved(bench: Bench, *steps: float) -> list[float]:
 
 def test_movement_ranks_by_how_far_elements_move() -> None:
     bench = Bench([torch.zeros(30), torch.zeros(50), torch.zeros(20), torch.zeros(0)], detector="movement", memory=0.5)
-    assert moved(bench, 1.0, -2.0, 0.0) == [0.5, 0, 1, 1]  # what has never moved is below everything
-    assert moved(bench, 1.0, 1.0, 1.0) == [0.5, 0, 0.8, 1]  # averages are 0.75, 1 and 0.5
+    assert moved(bench, 1.0, -2.0, 0.0) == [0.5, 0, 1, 1]  # a tensor that has never moved is below all others
+    assert moved(bench, 1.0, 1.0, 1.0) == [0.5, 0, 0.8, 1]  # the averages are 0.75, 1 and 0.5
     bench.tensors[2][0] = math.nan
     assert moved(bench, 1.0, 1.0) == [0.7, 0.2, 0, 1]
 
@@ -177,7 +178,7 @@ def test_movement_is_infinite_only_while_values_are(memory: float) -> None:
     assert moved(bench, 1.0, 2.0) == [0, 0.3]
     assert moved(bench, 1.0, 2.0) == [0, 0.3]  # NaN plus one is NaN
     bench.tensors[0][3] = 3.0
-    assert moved(bench, 0.0, 2.0) == [0, 0.3]  # a step away from NaN is no number either
+    assert moved(bench, 0.0, 2.0) == [0, 0.3]  # the distance from NaN is NaN, too
     assert moved(bench, 1.0, 2.0) == [0.7, 0]
 
 
@@ -185,7 +186,7 @@ def test_what_moves_alike_is_sent_alike() -> None:
     bench = Bench(mixed(), detector="movement")
     assert moved(bench, *[0.0] * 4) == [1] * 4
     bench = Bench([torch.zeros(16), torch.zeros(64)], detector="movement")
-    assert moved(bench, 0.25, 0.25) == [0, 0]  # of one element each, however many there are
+    assert moved(bench, 0.25, 0.25) == [0, 0]  # movements are per element, for any number of elements
 
 
 def test_movement_goes_on_where_its_state_was_kept() -> None:
@@ -228,7 +229,7 @@ def noted(bench: Bench, interval: int = 2) -> CaPSStatistics:
 
 
 class Log:
-    """What TensorBoard's writer would be told."""
+    """Stand-in for TensorBoard's writer."""
 
     def __init__(self) -> None:
         self.scalars: list[tuple[str, float, int]] = []
@@ -276,7 +277,7 @@ def test_random_points_have_errors() -> None:
 
 @pytest.mark.parametrize("samples", [2, 5, 40, 100])
 def test_small_samples_state_their_errors(samples: int) -> None:
-    """On average over many draws, the stated variance is that of the estimates, to what strata improve."""
+    """Averaged over many draws, the stated variance is that of the estimates, apart from the gain by stratification."""
     bench = Bench([torch.zeros(100)], detector="random", sample_ratio=samples / 100)
     moves = (torch.rand(100, generator=torch.Generator().manual_seed(8)) < 0.5).float()
     ratios, variances = [], []

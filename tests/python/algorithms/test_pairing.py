@@ -1,4 +1,4 @@
-"""AD-PSGD's pairing: whatever the order in which messages come, both sides agree, nothing is lost, nobody is stuck."""
+"""AD-PSGD's pairing: in any order of messages both sides agree, nothing is lost, and no worker gets stuck."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ PATIENCE = 1.0
 
 
 class Network:
-    """Workers, and messages that overtake none between the same two, but any others."""
+    """Workers and their messages. Messages between the same two workers stay in order; all others may overtake each
+    other."""
 
     def __init__(self, size: int, seed: int) -> None:
         self.workers = [Pairing(rank, size, seed, PATIENCE) for rank in range(size)]
@@ -37,7 +38,7 @@ class Network:
             if isinstance(step, Tell):
                 self.posted.setdefault((rank, step.to), deque()).append(step.message)
             elif isinstance(step, Average):
-                assert self.engaged[rank] is None  # in one at a time
+                assert self.engaged[rank] is None  # in one averaging at a time
                 assert step.peer != rank
                 self.engaged[rank] = step
             elif isinstance(step, Cancel):
@@ -60,7 +61,7 @@ class Network:
         self.does(to, self.workers[to].heard(self.now, sender, self.posted[way].popleft()))
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Those that both know of the same averaging."""
+        """Return the pairs in which both workers take part in the same averaging."""
         return [
             (rank, one.peer)
             for rank, one in enumerate(self.engaged)
@@ -76,7 +77,7 @@ class Network:
         self.averaged += 1
 
     def ring(self) -> None:
-        """Time passes until the next alarm."""
+        """Advance the time to the next alarm."""
         if self.alarms:
             rank, at = min(self.alarms.items(), key=lambda one: (one[1], one[0]))
             del self.alarms[rank]
@@ -100,9 +101,9 @@ def test_any_order_of_messages(size: int, seed: int, late: bool, data: st.DataOb
         elif what < 11 and network.pairs():
             network.exchange(data.draw(st.sampled_from(network.pairs())))
         elif what == 11:
-            network.ring()  # somebody's answer is late
+            network.ring()  # an answer is late
         assert sum(network.values) == total
-    for _ in range(100_000):  # and then everything comes that is under way
+    for _ in range(100_000):  # and then all messages in flight arrive
         if network.quiet():
             break
         if network.arrivals():
@@ -110,7 +111,7 @@ def test_any_order_of_messages(size: int, seed: int, late: bool, data: st.DataOb
         else:
             network.exchange(network.pairs()[0])
     assert network.quiet()
-    assert network.engaged == [None] * size  # nobody waits for one that has gone
+    assert network.engaged == [None] * size  # no worker waits for one that has gone
     assert not any(worker.under_way for worker in network.workers)
     assert sum(network.values) == total
 
@@ -132,13 +133,13 @@ def test_one_that_is_asked_in_an_averaging_declines() -> None:
     worker = Pairing(0, 3, 0, PATIENCE)
     assert worker.heard(0.0, 1, ("average", 7, 5)) == [Tell(1, ("yes", 7)), Average(1, 7)]
     assert worker.heard(0.0, 2, ("average", 9, 5)) == [Tell(2, ("no", 9))]
-    assert not worker.under_way  # what another has begun is not its own
+    assert not worker.under_way  # an averaging of another worker is not its own
     assert worker.exchanged(1.0) == []
     assert worker.heard(1.0, 2, ("average", 10, 5))[0] == Tell(2, ("yes", 10))
 
 
 def test_declines_count_for_one_averaging() -> None:
-    """A worker that was declined now and then gives up none of its later averagings for that."""
+    """A worker that is declined from time to time gives up no later averaging because of that."""
     worker = Pairing(0, 3, 0, PATIENCE)
 
     def asked(steps: list[Step]) -> tuple[int, int]:
@@ -147,7 +148,7 @@ def test_declines_count_for_one_averaging() -> None:
 
     for _ in range(3):
         peer, number = asked(worker.begin(0.0))
-        for _ in range(7):  # one less than it takes to give up
+        for _ in range(7):  # one less than the limit for giving up
             peer, number = asked(worker.heard(0.0, peer, ("no", number)))
         assert worker.heard(0.0, peer, ("yes", number)) == [Average(peer, number)]
         assert worker.exchanged(0.0) == []
@@ -223,7 +224,7 @@ def test_in_virtual_time_nobody_is_stuck_and_all_come_together(overlap: int) -> 
     outcome = Averaging(job, lambda _: None).run()
     alive = [0, 2, 3, 4]
     assert all(outcome.record.pulls[alive] > 20)
-    assert outcome.record.pulls.sum() % 2 == 0  # both sides or none
+    assert outcome.record.pulls.sum() % 2 == 0  # both sides or neither
     assert all(outcome.record.steps[alive] > 60)
     apart = Averaging(
         Job(ADPSGD(interval=10**6), 5, job.links, compute, 2.0**16, seconds=2.0, data="none", points=1), lambda _: None
@@ -232,7 +233,7 @@ def test_in_virtual_time_nobody_is_stuck_and_all_come_together(overlap: int) -> 
 
 
 def test_a_higher_question_takes_back_ones_own() -> None:
-    """Where everybody asks at once, somebody must give way, or all are declined for ever."""
+    """If all workers ask at once, one must give way, or all are declined forever."""
     worker = Pairing(0, 9, 0, PATIENCE)
     asked = worker.begin(0.0)[0]
     assert isinstance(asked, Tell)
@@ -250,7 +251,7 @@ def test_of_many_that_ask_at_once_most_find_somebody() -> None:
     size = 60
     workers = [Pairing(rank, size, 3, PATIENCE) for rank in range(size)]
     messages = [(rank, step) for rank, worker in enumerate(workers) for step in worker.begin(0.0)]
-    for _ in range(3):  # everybody's messages arrive at the same time
+    for _ in range(3):  # messages of all workers arrive at the same time
         sent, messages = messages, []
         for sender, step in sent:
             if isinstance(step, Tell):

@@ -1,4 +1,4 @@
-"""The manager of scheduled pull gives all pairs of workers alike, in whatever order they ask."""
+"""The manager of scheduled pull gives all pairs of workers equal chances, in whatever order they ask."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from sordino.simulate.links import Links
 from sordino.simulate.pulling import Pulling
 
 BOUND = 2.0
-"""For chi-square over its degrees of freedom, whose mean is 1 where draws are apart; of 48 degrees (8 workers) one fair
-run in 20000 would be above it. The pairs of one window exclude each other, which lowers it. Seeds are fixed."""
+"""Limit of chi-square over its degrees of freedom. Its mean is 1 for independent draws. With 48 degrees (8 workers) one
+fair run in 20000 would exceed the limit. Pairs of one window exclude each other, which lowers chi-square. Seeds are
+fixed."""
 
 
 def unfairness(counts: np.ndarray) -> float:
-    """Chi-square over its degrees of freedom, of how often each worker (row) had each other one."""
+    """Return chi-square over its degrees of freedom, for the counts with which each worker (row) had each other one."""
     size = len(counts)
     apart = ~np.eye(size, dtype=bool)
     expected = np.broadcast_to(counts.sum(1, keepdims=True) / (size - 1), counts.shape)
@@ -31,7 +32,7 @@ def unfairness(counts: np.ndarray) -> float:
 
 
 def orders(size: int, kind: str) -> Iterator[list[int]]:
-    """In which workers ask, window after window."""
+    """Yield the order in which workers ask, window after window."""
     draws = np.random.default_rng(1)
     while True:
         yield list(range(size)) if kind == "by rank" else draws.permutation(size).tolist()
@@ -70,7 +71,7 @@ def test_every_way_in_which_nobody_has_itself_is_as_likely() -> None:
         ways[tuple(found)] += 1
         for worker, peer in enumerate(found):
             manager.update_information(worker, peer, None)
-    # Nine ways, each expected 500 times, with a standard deviation of 21: four of them are left.
+    # There are nine ways, and four of them remain. Each is expected 500 times, with a standard deviation of 21.
     assert len(ways) == 9 and all(abs(count - 500) < 4 * math.sqrt(500 * 8 / 9) for count in ways.values())
 
 

@@ -1,4 +1,4 @@
-"""Who pulls from whom, and when: the policy objects by hand."""
+"""Choice of the peer and the time of each pull: the policy objects, driven by hand."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PATIENCE = 1.0
 @pytest.mark.parametrize(
     ("estimate", "measured", "expected"),
     [
-        (math.inf, 4.0, 4.0),  # of what was never measured
+        (math.inf, 4.0, 4.0),  # time was never measured
         (4.0, 2.5, 2.5),
-        (4.0, 3.0, 3.5),  # (1 - threshold) estimate itself is not far below
+        (4.0, 3.0, 3.5),  # (1 - threshold) estimate itself is not too far below
         (4.0, 4.0, 4.0),
         (4.0, 4.5, 4.25),
         (4.0, 5.0, 5.0),  # (1 + threshold) estimate itself is too far above
@@ -66,7 +66,7 @@ def test_without_overlap_one_pulls_when_the_window_ends() -> None:
 def test_naive_overlap_pulls_when_the_window_begins() -> None:
     worker = PullFirst(0, 2, 0)
     assert worker.window(3.0, 4.0) == [Pull(1, 3.0)]
-    assert worker.failed(3.5, 1) == [Tell(1, ("there?",)), Skip()]  # nobody is left
+    assert worker.failed(3.5, 1) == [Tell(1, ("there?",)), Skip()]  # no peer is left
     worker.heard(3.6, 1, ("free",))
     assert worker.window(4.0, 5.0) == [Pull(1, 4.0)]
 
@@ -99,12 +99,12 @@ def test_the_manager_lets_pulls_end_with_the_window() -> None:
     manager = Manager(2, 0, 0.25)
     assert manager.get_start_time(0, 10.0) == (1, -math.inf)  # never measured: at once
     assert manager.get_start_time(1, 10.0) == (0, -math.inf)
-    assert manager.get_start_time(0, 10.0) is None  # 1 is taken
+    assert manager.get_start_time(0, 10.0) is None  # worker 1 is taken
     manager.update_information(0, 1, 4.0)
     assert manager.estimate(0, 1) == manager.estimate(1, 0) == 4.0
     assert manager.get_start_time(0, 10.0) == (1, 6.0)
     manager.update_information(1, 0, 4.5)
-    manager.update_information(0, 1, None)  # which came to nothing, and says nothing of times
+    manager.update_information(0, 1, None)  # it failed, and gives no times
     assert manager.estimate(0, 1) == 4.25
 
 
@@ -113,8 +113,8 @@ def test_the_manager_puts_askers_in_line_until_somebody_is_free() -> None:
     manager.lost(0.0, 2)
     assert manager.heard(0.0, 0, ("ask", 1, 5.0)) == [Tell(0, ("grant", 1.0, 1, -math.inf))]
     manager.lost(0.0, 1)
-    assert manager.heard(0.0, 0, ("ask", 2, 5.0)) == [Tell(0, ("line", 2.0))]  # only itself is there
-    granted = manager.heard(1.0, 1, ("ask", 7, 5.0))  # it lives after all
+    assert manager.heard(0.0, 0, ("ask", 2, 5.0)) == [Tell(0, ("line", 2.0))]  # only the worker itself is there
+    granted = manager.heard(1.0, 1, ("ask", 7, 5.0))  # it is alive after all
     assert {(action.to, action.message[:3]) for action in tells(granted)} == {
         (0, ("grant", 2.0, 1)),
         (1, ("grant", 7.0, 0)),
@@ -212,7 +212,7 @@ def test_an_answer_that_comes_too_late_frees_who_gave_it() -> None:
     worker = autonomous(0, 3)
     (first, _) = worker.window(0.0, math.inf)
     assert isinstance(first, Tell)
-    (second, _) = worker.alarm(PATIENCE, math.inf)  # no answer: another one
+    (second, _) = worker.alarm(PATIENCE, math.inf)  # no answer, so it asks another
     assert isinstance(second, Tell)
     assert second.to == 3 - first.to
     assert worker.heard(2.0, first.to, ("yes", 1.0, 0.0)) == [Tell(first.to, ("free",))]
@@ -220,7 +220,7 @@ def test_an_answer_that_comes_too_late_frees_who_gave_it() -> None:
 
 
 def trader(size: int) -> tuple[Autonomous, Tell]:
-    """One that has been refused so often that it offers to trade, and what it says."""
+    """Return a worker that was refused so often that it offers to trade, and its offer."""
     worker = autonomous(0, size)
     (tell, _) = worker.window(0.0, math.inf)
     for _ in range(3):
@@ -244,11 +244,11 @@ def test_who_is_refused_by_all_trades() -> None:
 
 def test_who_is_asked_to_trade_moves_its_puller() -> None:
     asked = autonomous(1, 4)
-    asked.heard(0.0, 2, ("may", 1, 5.0, 1.0))  # 2 pulls from it in 5 s
+    asked.heard(0.0, 2, ("may", 1, 5.0, 1.0))  # worker 2 pulls from it in 5 s
     assert asked.heard(1.0, 0, ("trade", 3, 4.0, 1.0)) == [Tell(2, ("move", 0))]
     assert asked.heard(1.1, 3, ("trade", 9, 4.0, 1.0))[0].message[0] == "no"  # one trade at a time
     assert asked.heard(1.2, 2, ("moved",)) == [Tell(0, ("yes", 3.0, 0.0, 2))]
-    asked.heard(1.3, 2, ("free",))  # who has moved frees another
+    asked.heard(1.3, 2, ("free",))  # a worker that moved its pull frees its peer
     assert tells(asked.heard(1.4, 3, ("may", 9, 0.0, 1.0)))[0].message[0] == "no"
     asked.heard(6.0, 0, ("free",))
     assert tells(asked.heard(6.0, 3, ("may", 9, 0.0, 1.0)))[0].message[0] == "yes"
@@ -346,7 +346,7 @@ def test_a_worker_in_line_waits_beyond_its_patience() -> None:
 
 @pytest.mark.parametrize("in_line", [False, True])
 def test_who_waits_for_a_grant_skips_when_nobody_is_left(in_line: bool) -> None:
-    """Also the manager itself, as the last one: it would wait in its own line."""
+    """This includes the manager itself as the last worker, which would wait in its own queue."""
     manages = Managed(0, 3, 0, 0.25, PATIENCE, manager=0)
     manages.window(0.0, math.inf)
     if in_line:

@@ -1,4 +1,4 @@
-"""Scheduled pulls of all workers together, in virtual time: whoever dies, and however fast they are."""
+"""Scheduled pulls of all workers together, in virtual time, with workers that die and with any speeds."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PATIENCE = 1.0
 
 
 class Watched(Pulling):
-    """Keeps how many pulls of each worker are under way, and who has warned."""
+    """World that notes the pulls of each worker in flight, and conflicts."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job, lambda _: None)
         self.pulls: dict[int, tuple[int, float]] = {}  # by puller
-        self.conflicts: list[float] = []  # when
+        self.conflicts: list[float] = []  # their times
 
     def transfer(self, sender: int, to: int, call: Callable[..., None], *arguments: Any) -> None:
         super().transfer(sender, to, call, *arguments)
@@ -74,13 +74,13 @@ def test_nobody_is_pulled_from_twice_at_once_and_all_others_go_on(
     record = outcome.record
     alive = [worker for worker in range(len(workers)) if worker not in killed]
     died = dict(kills).get(0, math.inf) if schedule == "manager" else math.inf
-    # Pulls that the manager has granted before it died are known to nobody else.
+    # No other worker knows the pulls that the manager granted before it died.
     last = died + 4 * max(compute) + 8 * 2**20 / 1e8 + latency
     assert [time for time in world.conflicts if not died <= time <= last] == []
     slowest = max(world.job.links.seconds(i, j, 2**20) for i in alive for j in range(len(workers)))
     for worker in alive:
-        # A window: its steps, its own pull, and, while all others are taken, theirs and the asking for them; and once
-        # for each death what it costs to find out.
+        # A window has its steps and its own pull. While all others are taken, it also waits for their pulls and
+        # requests. Once per death it has the cost of finding out.
         window = 4 * compute[worker] + (len(workers) + 1) * (slowest + 10 * latency)
         assert record.steps[worker] >= 4 * int(1.5 / window) - 4
         if len(alive) > 1 and not kills:
@@ -122,7 +122,7 @@ def test_pulls_end_with_their_windows_and_nobody_waits(schedule: str, wide: int)
     )  # fmt: skip
     record = Pulling(job, lambda _: None).run().record
     window = 16 * float(job.compute[0])
-    measured: dict[tuple[int, int], float] = {}  # when a worker first knew what a pull from another takes
+    measured: dict[tuple[int, int], float] = {}  # when a worker first knew the time of a pull from another
     on_time = 0
     for span in sorted(record.spans, key=lambda one: one.begin):
         if span.activity == "transfer":
@@ -136,7 +136,7 @@ def test_pulls_end_with_their_windows_and_nobody_waits(schedule: str, wide: int)
 
 
 def ends_of(record: Record, worker: int) -> list[float]:
-    """When the windows of a worker ended."""
+    """Return the ends of a worker's windows."""
     steps = [span.end for span in record.spans if span.worker == worker and span.activity == "compute"]
     return steps[15::16]
 

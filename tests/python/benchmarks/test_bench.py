@@ -1,4 +1,4 @@
-"""The benchmarks: fair timing, right verdicts, reports made from the JSON alone, and short runs of each."""
+"""The benchmarks: fair timing, right verdicts, reports made only from the JSON, and short runs of each."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_watch_sees_what_others_take() -> None:
     assert taken is None or taken > 0.2
 
 
-# --- What is written --------------------------------------------------------------------------------------------------
+# --- Results ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_baseline_that_is_not_there_is_only_noted(monkeypatch: pytest.MonkeyPa
 
 
 def row(size: int, **medians: float) -> dict[str, Any]:
-    """A row of results with these median times."""
+    """Return a row of results with these median times."""
     entries = {}
     for name, median in medians.items():
         speed = size / median / 1e9

@@ -1,4 +1,4 @@
-"""The gossip benchmark: Algorithm 2 as the source has it, counts that must come out even, verdicts, short runs."""
+"""The gossip benchmark: Algorithm 2 as in its source, counts that must be exact, verdicts, short runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_algorithm_2_draws_destinations_that_are_all_different_and_none_is_the_w
 
 
 def dead_ends(size: int, taken: tuple[int, ...] = ()) -> float:
-    """The probability by trying every way."""
+    """Return the probability of a dead end, by trying every way."""
     left = [rank for rank in range(size) if rank not in (*taken, len(taken))]
     if len(taken) == size or not left:
         return float(len(taken) < size)
@@ -63,7 +63,7 @@ def test_a_draw_stops_at_its_deadline() -> None:
 def test_copies_are_counted() -> None:
     assert set(copies(RandomCycle(33, 1), 4).values()) == {1.0}
     combo = copies(RandomPull(33, 1, SEGMENTS, 1), 4)
-    assert combo["mean"] == 1  # everybody pulls one copy, so that is what is sent on average
+    assert combo["mean"] == 1  # every rank pulls one copy, so that is the mean number sent
     assert 1 < combo["model_busiest"] <= combo["model_worst"] < combo["segment_busiest"] <= combo["segment_worst"]
 
 
@@ -139,6 +139,7 @@ def test_a_worker_of_figure_9_counts_what_it_sends(by: str) -> None:
     done = run("-m", "sordino.cli", "run", "-np", "4", "--", *words, env=places)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    # Groups of two send their gradients once besides the leader's parameters, which go to both of another group.
+    # Groups of two send their gradients once, and in addition the leader's parameters, which go to both ranks of
+    # another group.
     wanted = {"allreduce": 1.5, "hierarchical": 2.0}.get(by, 1.0)
     assert found["right"] and found["sent"] / found["bytes"] == pytest.approx(wanted, rel=0.01)

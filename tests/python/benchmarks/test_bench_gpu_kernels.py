@@ -1,4 +1,4 @@
-"""The report of the GPU kernels' benchmark, from results made by hand."""
+"""The report of the GPU kernels' benchmark, from hand-made results."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_operands_are_random_and_change_from_call_to_call(dtype: torch.dtype) ->
 
 
 def test_all_is_measured_beside_a_copy_and_pytorchs_operations() -> None:
-    """On the host in a GPU's place, with those of its kernels that a GPU has too."""
+    """On the host instead of a GPU, with host kernels that a GPU has, too."""
     host = places.find("gpu_kernels", True)
     rows = gpu_kernels.measure(host, 4096, 0.001, lambda kernel: kernel in ("axpby", "flatten"))
     assert [(one["kernel"], one["dtype"], one["moved"]) for one in rows][:2] == [

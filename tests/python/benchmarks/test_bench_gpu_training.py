@@ -1,4 +1,4 @@
-"""The benchmarks of steps and ranks on a GPU: their models, their measuring, and reports from results by hand."""
+"""The benchmarks of steps and ranks on a GPU: their models, their measurements, and reports from hand-made results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_model_is_a_resnet50() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_steps_are_measured(ranks: int) -> None:
-    """On threads that share a simulated GPU; with two ranks the wrapped step averages, and the bare one does not."""
+    """On threads that share a simulated GPU. With two ranks the wrapped step averages, and the bare one does not."""
 
     def work() -> Results:
         participants = Participants(hvd.rank(), hvd.size())
@@ -130,7 +130,7 @@ WAITS = {"bare": 0.0, "AllReduce": 0.0, "Crossover": 1.5, "one wait": 1.0}
 
 @pytest.mark.parametrize("route", ["", "host"])
 def test_ranks_are_measured(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On threads that share a simulated GPU, whose memory the CPU's tensors are taken to be."""
+    """On threads that share a simulated GPU; the CPU's tensors stand for its memory."""
     monkeypatch.setenv("SORDINO_GPU_ROUTE", route)
 
     def work() -> Results:

@@ -1,4 +1,4 @@
-"""The Layered SGD benchmark: what is made of measurements, and a short run."""
+"""The Layered SGD benchmark: results from measurements, and a short run."""
 
 from __future__ import annotations
 

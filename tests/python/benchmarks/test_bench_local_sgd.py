@@ -1,4 +1,4 @@
-"""The local SGD benchmark: what is made of measurements, and short runs of its parts."""
+"""The local SGD benchmark: results from measurements, and short runs of its parts."""
 
 from __future__ import annotations
 

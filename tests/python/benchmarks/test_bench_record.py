@@ -1,4 +1,4 @@
-"""The benchmark of what a record costs, for a short while."""
+"""A short run of the benchmark of the cost of recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wide-area benchmark: what is made of measurements, and short runs of its parts."""
+"""The wide-area benchmark: results from measurements, and short runs of its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from timings.scheduled_pull import one_sided, pulls, pulls_worker, report, servi
 
 
 def told(step: float, waited: float, *ages: float) -> dict[str, Any]:
-    """What a rank found in a turn."""
+    """Return one rank's results of a turn."""
     one: dict[str, Any] = {"right": True, "step": step, "waited": waited, "bytes": 8.0}
     if ages:
         one |= {"ages": list(ages), "seconds": [1.0 for _ in ages], "behind": [2 for _ in ages]}

@@ -1,4 +1,4 @@
-"""The benchmark of the ways to start and to reach other hosts: what is made of measurements, and short runs of it."""
+"""The benchmark of launchers and transports between hosts: results from measurements, and short runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from timings.transports.report import MOMENTS, place_of
 
 
 def test_the_limit_is_what_a_link_carries() -> None:
-    """Of two hosts each sends as many bytes as the tensor has, of four half as many again."""
+    """Each of two hosts sends as many bytes as the tensor has; each of four sends half as many again."""
     assert allreduce.limit(956 * 125_000, 2, 1000) == pytest.approx(1.0)
     assert allreduce.limit(956 * 125_000, 4, 1000) == pytest.approx(1.5)
     assert allreduce.limit(1, 2, 0) is None and allreduce.limit(1, 0, 1000) is None

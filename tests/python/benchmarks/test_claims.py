@@ -1,4 +1,4 @@
-"""Claims: how they are judged, that a run is done once and never lost, and that the page is what the command makes."""
+"""Claims: their verdicts, runs that are done once and never lost, and a page that matches the command's output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from claims import catalogue, evidence, page, running
 from claims.claim import Claim, Found, Paper, Plan, Run, play
-from claims.evidence import DIRECTION, FAILS, HOLDS, OPEN, above, alike, below, exact
+from claims.evidence import DIRECTION, FAILS, HOLDS, OPEN, above, below, exact, within
 from claims.running import Runner
 from claims.training import Training, load, train
 from sordino.errors import NotBuilt, UsageError
@@ -41,8 +41,8 @@ def test_a_mean_has_its_standard_error() -> None:
         ([1.0, 1.0, 1.0], None, HOLDS),
         ([0.0, 1.0, 2.0], None, OPEN),  # 1 ± 0.58
         ([-2.0, -3.0, -4.0], None, FAILS),
-        ([5.0], None, OPEN),  # one value tells nothing
-        ([2.0, 3.0, 4.0], 8.0, HOLDS),  # it may be as much as 4.15, half of 8
+        ([5.0], None, OPEN),  # one value shows nothing
+        ([2.0, 3.0, 4.0], 8.0, HOLDS),  # it may be up to 4.15, half of 8
         ([2.0, 3.0, 4.0], 9.0, DIRECTION),
         ([], None, OPEN),
     ],
@@ -55,10 +55,10 @@ def test_what_is_above_is_beyond_two_standard_errors(values: list[float], source
 
 
 def test_what_is_alike_lies_surely_within_the_margin() -> None:
-    assert alike("it", [-0.1, 0.0, 0.1], 0.2).verdict == HOLDS
-    assert alike("it", [-0.1, 0.0, 0.1], 0.1).verdict == OPEN
-    assert alike("it", [1.9, 2.0, 2.1], 1.0).verdict == FAILS
-    assert alike("it", [0.0], 1.0).verdict == OPEN and alike("it", [], 1.0).verdict == OPEN
+    assert within("it", [-0.1, 0.0, 0.1], 0.2).verdict == HOLDS
+    assert within("it", [-0.1, 0.0, 0.1], 0.1).verdict == OPEN
+    assert within("it", [1.9, 2.0, 2.1], 1.0).verdict == FAILS
+    assert within("it", [0.0], 1.0).verdict == OPEN and within("it", [], 1.0).verdict == OPEN
 
 
 def test_a_table_shows_errors_counts_and_collapses() -> None:
@@ -72,7 +72,7 @@ def test_a_table_shows_errors_counts_and_collapses() -> None:
 
 
 def count(folder: str, number: int) -> dict[str, Any]:
-    """A piece of work that leaves a trace of being done."""
+    """Work that leaves a trace when it is done."""
     with Path(folder, "done").open("a") as file:
         file.write(f"{number} ")
     if number < 0:
@@ -81,14 +81,14 @@ def count(folder: str, number: int) -> dict[str, Any]:
 
 
 def claim_of(folder: Path, numbers: Sequence[int], seen: list[Any] | None = None) -> Claim:
-    """A claim that asks for the runs of these numbers, and then for that of the sum of the first two again."""
+    """Return a claim that asks for the runs with these numbers, and then for the run with the first number again."""
 
     def plan(quick: bool) -> Plan:
         found = yield [run_of(folder, number) for number in numbers]
         more = yield [run_of(folder, numbers[0])]
         if seen is not None:
             seen.append([one["value"] for one in (*found, *more)])
-        layers = [list(one["layers"]) for one in found]  # a network's first and last one are told by their order
+        layers = [list(one["layers"]) for one in found]  # a network's first and last layer are known by their order
         return Found([exact("the sum", sum(one["value"] for one in found), True)], {"layers": layers})
 
     return Claim("a-claim", PAPER, "Figure 1", "It says so.", "Elsewhere.", "Here.", plan, "Because.")
@@ -189,7 +189,7 @@ def test_claims_have_names_of_their_own_and_say_what_they_are() -> None:
 
 @pytest.mark.parametrize("claim", catalogue.CLAIMS, ids=lambda claim: claim.name)
 def test_what_is_committed_is_what_the_command_makes_now(claim: Claim) -> None:
-    """Settings and seeds of the file are those of the code: no run is missing, and none is left over."""
+    """The file has the settings and seeds of the code: no run is missing, and none is left over."""
     known = running.read(RESULTS / f"{claim.name}.json")
     if known:
         found, asked = running.replay(claim, known)

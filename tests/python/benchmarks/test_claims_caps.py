@@ -1,4 +1,4 @@
-"""The claims of CaPS-Learning: what they make of measurements, and the work that they ask for, in small."""
+"""The claims of CaPS-Learning: verdicts from measurements, and small versions of their work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RESIDUAL = layers_of(make_network("residual", 8, 1))
 
 
 def played(claim: Claim, answer: Any) -> Found:
-    """The claim, where each run has found what `answer` says of its settings."""
+    """Return the claim after runs whose results are `answer` of their settings."""
 
     def find(runs: Sequence[Run]) -> list[dict[str, Any]]:
         return [answer(run.settings) for run in runs]
@@ -43,7 +43,7 @@ def verdicts(evidence: Sequence[Evidence], word: str) -> list[str]:
 
 
 def rising(settings: dict[str, Any], layers: Sequence[str], ends: Sequence[float]) -> dict[str, Any]:
-    """Shares from 1 % to each layer's end, a little apart from seed to seed."""
+    """Return shares from 1 % to each layer's end, with small differences between seeds."""
     return {
         "unchanged": {
             name: [1.0] * (settings["epochs"] - 1) + [end + 0.01 * settings["seed"]]
@@ -52,7 +52,7 @@ def rising(settings: dict[str, Any], layers: Sequence[str], ends: Sequence[float
     }
 
 
-# --- What is made of measurements -------------------------------------------------------------------------------------
+# --- Verdicts from measurements ---------------------------------------------------------------------------------------
 
 
 def test_figure_2_tells_whether_shares_rise_and_where_more() -> None:
@@ -179,7 +179,7 @@ def test_a_training_tells_what_each_epoch_did(network: str, kind: str) -> None:
 
 
 def test_without_skipping_a_training_is_all_reduces() -> None:
-    """To rounding: one averages gradients, the other parameters."""
+    """Equal up to rounding, as one averages gradients and the other averages parameters."""
     unskipped, plain = (
         train(**Training(1, 2, algorithm=name, options=options, **QUICK).run.settings)
         for name, options in (("caps", {"threshold": 101.0}), ("allreduce", {}))

@@ -1,4 +1,4 @@
-"""Layered SGD's claims: the cost model of the source's cluster, and how it is judged."""
+"""Claims of Layered SGD: the cost model of the source's cluster, and its verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local SGD's claims: what is judged how, and what their trainings and cost models compute."""
+"""Claims of local SGD: their verdicts, and the results of their trainings and cost models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STUDY = replace(settings.classification(True), counts=(1, 2, 4, 8), seeds=2, bea
 
 
 def trained(tests: dict[int, list[float]], collapsed: tuple[tuple[int, int], ...] = ()) -> study.Trained:
-    """What trainings of STUDY found, whose D is P / 10 up to 4, and 0.5 at 8."""
+    """Return results of the trainings of STUDY, in which D is P / 10 up to P = 4, and 0.5 at P = 8."""
     return {
         (count, seed): {
             "test": value,
@@ -122,7 +122,7 @@ def small(**other: Any) -> dict[str, Any]:
 def test_a_training_is_the_same_whenever_it_is_made() -> None:
     one, two = models.train(**small()), models.train(**small())
     assert one == two and not one["collapsed"] and len(one["curve"]) == 2
-    assert len(one["distances"]) == 1 and 0 < one["distances"][0] < 1  # 8 steps, an averaging
+    assert len(one["distances"]) == 1 and 0 < one["distances"][0] < 1  # 8 steps, one averaging
 
 
 def test_one_model_at_twice_the_batch_is_two_that_are_averaged_in_every_step() -> None:

@@ -1,4 +1,4 @@
-"""The claims of scheduled pull gossip: what is read from curves, how it is judged, and what the work functions find."""
+"""The claims of scheduled pull gossip: values read from curves, verdicts, and results of the work functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sordino.simulate.record import Span
 
 
 def run_of(*accuracies: float, seconds: float = 4.0, end: float = 1.0) -> dict[str, Any]:
-    """What a run found whose curve has these accuracies, in percent, a second apart."""
+    """Return the result of a run whose curve has these accuracies, in percent, evenly spaced in time."""
     step = seconds / (len(accuracies) - 1)
     curve = [[k * step, accuracy / 100, end] for k, accuracy in enumerate(accuracies)]
     return {"accuracy": accuracies[-1] / 100, "seconds": seconds, "waiting": 0.0, "age": 1.0, "curve": curve}
@@ -50,7 +50,8 @@ def test_how_soon_and_how_far_apart() -> None:
 
 
 def runs(gain: float, slow: float, spread: float = 0.1) -> comparison.Runs:
-    """Scheduled runs that are better by `gain` where no overlap takes `slow` times as long, with three seeds."""
+    """Return scheduled runs that are better by `gain`, where runs without overlap take `slow` times as long; three
+    seeds."""
     found: comparison.Runs = {}
     for mode in NAMES:
         high = {"none": 80.0, "naive": 78.0}.get(mode, 80.0 + gain)
@@ -77,7 +78,7 @@ def test_a_gain_is_judged_seed_by_seed_at_equal_time_and_at_equal_steps() -> Non
     assert found[headline] == HOLDS
     assert found["scheduled, autonomous - no overlap, level at equal steps, points, within 0.3"] == FAILS  # 0.5
     assert found["naive overlap - no overlap, level at equal time, points"] == HOLDS
-    assert verdicts(runs(0.05, 1.2, 0.01))[headline] == DIRECTION  # surely less than half of 0.5
+    assert verdicts(runs(0.05, 1.2, 0.01))[headline] == DIRECTION  # certainly less than half of 0.5
     assert verdicts(runs(-0.5, 1.2))[headline] == FAILS
     assert verdicts(runs(0.0, 1.2, 0.0))[headline] == OPEN
 

@@ -1,4 +1,4 @@
-"""Clusters of namespaces: a job spans their hosts, their links keep to the rate, and nothing of them is left."""
+"""Clusters of namespaces: a job spans their hosts, their links keep their rates, and nothing of them is left."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ places = hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.c
 print(socket.gethostname(), *places, flush=True)
 """
 
-# How often is its argument; it prints the seconds of the quickest.
+# Repeats a measurement; the argument is the number of times. Prints the seconds of the fastest.
 STREAM = f"""
 import sys, time
 from mpi4py import MPI
@@ -49,7 +49,7 @@ if world.rank == 0:
 
 
 class Traces:
-    """Finds what a cluster left. Its processes inherit a mark in their environment."""
+    """Finds remains of a cluster, by a mark that its processes inherit in their environment."""
 
     def __init__(self, mark: str) -> None:
         self._mark = f"SORDINO_TEST_MARK={mark}".encode()
@@ -57,7 +57,7 @@ class Traces:
         self._interfaces = self._links()
 
     def processes(self) -> list[int]:
-        """All with the mark but this one; remembers their network namespaces."""
+        """Return all processes with the mark but this one; note their network namespaces."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -70,7 +70,7 @@ class Traces:
         return found
 
     def left(self) -> list[str]:
-        """What is still there of the processes, of their network namespaces, and of interfaces out here."""
+        """Return the remaining processes, network namespaces, and interfaces of this machine."""
         left = [f"process {pid}" for pid in self.processes()]
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -132,7 +132,7 @@ def test_each_link_may_have_a_rate_of_its_own(traces: Traces) -> None:
         took[min(rates)] = float(done.stdout)
     at_the_rate = (MIB << 20) * 8 / (MBPS * 1e6)
     assert at_the_rate <= took[MBPS], "the slower end decides"
-    # One undisturbed transfer of five shows that this link has more.
+    # One undisturbed transfer out of five shows that this link has more.
     assert took[10 * MBPS] < took[MBPS] / 2
 
 
@@ -213,7 +213,7 @@ def test_a_killed_tool_leaves_nothing(traces: Traces, number: signal.Signals) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        # Tests that run in the background of a shell are started with SIGINT ignored, and their children would be, too.
+        # Tests in the background of a shell start with SIGINT ignored, and so would their children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert tool.stdout is not None
@@ -248,7 +248,7 @@ def test_nonsense_is_refused(emulated_hosts: None) -> None:
 
 
 def until(true: Callable[[], bool], what: str, seconds: float = HANG_S) -> None:
-    """Waits for something to become true."""
+    """Wait until a condition is true."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, f"not within {seconds} s: {what}"

@@ -1,4 +1,5 @@
-"""The check on a GPU where there is none: its plan, what an early end leaves, its page, and the source it builds."""
+"""The GPU check on a machine without a GPU: its plan, the files after an early end, its page, and the source that it
+builds."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ def test_a_plan_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_stage_can_be_started() -> None:
-    """What it is made of is known, and the files that it names are there."""
+    """The names in a stage's commands are known, and the files in them exist."""
     known = place(Path("/nowhere")).known()
     for stage in STAGES:
         for command in (stage.command, stage.dry):
@@ -132,7 +133,7 @@ def test_the_budget_ends_a_stage_and_leaves_the_next(tmp_path: Path, monkeypatch
 
 
 def test_an_early_end_leaves_a_summary(tmp_path: Path) -> None:
-    """Of a command that is killed: what ran, what was under way, what was not reached."""
+    """A command is killed. The summary has the stages that ran, the running one, and the ones that were not reached."""
     work = (
         f"import sys; sys.path[:0] = [{str(ROOT / 'tests' / 'python')!r}]\n"
         "import test_gpu_check as t\nfrom pathlib import Path\n"
@@ -164,7 +165,7 @@ def test_a_job_of_ranks_ends_before_its_stage(tmp_path: Path) -> None:
 
 
 def test_calls_add_up(tmp_path: Path) -> None:
-    """What an earlier call has found is kept, unless that was without a GPU."""
+    """Results of an earlier call are kept, unless it ran without a GPU."""
     pretended = Stage("build", 5, "", (), FINE.command, "nothing")
     check.check(place(tmp_path, dry=True), [pretended], 100, lambda line: None)
     assert (tmp_path / "summary.md").read_text().startswith("# Nothing has run on a GPU yet\n")

@@ -49,7 +49,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def commit(repository: Path, *first: str) -> None:
-    """Commit everything, after a first command of git's if there is one."""
+    """Commit everything, after an optional first git command."""
     name = ("-c", "user.name=x", "-c", "user.email=x", "commit", "-qm", "x")
     for words in (*([first] if first else []), ("add", "-A"), name):
         subprocess.run(("git", *words), cwd=repository, check=True)
@@ -66,7 +66,7 @@ def replace(file: Path, old: str, new: str) -> None:
 
 
 def test_another_measurement_is_told_from_other_words(repository: Path) -> None:
-    """What is not used by the measurement, and what does not run, makes no result old."""
+    """Code that the measurement does not use, and text that does not run, make no result old."""
     origin, module = origin_in(repository), repository / "benchmarks" / "benchmark.py"
     assert provenance.changed(origin, repository) == []
     replace(module, "# A comment.", "# Another one.")

@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved comes back bit for bit; a crash at any moment leaves the old one or the new one."""
+"""Checkpoints: saved state comes back bit for bit; a crash at any moment leaves the old checkpoint or the new one."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 
 
 class Named(torch.Tensor):
-    """What only its own code could make again."""
+    """Tensor class that only its own code could make again."""
 
 
 ITSELF: dict[str, Any] = {"model": {}}
@@ -139,12 +139,12 @@ ITSELF["model"]["again"] = ITSELF
     [
         ({"a": [1, {"b": np.str_("c")}]}, r"state\['a'\]\[1\]\['b'\] is a numpy.str_"),
         ({"a": np.array([object()])}, r"state\['a'\] is a numpy.ndarray"),
-        ({"a": {"sordino_value": "Counter"}}, "which checkpoints use themselves"),
+        ({"a": {"sordino_value": "Counter"}}, "which checkpoints reserve"),
         ({"a": object()}, r"state\['a'\] is a builtins.object"),
         ({b"key": 1}, r"a key of state is a builtins.bytes"),
         ({"a": {1, 2}}, "builtins.set"),
-        ({"a": (torch.ones(2).as_subclass(Named),)}, r"state\['a'\]\[0\] is a .*Named, of which only a plain torch.T"),
-        ({"a": torch.nn.UninitializedParameter()}, r"state\['a'\] is a .*UninitializedParameter, of which only"),
+        ({"a": (torch.ones(2).as_subclass(Named),)}, r"state\['a'\]\[0\] is a .*Named; only a plain torch.T"),
+        ({"a": torch.nn.UninitializedParameter()}, r"state\['a'\] is a .*UninitializedParameter; only"),
         ({"a": torch.ones(2, 2).to_mkldnn()}, r"state\['a'\] has the layout torch._mkldnn"),
         (ITSELF, r"state\['model'\]\['again'\] holds itself"),
     ],
@@ -227,7 +227,7 @@ def test_a_full_disk_leaves_the_old_file_and_says_so(tmp_path: Path, monkeypatch
         real_save(content, Full())  # type: ignore[arg-type]
 
     monkeypatch.setattr(torch, "save", save)
-    with pytest.raises(SordinoError, match=r"c\.pt: .* cannot be written .*No space left.* earlier one is untouched"):
+    with pytest.raises(SordinoError, match=r"c\.pt: .* cannot be written .*No space left.* earlier checkpoint is unchanged"):
         checkpoint.save(path, {"n": torch.zeros(10000)})
     monkeypatch.undo()
     assert checkpoint.load(path) == {"n": 1}
@@ -272,7 +272,7 @@ def test_a_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
         state = checkpoint.load(path)
         assert state["number"] >= last
         assert (state["data"] == state["number"]).all()
-        # What the killed one left half-written is at most one file, which the next writer takes over.
+        # A killed writer leaves at most one incomplete file, which the next writer takes over.
         assert set(os.listdir(tmp_path)) <= {"c.pt", ".c.pt.tmp"}
     checkpoint.save(path, STATE)
     assert os.listdir(tmp_path) == ["c.pt"]
@@ -304,7 +304,7 @@ def test_no_flipped_bit_changes_the_state_unnoticed(tmp_path: Path, where: float
     damaged = bytearray(path.read_bytes())
     damaged[int(where * len(damaged))] ^= 1 << bit
     try:
-        # Padding and time stamps mean nothing, so the state may be whole.
+        # Padding and time stamps have no meaning, so the state may be whole.
         state = checkpoint.decode(bytes(damaged), "here")
     except UsageError as error:
         assert str(error).startswith("here: ")
@@ -331,7 +331,7 @@ def test_foreign_files_are_refused_and_run_nothing(tmp_path: Path, monkeypatch: 
         checkpoint.load(path)
     for version in (torch.ones(2), True, 1.0, "1"):
         torch.save({"sordino_checkpoint": version, "state": {}}, path)
-        with pytest.raises(UsageError, match="its format is no number"):
+        with pytest.raises(UsageError, match="its format is not a number"):
             checkpoint.load(path)
     torch.save({"sordino_checkpoint": 3, "state": {}}, path)
     with pytest.raises(UsageError, match="format 3; this version of Sordino reads formats up to 2"):

@@ -1,4 +1,4 @@
-"""A folder of checkpoints: the newest complete one is found; shards come back whole on any number of ranks."""
+"""A folder of checkpoints: the newest complete one is found; shards load correctly on any number of ranks."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_what_cannot_be_read_is_not_passed_over(tmp_path: Path, sharded: bool, l
     bad.unlink()
     bad.symlink_to(bad.name if leads_to == "itself" else leads_to)
     with pytest.raises(
-        UsageError, match=f"{bad}: the checkpoint cannot be read .{why}.* it may be whole, so no earlier"
+        UsageError, match=f"{bad}: the checkpoint cannot be read .{why}.* It may be complete, so no earlier"
     ):
         folder.newest()
     bad.unlink()  # as if moved away
@@ -140,7 +140,7 @@ def test_what_is_damaged_is_passed_over_and_named(
     (tmp_path / "something else.pt").write_bytes(b"")
     assert number_of(folder) == 2
     (line,) = caplog.messages
-    assert line.startswith(f"checkpoint passed over: {tmp_path}/step-00000003.pt: {why}")
+    assert line.startswith(f"checkpoint skipped: {tmp_path}/step-00000003.pt: {why}")
     folder.save(3, {"number": 33})
     assert number_of(folder) == 33
     assert names(tmp_path) == ["something else.pt", *(f"step-0000000{step}.pt" for step in (1, 2, 3))]
@@ -155,7 +155,7 @@ def test_where_all_are_damaged_a_line_says_so(tmp_path: Path, caplog: pytest.Log
         damage(tmp_path / f"step-0000000{step}.pt", "truncated")
     assert folder.newest() is None
     *_, last = caplog.messages
-    assert last == (f"{tmp_path}: none of the 2 checkpoints there is whole, so there is nothing to go on from")
+    assert last == (f"{tmp_path}: no checkpoint to continue from, because all 2 are incomplete or damaged")
 
 
 def test_a_save_that_fails_leaves_the_earlier_ones(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
     for keep in (0, "2", 1.5, True, None):
         with pytest.raises(UsageError, match=rf"Folder\(keep={keep!r}\): must be a whole number, 1 or more"):
             Folder(tmp_path, keep=keep)
-    with pytest.raises(UsageError, match=r"no/where: the folder cannot be made \(No such file"):
+    with pytest.raises(UsageError, match=r"no/where: the folder cannot be created \(No such file"):
         Folder(tmp_path / "no" / "where")
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="file: the folder cannot be made"):
@@ -270,13 +270,13 @@ def deep() -> list[Any]:
         (Piece(torch.ones(0), 0, (1 << 62, 8, 0)), "within a tensor of that shape"),
         (Piece(torch.ones(1), 0, 1), "shape=1"),  # type: ignore[arg-type]
         (Piece([1.0], 0, (1,)), "values=a list"),  # type: ignore[arg-type]
-        ({"sordino_piece": 1}, "has the key 'sordino_piece', by which shards know pieces; rename it"),
+        ({"sordino_piece": 1}, "has the key 'sordino_piece', which marks pieces in shards; rename it"),
     ],
 )
 def test_shards_that_could_not_be_loaded_are_not_saved(tmp_path: Path, value: Any, why: str) -> None:
-    """Nor do the ranks whose part is sound wait for the one that has such a part."""
+    """Ranks with a valid part do not wait for the rank with an invalid one."""
     folder = Folder(tmp_path)
-    if callable(value):  # what is so deep has no name for a test
+    if callable(value):  # such a deep value has no name for a test
         value = value()
 
     def save() -> None:
@@ -327,7 +327,7 @@ def test_shards_saved_on_some_ranks_are_loaded_on_any(tmp_path: Path, size: int)
             state = {**STATE, "number": step, "own": {hvd.rank(): torch.rand(2)}}
             own = state.pop("own")
             folder.save_shards(step, {**checkpoint.share(state, hvd.rank(), size), "own": own})
-            assert number_of(folder) == step  # complete when it returns, on every rank
+            assert number_of(folder) == step  # complete when save() returns, on every rank
             hvd.barrier()
 
     sim.run(size, save)
@@ -365,7 +365,7 @@ def test_a_damaged_or_missing_shard_makes_the_checkpoint_incomplete(
     ("rank", "step", "value", "why"),
     [
         (1, 2, np.str_("a"), r"rank 1: state\['number'\] is a numpy.str_"),
-        (2, 3, 2, "rank 0: save_shards: rank 2 saves step 3, rank 0 step 2"),
+        (2, 3, 2, "rank 0: save_shards: rank 2 saves step 3, but rank 0 saves step 2"),
     ],
 )
 def test_what_fails_on_one_rank_fails_on_all(tmp_path: Path, rank: int, step: int, value: object, why: str) -> None:
@@ -385,7 +385,7 @@ def test_what_fails_on_one_rank_fails_on_all(tmp_path: Path, rank: int, step: in
 
 def test_ranks_that_see_different_folders_are_refused(tmp_path: Path) -> None:
     def save() -> None:
-        with pytest.raises(UsageError, match="rank 0 does not see rank 1's shard; all must see one folder"):
+        with pytest.raises(UsageError, match="rank 0 cannot see the shard of rank 1; use a shared folder"):
             Folder(tmp_path / str(hvd.rank())).save_shards(1, {"number": 1})
 
     sim.run(2, save)

@@ -63,7 +63,7 @@ def test_torchs_checkpoints_keep_the_algorithms_state(algorithm: Algorithm, tmp_
 
 
 def round_trip(algorithm: Algorithm, flat: bool, tmp_path: Path) -> None:
-    """By file, into optimizers that have not taken a step; they go on as those that were saved."""
+    """Save to a file and load into optimizers that have not taken a step; they continue like the saved ones."""
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
 
     def job() -> None:
@@ -90,12 +90,12 @@ def round_trip(algorithm: Algorithm, flat: bool, tmp_path: Path) -> None:
 
 
 def test_torchs_checkpoints_take_no_step_of_an_algorithm() -> None:
-    """On one rank alone, of an optimizer without a state: the others are not waited for."""
+    """On one rank alone, for an optimizer without a state: the other ranks are not waited for."""
 
     def job() -> None:
         model, optimizer = wrapped(Crossover())
         before = [parameter.detach().clone() for parameter in model.parameters()]
-        torch.optim.lr_scheduler.ConstantLR(optimizer)  # which wraps step()
+        torch.optim.lr_scheduler.ConstantLR(optimizer)  # this wraps step()
         if hvd.rank() == 0:
             state = get_optimizer_state_dict(model, optimizer)
             assert set(state["state"]) == {name for name, _ in model.named_parameters()}

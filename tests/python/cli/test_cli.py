@@ -136,7 +136,7 @@ def test_the_mpirun_of_the_build_comes_first_then_the_nearest(tmp_path: Path, mo
         path = fake_mpirun(tmp_path / folder, f"echo '{version}'")
         found = mpi.find_launcher(info, environment)
         assert (found.path, found.family) == (path, family)
-    fake_mpirun(tmp_path / "build", "exit 127")  # One that does not run is passed over.
+    fake_mpirun(tmp_path / "build", "exit 127")  # one that does not run is skipped
     assert mpi.find_launcher(info, environment).path == tmp_path / "venv" / "mpirun"
 
 
@@ -159,7 +159,7 @@ RANK = (
 )
 SLEEPER = RANK + (
     "import pathlib, subprocess, sys, time\n"
-    "child = subprocess.Popen(['sleep', '100'])\n"  # Like a data loader: dies with nobody.
+    "child = subprocess.Popen(['sleep', '100'])\n"  # like a data loader: it survives its parent
     "pathlib.Path(sys.argv[1], str(rank)).write_text(f'{os.getpid()} {child.pid} {os.getppid()}')\n"
     "time.sleep(100)\n"
 )
@@ -174,7 +174,7 @@ def alive(pid: int) -> bool:
 
 
 def start_sleepers(folder: Path) -> tuple[subprocess.Popen[str], list[int], int]:
-    """A running two-rank job, all its processes, and the pid of mpirun."""
+    """Return a running job of two ranks, all its processes, and the pid of mpirun."""
     words = [*SORDINO, "run", "-np", "2", "--", "python", "-c", SLEEPER, str(folder)]
     job = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + HANG_S

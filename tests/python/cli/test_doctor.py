@@ -1,4 +1,4 @@
-"""What `sordino doctor` says of a machine, and of one where something is wrong."""
+"""Reports of `sordino doctor` about a machine, and about one with a problem."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_torch(versions: dict[str, str], status: str, found: str) -> None:
 
 
 def answer(library: str = "", abi: str = "", error: str = "", absent: bool = False) -> dict[str, Any]:
-    """What the core says of the MPI that it has looked for."""
+    """Return the core's answer about the MPI that it has looked for."""
     return {"ok": not error, "abi": abi, "library": library, "error": error, "absent": absent}
 
 
@@ -143,7 +143,7 @@ def test_the_ways_of_gpus() -> None:
     assert single.status == "warn" and "unset CUDA_DEVICE_MAX_CONNECTIONS" in single.fix
     assert checks.check_gpu_ways(seen, aware, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}).status == "ok"
     one = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    assert checks.check_gpu_ways({"nccl": ""}, aware, one).status == "warn"  # devices meet by IPC as well
+    assert checks.check_gpu_ways({"nccl": ""}, aware, one).status == "warn"  # devices can communicate by IPC as well
     assert checks.check_gpu_ways(seen, aware, one | {"SORDINO_GPU_ROUTE": "host"}).status == "ok"
 
 

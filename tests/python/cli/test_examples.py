@@ -1,4 +1,5 @@
-"""The examples that teach: each trains, each algorithm has one, and `sordino examples` copies what they are made of."""
+"""The teaching examples: each trains, each algorithm has one, and `sordino examples` copies the files that they
+need."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from sordino.cli import app, examples
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
-MOST_LINES = 52  # of what `--help` prints: a screen
+MOST_LINES = 52  # longest output of `--help`, which is one screen
 
 
 @pytest.mark.parametrize("name", names())

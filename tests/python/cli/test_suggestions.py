@@ -1,4 +1,4 @@
-"""Names that are nearly right: options, algorithms, variables; the message has the one that was meant."""
+"""Misspelt names of options, algorithms and variables: the message suggests the right one."""
 
 from __future__ import annotations
 

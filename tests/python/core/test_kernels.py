@@ -1,4 +1,4 @@
-"""The kernels as Python reaches them, against NumPy and against each other at every instruction set level."""
+"""The kernels through Python, against NumPy and against each other at every instruction set level."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_doubling_combines_all_values_once(size: int) -> None:
         assert len(set(one.targets)) == len(one.targets)
         for source, target in zip(one.sources, one.targets):
             if before[source] == everything:
-                known[target] = everything  # the result takes the place of what the member had
+                known[target] = everything  # the result replaces the member's previous values
             else:
                 assert not before[source] & known[target], "a value is counted twice"
                 known[target] = known[target] | before[source]

@@ -1,4 +1,4 @@
-"""Topologies: what every exchange needs of them, and the statistics of the random ones."""
+"""Topologies: the properties that every exchange needs, and the statistics of the random topologies."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ def test_everybody_sends_and_receives_once(size: int) -> None:
 
 
 def chi_square(counts: np.ndarray, expected: float) -> float:
-    """How many standard deviations the statistic is above its mean."""
+    """Return the number of standard deviations by which the statistic exceeds its mean."""
     freedom = counts.size - 1
     return float((((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 64, 1000])
 def test_all_pairs_are_equally_likely(size: int) -> None:
-    """Of one worker at a time, for the draws of all workers of a round depend on each other."""
+    """One worker at a time is tested, as the draws of all workers in a round depend on each other."""
     topology, draws = RandomCycle(size, 42), 100_000
     for rank in {0, size // 2, size - 1}:
         drawn = Counter(topology.row(turn, turn % 3, rank)[0][0] for turn in range(draws))
@@ -114,7 +114,7 @@ def test_small_worlds_draw_every_cycle_equally_often() -> None:
 
 @pytest.mark.parametrize("size", [5, 100])
 def test_segments_and_rounds_are_independent(size: int) -> None:
-    """The peers of two segments, and of two rounds, agree as often as chance has it."""
+    """The peers of two segments, and of two rounds, agree with the probability of independent draws."""
     topology = RandomCycle(size, 0)
     draws = 40_000
     for other in (lambda turn: (turn, 1), lambda turn: (turn + 1, 0)):
@@ -171,7 +171,7 @@ def test_a_doubly_stochastic_roulette_is_kept() -> None:
 
 
 def test_what_the_sequential_roulette_cannot_draw() -> None:
-    """Filling destinations rank by rank, 0 -> 1 and 1 -> 0 leave rank 2 nobody but itself."""
+    """When destinations are filled rank by rank, 0 -> 1 and 1 -> 0 leave only rank 2 itself for rank 2."""
     roulette = Roulette(3, 0, [0, 1, 1, 1, 0, 1, 1, 1, 0])
     for turn in range(300):
         assert sorted(source for (source,) in roulette.all_sources(turn, 0)) == [0, 1, 2]
@@ -189,7 +189,7 @@ def test_dissemination_reaches_everybody_in_log2_rounds(size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 13, 64])
 def test_exponential_peers_take_their_turns(size: int) -> None:
-    """Exponents go on where the round before ended, so that all are used equally often."""
+    """Exponents continue where the previous round ended, so all are used equally often."""
     exponents = (size - 1).bit_length()
     for peers in range(1, exponents + 1):
         topology = Exponential(size, {0: peers})
@@ -198,7 +198,7 @@ def test_exponential_peers_take_their_turns(size: int) -> None:
             for rank in (0, size // 2, size - 1):
                 assert topology.destinations(turn, 0, rank) == [(rank + distance) % size for distance in far]
                 assert topology.row(turn, 0, rank)[0] == [(rank - distance) % size for distance in far]
-    if exponents > 1:  # of the number of peers that there are now
+    if exponents > 1:  # of the present number of peers
         assert Exponential(size, {0: 1, 3: 2}).destinations(3, 0, 0) == [
             2 ** ((6 + peer) % exponents) for peer in range(2)
         ]
@@ -236,7 +236,7 @@ def test_wrong_arguments_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", [Mean, ToOwner, FromOwner])
 def test_those_who_only_serve_have_no_say(kind: type[Mean | ToOwner | FromOwner]) -> None:
-    """Of 5 ranks the last two have no values of their own."""
+    """The last two of 5 ranks have no values of their own."""
     topology = kind(5, workers=3)
     for segment in range(5):
         for rank in range(5):

@@ -1,4 +1,5 @@
-"""Counting what a step left unchanged: against NumPy, at every instruction set level, all of it and by samples."""
+"""Counting elements that a step left unchanged: against NumPy, at every instruction set level, all elements and
+samples."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("level_as_before")
 
 
 def items(counts: Sequence[int], dtype: torch.dtype, ratio: float = 1.0):
-    """Of tensors that lie back to back."""
+    """Return items for tensors that are back to back."""
     starts = np.concatenate([[0], np.cumsum(counts)])
     table = [(int(start) * dtype.itemsize, count, DTYPE_CODES[dtype]) for start, count in zip(starts, counts)]
     return kernels.Items(table, ratio)
@@ -56,7 +57,7 @@ def bits(tensor: torch.Tensor) -> np.ndarray:
 
 
 def same(now: torch.Tensor, before: torch.Tensor, digits: int) -> np.ndarray:
-    """Which elements are unchanged, in NumPy's words."""
+    """Return which elements are unchanged, by NumPy."""
     equal = np.all(bits(now) == bits(before), axis=1)
     if digits < 0:
         return equal
@@ -69,7 +70,7 @@ def same(now: torch.Tensor, before: torch.Tensor, digits: int) -> np.ndarray:
 
 
 def step(count: int, dtype: torch.dtype, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values before and after: the same, near ones, ones beside a tie, edge cases and other ones."""
+    """Return values before and after a step: equal ones, near ones, ones next to a tie, edge cases and other ones."""
     rng = np.random.default_rng([seed, count])
     before, now = values(0, count, dtype, seed), values(1, count, dtype, seed)
     kept = rng.random(count) < 0.5

@@ -1,4 +1,4 @@
-"""How many ranks `sordino run` starts: no more than the hosts have room for, and nothing is started to see it."""
+"""Number of ranks that `sordino run` starts: at most the capacity of the hosts, and nothing is started to find it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_grace_that_is_none(grace: str, capsys: pytest.CaptureFixture[str]) ->
 def most(
     here: Machine, hosts: Sequence[str] = (), environment: dict[str, str] | None = None, oversubscribe: bool = False
 ) -> int:
-    """The largest number that is not refused."""
+    """Return the largest number that is not refused."""
     for ranks in itertools.count(1):
         try:
             capacity.check(ranks, hosts, [], environment or {}, here, oversubscribe)
@@ -76,7 +76,7 @@ def most(
         (TWO_CORES, 8, 128),
         (Machine(1, 16 << 30), 8, 64),
         (Machine(16, 64 << 30), 64, 655),
-        (Machine(2, 512 << 20), 5, 5),  # memory is the bound in either case
+        (Machine(2, 512 << 20), 5, 5),  # memory is the limit in either case
         (Machine(2, 1 << 20), 1, 1),
     ],
 )
@@ -108,10 +108,10 @@ def test_the_refusal_says_what_there_is_and_the_mend() -> None:
     with pytest.raises(UsageError) as caught:
         capacity.check(9, [], [], {}, TWO_CORES, False)
     assert str(caught.value) == (
-        "-np 9: there is room for 8 ranks on this machine (2 cores and 16.0 GiB): 4 a core, at least 8, each with "
+        "-np 9: there is room for 8 ranks on this machine (2 cores and 16.0 GiB): 4 per core, at least 8, each with "
         "100 MiB of memory; take fewer, or --oversubscribe, which allows 128"
     )
-    with pytest.raises(UsageError, match=r"64 a core, each with 100 MiB of memory; take fewer$"):
+    with pytest.raises(UsageError, match=r"64 per core, each with 100 MiB of memory; take fewer$"):
         capacity.check(129, [], [], {}, TWO_CORES, True)
 
 
@@ -123,7 +123,8 @@ def test_this_machine() -> None:
 
 
 GIB = 1 << 30
-# By name: lines of /proc/self/cgroup, files of /sys/fs/cgroup, allowed and available bytes on a machine with 64 GiB.
+# By name: lines of /proc/self/cgroup, files of /sys/fs/cgroup, allowed bytes, and available bytes on a machine with 64
+# GiB.
 GROUPS: dict[str, tuple[str, dict[str, str], int | None, int]] = {
     "none": ("0::/", {}, None, 64 * GIB),
     "no file": ("", {}, None, 64 * GIB),
@@ -175,7 +176,7 @@ GROUPS: dict[str, tuple[str, dict[str, str], int | None, int]] = {
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_what_control_groups_allow(tmp_path: Path, name: str) -> None:
-    """The core, which is not to take more than there is, and the launcher see the same."""
+    """The core, which must not use more than the limit, and the launcher read the same values."""
     lines, files, allowed, available = GROUPS[name]
     written = {"proc/meminfo": f"MemTotal: 1 kB\nMemAvailable: {64 * GIB >> 10} kB\n"}
     if lines:

@@ -1,4 +1,4 @@
-"""Decisions of the launcher on a clock of the test's own: restarts, ends seen at once, patience."""
+"""Decisions of the launcher on a clock of the test: restarts, ranks that end at once, patience."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_waits_between_starts_double_up_to_a_minute(monkeypatch: pytest.MonkeyPa
 
 
 def test_of_two_that_end_at_once_the_one_that_a_signal_has_ended_is_first() -> None:
-    """The other one died of that."""
+    """The other rank died because of it."""
 
     def rank(number: int, code: int) -> Any:
         made: Any = object.__new__(_Rank)
@@ -51,7 +51,7 @@ def test_patience_begins_anew_when_there_is_hope_again(monkeypatch: pytest.Monke
     job = Outcomes(3)
 
     def over_after(seconds: float) -> bool:
-        """Looks as often as the launcher does: a longer time between two looks is one in which it was stopped."""
+        """Check at the launcher's interval: a longer time between two checks counts as time in which it was stopped."""
         end = now[0] + seconds
         while not job.over() and now[0] < end:
             now[0] += 0.02

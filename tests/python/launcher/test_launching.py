@@ -15,7 +15,7 @@ from sordino.launcher.processes import Ended, StopSignals
 
 
 class Clock:
-    """Seconds, as a test says."""
+    """Clock in seconds that a test sets."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -25,7 +25,7 @@ class Clock:
 
 
 class Sleeps(StopSignals):
-    """Notes the seconds of each sleep, and does not sleep."""
+    """Clock that notes the seconds of each sleep, and does not sleep."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,12 +45,12 @@ def test_restarts_wait_longer_each_time_but_no_longer_than_a_minute(monkeypatch:
         return Ended(1)
 
     assert restarts.repeat(start, len(lives) - 1, stop) == 1
-    # After a start that has lived, the next is made at once.
+    # After a start that ran for long, the next one is made at once.
     assert stop.slept == [1, 2, 4, 8, 16, 32, 60, 60, 0, 1]
 
 
 def test_patience_begins_anew_when_there_was_hope_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 stands still when the other has come to its end, goes on, and stands still again much later."""
+    """Rank 1 stands still after the other rank has ended, continues, and stands still again much later."""
     states = {11: "S", 12: "T"}
     monkeypatch.setattr(outcomes, "state_and_parent", lambda pid: (states[pid], 1))
     monkeypatch.setattr(outcomes, "_LOOK_S", -1.0)
@@ -74,7 +74,7 @@ def test_patience_begins_anew_when_there_was_hope_in_between(monkeypatch: pytest
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_of_two_ranks_that_end_at_once_the_killed_one_is_named(tmp_path: Path, first: int) -> None:
-    """The other has ended with an error because of that."""
+    """The other rank has ended with an error because of that."""
     script = f'if [ "$SORDINO_RANK" = {first} ]; then exit 3; else kill -9 $$; fi'
     job = LocalJob(2, ["sh", "-c", script], os.environ, tmp_path, False, Deadlines())
     try:
@@ -87,4 +87,4 @@ def test_of_two_ranks_that_end_at_once_the_killed_one_is_named(tmp_path: Path, f
     finally:
         job._close()
     assert status == 128 + signal.SIGKILL
-    assert why == f"rank {1 - first} was ended by signal 9 (SIGKILL), the first that failed"
+    assert why == f"rank {1 - first} was ended by signal 9 (SIGKILL) and was the first to fail"

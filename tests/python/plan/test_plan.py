@@ -36,7 +36,7 @@ def seconds(algorithm: plan.Cost) -> float:
 
 
 def rounds_of_ring(size: int) -> int:
-    """Two members need no ring: they swap their vectors in one round."""
+    """Return the rounds of an all-reduce. Two members need no ring: they swap their vectors in one round."""
     return 1 if size == 2 else 2 * (size - 1)
 
 
@@ -48,7 +48,7 @@ def test_allreduce_costs_what_a_ring_does(size: int) -> None:
 
 
 def test_a_small_allreduce_of_three_hosts_goes_to_the_third_and_back() -> None:
-    """Two of them double; the third gives its vector to one of them, and gets the result."""
+    """Two hosts double their vectors. The third gives its vector to one of them, and gets the result back."""
     load = Load([0, 1, 2])
     load.all_reduce([[0, 1, 2]], 100)
     assert load.sent == [200, 100, 100] and load.link == 200
@@ -57,7 +57,8 @@ def test_a_small_allreduce_of_three_hosts_goes_to_the_third_and_back() -> None:
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("members", [2, 3, 4])
 def test_local_sgd_costs_equations_6_to_8(groups: int, members: int) -> None:
-    """But for latency: all messages of an exchange leave at once, and the all-reduce goes round a ring."""
+    """The latency differs from the equations: all messages of an exchange leave at once, and the all-reduce is a
+    ring."""
     size, interval = groups * members, 4
     inside = M * (members - 1) / members * BETA + ALPHA
     across = 2 * M / members * (groups - 1) / groups * BETA + rounds_of_ring(groups) * ALPHA
@@ -83,9 +84,9 @@ def test_memory_costs_what_is_read_and_written() -> None:
         return algorithm.communication(rates) / (M * 1e-10)
 
     assert memory(plan.cost_of(AllReduce(), [0] * 4, NAMES, SIZES)) == pytest.approx(2)
-    # Four averages of two: all vectors read once and once more from caches, all written.
+    # Four averages of two: all vectors are read once and once more from caches, and all are written.
     assert memory(plan.cost_of(Crossover(), [0] * 4, NAMES, SIZES)) == pytest.approx(2.25)
-    # Both averages are one.
+    # Both averages are the same.
     assert memory(plan.cost_of(Crossover(), [0] * 2, NAMES, SIZES)) == pytest.approx(2)
 
 
@@ -114,7 +115,7 @@ def test_backward_hides_gradients_but_for_the_last_segment() -> None:
 def test_a_line_goes_through_its_points() -> None:
     line = plan.fit([(x, 3e-5 + 2e-9 * x) for x in (4e3, 6e4, 1e6, 2e7)])
     assert line == pytest.approx((3e-5, 2e-9), rel=1e-6)
-    # Of a link that lets 16 KiB pass at once.
+    # A link that lets 16 KiB pass at once.
     steep = plan.fit([(4096, 1.8e-5), (5e6, 0.0848), (1e7, 0.1689)])
     assert steep.alpha == 0 and steep.beta == pytest.approx(1.69e-8, rel=0.01)
     flat = plan.fit([(1e3, 5e-4), (1e6, 4e-4)])
@@ -129,7 +130,7 @@ def test_a_line_goes_through_its_points() -> None:
     [
         ({2: 0.85, 4: 1.95, 8: 3.2, 16: 4.0}, 4, "from P=4 to P=8 the distance D grew 1.64 times, not about 2"),
         ({2: 0.025, 4: 0.055, 8: 0.1, 16: 0.08}, 8, "grew 0.80 times"),  # Figure 8
-        ({2: 1.0, 4: 2.0}, 4, "the most that was tried"),
+        ({2: 1.0, 4: 2.0}, 4, "the largest number tried"),
         ({2: 1.0, 3: 1.4, 9: 4.0}, 9, "the most"),
         ({2: 1.0, 4: math.inf}, 2, "P=4 local models diverged"),
         ({2: math.inf}, 1, "P=2 local models diverged"),
@@ -137,7 +138,7 @@ def test_a_line_goes_through_its_points() -> None:
     ],
 )
 def test_the_rule_names_the_last_proportional_number(distances: dict[int, float], chosen: int, said: str) -> None:
-    """The first case is the source's Figure 4."""
+    """The first case is Figure 4 of the source."""
     found, reason = plan.choose(distances, 0.85)
     assert found == chosen
     assert said in reason
@@ -181,7 +182,7 @@ def test_a_recommendation_has_its_reason() -> None:
     two = plan.Workers({2: 1.0, 4: 1.1}, 2, "")
     assert plan.recommend(found, 4, two).startswith("LocalSGD(interval=4, group_size=2): ")
     one = plan.Workers({2: math.inf}, 1, "")
-    assert plan.recommend(found, 4, one).startswith("AllReduce(): nothing that may be taken")
+    assert plan.recommend(found, 4, one).startswith("AllReduce(): no algorithm that qualifies")
     assert plan.recommend(predictions(10.0), 4, None).startswith("AllReduce(): nothing")
     slow = plan.recommend(predictions(5000.0), 4, None)
     assert "e+0" not in slow
@@ -205,7 +206,7 @@ def test_what_was_to_be_hidden_is_exposed_where_it_takes_longer_than_computing()
 
 def test_a_plan_says_how_far_its_predictions_were_off() -> None:
     found = predictions(0.05)
-    assert "Nothing was run" in reliability(as_rows(found))
+    assert "No algorithm was run" in reliability(as_rows(found))
     for one in found:
         one.measured = one.communication * (4.0 if one.name == "PushSum()" else 0.8)
     assert "off by 25% (median), most for PushSum() (-75%)" in reliability(as_rows(found))
@@ -247,7 +248,7 @@ def test_a_budget_ends_the_trial() -> None:
     task = tasks.images("digits", None)
     found = plan.find_workers(task, (2, 4, 8), interval=1, averagings=4, budget=1e-9)
     assert sorted(found.distances) == [2]
-    assert "the most that was tried" in found.reason
+    assert "the largest number tried" in found.reason
 
 
 def test_the_same_task_gives_the_same_start() -> None:
@@ -270,13 +271,13 @@ def run_plan(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "start more: sordino plan -np 4"),
+        ((), "start more, as in: sordino plan -np 4"),
         (("--parameters", "lots"), "--parameters lots: expected a number"),
         (("--samples", "0"), "--samples 0"),
         (("--budget", "0"), "--budget 0"),
         (("--compute-ms", "nan"), "--compute-ms nan"),
         (("--hosts", "a:2"), "--hosts needs -np"),
-        (("--nodes", "4x2"), "say what a node's link carries: --gbps 10"),
+        (("--nodes", "4x2"), "give the rate of a node's link, as in --gbps 10"),
         (("--nodes", "4"), "--nodes 4: expected NODESxRANKS"),
         (("--nodes", "1x1"), "one rank has nobody"),
         (("--nodes", "4x2", "--gbps", "0"), "--gbps 0: must be above 0"),
@@ -304,7 +305,7 @@ def test_a_cluster_that_is_not_here_is_planned_for(tmp_path: Path) -> None:
     done = run_plan(*words, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["assumed"] == "4 nodes of 2 ranks, links of 10 Gbit/s and 20 µs a message"
+    assert found["assumed"] == "4 nodes of 2 ranks, links of 10 Gbit/s and 20 µs per message"
     assert found["rates"]["across"] == {"alpha": pytest.approx(2e-5), "beta": pytest.approx(8e-10)}
     assert found["ranks"] == 8 and found["nodes"] == 4 and all(row["measured"] is None for row in found["rows"])
     (line,) = Reader(tmp_path / "record").run.job["result"]
@@ -329,7 +330,7 @@ def test_who_shares_cores_is_told_that_nothing_hides() -> None:
         "recommendation": "-",
     }
     assert "The 4 ranks have 2 cores" in markdown(results)
-    assert "cores: what goes on" not in markdown({**results, "machine": {**machine, "cores": 64}})
+    assert "cores: communication in the background" not in markdown({**results, "machine": {**machine, "cores": 64}})
 
 
 @pytest.mark.drill("a plan of real ranks")

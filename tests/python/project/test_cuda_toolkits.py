@@ -1,4 +1,4 @@
-"""The build bears every CMake and every CUDA that it says it does, also those that this machine does not have."""
+"""The build supports every CMake and every CUDA that it claims to support, also versions that this machine lacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# As a CMake before 3.25.2 goes through it, and an nvcc is found: what finds compilers is replaced.
+# Like a run of CMake before 3.25.2 that finds an nvcc: the code that finds compilers is replaced.
 FINDS = """
 set(CMAKE_MODULE_PATH "{fakes}")
 macro(enable_language)

@@ -1,4 +1,4 @@
-"""What users catch and set has a name, a place to import it from and a line in the documents."""
+"""Every error and setting for users has a name, a module to import it from, and a line in the documents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sordino.errors import SordinoError, UsageError
 from sordino.torch.start import survives_losses
 
 ROOT = Path(__file__).resolve().parents[3]
-# Benchmarks may need what is not installed; of the package's programs nobody catches anything.
+# Benchmarks may need packages that are not installed, and no user code catches errors of the package's programs.
 LIBRARY = [
     module.name
     for module in pkgutil.walk_packages([str(ROOT / "python" / "sordino")], "sordino.")
@@ -46,7 +46,7 @@ def test_every_error_is_exported_and_documented() -> None:
 
 
 def test_errors_need_no_core_and_no_torch() -> None:
-    """`sordino doctor` and an `except` at the top of a script have them before anything else is loaded."""
+    """`sordino doctor`, and an `except` at the top of a script, get them before anything else is loaded."""
     program = (
         "import sys, sordino; sordino.StepOrderError; print('torch' in sys.modules, 'sordino._core' in sys.modules)"
     )
@@ -55,7 +55,7 @@ def test_errors_need_no_core_and_no_torch() -> None:
 
 
 def sources() -> dict[str, str]:
-    """The Python files of the package, but for the benchmarks, whose parts talk to each other in their own way."""
+    """Return the Python files of the package, except for benchmarks, whose parts have variables of their own."""
     root = ROOT / "python" / "sordino"
     found = {str(path.relative_to(root)): path.read_text() for path in root.rglob("*.py")}
     return {name: text for name, text in found.items() if not name.startswith("bench/")}

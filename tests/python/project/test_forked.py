@@ -1,4 +1,4 @@
-"""The fork server of the tests: what it starts passes for a Python process, to whoever started it and in /proc."""
+"""The fork server of the tests: its forks look like Python processes, to their starter and in /proc."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_who_ends_the_client_ends_the_fork(tmp_path: Path, number: signal.Signal
 
 
 def test_other_packages_are_imported_for_real(tmp_path: Path) -> None:
-    """A fork would have those that the server has imported."""
+    """A fork would have the packages that the server has imported."""
     (tmp_path / "sordino").mkdir()
     (tmp_path / "sordino" / "__init__.py").write_text("here = 'other'")
     command = [*forked.python(), "-c", "import sordino; print(sordino.here)"]
@@ -94,7 +94,7 @@ def test_other_packages_are_imported_for_real(tmp_path: Path) -> None:
 
 
 def test_a_client_that_is_killed_with_its_fork_ends_no_other(tmp_path: Path) -> None:
-    """The server hears of both ends at once, if it is slow."""
+    """A slow server hears of both ends at once."""
     words = forked.python()
     (server,) = [int(entry.name) for entry in Path("/proc").iterdir() if is_server(entry)]
     for turn in range(3):
@@ -136,7 +136,7 @@ def test_a_client_that_is_stopped_does_not_stop_the_others(tmp_path: Path) -> No
 
 
 def is_server(entry: Path) -> bool:
-    """Whether this entry of /proc is the server of this process."""
+    """Return whether this entry of /proc is the server of this process."""
     try:
         words = (entry / "cmdline").read_bytes().split(b"\0")
         parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]

@@ -1,6 +1,6 @@
-"""The programs of docs/coming-from-frameworks.md train one model on two ranks, where their frameworks are installed.
+"""The programs of docs/coming-from-frameworks.md train one model on two ranks, if their frameworks are installed.
 
-No extra installs them and CI has none, as they bring hundreds of megabytes that nothing else here uses.
+No extra installs them, and CI does not have them, as they add hundreds of megabytes that nothing else uses here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def test_a_framework_trains_one_model(path: Path, tmp_path: Path, monkeypatch: p
     framework = path.stem.partition("_")[0]
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed: pip install {framework}")
-    monkeypatch.chdir(tmp_path)  # they write there
+    monkeypatch.chdir(tmp_path)  # the programs write there
     done = launch("run", "-np", "2", "--", sys.executable, "-c", RUN, str(path), timeout=280)
     assert done.returncode == 0, done.stderr
 

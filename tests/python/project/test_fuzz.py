@@ -1,5 +1,5 @@
-"""What Python reads from files and from other ranks, made up, damaged or cut: the result is right, or an error of
-Sordino's says what is wrong; it takes no more memory than a small multiple of what is there, and it ends."""
+"""Data that Python reads from files and from other ranks: invented, damaged or cut. The result is right, or an error of
+Sordino names the problem. Reading takes no more memory than a small multiple of the data, and it ends."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MIB = 1 << 20
 
 @contextmanager
 def little_memory(more: int) -> Iterator[None]:
-    """What Python and numpy take, at their peak, and what the process holds more than ever before, stay below this."""
+    """Check that the peak memory of Python and numpy, and the growth of the process's peak, stay below this limit."""
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tracemalloc.start()
     try:
@@ -78,7 +78,7 @@ def file_of(state: object) -> bytes:
 
 
 def rewritten(whole: bytes, change: Callable[[bytes], bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
-    """The file with another pickle in it, and checksums that are right."""
+    """Return the file with another pickle in it, and with right checksums."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(whole)) as there, zipfile.ZipFile(out, "w", compression) as here:
         for part in there.infolist():
@@ -88,7 +88,7 @@ def rewritten(whole: bytes, change: Callable[[bytes], bytes], compression: int =
 
 
 def whole_number_of_bytes(name: bytes) -> bytes:
-    """A file of a few hundred bytes whose pickle asks for a quarter of a GiB."""
+    """Return a file of a few hundred bytes whose pickle asks for a quarter of a GiB."""
     call = b"c" + name + b"\nbytearray\n(J" + struct.pack("<i", 1 << 28) + b"tR"
     return rewritten(file_of({"x": "AAAA"}), lambda pickled: pickled.replace(b"X\x04\x00\x00\x00AAAA", call))
 
@@ -99,7 +99,7 @@ def sound() -> bytes:
 
 
 def overlapping() -> bytes:
-    """An archive with one part under many names."""
+    """Return an archive with one part under many names."""
     whole = bytearray(sound())
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:
         begin, count = archive.start_dir, len(archive.infolist())
@@ -111,7 +111,7 @@ def overlapping() -> bytes:
 
 
 def decoded(content: bytes) -> dict[str, Any] | None:
-    """The state, or None if it is refused as it should be."""
+    """Return the state, or None if it is refused properly."""
     try:
         state = checkpoint.decode(content, "the file")
     except UsageError as error:
@@ -123,7 +123,7 @@ def decoded(content: bytes) -> dict[str, Any] | None:
 
 @st.composite
 def mutations(draw: st.DrawFn, whole: bytes) -> bytes:
-    """Some bytes are others, some are gone, some are there twice or elsewhere."""
+    """Draw a damaged copy: some bytes are changed, missing, repeated or moved."""
     found = bytearray(whole)
     for _ in range(draw(st.integers(1, 4))):
         begin, end = sorted((draw(st.integers(0, len(found))), draw(st.integers(0, len(found)))))
@@ -147,7 +147,7 @@ def mutations(draw: st.DrawFn, whole: bytes) -> bytes:
 @settings(max_examples=100)
 @given(st.data())
 def test_damaged_checkpoints(given_data: st.DataObject) -> None:
-    """With checksums that are wrong, and with right ones over a damaged pickle."""
+    """Checkpoints with wrong checksums, and with right checksums over a damaged pickle."""
     if given_data.draw(st.booleans()):
         content = given_data.draw(mutations(sound()))
     else:
@@ -165,7 +165,7 @@ DEEP: list[Any] = []
 for _ in range(300):
     DEEP = [DEEP]
 
-# Each of these was once loaded, or ended in another error than UsageError.
+# Each of these was once loaded, or caused another error than UsageError.
 MALFORMED = {
     "no state": torch_file({"sordino_checkpoint": 1}),
     "state is no dict": file_of([1, 2]),
@@ -215,7 +215,7 @@ def test_wrong_counts_of_elements_are_refused() -> None:
 
 
 class Marked(torch.Tensor):
-    """A kind of tensor that no file may name."""
+    """A class of tensors that no file may name."""
 
 
 def tagged(tag: object) -> torch.Tensor:
@@ -281,7 +281,7 @@ def test_what_is_saved_can_be_loaded(tmp_path: Path, state: dict[Any, Any]) -> N
 
 @pytest.mark.parametrize("state", [{10**5000: 1}, {"x": -(10**5000)}], ids=["key", "value"])
 def test_a_number_with_more_digits_than_can_be_read_again(tmp_path: Path, state: dict[Any, Any]) -> None:
-    with pytest.raises(UsageError, match="has 16,610 bits, of which at most 2,000 can be read again"):
+    with pytest.raises(UsageError, match="has 16,610 bits, but only 2,000 can be read again"):
         checkpoint.save(tmp_path / "c.pt", state)
     checkpoint.save(tmp_path / "c.pt", {"x": -(1 << 1999)})
     assert checkpoint.load(tmp_path / "c.pt") == {"x": -(1 << 1999)}
@@ -311,7 +311,7 @@ shard_names = st.lists(st.sampled_from(["0", "1", "1", "\0", "../x", "", "long",
 
 
 def folder_of(tmp_path: Path, parts: list[Any], named: object = None) -> Folder:
-    """With a checkpoint of step 1, and one of step 2 in these shards."""
+    """Return a folder with a checkpoint of step 1, and one of step 2 in these shards."""
     folder = Folder(tmp_path)
     folder.save(1, {"n": 1})
     known = {str(number): f"step-00000002.{number:016x}.shard" for number in range(len(parts))}
@@ -370,7 +370,7 @@ def idx(shape: list[int], content: bytes) -> bytes:
 
 @cache
 def images() -> dict[str, bytes]:
-    """A sound data set of 3 + 3 images."""
+    """Return a valid data set of 3 + 3 images."""
     contents = (idx([3, 28, 28], bytes(range(196)) * 12), idx([3], b"\1\2\3")) * 2
     return dict(zip(NAMES, map(gzip.compress, contents)))
 
@@ -408,7 +408,7 @@ def test_idx_files(tmp_path: Path, name: str, shape: list[int], fill: int, given
     ids=["not 28 x 28", "more than there is", "absurd", "labels"],
 )
 def test_a_header_is_not_believed_before_it_is_checked(tmp_path: Path, shape: list[int]) -> None:
-    """The file unfolds to 96 MiB."""
+    """The file decompresses to 96 MiB."""
     content = gzip.compress(idx(shape, bytes(3 * 784)), 1) + 96 * gzip.compress(bytes(MIB), 1)
     with little_memory(16 * MIB):
         assert read_images(tmp_path, **{NAMES[len(shape) == 1]: content}) is None
@@ -496,7 +496,7 @@ def test_options_of_simulate(name: str, said: list[str]) -> None:
                 assert 0 <= seconds < float("inf") and (run.job.compute > 0).all()
 
 
-# --- What other ranks say ---------------------------------------------------------------------------------------------
+# --- Data of other ranks ----------------------------------------------------------------------------------------------
 
 texts = values.map(json.dumps) | st.text(max_size=20) | st.sampled_from(["[" * 100_000, "9" * 5000, '"\\ud800"', "NaN"])
 

@@ -1,4 +1,4 @@
-"""Imports point down: which room of the package may import which, and no modules that need each other."""
+"""Imports point down: the rooms of the package that each room may import, and no cycles of modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sordino.cli.bench import BENCHMARKS, IN_A_CLONE
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "python"
 
-# Every room, the lowest first, and the rooms that it may import; "" is `sordino` itself.
+# Every room, lowest first, and the rooms that it may import; "" is `sordino` itself.
 ROOMS = {
     "errors": "",
     "_core": "",
@@ -52,18 +52,18 @@ ROOMS = {
     "cli": "errors awake _core files suggestions rendezvous launcher record report runtime torch plan simulate",
 }
 
-# What goes against the rules still: these imports are to vanish, and no others may come.
+# Remaining exceptions from the rules. These imports are to be removed, and no others may be added.
 KNOWN = {
-    # Horovod's module has all names of the package that it is in.
+    # Horovod's module has all names of its package.
     ("sordino.torch.mpi_ops", "sordino.torch"),
 }
 
 Imports = dict[str, set[str]]
-"""For each module those that it imports, in functions too."""
+"""For each module the modules that it imports, also in functions."""
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """The modules of a folder, by their names."""
+    """Return the modules of a folder by name."""
     found = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
@@ -72,11 +72,11 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 NAMED = re.compile(r"(sordino(?:\.\w+)*):\w+")
-"""A class or function that a string names, to be imported when it is used."""
+"""A string with the name of a class or function that is imported when it is used."""
 
 
 def statements(node: ast.AST, for_types: bool) -> Iterator[ast.Import | ast.ImportFrom | str]:
-    """All imports, with or without those for the type checker, and the modules that strings name."""
+    """Yield all imports, with or without those for the type checker, and the modules that strings name."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         yield node
     if isinstance(node, ast.Constant) and isinstance(node.value, str) and (match := NAMED.fullmatch(node.value)):
@@ -87,15 +87,15 @@ def statements(node: ast.AST, for_types: bool) -> Iterator[ast.Import | ast.Impo
 
 
 def ancestors(name: str) -> set[str]:
-    """The packages that a module is in, itself included."""
+    """Return the packages that contain a module, and the module itself."""
     parts = name.split(".")
     return {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
 
 
 def read(found: dict[str, Path], for_types: bool = False) -> Imports:
-    """Who imports whom of these modules. The packages of a module are imported with it, by those who are outside.
+    """Return the imports between these modules. Importing a module from outside its package also imports its packages.
 
-    Strings that name classes are imports, too. A folder may name what is inside it: an algorithm names its strategy.
+    Strings that name classes count as imports, too. A folder may name its own modules: an algorithm names its strategy.
     """
     imports: Imports = {}
     for name, path in found.items():
@@ -127,20 +127,20 @@ def imports(package: dict[str, Path]) -> Imports:
 
 
 def room(name: str) -> str:
-    """The room that a module is in: a module or folder of `sordino`, or a folder of its runtime."""
+    """Return the room of a module: a module or folder of `sordino`, or a folder of its runtime."""
     parts = name.split(".")[1:3]
     return ".".join(parts) if ".".join(parts) in ROOMS else "".join(parts[:1])
 
 
 def below(place: str) -> set[str]:
-    """The rooms that this one may import: itself, those in the table, and `sordino` itself."""
+    """Return the rooms that this one may import: itself, its rooms in the table, and `sordino` itself."""
     words = ROOMS[place].split()
     nested = {one for one in ROOMS for word in words if word.endswith(".*") and one.startswith(word[:-1])}
     return {place, "", *words} | nested
 
 
 def upward(imports: Imports) -> set[tuple[str, str]]:
-    """The imports that the table does not allow."""
+    """Return the imports that the table does not allow."""
     return {
         (name, target)
         for name, targets in imports.items()
@@ -150,7 +150,7 @@ def upward(imports: Imports) -> set[tuple[str, str]]:
 
 
 def circle(imports: Imports, but: set[tuple[str, str]]) -> list[str]:
-    """A circle of modules, if there is one without these imports."""
+    """Return a cycle of modules, if there is one without these imports."""
     graph = {
         name: [target for target in targets if target != name and (name, target) not in but]
         for name, targets in imports.items()
@@ -171,24 +171,24 @@ def test_the_table_is_of_the_package_and_points_down() -> None:
 
 
 def test_imports_point_down(package: dict[str, Path]) -> None:
-    """Those for the type checker, too: a room does not even name what is above it."""
+    """This includes imports for the type checker: a room does not even name rooms above it."""
     assert sorted(upward(read(package, for_types=True)) - KNOWN) == []
 
 
 def test_no_module_needs_itself(imports: Imports) -> None:
-    """Neither when it is imported nor, by an import in a function, later."""
+    """This holds for imports at the top of a module and, later, in functions."""
     assert circle(imports, KNOWN) == []
 
 
 def test_what_is_known_is_still_there(imports: Imports) -> None:
-    """Whoever mends one takes it off the list."""
+    """A change that removes such an import must also remove it from the list."""
     assert sorted(one for one in KNOWN if one[1] not in imports[one[0]]) == []
     for one in KNOWN:
         assert one in upward(imports) or circle(imports, KNOWN - {one}) != [], one
 
 
 def test_what_the_rules_are_for_is_found(tmp_path: Path) -> None:
-    """Upward imports and circles, at the first level, in functions, by relative names and in strings."""
+    """Upward imports and cycles are found at the top level, in functions, with relative names and in strings."""
     package = tmp_path / "sordino"
     for folder in ("algorithms", "torch"):
         (package / folder).mkdir(parents=True)
@@ -212,11 +212,11 @@ def test_what_the_rules_are_for_is_found(tmp_path: Path) -> None:
     assert set(circle(found, {("sordino.torch.tensors", "sordino.torch.ops")})) >= {"sordino.algorithms.gossip"}
 
 
-# --- What is in the package -------------------------------------------------------------------------------------------
+# --- Content of the package -------------------------------------------------------------------------------------------
 
 
 def test_the_package_measures_no_more_than_its_command_offers() -> None:
-    """As it is installed, or in the clone where that is what is tested."""
+    """The package as it is installed, or the clone if that is tested."""
     place = Path(sordino.__file__).parent
     assert {path.stem for path in (place / "bench").glob("*.py")} == {
         *BENCHMARKS,

@@ -1,4 +1,5 @@
-"""Dependencies of the core point down only: which folder of csrc/ includes which, and who sees MPI, NCCL and CUDA."""
+"""Dependencies of the core only point down: the includes between folders of csrc/, and the folders that use MPI, NCCL
+and CUDA."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 
 CSRC = Path(__file__).resolve().parents[3] / "csrc"
 SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
-# From the bottom up; a folder may always include itself. A line that is added here is a decision on the design.
+# From the bottom up; a folder may always include itself. A new line here is a design decision.
 LAYERS: dict[str, set[str]] = {
     "base": set(),
     "kernels": {"base"},
@@ -34,7 +35,7 @@ LAYERS: dict[str, set[str]] = {
     "progress": {"base", "transport"},
     "collectives": {
         *("base", "kernels", "topology", "device", "transport", "transport/nccl", "arena"),
-        "progress",  # the type of a coroutine
+        "progress",  # for the type of a coroutine
     },
     "services": {"base", "kernels", "transport", "arena"},
     "engine": {
@@ -47,7 +48,7 @@ LAYERS: dict[str, set[str]] = {
         *("collectives", "services", "engine"),
     },
 }
-# Headers of others, and below which folders they are included: elsewhere their absence would need an #ifdef.
+# External headers, and the folders that may include them. Elsewhere a missing header would need an #ifdef.
 FOREIGN = {
     r"mpi(-ext)?\.h": ("transport/mpi",),
     r"nccl(_net)?\.h": ("transport/nccl",),
@@ -57,14 +58,14 @@ FOREIGN = {
         "transport/nccl",
     ),
 }
-GENERATED = {"build_info.h"}  # CMake makes it
+GENERATED = {"build_info.h"}  # made by CMake
 
 Include = tuple[str, int, str]
-"""File below csrc/, line, and what it includes."""
+"""A file below csrc/, a line number, and the included path."""
 
 
 def includes(root: Path, brackets: str) -> Iterator[Include]:
-    """What the files below `root` include between the given brackets, '""' or '<>'."""
+    """Yield the includes of files below `root` between the given brackets, '""' or '<>'."""
     pattern = re.compile(rf"\s*#\s*include\s*{brackets[0]}([^{brackets[1]}]+){brackets[1]}")
     for path in sorted(root.rglob("*")):
         if path.suffix not in SUFFIXES:
@@ -79,7 +80,7 @@ def folder(path: str) -> str:
 
 
 def forbidden(root: Path, layers: Mapping[str, set[str]]) -> list[str]:
-    """Includes that the table does not allow, and those of files that are not there."""
+    """Return includes that the table does not allow, and includes of missing files."""
     wrong = []
     for path, line, target in includes(root, '""'):
         if target in GENERATED:
@@ -95,7 +96,7 @@ def forbidden(root: Path, layers: Mapping[str, set[str]]) -> list[str]:
 
 
 def foreign(root: Path) -> list[str]:
-    """Headers of others that are included where they must not be."""
+    """Return external headers that are included in a wrong folder."""
     wrong = []
     for brackets in ('""', "<>"):
         for path, line, target in includes(root, brackets):
@@ -107,7 +108,7 @@ def foreign(root: Path) -> list[str]:
 
 
 def circle(edges: Mapping[str, set[str]]) -> list[str]:
-    """The folders of a circle, each of which includes the next; none if there is no circle."""
+    """Return the folders of a cycle, each of which includes the next; empty if there is no cycle."""
     done: set[str] = set()
 
     def walk(at: str, way: list[str]) -> list[str]:
@@ -125,7 +126,7 @@ def circle(edges: Mapping[str, set[str]]) -> list[str]:
 
 
 def edges_of(root: Path) -> dict[str, set[str]]:
-    """Which folder includes which others."""
+    """Return for each folder the folders that it includes."""
     edges: dict[str, set[str]] = defaultdict(set)
     for path, _, target in includes(root, '""'):
         if "/" in target and folder(path) != folder(target):

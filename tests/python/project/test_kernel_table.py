@@ -1,4 +1,5 @@
-"""The table of what is expected of the CUDA kernels: what is read from the compiler, and what is worse."""
+"""The table of expected properties of the CUDA kernels: the parser of the compiler's output, and the detection of
+regressions."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def table() -> ModuleType:
     specification = importlib.util.spec_from_file_location("kernel_table", ROOT / "tools" / "kernel_table.py")
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)
-    sys.modules["kernel_table"] = module  # which dataclasses look for
+    sys.modules["kernel_table"] = module  # dataclasses look for it there
     specification.loader.exec_module(module)
     return module
 

@@ -1,4 +1,4 @@
-"""In CI a test that is skipped for want of something fails; elsewhere it is skipped."""
+"""In CI a test that is skipped because something is missing fails; elsewhere it is skipped."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the pages say is so: Python snippets run, commands parse, figures are those of the results that they cite.
+"""The pages are true: Python snippets run, commands parse, and figures are those of the cited results.
 
-A snippet runs on two ranks (threads), as its reader would have it: a fragment finds the names that the text around it
-speaks of. Links and names within the site are looked at by `make docs`.
+A snippet runs on two ranks (threads), as for its reader: a fragment finds the names that the text around it mentions.
+`make docs` checks links and names within the site.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sordino.errors import NonFinite, SordinoError
 from sordino.log.core import listen
 
 ROOT = Path(__file__).resolve().parents[3]
-MADE = ("docs/claims", "docs/kernels.md")  # by commands, whose tests compare them
+MADE = ("docs/claims", "docs/kernels.md")  # made by commands, whose tests compare them
 PAGES = sorted(
     path
     for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "benchmarks/*/README.md")
@@ -45,7 +45,7 @@ optimizer = opt = torch.optim.SGD(model.parameters(), lr=0.1)
 loss = model(torch.ones(2, 4)).square().mean()
 lr, steps, warmup_steps, step = 0.1, 100, 10, 7
 """
-# What else a fragment's reader has, by its page.
+# Additional names for fragments of a page.
 MORE = {
     "docs/errors.md": """
 optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), check_finite=True)
@@ -56,7 +56,7 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 folder, state = checkpoint.Folder("shards"), {"total": torch.ones(8)}
 """,
 }
-# How ranks are started that are not two of one machine, by a word of the snippet.
+# By a word of the snippet: ranks that are not two of one machine, and how they are started.
 STARTED: dict[str, dict[str, Any]] = {
     'communicator="rank"': {"size": 5, "algorithm": sordino.algorithms.Layered(group_size=4, communicator="rank")},
     'on_peer_lost="continue"': {"size": 2, "on_peer_lost": "continue"},
@@ -64,7 +64,7 @@ STARTED: dict[str, dict[str, Any]] = {
 
 
 def fences(language: str) -> Iterator[tuple[str, str]]:
-    """The blocks of a language, by their places."""
+    """Yield the blocks of a language with their locations."""
     for page in PAGES:
         text = page.read_text()
         for found in FENCE.finditer(text):
@@ -73,14 +73,14 @@ def fences(language: str) -> Iterator[tuple[str, str]]:
                 yield f"{page.relative_to(ROOT)}:{line}", found[2]
 
 
-# A Python block of benchmarks/ takes a cluster, which test_cluster.py makes; one of a framework, test_frameworks.py.
+# A Python block of benchmarks/ needs a cluster (test_cluster.py); one of a framework needs that (test_frameworks.py).
 ELSEWHERE = ("benchmarks/", "docs/coming-from-frameworks.md")
 PYTHON = [(place, text) for place, text in fences("python") if not place.startswith(ELSEWHERE)]
 SHELL = list(fences("sh"))
 
 
 def play(place: str, snippet: str) -> dict[str, Any]:
-    """Runs a snippet as a rank."""
+    """Run a snippet as a rank."""
     names: dict[str, Any] = {**vars(sordino.algorithms), "NonFinite": NonFinite, "checkpoint": checkpoint}
     names["__name__"] = "__main__"
     page, _, line = place.rpartition(":")
@@ -108,10 +108,10 @@ def test_there_are_snippets_and_one_that_is_wrong_is_found() -> None:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The words of each command of `sordino` in a block, without comments."""
+    """Yield the words of each `sordino` command in a block, without comments."""
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
-        while words and "=" in words[0]:  # variables of its environment
+        while words and "=" in words[0]:  # environment variables
             words = words[1:]
         if words[:1] == ["sordino"]:
             yield words[1:]
@@ -189,7 +189,7 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     ]
 
 
-# --- What the site makes of the code ----------------------------------------------------------------------------------
+# --- Parts of the site that are made from code ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

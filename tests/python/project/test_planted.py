@@ -1,4 +1,4 @@
-"""The errors of tests/planted can still be planted, and their parts of the tests are there."""
+"""The errors of tests/planted can still be planted, and the tests that must catch them exist."""
 
 from __future__ import annotations
 

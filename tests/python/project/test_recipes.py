@@ -1,4 +1,4 @@
-"""The recipes for clusters, as far as one machine can try them (docs/recipes.md says how far)."""
+"""The recipes for clusters, as far as one machine can test them (docs/recipes.md has the limits)."""
 
 from __future__ import annotations
 

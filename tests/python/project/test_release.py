@@ -1,4 +1,4 @@
-"""The version is the same wherever it is written, and a place that was forgotten is found; wheels are weighed."""
+"""The version is the same in all files, a file that was forgotten is found, and wheels have size limits."""
 
 from __future__ import annotations
 

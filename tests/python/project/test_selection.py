@@ -1,4 +1,4 @@
-"""What `make test` leaves out by rule: every world, every check function and every value of a parameter stays."""
+"""The tests that `make test` keeps, by rule: every world, every check function and every value of a parameter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_every_world_has_checks_and_launchers_start_four_jobs() -> None:
     assert min(found.values()) >= 10, found
     for launcher, ranks in STARTS.items():
         assert {world.ranks for world in found if world.launcher == launcher} == set(ranks) and len(ranks) == 2
-    # What the quick worlds lack, some number of ranks that are processes, others have on threads.
+    # A number of ranks that the quick worlds lack as processes is there as threads.
     layouts = {(world.ranks, world.per_node) for world in QUICK_WORLDS}
     assert {(world.ranks, world.per_node) for world in WORLDS} == layouts
 

@@ -1,4 +1,4 @@
-"""Deadlines in Python do not count time in which the process was stopped: a clock that jumps is such a stop."""
+"""Deadlines in Python do not count time in which the process was stopped. A clock that jumps simulates a stop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOUR = 3600.0
 
 
 class Jumping:
-    """A clock that a test moves, and that moves by itself between two looks."""
+    """A clock that a test moves, and that also moves by itself between two reads."""
 
     def __init__(self, step: float = 0.0) -> None:
         self.time, self.step = 1000.0, step
@@ -70,7 +70,7 @@ def test_a_job_that_was_stopped_has_not_waited_for_its_start() -> None:
         clock.time += 0.3
         if outcomes.over():
             break
-    assert outcomes.over() and "for rank 1 to come" in outcomes.judge(0)[1]
+    assert outcomes.over() and "waits for rank 1" in outcomes.judge(0)[1]
 
 
 class Patient(Agent):
@@ -112,7 +112,7 @@ def test_asynchronous_algorithms_have_the_clock_of_their_rank(monkeypatch: pytes
         agent = Patient(current())
         agent.start()
         for _ in range(3):
-            agent.mailbox.nudge()  # look at the clock
+            agent.mailbox.nudge()  # makes it read the clock
             time.sleep(0.05)
         agent.close()
         return agent.overdue
@@ -122,7 +122,7 @@ def test_asynchronous_algorithms_have_the_clock_of_their_rank(monkeypatch: pytes
 
 
 class Store:
-    """A store of which the other rank's value comes late."""
+    """A store in which the other rank's value arrives late."""
 
     def __init__(self, late: int) -> None:
         self.values: dict[str, bytes] = {}
@@ -145,7 +145,7 @@ def test_ranks_that_were_stopped_meet_at_a_store(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(store, "AwakeClock", functools.partial(AwakeClock, clock=Jumping(HOUR)))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     assert StoreRendezvous(Store(4), "p", 0, b"", 20, 20).gather("k", [0, 1], b"mine") == [b"mine", b"theirs"]
-    with pytest.raises(Timeout, match="waits for ranks 1 to come"):
+    with pytest.raises(Timeout, match="waits for ranks 1 to call"):
         StoreRendezvous(Store(100), "p", 0, b"", 20, 30).gather("k", [0, 1], b"mine")
 
 
@@ -158,7 +158,7 @@ def test_ranks_that_were_stopped_meet_at_the_launcher(monkeypatch: pytest.Monkey
         late.start()
         assert launcher.rank(0, 60).gather("k", [0, 1], b"mine") == [b"mine", b"theirs"]
         late.join()
-        with pytest.raises(Timeout, match="to come to init"):
+        with pytest.raises(Timeout, match="to call init"):
             launcher.rank(0, 1).gather("again", [0, 1], b"mine")
     finally:
         launcher.end()

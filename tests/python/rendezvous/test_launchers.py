@@ -1,4 +1,4 @@
-"""What launchers leave in the environment: who a process is, where it meets the others, what contradicts itself."""
+"""Environment variables of launchers: a process's rank, the place where it meets the others, and contradictions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SRUN = {
     "SLURM_STEP_NODELIST": "gpu[017-018,031]",
 }  # fmt: skip
 SRUN_OF_ONE = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
-# As a script of sbatch and a shell of salloc have it, whose processes nobody has multiplied.
+# As in a script of sbatch and in a shell of salloc, whose processes no launcher has multiplied.
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_NPROCS": "8", "SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "2"}
 MPI = "OMPI_COMM_WORLD_SIZE"
 VARIABLES = {"HOROVOD_SIZE", "HOROVOD_RANK", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE"} | {
@@ -42,7 +42,7 @@ def _nobody_has_started_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by(size: int, variable: str) -> tuple[int, str]:
-    """What the core says of MPI's launchers and of srun."""
+    """Return the core's answer about MPI's launchers and srun."""
     return size, variable
 
 
@@ -57,10 +57,10 @@ BY_SRUN = by(4, "SLURM_STEP_NUM_TASKS")
         ({**TORCHRUN, **SRUN_OF_ONE}, by(1, "SLURM_STEP_NUM_TASKS"), 1, 4, ("node0", 29400), False, "job7.2"),
         (KUBEFLOW, NOBODY, 1, 4, ("job-master-0", 23456), True, ".0"),
         (OURS, NOBODY, 2, 3, None, True, ""),
-        ({**OURS, **KUBEFLOW}, NOBODY, 2, 3, None, True, ""),  # of pods in one of which the ranks are
+        ({**OURS, **KUBEFLOW}, NOBODY, 2, 3, None, True, ""),  # pods, one of which contains the ranks
         (SRUN, BY_SRUN, 3, 4, ("gpu017", 15000 + 77 * 16), True, "slurm.77.0"),
         ({**SRUN, "MASTER_ADDR": "a", "MASTER_PORT": "5"}, BY_SRUN, 3, 4, ("a", 5), True, "slurm.77.0"),
-        ({**SRUN, **KUBEFLOW}, BY_SRUN, 1, 4, ("job-master-0", 23456), True, ".0"),  # from Slurm's by the script itself
+        ({**SRUN, **KUBEFLOW}, BY_SRUN, 1, 4, ("job-master-0", 23456), True, ".0"),  # made by the script from Slurm's
     ],
 )
 def test_the_place_among_others(
@@ -83,8 +83,8 @@ def test_the_place_among_others(
         (SRUN_OF_ONE, by(1, "SLURM_STEP_NUM_TASKS")),
         ({**SRUN, "PMI_RANK": "3"}, BY_SRUN),  # srun for an MPI
         ({**SRUN, "PMIX_RANK": "3"}, BY_SRUN),
-        (KUBEFLOW, by(2, MPI)),  # left over, or each pod's: MPI's launcher came after it
-        (TORCHRUN, by(4, MPI)),  # the same, said twice
+        (KUBEFLOW, by(2, MPI)),  # left over, or of each pod: MPI's launcher came later
+        (TORCHRUN, by(4, MPI)),  # the same, given twice
         ({**KUBEFLOW, "WORLD_SIZE": "1"}, by(1, MPI)),
         ({}, by(4, MPI)),
     ],
@@ -96,22 +96,22 @@ def test_who_is_alone_or_of_mpi_has_no_such_place(environment: dict[str, str], m
 @pytest.mark.parametrize(
     ("environment", "mpi", "said"),
     [
-        ({"WORLD_SIZE": "2"}, NOBODY, "WORLD_SIZE=2: a launcher of torch.distributed's kind (torchrun, Accelerate, "
-         "DeepSpeed, Ray, Kubeflow) has started 2 processes, and RANK and MASTER_ADDR and MASTER_PORT, by which"),
-        ({**KUBEFLOW, "MASTER_PORT": ""}, NOBODY, "and MASTER_PORT, by which they would find each other, is not set"),
-        ({**KUBEFLOW, "MASTER_PORT": "x"}, NOBODY, "MASTER_PORT='x' is no port"),
-        ({**KUBEFLOW, "RANK": "4"}, NOBODY, "RANK='4' is no rank of WORLD_SIZE=4"),
-        ({**TORCHRUN, "RANK": "-1"}, NOBODY, "RANK='-1' is no rank of WORLD_SIZE=4"),
+        ({"WORLD_SIZE": "2"}, NOBODY, "WORLD_SIZE=2: a launcher for torch.distributed (torchrun, Accelerate, "
+         "DeepSpeed, Ray, Kubeflow) has started 2 processes, but RANK and MASTER_ADDR and MASTER_PORT, by which"),
+        ({**KUBEFLOW, "MASTER_PORT": ""}, NOBODY, "but MASTER_PORT, by which they find each other, is not set"),
+        ({**KUBEFLOW, "MASTER_PORT": "x"}, NOBODY, "MASTER_PORT='x' is not a port"),
+        ({**KUBEFLOW, "RANK": "4"}, NOBODY, "RANK='4' is not a rank of WORLD_SIZE=4"),
+        ({**TORCHRUN, "RANK": "-1"}, NOBODY, "RANK='-1' is not a rank of WORLD_SIZE=4"),
         ({"HOROVOD_SIZE": "3", "HOROVOD_RANK": "0"}, NOBODY, "HOROVOD_SIZE=3, HOROVOD_RANK=0: horovodrun has started"),
         ({"WORLD_SIZE": "1", "JSM_NAMESPACE_SIZE": "6"}, NOBODY, "JSM_NAMESPACE_SIZE=6: jsrun has started 6 processes"),
         (TORCHRUN, by(2, MPI), "torchrun has started 4 processes, and OMPI_COMM_WORLD_SIZE=2: MPI's launcher"),
         (KUBEFLOW, by(1, MPI), "has started 4 processes, and OMPI_COMM_WORLD_SIZE=1"),  # mpirun -np 1 in each pod
         ({**OURS, **TORCHRUN}, NOBODY, "torchrun has started 4 processes, and SORDINO_SIZE=3, SORDINO_RANK=2: "),
         ({**OURS, "SORDINO_SIZE": ""}, NOBODY, "SORDINO_RENDEZVOUS is set and SORDINO_SIZE is not"),
-        ({**OURS, "SORDINO_RANK": "3"}, NOBODY, "SORDINO_RANK='3' is no rank of SORDINO_SIZE=3"),
-        ({"WORLD_SIZE": "many"}, NOBODY, "WORLD_SIZE='many' is no number of processes; correct it or unset it"),
-        ({"WORLD_SIZE": "0"}, NOBODY, "WORLD_SIZE='0' is no number of processes; correct it or unset it"),
-        ({"WORLD_SIZE": "1.5"}, NOBODY, "WORLD_SIZE='1.5' is no number of processes; correct it or unset it"),
+        ({**OURS, "SORDINO_RANK": "3"}, NOBODY, "SORDINO_RANK='3' is not a rank of SORDINO_SIZE=3"),
+        ({"WORLD_SIZE": "many"}, NOBODY, "WORLD_SIZE='many' is not a number of processes; correct it or unset it"),
+        ({"WORLD_SIZE": "0"}, NOBODY, "WORLD_SIZE='0' is not a number of processes; correct it or unset it"),
+        ({"WORLD_SIZE": "1.5"}, NOBODY, "WORLD_SIZE='1.5' is not a number of processes; correct it or unset it"),
     ],
 )  # fmt: skip
 def test_what_contradicts_itself_is_refused(environment: dict[str, str], mpi: tuple[int, str], said: str) -> None:
@@ -128,7 +128,7 @@ def test_a_world_of_one_beside_others_is_refused(monkeypatch: pytest.MonkeyPatch
     assert not hvd.is_initialized()
     assert "with torchrun, or with `sordino run -np 3 -- python script.py`" in str(caught.value)
     assert "`unset WORLD_SIZE`" in str(caught.value)
-    exec(str(caught.value).partition("notebook: ")[2], {"os": os})  # what it says
+    exec(str(caught.value).partition("notebook: ")[2], {"os": os})  # the advice of the message
     hvd.init()
     assert hvd.size() == 1
     hvd.shutdown()
@@ -148,9 +148,9 @@ def test_the_first_host_of_slurms_lists(nodes: str, first: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"rank": 0}, "takes all three of them, or none"),
-        ({"store": HashStore(), "rank": 0}, "takes all three of them, or none"),
-        ({"store": {}, "rank": 0, "world_size": 2}, "a dict is no torch.distributed.Store, it has no set()"),
+        ({"rank": 0}, "needs all three of store=, rank= and world_size=, or none"),
+        ({"store": HashStore(), "rank": 0}, "needs all three of store=, rank= and world_size=, or none"),
+        ({"store": {}, "rank": 0, "world_size": 2}, "a dict is not a torch.distributed.Store: it has no set()"),
         ({"store": HashStore(), "rank": 2, "world_size": 2}, "rank=2, world_size=2"),
         ({"store": HashStore(), "rank": "0", "world_size": 2}, "rank='0'"),
         ({"store": HashStore(), "rank": True, "world_size": 2}, "rank=True"),
@@ -196,7 +196,7 @@ def test_ranks_see_what_all_have_shown() -> None:
 
 
 def test_who_does_not_come_is_named() -> None:
-    with pytest.raises(errors.Timeout, match=r"rank 1 waits for ranks 0, 2 to come to init\(\)") as caught:
+    with pytest.raises(errors.Timeout, match=r"rank 1 waits for ranks 0, 2 to call init\(\)") as caught:
         at_store(HashStore(), 1, timeout=0.1).gather("round", [0, 1, 2], b"here")
     assert caught.value.missing == (0, 2)
 
@@ -207,23 +207,23 @@ def test_what_is_not_signed_with_the_jobs_token_is_refused(other: bytes) -> None
     store.set(
         "here/round/0", b"x" * 40 if not other else at_store(store, 0, other)._signature("here/round/0", b"x") + b"x"
     )
-    with pytest.raises(errors.TransportError, match="what the store has of rank 0 is not signed"):
+    with pytest.raises(errors.TransportError, match="the value of rank 0 in the store is not signed"):
         at_store(store, 1, b"secret").gather("round", [0, 1], b"mine")
 
 
 def test_worlds_at_one_store_do_not_meet_what_earlier_ones_have_left() -> None:
-    """A start is kept with its store, for it counts the worlds that it has made."""
+    """A start is kept with its store, as it counts the worlds that it has made."""
     store = HashStore()
     starts = [find_start(store=store, rank=rank, world_size=2) for rank in (0, 1)]
     assert find_start(store=store, rank=0, world_size=2) is starts[0]
     assert find_start(store=HashStore(), rank=0, world_size=2) is not starts[0]
 
 
-# ---- what carries bytes between machines -----------------------------------------------------------------------------
+# ---- transports between machines -------------------------------------------------------------------------------------
 
 
 class Elsewhere:
-    """A meeting of ranks of which each is on a machine of its own."""
+    """A meeting of ranks, each on a machine of its own."""
 
     def gather(self, key: str, ranks: list[int], mine: bytes) -> list[bytes]:
         told = json.loads(mine)
@@ -247,7 +247,8 @@ def test_ranks_that_choose_different_ways_are_told(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("ranks", "said"), [([0, 2], "names rank 2 of a world of 2"), ([1], "rank 0 is not among"), ([0, 0], "rank twice")]
+    ("ranks", "said"),
+    [([0, 2], "names rank 2, but there are only 2 ranks"), ([1], "rank 0 is not among"), ([0, 0], "rank twice")],
 )
 def test_ranks_that_there_are_not(ranks: list[int], said: str) -> None:
     with pytest.raises(UsageError, match=said):

@@ -1,4 +1,5 @@
-"""Where ranks that `sordino run` has started meet: who belongs to the job is answered, nobody else changes anything."""
+"""The meeting place of ranks that `sordino run` has started: it answers ranks of the job, and strangers change
+nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ TOKEN = b"t" * 64
 
 
 class Launcher(threading.Thread):
-    """The launcher's loop, and a way to tell it that a rank has ended."""
+    """The launcher's loop, with a way to tell it that a rank has ended."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)
@@ -62,7 +63,7 @@ def launcher_of_ranks(tmp_path: Path) -> Iterator[Launcher]:
 
 
 def meet(launcher: Launcher, ranks: list[int], rounds: int) -> None:
-    """All of them, in threads, and each sees what all have shown."""
+    """Let all of them meet in threads; check that each sees the data of all."""
     shown: dict[int, list[list[bytes]]] = {}
 
     def come(number: int) -> None:
@@ -80,7 +81,7 @@ def meet(launcher: Launcher, ranks: list[int], rounds: int) -> None:
 
 def test_all_see_what_all_have_shown(launcher_of_ranks: Launcher) -> None:
     meet(launcher_of_ranks, [0, 1, 2], 3)
-    meet(launcher_of_ranks, [2, 0], 1)  # some of them, in another order, under a name that others have had
+    meet(launcher_of_ranks, [2, 0], 1)  # some of them, in another order, under a used name
     meet(launcher_of_ranks, [0, 1, 2], 1)
 
 
@@ -96,16 +97,16 @@ def test_large_things_are_shown_whole(launcher_of_ranks: Launcher) -> None:
 def test_who_waits_for_one_that_has_ended_is_told(launcher_of_ranks: Launcher) -> None:
     rank = launcher_of_ranks.rank(0)
     threading.Timer(0.1, lambda: launcher_of_ranks.orders.send(b"\x01")).start()
-    with pytest.raises(PeerLost, match="rank 1 has ended before all ranks had met") as caught:
+    with pytest.raises(PeerLost, match="rank 1 ended before all ranks had met") as caught:
         rank.gather("x", [0, 1, 2], b"")
     assert caught.value.ranks == (1,)
-    with pytest.raises(PeerLost):  # and so is who comes later
+    with pytest.raises(PeerLost):  # later ranks fail in the same way
         launcher_of_ranks.rank(2).gather("x", [0, 1, 2], b"")
-    assert rank.gather("y", [0], b"me") == [b"me"]  # those that are left may meet
+    assert rank.gather("y", [0], b"me") == [b"me"]  # the remaining ranks may meet
 
 
 def test_who_does_not_come_is_named(launcher_of_ranks: Launcher) -> None:
-    with pytest.raises(Timeout, match=r"waited 0\.2 s for ranks 0, 2 to come to init\(\)") as caught:
+    with pytest.raises(Timeout, match=r"waited 0\.2 s for ranks 0, 2 to call init\(\)") as caught:
         launcher_of_ranks.rank(1, timeout=0.2).gather("x", [0, 1, 2], b"")
     assert caught.value.missing == (0, 2)
 
@@ -121,7 +122,7 @@ def test_a_launcher_that_is_gone_is_said(launcher_of_ranks: Launcher) -> None:
 
 
 def hung_up_on(launcher: Launcher, data: bytes) -> bool:
-    """Whether the launcher ends a connection on which this is said."""
+    """Return whether the launcher closes a connection on which this is sent."""
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(str(launcher.path))
         stranger.settimeout(10)
@@ -158,7 +159,7 @@ def test_strangers_are_hung_up_on_and_change_nothing(launcher_of_ranks: Launcher
 def test_noise_changes_nothing(tmp_path_factory: pytest.TempPathFactory, noise: list[bytes]) -> None:
     launcher = Launcher(tmp_path_factory.mktemp("noise"))
     launcher.start()
-    for data in noise:  # connections that nobody ends, too
+    for data in noise:  # also on connections that stay open
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(str(launcher.path))
             stranger.sendall(data)

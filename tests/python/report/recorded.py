@@ -1,4 +1,4 @@
-"""Records of runs that never were, with everything that a report can show; written by hand, as docs/report.md says."""
+"""Records of invented runs, with everything that a report can show, written by hand in the format of docs/report.md."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import random
 from pathlib import Path
 from typing import Any
 
-ZERO = 1_700_000_000.0  # when the runs began
+ZERO = 1_700_000_000.0  # start of the runs
 STEP = 0.05  # seconds
 
 
 def write(folder: Path, algorithm: str = "AllReduce()", ranks: int = 4, steps: int = 200, skips: bool = False,
           ages: bool = False, faults: bool = False, seed: int = 1, parameters: int = 61_706) -> Path:  # fmt: skip
-    """A training of so many ranks; rank 1 is slow. With `faults` the last rank is killed half way, in mid-line."""
+    """Write a training of this many ranks; rank 1 is slow. With `faults` the last rank is killed half way, in the
+    middle of a line."""
     folder.mkdir(parents=True, exist_ok=True)
     head = {"kind": "job", "format": 1, "version": "0.1", "what": "training", "time": ZERO}
     job: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""`sordino report`: records and what is wrong with them, the page and what it must not do, and the server of --live."""
+"""`sordino report`: records and their problems, the page and its limits, and the server of --live."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_torn_line_is_left_out_and_told(tmp_path: Path) -> None:
     assert [note for note in found["notes"] if "rank-00003.jsonl" in note and "not whole" in note]
     assert found["ranks"][3]["fate"] == "lost" and found["ranks"][3]["steps"] == 100
     recovered = [event for event in found["events"] if event["what"] == "recovery"]
-    assert len(recovered) == 3 and "Went on without 3 in epoch 1" in recovered[0]["text"]
+    assert len(recovered) == 3 and "Continued without 3 in epoch 1" in recovered[0]["text"]
 
 
 def test_a_line_that_was_torn_before_a_restart_stays_a_line_by_itself(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_folder_of_records_stands_for_all_of_them(tmp_path: Path) -> None:
     assert [reader.run.name for reader in readers([tmp_path])] == ["a", "b"]
 
 
-# --- What is wrong ----------------------------------------------------------------------------------------------------
+# --- Problems ---------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_no_record_has_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +137,7 @@ def test_what_is_no_record_has_status_2(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_newer_format_has_status_1_and_says_whose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rank-00000.jsonl").write_text('{"kind":"rank","format":99,"version":"7.1","rank":0}\n')
-    with pytest.raises(NotBuilt, match=r"rank-00000.jsonl: this record is of format 99, written by Sordino 7.1"):
+    with pytest.raises(NotBuilt, match=r"rank-00000.jsonl: this record has format 99, written by Sordino 7.1"):
         Reader(tmp_path)
     assert main(["report", str(tmp_path)]) == 1
     assert "install that version" in capsys.readouterr().err
@@ -152,7 +152,7 @@ def test_a_file_that_cannot_be_read_has_status_2(tmp_path: Path, capsys: pytest.
 def test_lines_of_something_else_have_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rank-00000.jsonl").write_text('{"kind":"step","stride":3}\n[]\n7\n')
     assert main(["report", str(tmp_path)]) == 2
-    assert "a line of its files is not one of a record" in capsys.readouterr().err
+    assert "a line of its files does not belong to a record" in capsys.readouterr().err
 
 
 def test_a_record_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +183,7 @@ def test_many_ranks_are_taken_together(tmp_path: Path) -> None:
     assert sum(map(sum, links["bytes"])) == sum(rank["bytes"] for rank in found["ranks"])
 
 
-# --- What ranks write down --------------------------------------------------------------------------------------------
+# --- Entries of ranks -------------------------------------------------------------------------------------------------
 
 
 def train(folder: str, algorithm: Any, steps: int) -> None:
@@ -208,7 +208,8 @@ def test_training_writes_steps_metrics_links_and_waits(tmp_path: Path) -> None:
     assert found["summary"]["steps"] == 40 and {rank["fate"] for rank in found["ranks"]} == {"finished"}
     losses = found["metrics"]["loss"]["mean"]
     assert len(losses) == 40 and losses[-1] < losses[0] and "odd" not in found["metrics"]
-    # In an all-reduce within a node each rank sends 2 (N-1)/N of the gradients, as much to each of the others.
+    # In an all-reduce within a node each rank sends 2 (N-1)/N of the gradients, an equal part of them to each other
+    # rank.
     gradients, table = 4 * (64 * 32 + 32), found["links"]["bytes"]
     for rank in range(3):
         assert table[rank][rank] == 0 and sum(table[rank]) == pytest.approx(40 * 2 * gradients * 2 / 3, rel=0.3)
@@ -220,15 +221,16 @@ def test_training_writes_steps_metrics_links_and_waits(tmp_path: Path) -> None:
 
 
 IN_BACKGROUND = "adpsgd", "scheduled-pull"
-"""What these send goes on beside all that a rank does, so that two counts at two times differ."""
+"""Algorithms that send independently of the rank's actions, so counts at two times differ."""
 GOES_ON = "layered", PushSum(overlap=1), LocalSGD(interval=3, overlap=True)
-"""These have sent what a step is to send some time after it, so that the two differ by what was under way."""
+"""Algorithms that send the messages of a step later, so counts differ by the messages in flight."""
 SENT_AT_ONCE = [name for name in sordino.algorithms.names() if name not in (*IN_BACKGROUND, "layered")]
 
 
 @pytest.mark.parametrize("algorithm", [*SENT_AT_ONCE, *GOES_ON], ids=str)
 def test_what_the_script_asks_for_is_besides_the_steps(tmp_path: Path, algorithm: Any) -> None:
-    """The sums over steps are what the script finds around its steps, to the byte, and nothing is counted twice."""
+    """Bytes and times of steps equal the script's own measurements around its steps, to the byte, and nothing counts
+    twice."""
 
     def work() -> tuple[list[float], float]:
         current().recorder = Recorder(current(), str(tmp_path))
@@ -277,7 +279,7 @@ def test_a_step_lasts_without_the_evaluation_before_it(tmp_path: Path) -> None:
         for step in range(3):
             optimizer.zero_grad()
             weight.square().sum().backward()
-            hvd.allreduce(torch.ones(1), name="of the step")  # gradients are there: this is no evaluation
+            hvd.allreduce(torch.ones(1), name="of the step")  # gradients are there, so this is no evaluation
             optimizer.step()
             if step == 1:
                 time.sleep(0.2)
@@ -346,7 +348,7 @@ def test_bytes_by_rank_add_up_to_what_was_sent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algorithm", ["allreduce", "dpsgd"])
 def test_waits_are_for_the_rank_that_comes_last(tmp_path: Path, algorithm: str) -> None:
-    """Rank 1 begins what the others wait in, and only then does its part: agreements, and exchanges without any."""
+    """Rank 1 starts the operation in which the others wait, and does its part later: with agreements and without."""
     arrived = [threading.Semaphore(0) for _ in range(10)]
 
     def work() -> None:
@@ -371,7 +373,7 @@ def test_waits_are_for_the_rank_that_comes_last(tmp_path: Path, algorithm: str) 
 
 
 def test_a_recovery_is_told_and_counting_goes_on(tmp_path: Path) -> None:
-    """A rank is lost; the two that are left have another world, with other ranks, and the same names in the record."""
+    """A rank is lost. The two remaining ranks have a new world with other ranks, and the same names in the record."""
     network = SimNetwork([0, 0, 0])
 
     def work() -> None:
@@ -389,7 +391,7 @@ def test_a_recovery_is_told_and_counting_goes_on(tmp_path: Path) -> None:
     found = shown(tmp_path)
     told = [event for event in found["events"] if event["what"] == "recovery"]
     assert {event["who"] for event in told} == {"rank 1", "rank 2"}
-    assert all("Went on without 0 in epoch 1, 2 ranks" in event["text"] for event in told)
+    assert all("Continued without 0 in epoch 1, 2 ranks" in event["text"] for event in told)
     assert [(rank["rank"], rank["steps"]) for rank in found["ranks"]][1:] == [(1, 6), (2, 6)]
     table = found["links"]["bytes"]
     assert table[1][2] > table[1][0] > 0
@@ -400,7 +402,7 @@ def test_helpers_are_among_the_links(tmp_path: Path) -> None:
     sim.run(3, train, str(tmp_path), algorithm, 5, algorithm=algorithm)
     links = shown(tmp_path)["links"]
     assert links["ranks"] == ["0", "1"] and links["columns"] == ["0", "1", "helper 2"]
-    # Nobody uses what the last step has changed, so that it may be under way still when the record ends.
+    # Nothing uses the results of the last step, so it may still be in flight when the record ends.
     assert max(map(max, links["bytes"])) > 4 * 4 * (64 * 32 + 32)
 
 
@@ -561,7 +563,7 @@ def test_colours_stand_out_in_light_and_dark() -> None:
         assert levels in (sorted(levels), sorted(levels, reverse=True))
 
 
-# --- Served -----------------------------------------------------------------------------------------------------------
+# --- Server -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

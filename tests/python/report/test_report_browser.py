@@ -1,4 +1,4 @@
-"""The page of `sordino report` in a real browser: clicked, walked through by keyboard, in light and dark, and live."""
+"""The page of `sordino report` in a real browser: with mouse and keyboard, in light and dark, and live."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WIDTH, HEIGHT = 1100, 900
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium without a window; without one this test cannot be made."""
+    """Chromium without a window; skips without it."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
         pytest.skip("needs a browser: apt-get install chromium chromium-driver")
@@ -51,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(browser: Any, folder: Path, tmp_path: Path) -> None:
-    """The file, in which nothing may have gone wrong, and which may have fetched nothing."""
+    """Open the page; check that it caused no errors and fetched nothing."""
     path = tmp_path / "report.html"
     path.write_text(page([contents(reader) for reader in readers([folder])]))
     browser.get(path.as_uri())
@@ -66,7 +66,7 @@ def press(browser: Any, *keys: str) -> None:
 
 
 def focused(browser: Any) -> dict[str, str]:
-    """The attributes of what has the focus."""
+    """Return the attributes of the focused element."""
     found: dict[str, str] = browser.execute_script(
         "return Object.fromEntries([...document.activeElement.attributes].map((one) => [one.name, one.value]))"
     )
@@ -123,7 +123,7 @@ def test_restless_curves_are_moving_means_over_faint_points(browser: Any, runs: 
 
 
 def test_all_tables_of_bytes_have_one_scale(browser: Any, tmp_path: Path) -> None:
-    """What is 10 times as much in one run as in the other is not as dark in both."""
+    """A value that is 10 times as large in one run as in the other has a darker cell there."""
     recorded.write(tmp_path / "runs" / "small", ranks=2, steps=8, parameters=6_000)
     recorded.write(tmp_path / "runs" / "large", ranks=2, steps=8, parameters=60_000)
     opened(browser, tmp_path / "runs", tmp_path)
@@ -131,7 +131,7 @@ def test_all_tables_of_bytes_have_one_scale(browser: Any, tmp_path: Path) -> Non
               for figure in browser.find_elements("css selector", "#links figure")]  # fmt: skip
     assert shades == [["h0", "h7", "h7", "h0"], ["h0", "h1", "h1", "h0"]]
     told = browser.find_element("id", "links").text
-    assert "1.2 MB, the most of all runs; one scale for all tables here" in told and "rank 1, node0" in told
+    assert "1.2 MB, the maximum over all runs; all tables here have one scale" in told and "rank 1, node0" in told
 
 
 def test_what_is_wider_than_the_page_says_so_and_scrolls_by_keyboard(browser: Any, runs: Path, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_what_is_wider_than_the_page_says_so_and_scrolls_by_keyboard(browser: An
         until(lambda: browser.execute_script("return arguments[0].scrollLeft", box) > 0)
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    until(lambda: not hint.is_displayed() and box.get_attribute("tabindex") is None)  # there is room again
+    until(lambda: not hint.is_displayed() and box.get_attribute("tabindex") is None)  # there is space again
 
 
 def test_all_of_it_is_reached_by_keyboard(browser: Any, runs: Path, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_all_of_it_is_reached_by_keyboard(browser: Any, runs: Path, tmp_path: Pa
     assert focused(browser)["aria-valuetext"].startswith("rank 1 ")
     before = browser.execute_script("return document.querySelectorAll('#waits rect.g-wait').length")
     press(browser, "-")
-    assert focused(browser)["data-key"] == "gantt caps"  # drawn anew, it keeps the focus
+    assert focused(browser)["data-key"] == "gantt caps"  # it keeps the focus when it is drawn again
     assert browser.execute_script("return document.querySelectorAll('#waits rect.g-wait').length") > before
     tab_to(browser, "data-key", "at skips")
     press(browser, Keys.END, Keys.ARROW_DOWN)
@@ -230,7 +230,7 @@ def test_news_come_to_a_page_that_is_open(browser: Any, tmp_path: Path) -> None:
             with open(folder / "rank-00000.jsonl", "a") as file:
                 file.write(json.dumps(line) + "\n")
             until(lambda: "0.0625" in browser.find_element("id", "overview").text)
-            assert focused(browser)["data-key"] == "at metric loss"  # what has the focus keeps it
+            assert focused(browser)["data-key"] == "at metric loss"  # the focused element keeps the focus
             assert browser.find_element("id", "state").text.startswith("Live; last look at")
             asked = browser.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)")
             assert asked and all(name == server.address + "data.json" for name in asked)

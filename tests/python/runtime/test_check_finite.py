@@ -1,4 +1,4 @@
-"""check_finite with every algorithm: a bad batch is refused by all ranks, and it is as if it had never been."""
+"""check_finite with every algorithm: all ranks refuse a bad batch, and continue as if it had never been there."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "push-sum overlapped": PushSum(overlap=2),
 }
 CULPRITS = {"the first": [0], "the last": [-1], "two": [1, -1]}
-# What is bad, where it is, and in which tensors.
+# Bad values, their positions, and their tensors.
 WAYS = {
     "nan first": (math.nan, 0, ["c"]),
     "inf last": (math.inf, -1, ["a", "b"]),
@@ -55,7 +55,7 @@ WAYS = {
 
 
 class Training:
-    """One rank's: gradients depend on the parameters, the step and the rank."""
+    """Training of one rank: gradients depend on the parameters, the step and the rank."""
 
     def __init__(self, algorithm: Algorithm, dtype: torch.dtype, **options: Any) -> None:
         self.parameters = {
@@ -64,14 +64,14 @@ class Training:
         }
         self.algorithm = algorithm
         options = {"check_finite": True, **options}
-        if dtype == torch.float16:  # in which Adam itself divides by zero
+        if dtype == torch.float16:  # Adam itself divides by zero in it
             inner: torch.optim.Optimizer = torch.optim.SGD(self.parameters.values(), lr=0.01, momentum=0.9)
         else:
             inner = torch.optim.Adam(self.parameters.values(), lr=0.01)
         self.optimizer = hvd.DistributedOptimizer(inner, self.parameters.items(), algorithm=algorithm, **options)
 
     def backward(self, step: int, value: float = 0.0, place: int | None = 0, names: list[str] | None = None) -> None:
-        """Gradients of a step, with `value` at a place of these tensors; place None is the middle."""
+        """Make the gradients of a step, with `value` at one place of these tensors; place None is the middle."""
         loss = torch.zeros((), dtype=torch.float64)
         for number, (name, parameter) in enumerate(self.parameters.items()):
             slope = math.sin(1 + step + 10 * hvd.rank() + 100 * number)
@@ -86,16 +86,16 @@ class Training:
     def step(self) -> None:
         self.optimizer.step()
         if isinstance(self.algorithm, Layered):
-            self.optimizer.synchronize()  # else the next use of a parameter would raise
+            self.optimizer.synchronize()  # otherwise the next use of a parameter would raise
 
     def snapshot(self) -> list[Any]:
-        """Parameters and all state. Collective."""
+        """Return the parameters and all state. Collective."""
         values = [parameter.detach().clone() for parameter in self.parameters.values()]
         return [values, copy.deepcopy(self.optimizer.state_dict())]
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether they are equal, tensors bit for bit."""
+    """Return whether both are equal, tensors bit for bit."""
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and one.shape == other.shape and one.tolist() == other.tolist()
     if isinstance(one, dict):
@@ -111,7 +111,7 @@ def expected(culprits: list[int], names: list[str], value: float) -> dict[int, d
 
 
 def train(algorithm: Algorithm, culprits: list[int], way: str, dtype: torch.dtype, options: dict[str, Any]) -> Any:
-    """Trains with a bad batch between the good ones; without culprits, the bad batch is left out."""
+    """Train with a bad batch between good ones; without culprits, leave the bad batch out."""
     training = Training(algorithm, dtype, **options)
     culprits = sorted({rank % hvd.size() for rank in culprits})
     for step in range(STEPS):
@@ -176,7 +176,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("way", WAYS)
 def test_other_reductions(option: str, way: str) -> None:
-    """Min and Max can make an infinity disappear; it is seen all the same."""
+    """Min and Max can make an infinity disappear; it is still found."""
     bad, good = (
         sim.run(2, train, AllReduce(), culprits, way, torch.float32, OPTIONS[option]) for culprits in ([-1], [])
     )
@@ -194,7 +194,7 @@ def test_one_rank_alone(algorithm: str) -> None:
 
 
 def buffered(culprits: list[int]) -> Any:
-    """What is bad is found where it would be used, a step later; what is under way then is not lost."""
+    """A bad gradient is found at its use, one step later; the gradient in flight at that time is not lost."""
     training = Training(AllReduce(double_buffering=True), torch.float32)
     raised = []
     for step in range(STEPS):
@@ -204,7 +204,7 @@ def buffered(culprits: list[int]) -> Any:
         training.optimizer.zero_grad()
         training.backward(step, *(WAYS["nan first"] if bad else ()))
         if step == 3:
-            training.optimizer.state_dict()  # waits for what is under way
+            training.optimizer.state_dict()  # waits for operations in flight
         values = training.snapshot()[0]
         try:
             training.step()

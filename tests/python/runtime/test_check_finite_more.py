@@ -1,4 +1,4 @@
-"""check_finite: what counts as finite, overflows on the way, sparse gradients, several backward passes, join, and
+"""check_finite: the definition of finite, overflows in reductions, sparse gradients, several backward passes, join, and
 process sets."""
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def some_ranks() -> None:
         optimizer = wrap({"w": weight}, process_set=process_set)
         (weight.sum() * (math.nan if hvd.rank() == 2 else 1.0)).backward()
         if number == 0 and hvd.rank() == 1:
-            optimizer.step()  # is on its own
+            optimizer.step()  # this rank is not in the set
             assert weight[0].item() == 0.5
         else:
             assert refused(optimizer.step).tensors == {2: {"w": "NaN"}}
@@ -188,7 +188,7 @@ def test_gradients_that_are_dropped_leave_no_trace(algorithm: Algorithm) -> None
 
 
 def test_the_last_one_left_is_judged_when_the_loss_is_seen_in_its_step() -> None:
-    """Gradients that backward has not made are first asked after in step(), where the other rank is found lost."""
+    """Gradients that backward has not made are first checked in step(), where the loss of the other rank is noticed."""
 
     def train() -> tuple[list[int], list[float]]:
         weight = torch.nn.Parameter(torch.ones(2))

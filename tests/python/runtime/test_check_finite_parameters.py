@@ -1,4 +1,4 @@
-"""check_finite: parameters that the optimizer itself breaks, and what the argument excludes."""
+"""check_finite: parameters that the optimizer itself breaks, and settings that the argument excludes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def broken_alone(algorithm: Algorithm) -> None:
             if isinstance(algorithm, ADPSGD):
                 assert weight.isfinite().all(), "they are those before the step"
             with torch.no_grad():
-                weight.fill_(0.5)  # a checkpoint
+                weight.fill_(0.5)  # as from a checkpoint
             optimizer.param_groups[0]["lr"] = 0.01
         else:
             optimizer.step()
@@ -130,7 +130,7 @@ def with_closure(algorithm: Algorithm) -> None:
     if isinstance(algorithm, AllReduce):
         assert refused(lambda: optimizer.step(closure)).ranks == (1,)
     else:
-        with pytest.raises(UsageError, match="a closure may be evaluated more often on some"):
+        with pytest.raises(UsageError, match="ranks may evaluate a closure different numbers of times"):
             optimizer.step(closure)
     assert weight.tolist() == [1.0] * 5
 

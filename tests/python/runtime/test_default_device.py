@@ -1,4 +1,4 @@
-"""A default device that is not the host's: what the library makes for itself is where it needs it."""
+"""A default device other than the host's: the library makes its own tensors on the device where it needs them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FACTORIES = {
 
 @pytest.mark.parametrize("folder", ["runtime", "algorithms", "torch", "checkpoint"])
 def test_every_tensor_has_a_device(folder: str) -> None:
-    """torch.tensor(...) without device= is on whatever device the user has set as the default."""
+    """torch.tensor(...) without device= would be on the user's default device."""
     found = []
     for path in sorted((_PACKAGE / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

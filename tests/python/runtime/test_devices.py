@@ -1,4 +1,4 @@
-"""Which way operations on GPU memory go, and what is refused; on GPUs that are threads."""
+"""Routes of operations on GPU memory, and refused operations; on GPUs that are threads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sordino.runtime.devices import common_device, core_device
 
 
 def ways_of(work: Callable[[], object], size: int, gpus: list[Device], per_node: int = 0) -> dict[str, int]:
-    """How many operations went which way, the same on all ranks."""
+    """Return the number of operations per route, which must be the same on all ranks."""
 
     def count() -> dict[str, int]:
         work()
@@ -75,7 +75,7 @@ def test_two_ranks_on_one_gpu_do_without_nccl(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("route", "told", "way"), [("nccl", "1", "NCCL"), ("nccl", "0", "STAGED"), ("", "1", "IPC")])
 def test_two_ranks_on_one_gpu_by_nccl(route: str, told: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it has been told that it may, and is the only way."""
+    """NCCL is used if a setting allows it and it is the only route."""
     gpus = devices("nccl", 2, monkeypatch)
     monkeypatch.setenv("SORDINO_GPU_ROUTE", route)
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", told)
@@ -125,7 +125,7 @@ def test_without_a_gpu_it_says_so() -> None:
 
 
 def own_gpu() -> Device:
-    """This rank's own simulated GPU, on a queue of which it computes."""
+    """Return this rank's own simulated GPU; the rank computes on one of its queues."""
     gpu = sim_device(0)
     stream = sim_stream(gpu)
     gpu.current_stream = lambda: stream
@@ -134,7 +134,7 @@ def own_gpu() -> Device:
 
 
 def finish(handle: int) -> torch.Tensor:
-    """The result, when it is there also for this thread."""
+    """Return the result when this thread can read it."""
     while not hvd.poll(handle):
         pass
     return hvd.synchronize(handle)
@@ -152,8 +152,8 @@ def test_operations_are_refused_while_a_graph_is_captured() -> None:
         with pytest.raises(UsageError, match="waited for while a CUDA graph is being captured"):
             hvd.synchronize(under_way)
         sim_capture(stream, False)
-        assert finish(under_way).tolist() == [2.0] * 100  # it could be waited for later
-        for name in ("refused", "under way"):  # the world lives, and both names are free
+        assert finish(under_way).tolist() == [2.0] * 100  # it can be waited for later
+        for name in ("refused", "under way"):  # the world stays usable, and both names are free
             assert finish(hvd.allreduce_async_(torch.ones(100), name=name, op=hvd.Sum)).tolist() == [2.0] * 100
 
     sim.run(2, work)
@@ -201,7 +201,7 @@ def test_what_a_gpu_still_reads_is_kept_when_another_stream_has_waited(
         hvd.allreduce(torch.ones(3), name="first")
         gpu.current_stream = lambda: one
         go_on = sim_hold(one)
-        memory = np.ones(1000, dtype=np.float32)  # stays: unlike a GPU's, it is not given to others in a stream's order
+        memory = np.ones(1000, dtype=np.float32)  # kept: unlike GPU memory, it is not reused in the order of a stream
         owner = memory[:]
         alive = weakref.ref(owner)
         handle = hvd.allreduce_async_(torch.from_numpy(owner), name="crossing", op=hvd.Sum)
@@ -211,7 +211,7 @@ def test_what_a_gpu_still_reads_is_kept_when_another_stream_has_waited(
         gc.collect()
         kept = alive() is not None
         go_on()
-        assert kept is elsewhere  # on its own stream, what gets the memory next comes after the operation
+        assert kept is elsewhere  # on its own stream, a new owner of the memory comes after the operation
         gpu.current_stream = None
         for turn in range(2):
             hvd.allreduce(torch.ones(3), name=f"later {turn}")

@@ -1,4 +1,4 @@
-"""A process forked after init (a DataLoader worker) is no rank: it may end without harm, and cannot communicate."""
+"""A process forked after init (a DataLoader worker) is no rank: it can end without harm, and cannot communicate."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ class Memory:
         self.tensor = torch.ones(count)
 
     def request(self, name: str) -> Request:
-        """An all-reduce in place."""
+        """Return an all-reduce in place."""
         address = self.tensor.data_ptr()
         tensors = [(address, address, dtype_code(self.tensor), list(self.tensor.shape))]
         return Request(opcode.ALLREDUCE, name, tensors, keep=self)
 
 
 def error_of(world: World, name: str, count: int) -> tuple[BaseException | None, weakref.ref[Memory]]:
-    """The error that an operation raises, and a weak reference to its memory after all other references are gone."""
+    """Return the error of an operation, and a weak reference to its memory after all other references are gone."""
     memory = Memory(count)
     handle = world.submit(memory.request(name))
     error: BaseException | None = None
@@ -44,7 +44,7 @@ def error_of(world: World, name: str, count: int) -> tuple[BaseException | None,
 
 
 def test_memory_of_an_operation_that_was_given_up_stays() -> None:
-    """Rank 2 is lost when it has announced the operation, which the others have begun by then."""
+    """Rank 2 is lost after it has announced the operation, which the others have begun by then."""
     network = SimNetwork([0, 1, 2])
     worlds = sim_worlds(network)
     for world in worlds:

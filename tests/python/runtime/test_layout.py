@@ -1,4 +1,4 @@
-"""Layouts: which tensor lies where, and the hash that ranks compare."""
+"""Layouts: the position of each tensor, and the hash that ranks compare."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_segments_are_not_cut_without_need(tensors: list, segment_bytes: int) ->
 @given(entries, st.data())
 def test_the_hash_tells_any_difference(tensors: list, data: st.DataObject) -> None:
     original = Layout(tensors, 1000)
-    assert Layout(list(tensors), 77).hash == original.hash  # how it is cut does not count
+    assert Layout(list(tensors), 77).hash == original.hash  # segmentation does not count
     if not tensors:
         return
     index = data.draw(st.integers(0, len(tensors) - 1))
@@ -106,7 +106,7 @@ def test_parts_of_an_arena_lie_where_they_say() -> None:
 def test_tensors_fill_segments_to_the_last_byte() -> None:
     names = list("abcdef")
     assert segment_numbers(names, [4, 4, 4, 4, 8, 0], 8) == [0, 0, 1, 1, 2, 2]
-    assert segment_numbers(names, [4, 5, 9, 1, 1, 7], 8) == [0, 1, 2, 3, 3, 4]  # what is larger goes alone
+    assert segment_numbers(names, [4, 5, 9, 1, 1, 7], 8) == [0, 1, 2, 3, 3, 4]  # a larger tensor goes alone
     assert segment_numbers(names, [4, 4, 4, 4, 8, 0], "model") == [0] * 6
 
 

@@ -1,4 +1,4 @@
-"""Log lines: one logger, levels, ranks, lines of the core, and that no line is lost or printed twice."""
+"""Log lines: one logger, levels, ranks, lines of the core; no line is lost or printed twice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sordino.errors import UsageError
 from sordino.log import NO_RANK, logger
 from sordino.log.core import listen
 
-# A script that prints on stdout what its handler gets, as "LEVEL rank text".
+# A script that prints the lines that its handler gets on stdout, as "LEVEL rank text".
 HANDLES = """
 import ctypes, logging, os, sys, threading, torch
 import sordino.torch as hvd
@@ -36,7 +36,7 @@ class Prints(logging.Handler):
         heard.set()
 logging.getLogger("sordino").addHandler(Prints())
 """
-# The same, but the thread that hands over lines is blocked. So only the end of the script can hand them over.
+# The same script, but the thread that hands over lines is blocked. So only the end of the script can hand them over.
 BEHINDHAND = f"""{HANDLES}
 hvd.init()
 core._PATIENCE_S = 0.1
@@ -72,9 +72,9 @@ def run(program: str, *, ranks: int = 1, real: bool = False, **variables: str) -
 
     Args:
         program: the script.
-        ranks: how many.
-        real: in an interpreter that ends like any other, rather than in a fork (tests/forked).
-        **variables: of its environment.
+        ranks: number of ranks.
+        real: whether to use a real interpreter, which ends like any other, rather than a fork (tests/forked).
+        **variables: additional environment variables.
     """
     forked.python()  # sets a variable
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "SORDINO_"))}
@@ -85,7 +85,7 @@ def run(program: str, *, ranks: int = 1, real: bool = False, **variables: str) -
 
 
 def stall(heard: threading.Event) -> None:
-    """Have rank 1 come to an operation only when a handler has heard of it."""
+    """Let rank 1 come to an operation only after a handler has heard of the stall."""
 
     def body() -> None:
         if hvd.rank() == 1:
@@ -96,7 +96,7 @@ def stall(heard: threading.Event) -> None:
 
 
 def test_a_stall_reaches_a_handler_with_its_level_and_rank(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is handed over while all ranks wait, or this test hangs."""
+    """It is handed over while all ranks wait; otherwise this test hangs."""
     monkeypatch.setenv("SORDINO_STALL_WARN_S", "0.1")
     stall(records.heard)
     first = records.records[0]
@@ -154,7 +154,7 @@ def test_a_wrong_level_is_refused_with_the_choices(monkeypatch: pytest.MonkeyPat
 
 
 def test_by_default_a_line_is_printed_with_the_prefix() -> None:
-    """A line of Python and a line of the core, once each."""
+    """A line of Python and a line of the core are printed once each."""
     program = "import sordino.torch as hvd; from sordino import _core; hvd.init(); _core.say(30, 0, 'from the core')"
     done = run(program, SORDINO_STALL_WARN="1")
     lines = [line for line in done.stderr.splitlines() if line.startswith("sordino: ")]
@@ -197,7 +197,7 @@ assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_forked_child_may_listen_itself() -> None:
-    """Its own thread hands over the line."""
+    """The child's own thread hands over the line."""
     program = f"""{BEHINDHAND}
 child = os.fork()
 if child == 0:
@@ -246,7 +246,7 @@ def test_what_is_said_after_the_end_is_printed() -> None:
 
 
 def test_a_stall_is_printed_though_a_rank_holds_the_interpreter() -> None:
-    """Rank 1 holds the lock until something has been printed; then the handler gets the line all the same."""
+    """Rank 1 holds the interpreter until a line has been printed; the handler still gets the line afterwards."""
     program = f"""{HANDLES}
 inside, outside = os.pipe()
 os.dup2(outside, 2)
@@ -286,7 +286,7 @@ os.close(outside)
 print(os.read(inside, 10000).decode())
 """
     done = run(program)
-    # The thread may have handed it over before the lock was held.
+    # The thread may have handed it over before the interpreter was held.
     assert (done.stdout + done.stderr).count("ordino: said") == 1
 
 
@@ -329,7 +329,7 @@ _core.say(30, 0, "two")
 
 
 def test_lines_of_python_do_not_depend_on_the_core() -> None:
-    """As where `sordino doctor` reports a core that does not import."""
+    """As when `sordino doctor` reports a core that cannot be imported."""
     program = """
 import sys
 sys.modules["sordino._core"] = None
@@ -341,7 +341,7 @@ logger("sordino").error("x")
 
 
 def test_no_module_of_the_library_prints() -> None:
-    """Lines go through the logger; what commands print is their output."""
+    """Log lines go through the logger; only commands print."""
     package = Path(sys.modules["sordino"].__file__ or "").parent
     rooms = ("algorithms", "checkpoint", "launch", "record", "runtime", "torch")
     for path in sorted(one for room in rooms for one in (package / room).rglob("*.py")):

@@ -1,4 +1,4 @@
-"""Orders of calls in which ranks differ, or that are unusual: each of these once hung, crashed or reduced twice."""
+"""Orders of calls that differ between ranks or are unusual: each of these once hung, crashed or reduced twice."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_stall_is_reported_once_and_blamed_on_the_late_rank(
     monkeypatch.setenv("SORDINO_STALL_WARN_S", "0.2")
 
     def body() -> None:
-        time.sleep([0, 2.8, 0][hvd.rank()])  # longer than rank 2 trusts a coordinator that tells it nothing
+        time.sleep([0, 2.8, 0][hvd.rank()])  # longer than rank 2 trusts a silent coordinator
         hvd.allreduce(torch.ones(2), name="late")
 
     sim.run(3, body)
@@ -100,7 +100,7 @@ def test_unfrozen_parameters_are_reduced_once_and_so_are_the_others() -> None:
 
 @pytest.mark.parametrize(("op", "wanted"), [(hvd.Sum, 2.0), (hvd.Average, 1.0)])
 def test_two_backwards_of_other_parameters(op: int, wanted: float) -> None:
-    """Averages may be averaged again, sums may not be added up again; all but the last one can be quiet."""
+    """Averages may be averaged again, but sums may not be summed again. All passes but the last can be in no_sync()."""
 
     def body() -> list[float]:
         first, second = linear(), linear()

@@ -1,4 +1,4 @@
-"""Repeats after a loss, and the limit of recoveries without a loss, with other ranks' answers made up."""
+"""Repeats after a loss, and the limit of recoveries without a loss, with invented answers of other ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPERATIONS = "all.operations"
 
 
 class World:
-    """Context of rank 0 of three ranks, in which saying that a part has arrived raises the next loss."""
+    """Context of rank 0 of three ranks, in which reporting a received part raises the next loss."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lockstep = Lockstep(OPERATIONS, [0, 1, 2])
@@ -24,7 +24,7 @@ class World:
         self.losses = LossState(survivable=True, locksteps={OPERATIONS: self.lockstep})
         self.process_sets: list[Any] = []
         self.names = Names(self.process_sets)
-        self.coming: list[dict[int, int]] = []  # losses: for each, how far the others have come
+        self.coming: list[dict[int, int]] = []  # losses: for each, the progress of the other ranks
         self.told: list[tuple[int, int]] = []
         monkeypatch.setattr(losses, "_say_arrived", lambda *_: self._arrive())
         monkeypatch.setattr(losses, "recover", lambda *_: self._recover())
@@ -48,8 +48,8 @@ class World:
 
 
 def test_a_second_loss_in_a_repeat_does_not_bring_back_the_first_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This rank had the result when the first loss came, and another one had not, so all repeat it. The second loss
-    comes in the repeat: by then this rank has no result of it any more."""
+    """At the first loss this rank had the result and another rank did not, so all repeat the operation. The second loss
+    comes in the repeat. By then this rank no longer has the result."""
     world: Any = World(monkeypatch)
     world.coming = [{1: 0}, {1: 1}]
     tries: list[int] = []
@@ -67,7 +67,7 @@ def test_a_second_loss_in_a_repeat_does_not_bring_back_the_first_result(monkeypa
 
 @pytest.mark.parametrize("how", ["together", "again"])
 def test_what_is_completed_is_a_new_beginning(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """The limit is for recoveries in a row after which no rank is missing."""
+    """The limit is for consecutive recoveries in which no rank was missing."""
     world: Any = World(monkeypatch)
     world.losses.empty_recoveries = losses._EMPTY_RECOVERIES
     if how == "together":

@@ -1,4 +1,4 @@
-"""What a loss has interrupted is undone; what has ended, well or badly, is not."""
+"""Changes that a loss has interrupted are undone; changes that have ended, well or badly, are not."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Operations that are over for the threads of their ranks before the devices have begun them, on simulated GPUs.
+"""Operations that are over for the ranks' threads before the devices have begun them, on simulated GPUs.
 
-By IPC devices wait for each other, so a rank goes on while its inputs, or those of others, are still being computed.
-What simulated devices have yet to read or write is kept alive here: unlike a GPU's, their memory is not given to others
-in a stream's order.
+With IPC, devices wait for each other, so a rank continues while inputs are still being computed. Memory that simulated
+devices have yet to read or write is kept alive here: unlike GPU memory, it is not reused in the order of a stream.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own_gpu(waits_for_words: bool = True) -> Device:
-    """This rank's own simulated GPU, on a queue of which it computes."""
+    """Return this rank's own simulated GPU; the rank computes on one of its queues."""
     gpu = sim_device(0, waits_for_words=waits_for_words)
     stream = sim_stream(gpu)
     gpu.current_stream = lambda: stream
     current().host_device = gpu
-    settle()  # and the ranks have found out what their devices can do
+    settle()  # after this, ranks know the abilities of their devices
     return gpu
 
 
 @contextmanager
 def computing(gpu: Device, here: bool = True) -> Iterator[Callable[[], None]]:
-    """The queue on which the rank computes stands still, if it is this one's turn, until what this gives is called."""
+    """Stop the rank's queue, if `here`, until the yielded function is called."""
     assert gpu.current_stream is not None
     go_on = sim_hold(gpu.current_stream()) if here else lambda: None
     try:
@@ -53,13 +52,13 @@ def computing(gpu: Device, here: bool = True) -> Iterator[Callable[[], None]]:
 
 
 def filled(value: float, elements: int = ELEMENTS) -> torch.Tensor:
-    """Values that stay."""
+    """Return a tensor that is kept alive."""
     KEPT.append(torch.full((elements,), value))
     return KEPT[-1]
 
 
 def settle() -> None:
-    """Wait until the devices have done all that was asked for so far. Collective."""
+    """Wait until the devices have done all work so far. Collective."""
     handle = hvd.allreduce_async_(filled(1.0, 1), name="settled")
     while not hvd.poll(handle):
         time.sleep(0.001)
@@ -73,7 +72,7 @@ def ways() -> dict[str, int]:
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("size", [2, 3])
 def test_no_thread_waits_for_inputs(size: int, shared: bool) -> None:
-    """Rank 0 computes, and all ranks are through with ten operations; the results are those of ten operations."""
+    """Rank 0 computes while all ranks have returned from ten operations. The results are those of ten operations."""
 
     def work() -> None:
         gpu = own_gpu()
@@ -82,7 +81,7 @@ def test_no_thread_waits_for_inputs(size: int, shared: bool) -> None:
         with computing(gpu, hvd.rank() == 0) as go_on:
             for turn in range(10):
                 hvd.allreduce_(value, op=hvd.Sum, name=f"sum {turn}")
-            hvd.barrier()  # of the threads: all of them have come here
+            hvd.barrier()  # all threads have come here
             late = hvd.allreduce_async_(filled(1.0, 1), name="late")
             time.sleep(0.05)
             assert not hvd.poll(late)
@@ -98,7 +97,7 @@ def test_no_thread_waits_for_inputs(size: int, shared: bool) -> None:
 
 def test_devices_that_cannot_wait_for_words_are_waited_for() -> None:
     def work() -> None:
-        gpu = own_gpu(waits_for_words=hvd.rank() == 0)  # one that cannot is enough
+        gpu = own_gpu(waits_for_words=hvd.rank() == 0)  # one device that cannot is enough
         begun = threading.Event()
         value = filled(hvd.rank() + 1.0)
         with computing(gpu, hvd.rank() == 0) as go_on:
@@ -115,8 +114,8 @@ def test_devices_that_cannot_wait_for_words_are_waited_for() -> None:
 
 
 def test_sets_do_not_wait_for_each_other() -> None:
-    """Each has a queue of its own: on one queue, operations that ranks begin in another order would wait for ever. And
-    what one of them has copied for its peers, another does not copy over."""
+    """Each set has its own queue: on one queue, operations that ranks begin in different orders would wait forever. A
+    copy that one set has made for its peers is not overwritten by another set."""
 
     def work() -> None:
         gpu = own_gpu()
@@ -171,7 +170,8 @@ def test_a_set_is_removed_while_its_device_works() -> None:
 
 
 def test_locations_are_not_told_again_before_all_have_read_them() -> None:
-    """Many operations in other memory each, one behind the other: who is quick does not tell of the next too early."""
+    """Many operations with different memory, one after the other: a fast rank does not publish the next location too
+    early."""
 
     def work() -> None:
         own_gpu()
@@ -189,7 +189,7 @@ def test_locations_are_not_told_again_before_all_have_read_them() -> None:
 
 
 def test_gossip_runs_ahead() -> None:
-    """A step is over for all threads while rank 0 computes; then models are averages, and their mean is what it was."""
+    """The step is over for all threads while rank 0 computes. Later the models are averages with an unchanged mean."""
 
     def train() -> list[float]:
         gpu = own_gpu()
@@ -251,7 +251,7 @@ def test_who_computes_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_peer_that_is_lost_holds_nobody_up() -> None:
-    """What is on the device ends; its result is nothing, and whoever waits for it is told."""
+    """The work on the device ends without a result, and waiting for it raises."""
     told: list[str] = []
     through = threading.Event()
 
@@ -281,7 +281,7 @@ def test_a_peer_that_is_lost_holds_nobody_up() -> None:
 
 
 def test_where_ranks_go_on_results_are_there_when_they_are_used() -> None:
-    """They tell each other who has its results, and are not to tell what is only on its way."""
+    """Ranks tell each other whether they have a result, and must not report one that is still in flight."""
 
     def work() -> None:
         gpu = own_gpu()

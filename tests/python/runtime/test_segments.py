@@ -1,4 +1,4 @@
-"""Which parameters are one segment, in models as people have them."""
+"""Choice of parameters for each segment, in models as users have them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Block(nn.Module):
 
 
 class Lora(nn.Module):
-    """A layer and its adapter, as PEFT has them."""
+    """A layer and its adapter, as in PEFT."""
 
     def __init__(self) -> None:
         super().__init__()

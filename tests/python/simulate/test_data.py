@@ -1,4 +1,4 @@
-"""The data sets: what they hold, and that no damaged file passes."""
+"""The data sets: their content, and the detection of all damaged files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ FILES = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
 
 
 def zipped(content: bytes) -> bytes:
-    """As gzip does it, but with the same bytes at any time: tests are named after them."""
+    """Compress like gzip, but to the same bytes at any time, as tests are named after them."""
     return gzip.compress(content, mtime=0)
 
 
 def idx(*shape: int, magic: int | None = None, data: bytes | None = None) -> bytes:
-    """An IDX file (not compressed); pixel or label number i is i % 10."""
+    """Return an IDX file (not compressed); pixel or label number i is i % 10."""
     if magic is None:
         magic = 0x800 + len(shape)
     if data is None:
@@ -39,7 +39,7 @@ def idx(*shape: int, magic: int | None = None, data: bytes | None = None) -> byt
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A sound data set of 20 + 10 images."""
+    """Return a folder with a valid data set of 20 + 10 images."""
     contents = (idx(20, 28, 28), idx(20), idx(10, 28, 28), idx(10))
     for name, content in zip(FILES, contents):
         (tmp_path / name).write_bytes(zipped(content))
@@ -155,11 +155,11 @@ def test_missing_file(folder: Path, name: str) -> None:
         (TRAIN_LABELS, zipped(idx(20)[:6]), "ends within its header"),
         (TRAIN_LABELS, zipped(idx(0)), "holds nothing"),
         (TRAIN_IMAGES, zipped(idx(20, 0, 28)), "holds nothing"),
-        (TRAIN_IMAGES, zipped(idx(20, 28, 28)[:-1]), "truncated: its header promises 15680 bytes, 15679"),
+        (TRAIN_IMAGES, zipped(idx(20, 28, 28)[:-1]), "truncated: it has 15679 of the 15680 bytes"),
         (TRAIN_IMAGES, zipped(idx(20, 28, 28) + b"x"), "bytes after the 15680"),
         (TRAIN_IMAGES, zipped(idx(20, 27, 28)), "27 x 28 pixels"),
         (TRAIN_IMAGES, zipped(idx(2**32 - 1, 2**32 - 1, 2**32 - 1, data=b"")), "4294967295 x 4294967295 pixels"),
-        (TRAIN_IMAGES, zipped(idx(100_001, 28, 28, data=b"")), "holds 100,001 of them; Fashion-MNIST has 60,000"),
+        (TRAIN_IMAGES, zipped(idx(100_001, 28, 28, data=b"")), "has 100,001 entries according to its header; Fashion-MNIST has 60,000"),
         (TRAIN_LABELS, zipped(idx(19)), "holds 19 labels for the 20 images"),
         (TRAIN_LABELS, zipped(idx(20, data=bytes([10] * 20))), "label 10"),
         (TEST_LABELS, zipped(idx(11)), "holds 11 labels for the 10 images"),
@@ -193,7 +193,7 @@ def test_no_flipped_byte_changes_the_data_unnoticed(folder: Path, name: str, whe
     damaged[int(where * len(whole))] ^= flip
     path.write_bytes(damaged)
     try:
-        # gzip's own header has bytes without a meaning (time stamp, system), so the data may be right all the same.
+        # gzip's own header has bytes without a meaning (time stamp, system), so the data may still be right.
         read = load_fashion_mnist(folder)
     except UsageError as error:
         assert str(path) in str(error)

@@ -1,4 +1,4 @@
-"""Transfers that share links: against closed forms, and what no fair division may break."""
+"""Transfers that share links: against closed forms, and against limits of any fair division."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sordino.simulate.sharing import Sharing, fair_rates
 
 GIGABYTE = 1e9
 Transfer = tuple[float, int, int, float]
-"""When it begins, its sender, its receiver, its bytes."""
+"""The start, the sender, the receiver, and the bytes of a transfer."""
 
 
 def carried_out(links: Links, transfers: Sequence[Transfer]) -> tuple[list[float], list[tuple[float, float]]]:
-    """When the last byte of each left, and how much each worker sent and received, as the rates add up."""
+    """Return the end of each transfer, and the sent and received bytes of each worker by the sum of its rates."""
     sharing, ends = Sharing(links), [math.inf] * len(transfers)
     moved = [(0.0, 0.0)] * len(links)
     waiting = sorted(range(len(transfers)), key=lambda number: transfers[number][0])
@@ -53,14 +53,15 @@ def carried_out(links: Links, transfers: Sequence[Transfer]) -> tuple[list[float
     ("transfers", "ends"),
     [
         ([(0.0, 0, 1, GIGABYTE)], [8.0]),
-        ([(0.0, 0, 1, GIGABYTE), (0.0, 0, 2, GIGABYTE)], [16.0, 16.0]),  # of one sender: twice as long
-        ([(0.0, 1, 0, GIGABYTE), (0.0, 2, 0, GIGABYTE)], [16.0, 16.0]),  # to one receiver
-        ([(0.0, 0, 1, GIGABYTE), (0.0, 1, 0, GIGABYTE)], [8.0, 8.0]),  # both ways at once
-        ([(0.0, 0, 1, GIGABYTE), (0.0, 2, 3, GIGABYTE)], [8.0, 8.0]),  # nothing in common
-        # Half of two is done after 8 s, then there are three: 12 s for the other halves; the third has half of it then.
+        ([(0.0, 0, 1, GIGABYTE), (0.0, 0, 2, GIGABYTE)], [16.0, 16.0]),  # same sender: twice as long
+        ([(0.0, 1, 0, GIGABYTE), (0.0, 2, 0, GIGABYTE)], [16.0, 16.0]),  # same receiver
+        ([(0.0, 0, 1, GIGABYTE), (0.0, 1, 0, GIGABYTE)], [8.0, 8.0]),  # both directions at once
+        ([(0.0, 0, 1, GIGABYTE), (0.0, 2, 3, GIGABYTE)], [8.0, 8.0]),  # no common link
+        # The first two are half done after 8 s. Then there are three, which need 12 s for the other halves; by then the
+        # third is half done.
         ([(0.0, 0, 1, GIGABYTE), (0.0, 0, 2, GIGABYTE), (8.0, 0, 3, GIGABYTE)], [20.0, 20.0, 24.0]),
         ([(0.0, 0, 1, GIGABYTE), (4.0, 0, 2, GIGABYTE)], [12.0, 16.0]),  # the second begins halfway
-        ([(0.0, 0, 1, GIGABYTE), (0.0, 0, 2, GIGABYTE / 4)], [10.0, 4.0]),  # what is over leaves its share
+        ([(0.0, 0, 1, GIGABYTE), (0.0, 0, 2, GIGABYTE / 4)], [10.0, 4.0]),  # an ended transfer frees its share
     ],
 )
 def test_equal_shares_of_one_link(transfers: list[Transfer], ends: list[float]) -> None:
@@ -68,7 +69,7 @@ def test_equal_shares_of_one_link(transfers: list[Transfer], ends: list[float]) 
 
 
 def test_what_a_slower_end_leaves_is_the_others() -> None:
-    """Worker 0 sends at 10 Gbps to one that receives at 1 and to one that receives at 10: 1 and 9 Gbps."""
+    """Worker 0 sends at 10 Gbps to a receiver with 1 Gbps and to one with 10 Gbps: the rates are 1 and 9 Gbps."""
     assert fair_rates([(0, 1), (0, 2)], [10.0, 1.0, 10.0]) == pytest.approx([1.0, 9.0])
     assert fair_rates([(0, 1), (0, 2), (3, 2)], [6.0, 1.0, 8.0, 10.0]) == pytest.approx([1.0, 4.0, 4.0])
     assert fair_rates([(0, 1)], [math.inf, math.inf]) == [math.inf]
@@ -84,7 +85,7 @@ def test_whoever_is_gone_leaves_its_share() -> None:
     assert sharing.divide(8.0) == pytest.approx(12.0)
 
 
-# ---- what holds of all -----------------------------------------------------------------------------------------------
+# ---- properties ------------------------------------------------------------------------------------------------------
 
 workers = 5
 rates = st.lists(st.sampled_from([0.1, 1.0, 3.0, 10.0]), min_size=workers, max_size=workers)
@@ -103,7 +104,7 @@ def test_no_link_carries_more_than_it_can_and_each_transfer_has_a_full_link(
         for way in (0, 1):
             used[way, both[way]] += rate
     assert all(rate <= gbps[worker] * (1 + 1e-12) for (_, worker), rate in used.items())
-    for both, rate in zip(ends, found, strict=True):  # nobody could have more but from one that has no more than it
+    for both, rate in zip(ends, found, strict=True):  # a higher rate would take from an equal or lower one
         full = [way for way in (0, 1) if used[way, both[way]] >= gbps[both[way]] * (1 - 1e-12)]
         assert any(
             all(rate >= other * (1 - 1e-12) for one, other in zip(ends, found, strict=True) if one[way] == both[way])
@@ -147,7 +148,8 @@ def transfers_of(outcome: Outcome) -> list[Span]:
 
 
 def test_pulls_that_meet_at_a_peer_take_longer_and_others_do_not() -> None:
-    """With naive overlap all pull at once, so a transfer takes as long as there are pulls from its peer, at least."""
+    """With naive overlap all pull at once, so a transfer takes at least as long as the number of pulls from its
+    peer."""
     alone = 8e-9 * 3.5 * 2**20
     spans = transfers_of(run(ScheduledPull(overlap="naive"), "fair"))
     first = [span for span in spans if span.begin == 0.0]

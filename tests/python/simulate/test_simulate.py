@@ -1,4 +1,4 @@
-"""`sordino simulate`: links, workers that wait for nobody in virtual time, and the command."""
+"""`sordino simulate`: links, asynchronous workers in virtual time, and the command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BASE = ["simulate", "--algorithm"]
 
 
 class Counting:
-    """A problem whose every step adds 1 to the worker's own element, so that models tell what is in them."""
+    """A problem in which each step adds 1 to the worker's own element, so that models show the steps in them."""
 
     def __init__(self, job: Job) -> None:
         self.size = job.workers
@@ -115,7 +115,7 @@ def test_files_of_links(tmp_path: Path) -> None:
         Links.read(tmp_path / "none.json", 2)
 
 
-# ---- what is pulled, and when ----------------------------------------------------------------------------------------
+# ---- content and time of pulls ---------------------------------------------------------------------------------------
 
 
 def test_a_naive_pull_brings_what_was_there_when_the_window_began(counting: None) -> None:
@@ -142,12 +142,12 @@ def test_without_overlap_a_pull_brings_what_was_there_when_the_window_ended(coun
 
 
 def test_a_scheduled_pull_brings_steps_of_the_same_window(counting: None) -> None:
-    # A transfer takes 0.03 s of a window of 4 x 0.1 s: all but the last step of the other are in it.
+    # A transfer takes 0.03 s of a window of 4 x 0.1 s, so it contains all but the last step of the other worker.
     run = world(ScheduledPull(interval=4), [0.1, 0.1], Links([0.3, 0.3], exact(1 / 300)), steps=12)
     record = run.run().record
     assert record.waiting.tolist() == [0.0, 0.0]
     first = np.array([[4.0, 0.0], [0.0, 4.0]])
-    first = (first + np.array([[0.0, 0.0], [0.0, 0.0]])) / 2  # nothing was known: at once, when there was nothing
+    first = (first + np.array([[0.0, 0.0], [0.0, 0.0]])) / 2  # no times were known: pulled at once
     copied = first[::-1] + 3 * np.eye(2)[::-1]
     second = (first + 4 * np.eye(2) + copied) / 2 + 4 * np.eye(2)
     assert [run.problem.values(worker).tolist() for worker in (0, 1)] == second.tolist()
@@ -163,7 +163,7 @@ def test_steps_that_end_together_come_in_the_order_of_workers_and_before_pulls(
     assert order == [0, 2, 0, 1, 2]
     monkeypatch.undo()
     monkeypatch.setattr(events, "problem_of", Counting)
-    # Pulls that take no time are those of a round in lock-step: all copy before any averages.
+    # Pulls that take no time are equal to a round in lock-step: all copy before any averages.
     algorithm = ScheduledPull(interval=1, overlap="none", seed=3)
     run = world(algorithm, [0.1] * 3, Links([math.inf] * 3, 0.0), steps=6)
     run.run()
@@ -177,10 +177,10 @@ def test_steps_that_end_together_come_in_the_order_of_workers_and_before_pulls(
 
 
 def test_pulls_change_nobody_but_the_puller(counting: None) -> None:
-    # The second is ten times slower: it pulls the first one's model, and is pulled from, without a step of its own.
+    # The second is much slower: it pulls the first one's model and is pulled from, without a step of its own.
     run = world(ScheduledPull(interval=1, overlap="none"), [0.01, 1.0], Links([1.0, 1.0], 0.0), seconds=0.5)
     record = run.run().record
-    assert record.pulls.tolist() == [record.steps[0] - 1, 0]  # the last one is not over
+    assert record.pulls.tolist() == [record.steps[0] - 1, 0]  # the last one is not complete
     assert run.problem.values(1).tolist() == [0.0, 0.0]
 
 
@@ -193,14 +193,14 @@ def test_an_averaging_loses_no_step(counting: None) -> None:
     assert isinstance(total, Tensor)
     assert total.tolist() == pytest.approx(record.steps.tolist(), abs=1e-3)
     assert record.pulls.min() > 10
-    for worker in range(4):  # has a quarter of everybody's, but for the last ones
+    for worker in range(4):  # has a quarter of all workers' steps, except for the last ones
         assert run.problem.values(worker).tolist() == pytest.approx((record.steps / 4).tolist(), abs=8)
 
 
 def test_an_averaging_without_overlap_is_waited_for(counting: None) -> None:
     links = Links([1.0, 1.0], 1e-3)
     record = world(ADPSGD(interval=4, overlap=0), [0.01, 0.01], links, steps=40).run().record
-    # Questions cross: yes takes the latency twice, then the transfer.
+    # Questions cross: a yes takes the latency twice, then the transfer.
     assert record.waiting.max() >= 9 * (links.seconds(0, 1, 1e6) + links.latency)
     hidden = world(ADPSGD(interval=4, overlap=1), [0.01, 0.01], links, steps=40).run().record
     assert hidden.waiting.tolist() == [0.0, 0.0]
@@ -241,7 +241,7 @@ def test_killed_workers_stop_and_the_others_go_on() -> None:
 
 
 def test_a_worker_that_dies_after_its_steps_was_done() -> None:
-    """The others take all of theirs: it does not count as one of those that are still at work."""
+    """The others take all their steps: the dead worker does not count as one that still works."""
     for algorithm in (ADPSGD(interval=2), ScheduledPull(interval=4)):
         kills = ((0, 0.3), (1, 0.35))
         run = world(algorithm, [0.001, 0.001, 0.1, 0.1], Links([1.0] * 4, 0.0), steps=20, kills=kills)
@@ -251,7 +251,7 @@ def test_a_worker_that_dies_after_its_steps_was_done() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_who_was_pulled_from_by_the_dead_is_free_again(seed: int) -> None:
     algorithm = ScheduledPull(interval=2, schedule="manager", seed=seed)
-    run = world(algorithm, [0.01] * 3, Links([1.0] * 3, 0.0), seconds=3.0, kills=((1, 0.516),))  # in mid-pull
+    run = world(algorithm, [0.01] * 3, Links([1.0] * 3, 0.0), seconds=3.0, kills=((1, 0.516),))  # amid a pull
     record = run.run().record
     assert (record.steps[[0, 2]] >= 280).all()
     assert (record.pulls[[0, 2]] >= 135).all()
@@ -309,7 +309,7 @@ def test_many_workers_are_a_few_events_and_little_memory() -> None:
     finally:
         tracemalloc.stop()
     assert (record.steps == 32).all() and (record.pulls == 1).all() and record.messages.sum() > 10 * workers
-    assert events < workers  # of SimPy; one for each message and step would be 47 a worker
+    assert events < workers  # of SimPy; one for each message and step would be 47 per worker
     assert peak < 4500 * workers
 
 
@@ -322,10 +322,10 @@ def test_every_worker_has_its_own_images_and_the_same_first_parameters() -> None
     assert all(torch.equal(problem.values(0), problem.values(worker)) for worker in range(4))
     first = problem.values(0).clone()
     seen = [{int(row) for _ in range(22) for row in next(one._batches)} for one in problem._trainees]
-    assert [len(rows) for rows in seen] == [22 * 16] * 4  # a pass, each image once
+    assert [len(rows) for rows in seen] == [22 * 16] * 4  # one pass with each image once
     assert len(set().union(*seen)) == 4 * 22 * 16
     problem.gradient([1])
-    assert torch.equal(problem.values(1), first)  # a gradient alone moves nothing
+    assert torch.equal(problem.values(1), first)  # a gradient alone changes nothing
     problem.step([1])
     assert not torch.equal(problem.values(1), first)
     assert torch.equal(problem.values(0), first)
@@ -346,4 +346,4 @@ def test_the_best_accuracy_is_that_of_the_best_parameters() -> None:
     final = problem.final()
     assert good > 0.5 > bad
     assert (final["best_accuracy"], final["accuracy"]) == (pytest.approx(good), pytest.approx(bad))
-    assert not problem.values(0).any()  # as it was
+    assert not problem.values(0).any()  # unchanged

@@ -1,4 +1,4 @@
-"""`sordino simulate`: its options, what it refuses, its table and its files."""
+"""`sordino simulate`: its options, refused arguments, its table and its files."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_four_modes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert all(run["steps"] == 40 for run in found["runs"])
     assert all(path.stat().st_size > 1000 for path in files)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in files)
-    # The same in one process, but for the clock on the wall; with another seed it is not.
+    # The same in one process, apart from real time; with another seed it differs.
     again = results(tmp_path / "b.json", "scheduled-pull", *SMALL, "--seeds", "2", "--processes", "1")
     assert timeless(again) == timeless(found)
     first, second = ([run for run in found["runs"] if run["seed"] == seed] for seed in (1, 2))

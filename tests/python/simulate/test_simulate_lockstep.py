@@ -113,7 +113,7 @@ def test_arrays_do_what_the_real_optimizer_does(choice: str) -> None:
         if isinstance(job.algorithm, CaPS):
             assert sent is not None and really_sent is not None and np.array_equal(sent, really_sent)
     if choice.startswith("caps-") and choice != "caps-server":
-        assert not all(one.all() for one in skipped if one is not None)  # something has been skipped
+        assert not all(one.all() for one in skipped if one is not None)  # something was skipped
 
 
 @pytest.mark.parametrize("choice", ("allreduce", "crossover", "push-sum-overlap", "layered", "caps"))
@@ -140,7 +140,7 @@ def test_with_data_it_is_the_real_algorithm_bit_for_bit(choice: str) -> None:
 
 
 def exchanged(choice: str, workers: int, rounds: int) -> Iterator[np.ndarray]:
-    """Everybody's parameters, drawn at random, after each step at a learning rate of 0."""
+    """Return all workers' random parameters after each step with a learning rate of 0."""
     algorithm = CHOICES[choice]
     job = job_of(algorithm, workers=workers, lr=0.0)
     problem = Quadratic(job)

@@ -1,5 +1,5 @@
-"""With equal links and no transfer time, the simulator's asynchronous workers are the real ones, step for step: ranks
-as threads, which take their steps in the order in which the simulated ones ended."""
+"""With equal links and no transfer time, the simulator's asynchronous workers equal the real ones, step for step: ranks
+as threads take their steps in the order in which the simulated steps ended."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from sordino.simulate.links import Links
 from sordino.simulate.pulling import Pulling
 from sordino.simulate.quadratic import Quadratic
 
-STEPS = 13  # the last one ends no window: nobody waits for a pull after it
+STEPS = 13  # the last one ends no window, so no pull after it is waited for
 
 
 def job_of(algorithm: ScheduledPull | ADPSGD, workers: int) -> Job:
-    """Different speeds, so that no two steps end at once."""
+    """Return a job with different speeds, so that no two steps end at once."""
     compute = np.array([0.010 + 0.00137 * worker for worker in range(workers)])
     links = Links([float("inf")] * workers, 0.0)
     return Job(algorithm, workers, links, compute, 32, steps=STEPS, data="none", lr=0.1, spans_until=1e9)
 
 
 class Turns:
-    """Lets threads act one at a time, in a given order."""
+    """Let threads act one at a time, in a given order."""
 
     def __init__(self, order: list[int]) -> None:
         self._order, self._place = order, 0
@@ -50,7 +50,7 @@ class Turns:
 
 
 class Descent(torch.optim.Optimizer):
-    """Moves a parameter by the gradient that the worker's problem computed last."""
+    """Optimizer that moves a parameter by the gradient that the worker's problem computed last."""
 
     def __init__(self, parameter: torch.nn.Parameter, problem: Quadratic, worker: int) -> None:
         super().__init__([parameter], {})
@@ -64,13 +64,13 @@ class Descent(torch.optim.Optimizer):
 
     @torch.no_grad()
     def look(self) -> None:
-        """Computes the gradient at the parameter."""
+        """Compute the gradient at the parameter."""
         self.problem.values(self.worker).copy_(self.parameter)
         self.problem.gradient([self.worker])
 
 
 def is_idle(optimizer: hvd.DistributedOptimizer, algorithm: ScheduledPull | ADPSGD) -> bool:
-    """Whether nothing that takes no time is under way."""
+    """Return whether no action without duration is in flight."""
     if isinstance(algorithm, ADPSGD):
         averager = optimizer._strategy._averager
         with averager.lock:
@@ -79,7 +79,7 @@ def is_idle(optimizer: hvd.DistributedOptimizer, algorithm: ScheduledPull | ADPS
 
 
 def really(job: Job, turns: Turns) -> torch.Tensor:
-    """What a rank's parameters are at the end."""
+    """Return a rank's final parameters."""
     rank, problem = hvd.rank(), Quadratic(job)
     parameter = torch.nn.Parameter(problem.values(rank).clone())
     plain = Descent(parameter, problem, rank)
@@ -87,7 +87,7 @@ def really(job: Job, turns: Turns) -> torch.Tensor:
     turns.optimizers.append(optimizer)
 
     def arrived() -> None:
-        """What begins at once is over before anybody else acts."""
+        """Wait for actions without duration before another rank acts."""
         limit = time.monotonic() + 100
         while not all(is_idle(one, job.algorithm) for one in turns.optimizers):
             assert time.monotonic() < limit
@@ -126,14 +126,14 @@ def test_equal_to_real_ranks(algorithm: ScheduledPull | ADPSGD, workers: int) ->
     found = sim.run(workers, really, job, Turns([worker for _, worker in spans]))
     for worker in range(workers):
         simulated = world.problem.values(worker)
-        if isinstance(algorithm, ADPSGD):  # which adds half a difference where a mean is taken: other roundings
+        if isinstance(algorithm, ADPSGD):  # it adds half a difference instead of taking a mean: other roundings
             torch.testing.assert_close(found[worker], simulated, atol=1e-6, rtol=0)
         else:
             assert torch.equal(found[worker], simulated), (worker, found[worker], simulated)
 
 
 def test_scheduled_pulls_without_transfer_time_are_as_fresh_as_can_be() -> None:
-    """Nothing is waited for, and what is pulled is of the moment at which it is used."""
+    """Nothing is waited for, and a pulled model is from the moment of its use."""
     for schedule in ("manager", "autonomous"):
         job = job_of(ScheduledPull(2, schedule=schedule), 5)
         outcome = simulate(job, lambda part: None)

@@ -1,4 +1,4 @@
-"""The simulator's lock-step engine: whole runs, what is refused, and many workers."""
+"""The simulator's lock-step engine: whole runs, refused arguments, and many workers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_run_follows_from_its_seed() -> None:
 
 @pytest.mark.parametrize("wrong", ("a gradient", "an evaluation"))
 def test_what_goes_wrong_in_a_rank_is_raised(wrong: str) -> None:
-    job = job_of(LocalSGD(interval=50), steps=5)  # nobody would notice in an exchange that a rank is gone
+    job = job_of(LocalSGD(interval=50), steps=5)  # without an exchange no rank would notice the loss
     problem = Quadratic(job)
     trainees = [OnTorch(problem, worker) for worker in range(WORKERS)]
     seen = 0
@@ -104,7 +104,7 @@ def test_what_goes_wrong_in_a_rank_is_raised(wrong: str) -> None:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """A shell has what it starts in the background ignore SIGINT."""
+    """Make SIGINT raise: a shell lets background processes ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

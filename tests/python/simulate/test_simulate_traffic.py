@@ -37,7 +37,7 @@ from sordino.simulate.timeline import Timeline
 @pytest.mark.parametrize("scale", (0.1, 0.3, 0.7, 3.3))
 @pytest.mark.parametrize("exchange", ("allreduce", "parameter-server"))
 def test_there_are_as_many_blocks_as_in_training(scale: float, exchange: Any) -> None:
-    """Links may see more or fewer bytes than there are; tensors are cut where they are cut in training."""
+    """Simulated links may count more or fewer bytes than the real model has; tensors are cut as in training."""
     sizes = [786432, 4096, 3 * 4096, 4 * 999]
     algorithm = CaPS(granularity="block", block_bytes=4096, exchange=exchange)
     count = len(algorithm.items_of(sizes))
@@ -46,7 +46,7 @@ def test_there_are_as_many_blocks_as_in_training(scale: float, exchange: Any) ->
 
 
 def traffic_seconds(job: Job, sent: list[np.ndarray | None], steps: range) -> np.ndarray:
-    """The bytes that every worker sends in these steps, by the pattern."""
+    """Return the bytes that every worker sends in these steps, by the pattern."""
     problem = Quadratic(job)
     traffic = lockstep.traffic_of(job, problem, problem.tensors)
     timeline = Timeline(job, Record(job.workers))
@@ -61,7 +61,7 @@ def test_bytes_are_those_that_the_transport_counts(choice: str) -> None:
     if choice in ("allreduce-segments", "crossover-bytes"):
         small: dict[str, Any] = {"bucket_bytes": 20_000} if choice == "allreduce-segments" else {"segments": 20_000}
         algorithm = replace(algorithm, **small)
-        first = 2  # the plan is made in the first step, and later gradients are the first to be sent
+        first = 2  # the first step makes the plan, and later gradients are the first to be sent
     if isinstance(algorithm, CaPS):
         algorithm = replace(algorithm, digits=3, threshold=40.0)
     job = job_of(algorithm, dimension=dimension, message_bytes=4.0 * dimension, lr=0.2)
@@ -70,7 +70,7 @@ def test_bytes_are_those_that_the_transport_counts(choice: str) -> None:
     wanted = traffic_seconds(job, sent, range(first, 7))
     assert counted.max() > 0
     if isinstance(algorithm, (AllReduce, Layered, LocalSGD)) or getattr(algorithm, "group_size", 1) > 1:
-        np.testing.assert_allclose(counted, wanted, rtol=0.015)  # flags beside gradients, and padding
+        np.testing.assert_allclose(counted, wanted, rtol=0.015)  # flags with the gradients, and padding
     else:
         np.testing.assert_array_equal(counted, wanted)
 
@@ -116,7 +116,7 @@ def test_a_ring_goes_as_fast_as_its_slowest_link() -> None:
 def test_small_all_reduces_take_as_many_rounds_as_doublings() -> None:
     job = job_of(AllReduce(), 5, links=Links([1.0] * 5, 0.001), message_bytes=1000.0, steps=1)
     out = lockstep.run(job, silent)
-    assert out.seconds == pytest.approx(0.01 + 4 * (0.001 + 8e-6))  # to the power of two, twice, and back
+    assert out.seconds == pytest.approx(0.01 + 4 * (0.001 + 8e-6))  # to a power of two, twice, and back
     assert out.record.messages.tolist() == [3, 2, 2, 2, 1]
 
 

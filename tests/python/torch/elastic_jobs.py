@@ -1,4 +1,4 @@
-"""Jobs on threads that lose ranks, for tests of `hvd.elastic`: real worlds, of which each loss makes a smaller one."""
+"""Jobs on threads that lose ranks, for tests of `hvd.elastic`. Worlds are real, and each loss makes a smaller one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PATIENCE = 60.0  # seconds
 
 
 class Killed(BaseException):
-    """What ends a rank that is to be lost; no `except Exception` holds it."""
+    """Ends a rank that is to be lost; no `except Exception` catches it."""
 
 
 class Seat(Context):
-    """A rank that goes on in the next world when its world has failed."""
+    """A rank that continues in the next world when its world has failed."""
 
     job: Job
     number: int  # in the first world
@@ -34,7 +34,7 @@ class Seat(Context):
 
 
 class Job:
-    """Ranks as threads, of which some are lost; `function()` is what each does."""
+    """Ranks as threads that call `function()`; some of them are lost."""
 
     def __init__(self, size: int, function: Callable[[], Any]) -> None:
         self.function = function
@@ -53,9 +53,9 @@ class Job:
         self._change = threading.Condition()
 
     def run(self) -> list[Any]:
-        """What `function` has returned on each rank, None for those that were lost."""
+        """Return the result of `function` on each rank, None for lost ranks."""
         threads = [threading.Thread(target=self._body, args=(seat,), daemon=True) for seat in self.seats]
-        # `elastic.run` is a function; what it calls to go on is in the module of that name.
+        # `elastic.run` is a function; the function that it calls to continue is in the module of that name.
         with patch.object(sys.modules["sordino.torch.elastic.run"], "go_on_after", Seat.recover):
             for thread in threads:
                 thread.start()
@@ -83,7 +83,7 @@ class Job:
                 seat.shutdown()
 
     def meet(self, seat: Seat) -> None:
-        """Waits for all that are left, and has this rank go on in a world of theirs."""
+        """Wait for all remaining ranks, and let this rank continue in their new world."""
         with self._change:
             generation = self._generation
             self._arrived.append(seat)
@@ -112,7 +112,7 @@ class Job:
 
 
 def wrapped(optimizer: torch.optim.Optimizer, **options: Any) -> hvd.DistributedOptimizer:
-    """A `DistributedOptimizer` that goes on in the next world, too."""
+    """Return a `DistributedOptimizer` that continues in the next world, too."""
     made = hvd.DistributedOptimizer(optimizer, **options)
     seat = current()
     if isinstance(seat, Seat):

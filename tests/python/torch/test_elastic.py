@@ -1,4 +1,4 @@
-"""`hvd.elastic.run` where no rank is lost: what it calls again, when, and with what."""
+"""`hvd.elastic.run` without a lost rank: the functions that it calls again, their time, and their arguments."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("algorithm", ["allreduce", "layered", "crossover", "push-sum", "adpsgd", "caps", "local-sgd"])
 @pytest.mark.parametrize("size", SIZES)
 def test_faults_change_nothing(size, algorithm) -> None:
-    """Where all ranks come back, training comes to the same bits as without faults. (ADPSGD depends on timing, and
-    buffers become the first rank's where a model is shared.)"""
+    """If all ranks come back, training has the same bits as without faults. (ADPSGD depends on timing, and buffers
+    become the first rank's if a model is shared.)"""
     options = LocalSGD(interval=3) if algorithm == "local-sgd" else algorithm
 
     def train(faults: set[int]) -> Callable[[], tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""Commits and synchronizations of `hvd.elastic` that a loss comes between: all ranks agree on what is saved."""
+"""A loss in the middle of commits and synchronizations of `hvd.elastic`: all ranks agree on the saved state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stopped(TorchState):
-    """Of which some ranks do not hear that a commit is complete: another one is lost, and what they wait for fails."""
+    """State in which some ranks do not hear that a commit is complete: another rank is lost, so their wait fails."""
 
     def stop(self, commit: int, deaf: set[int], lost: set[int], met: threading.Barrier) -> None:
         self._rule = (commit, deaf, lost, met)
@@ -49,8 +49,8 @@ class Stopped(TorchState):
 
 @pytest.mark.parametrize("deaf", [{0}, {1}, {0, 2}, {0, 1, 2}])
 def test_who_is_stopped_in_a_commit_that_others_have_saved_has_it(deaf) -> None:
-    """Rank 3 is lost in the second commit; of the others some know that it is complete. Every rank has a model of its
-    own, which nobody else could give it back."""
+    """Rank 3 is lost in the second commit; some of the others know that it is complete. Every rank has its own model,
+    which no other rank could restore."""
 
     def work() -> tuple[int, int, Values, Values]:
         model = line_of(0)
@@ -78,15 +78,15 @@ def test_who_is_stopped_in_a_commit_that_others_have_saved_has_it(deaf) -> None:
     job = Job(4, work)
     results = job.run()[:3]
     assert job.lost == [3]
-    commits = 1 if deaf == {0, 1, 2} else 2  # nobody has saved the second
+    commits = 1 if deaf == {0, 1, 2} else 2  # no rank has saved the second
     for done, processed, now, then in results:
-        assert (done, processed) == (commits, commits * 2 * 4)  # of four ranks, the lost one too
+        assert (done, processed) == (commits, commits * 2 * 4)  # of four ranks, including the lost one
         assert all(torch.equal(mine, before) for mine, before in zip(now, then))
     assert not torch.equal(results[0][2][0], results[1][2][0])
 
 
 def test_shards_are_put_together_before_a_rank_is_stopped() -> None:
-    """Rank 0 does not hear of the second commit, rank 1 does; nobody of the group is there to help rank 0 save it."""
+    """Rank 1 hears of the second commit, but rank 0, in the same group, does not. Rank 0 must save it alone."""
 
     def work() -> tuple[int, Values, Values]:
         model = line_of(0)
@@ -122,7 +122,7 @@ def momenta(optimizer: torch.optim.Optimizer) -> Values:
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_ranks_that_go_on_by_themselves_are_interrupted_together(saves) -> None:
-    """Where a step survives a loss, the function hears of it when all do, and what is left is divided anew."""
+    """If a step survives a loss, the function hears of the loss on all ranks at once, and the rest is divided again."""
 
     def work() -> tuple[Any, ...]:
         sampler = ElasticSampler(range(30), seed=1)
@@ -159,8 +159,8 @@ def test_ranks_that_go_on_by_themselves_are_interrupted_together(saves) -> None:
     results = Job(3, work).run()
     assert results[1] is None
     for calls, reset, seen, processed in (results[0], results[2]):
-        # The step that was interrupted is the fourth; what it has done stays, also where it is not saved. The lost
-        # rank's third row is known to nobody, and comes again.
+        # The fourth step was interrupted. Its changes stay, even if they are not saved. The lost rank's third row is
+        # unknown to the others, so it comes again.
         assert calls == [(0, 3, 10), (4, 2, -(-(30 - (2 * 3 + 2 * 2)) // 2))]
         assert reset == [2]
         assert [len(rows) for rows in seen] == [3] * 3 + [2] * (1 + 10)
@@ -169,7 +169,7 @@ def test_ranks_that_go_on_by_themselves_are_interrupted_together(saves) -> None:
 
 @pytest.mark.parametrize("exchange", ["allreduce", "sharded"])
 def test_groups_that_lose_ranks_agree_within_the_groups_that_are_left(exchange) -> None:
-    """The second of three groups is lost by half, and so is the third: the rest is one group, of one model."""
+    """The second of three groups loses one rank, and so does the third: the rest is one group with one model."""
 
     def work() -> tuple[Values, Values, Values]:
         number = current().number

@@ -1,4 +1,4 @@
-"""`hvd.elastic` where ranks are lost: what training comes to is what the committed steps make of the first model."""
+"""`hvd.elastic` with lost ranks: the trained model is the result of the committed steps on the first model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sordino.runtime.context import current
 from sordino.torch.elastic import ElasticSampler, TorchState
 
 EPOCHS = 2
-Point = tuple[int, int]  # which rank of the first world is lost, and at the how-manieth of its points
+Point = tuple[int, int]  # a rank of the first world, and the number of the point at which it is lost
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -28,14 +28,14 @@ def deadline() -> None:
 
 
 def everybodys(rows: list[int]) -> list[list[int]]:
-    """The rows of all ranks."""
+    """Return the rows of all ranks."""
     counts = hvd.allgather(torch.tensor([len(rows)]), name="counts").tolist()
     gathered = hvd.allgather(torch.tensor(rows), name="rows")
     return [part.tolist() for part in gathered.split(counts)]
 
 
 class Training:
-    """One rank's: counts its points, at some of which it is lost."""
+    """Training of one rank: counts its points, and is lost at some of them."""
 
     def __init__(self, length: int, batch: int, interval: int, losses: Sequence[Point]) -> None:
         self.rows = data(length)
@@ -81,7 +81,7 @@ class Training:
 
 
 def replayed(history: list[tuple[int, list[list[int]]]], rows: tuple[torch.Tensor, torch.Tensor]) -> torch.nn.Module:
-    """What one process comes to that takes these steps from rank 0's first model."""
+    """Return the model after one process has taken these steps from rank 0's first model."""
     model = line_of(0)
     optimizer = sgd(model)
     for _, ranks in history:
@@ -92,7 +92,8 @@ def replayed(history: list[tuple[int, list[list[int]]]], rows: tuple[torch.Tenso
 
 
 def assert_whole(training: Training, state: TorchState, padding: int) -> None:
-    """Every epoch visits every row, and not more than the padding twice; the model is that of the history."""
+    """Check that every epoch visits every row, and at most the padding twice, and that the model follows from the
+    history."""
     for epoch in range(EPOCHS):
         visits = Counter(row for e, ranks in state.history if e == epoch for part in ranks for row in part)
         assert set(visits) == set(range(training.length))
@@ -119,7 +120,7 @@ def assert_whole(training: Training, state: TorchState, padding: int) -> None:
     st.integers(1, 4),
 )
 def test_training_outlives_ranks(world, length, batch, interval) -> None:
-    """Losses at any moment: in a step, before a commit, in the middle of coming back from another loss."""
+    """Losses at any moment: in a step, before a commit, in the middle of a recovery from another loss."""
     size, losses = world
 
     def work() -> tuple[Training, TorchState]:

@@ -1,4 +1,4 @@
-"""The parts of `horovod.torch.elastic` that scripts extend: handlers, functions of their own, news of hosts."""
+"""The parts of `horovod.torch.elastic` that scripts extend: handlers, user functions, news of hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Counter:
-    """Neither a module nor anything with a state_dict."""
+    """Neither a module nor an object with a state_dict."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -71,7 +71,7 @@ def test_a_handler_of_ones_own_takes_care(size: int, registered: None) -> None:
         state.restore()
         seen.append(counter.count - hvd.rank())
         other = Counter(70)
-        state.counter = other  # which is saved at once
+        state.counter = other  # saved at once
         other.count = 0
         state.restore()
         return [*seen, other.count, counter.count - hvd.rank()]
@@ -130,7 +130,7 @@ def test_the_base_class_does_nothing() -> None:
             method()
 
 
-# ---- functions of the user's -----------------------------------------------------------------------------------------
+# ---- user functions --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -160,7 +160,7 @@ def test_attributes_are_made_equal_by_a_function_of_ones_own(own: bool) -> None:
 
 @pytest.mark.parametrize(("updates", "only_removed"), [({1: 1}, True), ({0: 2}, False), ({0: 1, 2: 2}, False)])
 def test_news_of_hosts_interrupt_all_ranks(updates: dict[int, int], only_removed: bool) -> None:
-    """Once; and what is older than what all know does not any more."""
+    """News interrupts all ranks once. News that is older than the ranks' knowledge does not interrupt again."""
 
     def work() -> list[Any]:
         state = ObjectState(step=0)

@@ -1,4 +1,4 @@
-"""`hvd.elastic.ElasticSampler`: whatever is lost when, an epoch visits every index, and repeats but the padding."""
+"""`hvd.elastic.ElasticSampler`: whatever ranks are lost, an epoch visits every index, and repeats only the padding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sordino.torch.elastic import ElasticSampler
 
 
 def samplers(size: int, length: int, epoch: int = 0, **options: object) -> list[ElasticSampler]:
-    """Of each rank of a world."""
+    """Return the samplers of all ranks of a world."""
     made = []
     for context in sim.contexts(size):
         with use(context):
@@ -27,7 +27,7 @@ def samplers(size: int, length: int, epoch: int = 0, **options: object) -> list[
 
 
 def tell(everybody: Sequence[ElasticSampler]) -> None:
-    """What a commit does."""
+    """Exchange the samplers' notes, as a commit does."""
     notes = [sampler.notes() for sampler in everybody]
     for sampler in everybody:
         for one in notes:
@@ -35,7 +35,7 @@ def tell(everybody: Sequence[ElasticSampler]) -> None:
 
 
 def divided(size: int, state: dict) -> list[ElasticSampler]:
-    """What a synchronization does: one rank's state for all ranks of another world."""
+    """Give one rank's state to all ranks of another world, as a synchronization does."""
     made = samplers(size, 0)
     for rank, sampler in enumerate(made):
         sampler.dataset = range(state["length"])
@@ -49,7 +49,7 @@ sizes = st.integers(1, 6)
 
 @st.composite
 def stretches(draw) -> tuple[int, list[int], list[int]]:
-    """Until a fault: ranks, and for each how many batches it has processed at the last commit and after it."""
+    """Draw the time until a fault: the number of ranks, and for each its batches at the last commit and after it."""
     size = draw(sizes)
     batches = st.lists(st.integers(0, 5), min_size=size, max_size=size)
     return size, draw(batches), draw(batches)
@@ -57,7 +57,7 @@ def stretches(draw) -> tuple[int, list[int], list[int]]:
 
 @given(lengths, st.integers(1, 7), st.lists(stretches(), max_size=4), sizes, st.booleans(), st.integers(0, 5))
 def test_all_is_visited_and_only_the_padding_twice(length, batch, faults, last, shuffle, epoch) -> None:
-    """Ranks at different paces, worlds that shrink and grow, any rank's knowledge after the fault."""
+    """Ranks at different speeds, worlds that shrink and grow, with the state of any rank after the fault."""
     committed: Counter[int] = Counter()
     padding = 0
     state = {"epoch": epoch, "processed_indices": torch.empty(0, dtype=torch.int64), "length": length}
@@ -83,7 +83,7 @@ def test_all_is_visited_and_only_the_padding_twice(length, batch, faults, last, 
         for sampler, memento in zip(everybody, mementos):
             sampler.revert(memento)
         knowledge = {frozenset(sampler.processed_indices) for sampler in everybody}
-        assert knowledge == {frozenset(committed)}  # also of the ranks that are lost
+        assert knowledge == {frozenset(committed)}  # also of lost ranks
         state = {**everybody[-1].state_dict(), "length": length}
     assert set(committed) == set(range(length))
     assert sum(committed.values()) - length <= padding
@@ -159,7 +159,7 @@ def test_what_was_kept_can_be_gone_back_to_more_than_once() -> None:
 
 
 def test_it_counts_as_horovods_does() -> None:
-    """What every rank has done is taken to be what this one has; of the padding no sample counts twice."""
+    """Every rank counts as having done as many batches as this one; no sample of the padding counts twice."""
     sampler = samplers(3, 10)[1]
     for number, wanted in enumerate([6, 10]):
         sampler.record_batch(number, 2)
@@ -171,7 +171,7 @@ def test_it_counts_as_horovods_does() -> None:
 
 @given(st.lists(st.integers(0, 9), max_size=4), st.integers(1, 4))
 def test_batches_beyond_the_last_are_the_next_ones(numbers, batch) -> None:
-    """Scripts that count on after a reset, which Horovod, that only counts, does not mind."""
+    """Some scripts continue to count after a reset. Horovod only counts, so it allows that."""
     sampler = samplers(2, 37)[1]
     mine = list(sampler)
     for number in numbers:
@@ -187,7 +187,7 @@ def test_batches_beyond_the_last_are_the_next_ones(numbers, batch) -> None:
 
 @pytest.mark.parametrize(("shuffle", "first"), [(False, [0, 1, 2]), (True, [1, 5, 6])])
 def test_a_state_of_horovods_goes_on(shuffle, first) -> None:
-    """The order is that of Python's random module, which gives the same numbers for ever."""
+    """The order is that of Python's random module, which will always give the same numbers."""
     with use(sim.contexts(1)[0]):
         sampler = ElasticSampler(range(10), shuffle=shuffle, seed=1)
         for count in (-1, 3, 99):
@@ -213,7 +213,7 @@ def test_misuse_is_told() -> None:
             sampler.record_batch(*arguments)
     with pytest.raises(UsageError, match="there is no batch 3 of 2 among the 5 samples"):
         sampler.get_indices(3, 2)
-    sampler.record_batch(2, 2)  # of one: the last
+    sampler.record_batch(2, 2)  # a batch of one, the last
     other = next(iter(set(range(10)) - set(sampler)))
     with pytest.raises(UsageError, match=f"index {other} is not one that rank 0 was to visit"):
         sampler.record_indices([other])

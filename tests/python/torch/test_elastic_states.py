@@ -33,7 +33,7 @@ def test_all_start_as_rank_0(size) -> None:
         optimizer = adam(model)
         state = TorchState(model, optimizer, sampler=ElasticSampler(range(20)), epoch=rank, tags={"a": [rank]})
         if rank == 0:
-            take_step(state, 0)  # others' optimizers have no state
+            take_step(state, 0)  # the other ranks' optimizers have no state
             state.sampler.load_state_dict({"epoch": 3, "processed_indices": [1, 2]})
         state.sync()
         moment = [entry["exp_avg"].clone() for entry in optimizer.state_dict()["state"].values()]
@@ -51,7 +51,7 @@ def test_all_start_as_rank_0(size) -> None:
 
 @pytest.mark.parametrize(("algorithm", "own"), [("allreduce", False), ("layered", False), ("crossover", True)])
 def test_models_that_differ_stay(algorithm, own) -> None:
-    """Buffers differ in any case: where ranks share a model they become the first one's."""
+    """Buffers differ in any case. If ranks share a model, buffers become the first rank's."""
 
     def work() -> tuple[bool, bool, int]:
         model = model_of(hvd.rank())
@@ -72,12 +72,12 @@ def test_models_that_differ_stay(algorithm, own) -> None:
     results = sim.run(3, work)
     assert [loss for *_, loss in results] == [5] * 3
     assert [model for model, *_ in results] == [True] + [own] * 2
-    assert all(moments for _, moments, _ in results)  # of an all-reduce they are equal anyway
+    assert all(moments for _, moments, _ in results)  # with an all-reduce they are equal anyway
 
 
 @pytest.mark.parametrize("algorithm", ["allreduce", "crossover"])
 def test_a_late_rank_takes_the_others_state(algorithm) -> None:
-    """Also if it is rank 0, and where models differ."""
+    """This also holds if the late rank is rank 0, and if models differ."""
 
     def begin() -> TorchState:
         model = model_of(hvd.rank())
@@ -99,7 +99,7 @@ def test_a_late_rank_takes_the_others_state(algorithm) -> None:
         state.sync()
         then = values(model)
         model[0].weight.data += rank
-        state.sync()  # not late any more
+        state.sync()  # no longer late
         sampler = state.sampler
         plain = state.epoch, len(sampler.processed_indices), len(sampler)
         return then, *plain, (values(model)[0] - then[0]).mean().item()
@@ -115,7 +115,7 @@ def test_a_late_rank_takes_the_others_state(algorithm) -> None:
 
 
 def test_two_models_of_two_process_sets() -> None:
-    """Each is taken from its own set's first rank; both sets at once."""
+    """Each set takes the model of its own first rank; both sets do it at once."""
 
     def work() -> Values:
         rank = hvd.rank()

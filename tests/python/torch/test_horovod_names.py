@@ -1,4 +1,4 @@
-"""What scripts find in `horovod.torch` 0.28.1 and its modules they find here, by the same names."""
+"""The names that scripts use from `horovod.torch` 0.28.1 and its modules exist here, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""LARS against its formula in float64 numpy, against torch's SGD where it is SGD, and as a citizen of torch.optim."""
+"""LARS against its formula in float64 numpy, against torch's SGD where both are equal, and as an optimizer of
+torch.optim."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def make_parameters(
 
 
 def set_gradients(parameters: list[torch.nn.Parameter], step: int) -> None:
-    """Gradients that depend on the step only, of sizes that differ much between tensors and steps."""
+    """Set gradients that depend only on the step; their sizes differ widely between tensors and steps."""
     generator = torch.Generator().manual_seed(1000 + step)
     for i, p in enumerate(parameters):
         size = 10.0 ** ((i + step) % 5 - 2)
@@ -126,7 +127,7 @@ def test_every_group_has_its_own_options() -> None:
 def test_all_floating_types(dtype: torch.dtype, rtol: float) -> None:
     options = {"weight_decay": 0.01, "lr": 1.0, "trust_coefficient": 0.01}
     parameters = make_parameters(dtype)
-    # Several types in a group, of which the last one's norms do not fit the others'.
+    # Several types in a group; the norms of the last one do not fit the others' type.
     single, double = make_parameters(torch.float32, seed=1), make_parameters(torch.float64, seed=2)
     everything = parameters + single + double
     references = [Reference(p, options) for p in everything]
@@ -146,7 +147,7 @@ def test_all_floating_types(dtype: torch.dtype, rtol: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_norms_of_half_precision_are_taken_in_single(dtype: torch.dtype) -> None:
-    """128 000 is infinite as a float16, and three digits are not enough to tell 1 from 1.001."""
+    """128 000 is infinite as a float16, and three digits cannot distinguish 1 from 1.001."""
     weights, gradient = torch.full((64, 64), 2000.0, dtype=dtype), torch.full((64, 64), 1000.0, dtype=dtype)
     weights[0, 0], gradient[0, 0] = 6000.0, 0.0
     p = torch.nn.Parameter(weights.clone())

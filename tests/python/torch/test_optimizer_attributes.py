@@ -1,4 +1,4 @@
-"""Who looks through an optimizer's attributes, as `hasattr`, `inspect` and debuggers do, meets no error."""
+"""Code that goes through an optimizer's attributes, as `hasattr`, `inspect` and debuggers do, gets no error."""
 
 from __future__ import annotations
 

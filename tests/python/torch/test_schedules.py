@@ -48,7 +48,7 @@ def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 def run(scheduler: lr_scheduler.LRScheduler, steps: int) -> list[list[float]]:
-    """The rates before each of so many steps."""
+    """Return the rates before each of this many steps."""
     seen = []
     for _ in range(steps):
         seen.append(rates_of(scheduler.optimizer))
@@ -119,7 +119,7 @@ def test_no_warm_up_at_all() -> None:
 
 
 def test_from_the_rate_of_one_worker_to_that_of_all() -> None:
-    """Goyal et al. 2017: from 0.1 to 0.1 * kn, by the same amount a step."""
+    """Goyal et al. 2017: from 0.1 to 0.1 * kn, by the same amount in each step."""
     scaled = scale_learning_rate(0.1, 32)
     scheduler = GradualWarmup(make_optimizer((scaled,)), 5, start_factor=0.1 / scaled)
     expected = [[0.1 + (3.2 - 0.1) * t / 5] for t in range(6)]
@@ -158,14 +158,14 @@ def test_a_saved_state_goes_on_exactly(name: str, stop: int, order: str, tmp_pat
     checkpoint.save(tmp_path / "state", state)
     kept = copy.deepcopy(state["schedule"])
     expected = run(straight, 8)
-    if name != "SequentialLR":  # torch's own lists its sub-schedulers' live state
+    if name != "SequentialLR":  # torch's own lists the live state of its sub-schedulers
         assert state["schedule"] == kept, "a state changed after it was taken"
 
     loaded = checkpoint.load(tmp_path / "state")
     optimizer = make_optimizer()
     if order == "optimizer first":
         optimizer.load_state_dict(loaded["optimizer"])
-    resumed = make(optimizer, 7, 0.9)  # the state's own numbers win
+    resumed = make(optimizer, 7, 0.9)  # the numbers in the state have priority
     resumed.load_state_dict(loaded["schedule"])
     if order == "optimizer last":
         optimizer.load_state_dict(loaded["optimizer"])
@@ -219,7 +219,7 @@ def test_it_drives_a_distributed_optimizer() -> None:
         for _ in range(8):
             seen.append(rates_of(inner))
             optimizer.zero_grad()
-            inner.state.clear()  # no momentum: a step moves by the rate
+            inner.state.clear()  # without momentum a step moves by the rate
             (p.sum() * (2 * hvd.rank())).backward()
             before = p[0].item()
             optimizer.step()

@@ -1,4 +1,4 @@
-"""Calls that are nearly right: a second init(), a model where its parameters are asked for, a misspelt setting."""
+"""Calls that are slightly wrong: a second init(), a model instead of its parameters, a misspelt setting."""
 
 from __future__ import annotations
 

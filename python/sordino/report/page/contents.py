@@ -11,9 +11,12 @@ from sordino.record.reading import Line, Rank, Reader, Run
 from sordino.report.page import series, waits
 
 _NO_METRICS = "Nothing was recorded: call hvd.record(loss=loss) in the training loop."
-_ALONE = "One rank alone has nobody to talk to."
-_NO_AGES = "No ages were recorded: in training scheduled-pull tells them, in simulations all that average models."
-_NO_SKIPS = "This algorithm records no skips; caps does."
+_ALONE = "A single rank does not communicate."
+_NO_AGES = (
+    "No ages were recorded: in training only scheduled-pull records them, in simulations all algorithms that average "
+    "models."
+)
+_NO_SKIPS = "Only caps records skipped tensors."
 _NO_STEPS = "No step has been recorded yet."
 _PLANNED = "A plan trains nothing."
 
@@ -28,7 +31,7 @@ def contents(reader: Reader) -> dict[str, Any]:
         return _contents(reader)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise Unreadable(f"{reader.folder}: a line of its files is not one of a record ({what})") from error
+        raise Unreadable(f"{reader.folder}: a line of its files does not belong to a record ({what})") from error
 
 
 def _contents(reader: Reader) -> dict[str, Any]:
@@ -149,26 +152,26 @@ def _age(run: Run) -> float | None:
 def _fate(rank: Rank, run: Run) -> tuple[str, str]:
     """Return the fate of a rank, as one word and as a sentence."""
     if rank.last == "end":
-        return "finished", "It has shut down."
+        return "finished", "It shut down."
     if rank.last == "error":
         return "failed", rank.of("error")[-1]["text"]
     ended = len(run.job.get("end", [])) >= len(run.job.get("start", [])) > 0
     left_out = any(rank.rank in line["lost"] for other in run.ranks.values() for line in other.of("recovery"))
     if left_out:
-        return "lost", "The others went on without it."
+        return "lost", "The others continued without it."
     if ended:
-        return "killed", "It ended without a word: it was killed, or it crashed."
-    return "running", "It has not said that it ended: it trains still, or it was killed."
+        return "killed", "It ended without a last line: it was killed, or it crashed."
+    return "running", "Its record has no last line: it is still training, or it was killed."
 
 
 def _rank(rank: Rank, run: Run, zero: float) -> dict[str, Any]:
     fate, text = _fate(rank, run)
     lines = series.kept(rank, "step")
-    told = rank.of("rank")[-1] if rank.of("rank") else {}
+    line = rank.of("rank")[-1] if rank.of("rank") else {}
     return {
         "rank": rank.rank,
-        "host": told.get("host", ""),
-        "node": told.get("node", 0),
+        "host": line.get("host", ""),
+        "node": line.get("node", 0),
         "steps": lines[-1]["step"] if lines else 0,
         "exposed": sum(line["exposed"] for line in lines),
         "seconds": sum(line["seconds"] for line in lines),
@@ -188,17 +191,17 @@ def _events(run: Run, zero: float) -> list[dict[str, Any]]:
 
     for line in run.job.get("start", []):
         if line["number"] > 0:
-            add(line, "job", "restart", f"All ranks were started again: start {line['number']}.")
+            add(line, "job", "restart", f"All ranks were restarted: restart {line['number']}.")
     for line in run.job.get("end", []):
         why = line.get("why") or ("all ranks finished" if line["status"] == 0 else f"status {line['status']}")
         add(line, "job", "end" if line["status"] == 0 else "failure", f"The job ended: {why}.")
     for number, rank in sorted(run.ranks.items()):
         who = f"rank {number}"
         for line in rank.of("recovery"):
-            lost = ", ".join(map(str, line["lost"])) or "nobody"
+            lost = f"without {', '.join(map(str, line['lost']))}" if line["lost"] else "with the same ranks"
             add(
                 line, who, "recovery",
-                f"Went on without {lost} in epoch {line['epoch']}, {line['size']} ranks, "
+                f"Continued {lost} in epoch {line['epoch']}, {line['size']} ranks, "
                 f"after {line['seconds']:.3f} s. {line['why']}",
             )  # fmt: skip
         for line in rank.of("error"):
@@ -206,7 +209,7 @@ def _events(run: Run, zero: float) -> list[dict[str, Any]]:
         for line in rank.of("fault"):
             add(line, who, "failure", line["text"])
         for line in rank.of("rank")[1:]:
-            add(line, who, "joined", f"Began again, among {line.get('size', '?')} ranks.")
+            add(line, who, "joined", f"Started again, with {line.get('size', '?')} ranks.")
     return sorted(found, key=lambda event: float(event["time"]))
 
 
@@ -230,20 +233,20 @@ def _notes(reader: Reader) -> list[str]:
     """Return notes on the record itself."""
     run = reader.run
     notes = [
-        f"{name}: {count} torn {'line was' if count == 1 else 'lines were'} left out; a rank was killed in the middle, "
-        "or the disk was full."
+        f"{name}: {count} incomplete {'line was' if count == 1 else 'lines were'} skipped; a rank was killed while it "
+        "wrote, or the disk was full."
         for name, count in sorted(run.torn.items())
     ]
-    notes += [f"{name}: its last line is not whole; it was left out." for name in sorted(reader.unfinished())]
+    notes += [f"{name}: the last line is incomplete; it was skipped." for name in sorted(reader.unfinished())]
     numbers = [line["size"] for rank in run.ranks.values() for line in rank.of("rank") if "size" in line]
     if run.what == "training" and numbers and len(run.ranks) < max(numbers):
         notes.append(
-            f"{max(numbers) - len(run.ranks)} of {max(numbers)} ranks left no file here: copy the folders of all hosts "
-            "into one."
+            f"The files of {max(numbers) - len(run.ranks)} of {max(numbers)} ranks are missing: copy the folders of all "
+            "hosts into one."
         )
     if run.what == "simulation" and numbers and len(run.ranks) < max(numbers):
         notes.append(f"The first {len(run.ranks)} of {max(numbers)} workers are shown.")
     again = [line for rank in run.ranks.values() for line in rank.of("step") if line["start"] > 0]
     if again:
-        notes.append("Steps that were taken again after a restart are shown as they were taken the last time.")
+        notes.append("Steps that were repeated after a restart are shown as in their last repetition.")
     return notes

@@ -36,7 +36,7 @@ class LiveServer(http.server.ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
-            raise UsageError(f"--port {port}: cannot be listened at: {error}; leave it out for a free one") from error
+            raise UsageError(f"--port {port}: cannot be opened: {error}. Omit it to use any free port") from error
 
     @property
     def address(self) -> str:
@@ -68,7 +68,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         known = secrets.compare_digest(token.encode(), self.server.token.encode())
         news = what == "data.json"
         if not known or not self.server.is_meant(self.headers.get("Host", "")) or not (news or asked == token + "/"):
-            self._answer(404, "text/plain; charset=utf-8", "There is nothing here; copy the whole address.\n")
+            self._answer(404, "text/plain; charset=utf-8", "Not found. Copy the whole address.\n")
             return
         try:
             runs = self.server.shown()

@@ -216,7 +216,7 @@ class FiniteCheck:
             )
         then = {
             "gradients": "No step was taken; call zero_grad(), and continue with the next batch.",
-            "changes of parameters": "The parameters are those before the step, but the optimizer has counted the step.",
+            "changes of parameters": "Parameters are those before the step, but the optimizer has counted the step.",
             "parameters": "Nothing was exchanged, but the optimizer's own step was taken: go back to a checkpoint.",
         }[what]
         return NonFinite(f"{what} are not finite: {said}. {then}", tensors)
@@ -253,7 +253,7 @@ class _Guarded:
             return self._optimizer.step()
         if self._asks:
             raise UsageError(
-                "check_finite=True asks all ranks before each step, but ranks may evaluate a closure a different number "
+                "check_finite=True asks all ranks before each step, but ranks may evaluate a closure different numbers "
                 "of times; compute gradients before step(), or use AllReduce"
             )
 

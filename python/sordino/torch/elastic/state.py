@@ -155,12 +155,12 @@ class State(ABC):
         for part in self._parts.values():
             part.prepare()
         self._stopped = True
-        told = self._exchange("commit")
-        self._hear(told, strict=True)
+        reports = self._exchange("commit")
+        self._hear(reports, strict=True)
         self.save()
         self._stopped = False
         self._version += 1
-        self._interrupt(told)
+        self._interrupt(reports)
 
     def check_host_updates(self) -> None:
         """Check for changes like `commit`, without saving. Collective.
@@ -170,10 +170,10 @@ class State(ABC):
         """
         self._interrupt(self._exchange("check"))
 
-    def _interrupt(self, told: Sequence[Told]) -> None:
-        self._stamp = max(one.stamp for one in told)
+    def _interrupt(self, reports: Sequence[RankReport]) -> None:
+        self._stamp = max(one.stamp for one in reports)
         self._news = [0, 0]
-        changes = functools.reduce(operator.or_, (one.changes for one in told))
+        changes = functools.reduce(operator.or_, (one.changes for one in reports))
         if changes:
             raise HostsUpdatedInterrupt(skip_sync=changes == 1)
 
@@ -192,9 +192,9 @@ class State(ABC):
         Collective, before each `sync`. Ranks that were interrupted in a commit that another rank has saved, save it
         too. Only a rank that completed the commit knows what all ranks had processed, so `sync` prefers its state.
         """
-        told = self._exchange("rejoin")
-        self._size = len(told)
-        if self._stopped and self._version < max(one.version for one in told):
+        reports = self._exchange("rejoin")
+        self._size = len(reports)
+        if self._stopped and self._version < max(one.version for one in reports):
             self.save()
         for part in self._parts.values():
             part.dismiss()
@@ -204,7 +204,7 @@ class State(ABC):
 
     # ---- exchange between ranks --------------------------------------------------------------------------------
 
-    def _exchange(self, when: str) -> list[Told]:
+    def _exchange(self, when: str) -> list[RankReport]:
         """Return the messages of all ranks about themselves, in rank order. Collective."""
         context = current()
         self._hear_of_hosts()
@@ -213,14 +213,14 @@ class State(ABC):
             changes |= _RESIZED
         mine = [self._token, self._version, max(stamp, self._stamp), changes, *self._notes()]
         if context.size == 1:
-            return [Told(mine)]
+            return [RankReport(mine)]
         everything = allgather(torch.tensor([len(mine), *mine], device=HOST), name=f"elastic.{when}").tolist()
-        told = []
+        reports = []
         while everything:
             end = 1 + everything[0]
-            told.append(Told(everything[1:end]))
+            reports.append(RankReport(everything[1:end]))
             everything = everything[end:]
-        return told
+        return reports
 
     def _notes(self) -> list[int]:
         notes: list[int] = []
@@ -229,9 +229,9 @@ class State(ABC):
             notes += [len(mine), *mine]
         return notes
 
-    def _hear(self, told: Sequence[Told], strict: bool) -> None:
+    def _hear(self, reports: Sequence[RankReport], strict: bool) -> None:
         """Pass the ranks' notes to the parts. With `strict`, raise UsageError for notes of another epoch."""
-        for rank, one in enumerate(told):
+        for rank, one in enumerate(reports):
             notes = one.notes
             for part in self._parts.values():
                 end = 1 + notes[0]
@@ -240,7 +240,7 @@ class State(ABC):
                 notes = notes[end:]
 
 
-class Told:
+class RankReport:
     """Message of a rank about itself."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
@@ -311,24 +311,24 @@ class ObjectState(State):
         ranks by its optimizer's algorithm is kept, with the optimizer's state. Within a group that averages gradients
         all ranks take the model of the group's first rank. Everything is received before anything is replaced.
         """
-        told, received = together(current(), global_process_set, self._receive_all)
-        rank = [one.token for one in told].index(self._token)
+        reports, received = together(current(), global_process_set, self._receive_all)
+        rank = [one.token for one in reports].index(self._token)
         for part, snapshot in zip(self._parts.values(), received):
-            part.install(snapshot, rank, len(told))
-        self._size = len(told)
-        self._version = max(one.version for one in told) + 1
+            part.install(snapshot, rank, len(reports))
+        self._size = len(reports)
+        self._version = max(one.version for one in reports) + 1
 
-    def _receive_all(self) -> tuple[list[Told], list[Snapshot]]:
+    def _receive_all(self) -> tuple[list[RankReport], list[Snapshot]]:
         """Return the messages of all ranks, and a snapshot of each part for this rank.
 
         It changes nothing, so it can be repeated.
         """
-        told = self._exchange("sync")
-        self._hear(told, strict=False)
+        reports = self._exchange("sync")
+        self._hear(reports, strict=False)
         self.save()
-        versions = [one.version for one in told]
+        versions = [one.version for one in reports]
         own = {} if self._bcast_object is broadcast_object else self._received_by_users_function()
-        return told, [own.get(name) or self._receive(name, part, versions) for name, part in self._parts.items()]
+        return reports, [own.get(name) or self._receive(name, part, versions) for name, part in self._parts.items()]
 
     def _received_by_users_function(self) -> dict[str, Snapshot]:
         """Return snapshots of this rank's plain attributes, from the user's function."""

@@ -100,13 +100,13 @@ function curves({key, title, note, series, xTitle = 'step', yText = number, zero
     const go = walkable(svg, key, title, grid.length, (place) => {
       const x = grid[place];
       filled(cursor, {x1: xOf(x), x2: xOf(x), visibility: 'visible'}, []);
-      const told = some.map((one) => {
+      const texts = some.map((one) => {
         const near = nearest(one.x, x);
         const spread = one.low && one.high[near] > one.low[near] ? ` (${yText(one.low[near])} to ${yText(one.high[near])})` : '';
         const own = one.raw ? `, here ${yText(one.raw[near])}` : '';
         return `${one.name} ${yText(one.y[near])}${spread}${own}`;
       });
-      readout.textContent = `${xTitle} ${number(x)}: ${told.join(' · ')}`;
+      readout.textContent = `${xTitle} ${number(x)}: ${texts.join(' · ')}`;
       return readout.textContent;
     });
     svg.addEventListener('pointermove', (event) => {

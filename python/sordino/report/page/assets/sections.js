@@ -46,15 +46,15 @@ function glance(runs) {
       const found = run.summary.metrics[name];
       return found ? number(found.last) : '–';
     }]),
-    ['a rank sent', bar('sent', (sum) => sum.whole.bytes, (value) => bytes(value))],
-    ['and waited', bar('exposed', (sum) => sum.whole.exposed, (value, sum) =>
+    ['sent by a rank', bar('sent', (sum) => sum.whole.bytes, (value) => bytes(value))],
+    ['waited by a rank', bar('exposed', (sum) => sum.whole.exposed, (value, sum) =>
       `${seconds(value)}${sum.whole.seconds > 0 ? `, ${number(100 * value / sum.whole.seconds, 2)} % of ${seconds(sum.whole.seconds)}` : ''}`)],
     ['in steps', (run) => number(run.summary.steps)],
     ['besides the steps', (run) => run.summary.besides.seconds > 0 ? `${bytes(run.summary.besides.bytes)}, ${seconds(run.summary.besides.seconds)}` : '–'],
     ['sent in all', (run) => run.summary.besides.seconds > 0 ? bytes(run.summary.whole.bytes + run.summary.besides.bytes) : '–'],
   ].filter(([, of]) => some.some((run) => of(run) !== '–'));
   return table(['run', ...columns.map(([name]) => name)], some.map((run) => [run.name, ...columns.map(([, of]) => of(run))]),
-    'What was reached at the end, and what it cost a rank in all its steps, on average. Besides: evaluations, broadcasts and all else that the script asked for between steps; how often is the script\'s choice. One run each says little of small differences of accuracy: other seeds differ, too.',
+    'Results at the end, and the average cost of all steps of a rank. Besides: evaluations, broadcasts and other calls of the script between steps; the script determines their number. A single run per algorithm cannot show small differences of accuracy, because other seeds differ, too.',
     {class: 'glance'});
 }
 
@@ -62,11 +62,11 @@ function glance(runs) {
 function overview(runs) {
   const trained = (value) => (run) => run.summary.steps > 0 ? value(run.summary) : '–';
   const measures = [
-    ['a step took', trained((sum) => seconds(sum.step))],
+    ['time of a step', trained((sum) => seconds(sum.step))],
     ['exposed communication of a step', trained((sum) => seconds(sum.exposed))],
     ['hidden communication of a step', trained((sum) => seconds(sum.hidden))],
-    ['a rank sent in a step', trained((sum) => bytes(sum.bytes))],
-    ['age of what was averaged in', trained((sum) => seconds(sum.age))],
+    ['sent by a rank in a step', trained((sum) => bytes(sum.bytes))],
+    ['age of averaged models', trained((sum) => seconds(sum.age))],
     ['ranks lost', trained((sum) => String(sum.lost))],
     ['restarts', trained((sum) => String(sum.restarts))],
     ...[...new Set(runs.flatMap((run) => Object.keys(run.summary.metrics)))].flatMap((name) => [
@@ -75,7 +75,7 @@ function overview(runs) {
     ]),
   ].map(([name, of]) => [name, ...runs.map(of)]).filter(([, ...values]) => values.some((value) => value !== '–'));
   const caption = runs.some((run) => run.summary.steps > 0)
-    ? 'Means over steps and ranks. Exposed: calls waited for communication; hidden: it was under way while the rank computed.' : 'What was asked for.';
+    ? 'Means over steps and ranks. Exposed: calls waited for communication; hidden: it was in flight while the rank computed.' : 'The options.';
   const names = [...new Set(runs.flatMap((run) => run.facts.map(([name]) => name)))];
   const facts = names.map((name) => [name, ...runs.map((run) => run.facts.find(([other]) => other === name)?.[1] ?? '–')]);
   const notes = runs.flatMap((run) => run.notes.map((note) =>
@@ -100,7 +100,7 @@ function training(runs) {
       return {name: runs.length > 1 ? run.name : 'mean over ranks', slot, x: curve[along], y: curve.mean, ...(spread ? {low: curve.low, high: curve.high} : {})};
     }),
   }));
-  return section('training', 'Training', ...(names.length ? [choice, quiet('Means over the ranks; the band goes from the least to the most of them.'), ...figures] : []),
+  return section('training', 'Training', ...(names.length ? [choice, quiet('Means over the ranks; the band shows the range over the ranks.'), ...figures] : []),
     ...eachRun(runs, 'metrics', () => []));
 }
 
@@ -115,12 +115,12 @@ function communication(runs) {
   const {along, xTitle} = across(some), alone = runs.length === 1, hides = some.filter((run) => run.steps.hidden.length);
   const curve = (run, what, text, ownSlot, dash, off = false) => ({
     name: alone ? text : text ? `${run.name}, ${text}` : run.name, x: run.steps[along], y: run.steps[what], slot: alone ? ownSlot : runs.indexOf(run), dash, off});
-  const picture = (key, title, series, yText, told = '') => {
+  const picture = (key, title, series, yText, text = '') => {
     const {note, ...drawn} = smooth(title, series);
-    return curves({key, ...drawn, xTitle, yText, zero: true, note: told + note});
+    return curves({key, ...drawn, xTitle, yText, zero: true, note: text + note});
   };
-  const exposed = 'Exposed: a call of the rank waited for it.', hidden = 'Hidden: it was under way while the rank computed.';
-  const virtual = some.some((run) => run.virtual) ? ' Of a simulation, a point is the mean since the point before, and what was hidden is not known.' : '';
+  const exposed = 'Exposed: a call of the rank waited for it.', hidden = 'Hidden: it was in flight while the rank computed.';
+  const virtual = some.some((run) => run.virtual) ? ' In a simulation, a point is the mean since the previous point, and hidden communication is not known.' : '';
   const each = (what) => (run) => curve(run, what, '', 0, undefined);
   const waits = alone ? [picture('steps', 'Communication of a step, mean over ranks', [
     curve(some[0], 'exposed', 'exposed', 1, 0), ...hides.map((run) => curve(run, 'hidden', 'hidden', 0, 1)),
@@ -132,7 +132,7 @@ function communication(runs) {
   return section('communication', 'Communication, step by step', ...waits,
     picture('sent', 'Bytes that a rank sent in a step', some.map((run) => curve(run, 'bytes', alone ? 'sent' : '', 0, undefined)), bytes),
     ...eachRun(runs, 'steps', () => []),
-    ...some.map((run) => numbers(`ranks ${run.name}`, titled(runs, run, 'Numbers by rank'), () => table(['rank', 'host', 'steps', 'time', 'exposed', 'sent', 'sent besides steps', 'what became of it'],
+    ...some.map((run) => numbers(`ranks ${run.name}`, titled(runs, run, 'Numbers by rank'), () => table(['rank', 'host', 'steps', 'time', 'exposed', 'sent', 'sent besides steps', 'end'],
       run.ranks.map((one) => [String(one.rank), one.host, number(one.steps), seconds(one.seconds), seconds(one.exposed), bytes(one.bytes), bytes(one.besides), `${one.fate}. ${one.text}`]),
       titled(runs, run, 'by rank')))));
 }
@@ -150,7 +150,7 @@ function rowNames(run, labels) {
 function scaleOf(runs, name, tables, text) {
   const some = runs.filter((run) => !run.missing[name]);
   const most = Math.max(0, ...some.flatMap((run) => tables(run).flat()));
-  const all = some.length > 1 ? ', the most of all runs; one scale for all tables here' : '';
+  const all = some.length > 1 ? ', the maximum over all runs; all tables here have one scale' : '';
   return {most, legend: most > 0 ? shades('empty: nothing', `${text(most)}${all}`) : null};
 }
 
@@ -159,18 +159,18 @@ function traffic(runs) {
   return section('links', 'Bytes by link', legend, ...eachRun(runs, 'links', (run) => matrix({
     title: titled(runs, run, 'bytes sent, from the rank of the row to that of the column'), corner: 'from \\ to', names: rowNames(run, run.links.ranks),
     ranks: run.links.ranks, columns: run.links.columns, values: run.links.bytes, most, text: bytes,
-    note: run.virtual ? null : 'Payload, in steps and besides them. In shared memory an all-reduce counts as in a ring, as much to each rank of the node; a pull counts for who copies.',
+    note: run.virtual ? null : 'Payload, in steps and besides them. In shared memory an all-reduce counts as in a ring, with equal shares for all ranks of the node; a pull counts for the rank that copies.',
   })));
 }
 
 function waiting(runs) {
   const {most, legend} = scaleOf(runs, 'waits', (run) => run.waits.seconds, seconds);
   const waited = (run) => [...run.waits.seconds.flat(), ...(run.waits.data || [])].some((value) => value > 0);
-  return section('waits', 'Who waited for whom', legend, ...eachRun(runs, 'waits', (run) => [
-    !waited(run) ? quiet(titled(runs, run, 'in the steps whose spans were recorded, nobody waited.')) : matrix({title: titled(runs, run, 'time that the rank of the row waited for that of the column'), corner: 'who \\ for whom', names: rowNames(run, run.waits.ranks),
+  return section('waits', 'Waiting times between ranks', legend, ...eachRun(runs, 'waits', (run) => [
+    !waited(run) ? quiet(titled(runs, run, 'no rank waited in the steps whose spans were recorded.')) : matrix({title: titled(runs, run, 'time that the rank of the row waited for that of the column'), corner: 'waiting \\ for', names: rowNames(run, run.waits.ranks),
       ranks: run.waits.ranks, values: run.waits.seconds, most, text: seconds, extra: run.waits.data && {name: 'for data', values: run.waits.data},
-      note: 'In the steps whose spans were recorded. A wait is for the rank that came last; "for data": all had come, and data were on their way.'}),
-    gantt({key: run.name, title: titled(runs, run, 'what each rank did'), windows: run.windows}),
+      note: 'In the steps whose spans were recorded. A wait counts for the rank that came last; "for data": all had come, and data were in flight.'}),
+    gantt({key: run.name, title: titled(runs, run, 'activity of each rank'), windows: run.windows}),
   ]));
 }
 
@@ -180,8 +180,8 @@ function staleness(runs) {
   const one = (those, title, key, pick, text) => curves({key, title, xTitle, yText: text, zero: true,
     series: those.map((run) => ({name: runs.length > 1 ? run.name : title, slot: runs.indexOf(run), x: run.ages[along], ...pick(run.ages)}))});
   return section('ages', 'Ages', ...[
-    some.length ? one(some, 'Age of what was averaged in', 'ages', (ages) => ({y: ages.mean, low: ages.low, high: ages.high}), seconds) : null,
-    late.length ? one(late, 'Steps that its sender was behind', 'behind', (ages) => ({y: ages.behind}), number) : null,
+    some.length ? one(some, 'Age of averaged models', 'ages', (ages) => ({y: ages.mean, low: ages.low, high: ages.high}), seconds) : null,
+    late.length ? one(late, 'Steps by which their senders were behind', 'behind', (ages) => ({y: ages.behind}), number) : null,
   ].filter(Boolean), ...eachRun(runs, 'ages', () => []));
 }
 
@@ -197,10 +197,10 @@ function skipping(runs) {
 function faults(runs) {
   const parts = runs.flatMap((run) => {
     const bad = run.events.filter((event) => event.what !== 'end');
-    const told = bad.length ? null : quiet(titled(runs, run, 'No fault, no recovery, no restart.'));
+    const none = bad.length ? null : quiet(titled(runs, run, 'No fault, no recovery, no restart.'));
     const rows = run.events.map((event) => [seconds(event.time), event.who,
       element('span', {class: event.what === 'failure' ? 'bad' : null}, event.what), event.text]);
-    return [told, rows.length ? table(['after', 'who', 'what', 'told'], rows, titled(runs, run, 'what happened'), {class: 'words'}) : null].filter(Boolean);
+    return [none, rows.length ? table(['after', 'source', 'event', 'details'], rows, titled(runs, run, 'events'), {class: 'words'}) : null].filter(Boolean);
   });
   return section('faults', 'Faults and recoveries', ...parts);
 }
@@ -212,7 +212,7 @@ function planned(runs) {
     const rows = found.rows.map((row) => [row.name, seconds(row.communication), seconds(row.measured), row.error === null ? '–' : `${number(100 * row.error, 2)} %`,
       bytes(row.sent), seconds(row.step), seconds(row.epoch)]);
     return [element('p', {}, element('strong', {}, found.recommendation)),
-      table(['algorithm', 'communication a step', 'measured', 'error', 'sent to other nodes', 'step', 'epoch'], rows, 'Predicted from what links cost here, and measured.')];
+      table(['algorithm', 'communication per step', 'measured', 'error', 'sent to other nodes', 'step', 'epoch'], rows, 'Predicted from the costs of the links here, and measured.')];
   })) : null;
 }
 
