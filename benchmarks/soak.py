@@ -118,7 +118,7 @@ def disturbed(plan: Plan, folder: Path, steps: int) -> Results:
         "steps_repeated": len(lines) - len({line.step for line in lines}),
         "steps_missing": len(set(range(1, steps + 1)) - {line.step for line in lines}),
         "lines_cut_by_kills": torn,
-        "checkpoints_passed_over": output.count("checkpoint passed over"),
+        "checkpoints_passed_over": output.count("checkpoint skipped"),
         "left": [machines.without_paths(one) for one in left],
         "course": course(lines, job.begun),
     }

@@ -1,8 +1,8 @@
 """The documentation site: `make docs` writes it to build/docs.
 
-Its source folder is the repository, so a page is where it was written (docs/, benchmarks/results/, CONTRIBUTING.md) and
-a link that works in the repository works on the site. What the site adds to the pages is made by the modules in
-docs/_ext, one idea a file.
+Its source folder is the repository, so pages stay where they are (docs/, benchmarks/results/, CONTRIBUTING.md), and a
+link that works in the repository works on the site. The modules in docs/_ext make the additions to the pages, one idea
+per file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ extensions = [
 include_patterns = ["docs/**", "benchmarks/*.md", "benchmarks/*/*.md", "benchmarks/results/gpu/*.md", "*.md"]
 exclude_patterns = [".*", "build", "csrc", "python", "tests", "examples", "tools", "cmake", "dist", "docs/_*"]
 root_doc = "README"
-default_role = "literal"  # what docstrings put between single backquotes
+default_role = "literal"  # docstrings have names between single backquotes
 nitpicky = True
 smartquotes = False
 # Types of other packages, whose inventories are not here, and of modules that have no page.
@@ -58,7 +58,7 @@ html_math_renderer = "mathml"
 html_copy_source = html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True}
 
-# `make docs-links`: a host that does not answer in time is told of and is no error; one that answers with an error is.
+# In `make docs-links` a host that does not answer in time is a warning, and an answer with an error code is an error.
 linkcheck_timeout = 20
 linkcheck_retries = 2
-linkcheck_anchors = False  # docs/_ext/links.py looks at those of our own pages
+linkcheck_anchors = False  # docs/_ext/links.py checks the anchors of our own pages

@@ -1,7 +1,7 @@
-"""Writes what pages have of the code: python docs/make_pages.py
+"""Writes the parts of pages that are made from the code: python docs/make_pages.py
 
-A page says where: what stands between `<!-- made: options crossover -->` and `<!-- end -->` is what the maker of that
-name returns. So a page is whole wherever it is read; tests/python/project/test_pages.py compares.
+Such a part is between `<!-- made: options crossover -->` and `<!-- end -->`; the function of that name makes it. It is
+written into the page, so that the page can be read anywhere. tests/python/project/test_pages.py compares page and code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BLOCK = re.compile(r"(<!-- made: (\S+)(?: (\S+))? -->\n).*?(<!-- end -->)", re.
 
 
 def targets() -> str:
-    """Return how many of its limits each result meets, with a link to the result."""
+    """Return a table of the results with limits: a link to the result, number of limits, and number that it meets."""
     rows = []
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
         limits = json.loads(path.read_text()).get("targets", [])
@@ -46,7 +46,7 @@ def code(path: str) -> str:
 
 
 def wheels() -> str:
-    """Return what a wheel takes, in MB: what `make wheel` has written down."""
+    """Return a table of the sizes of wheels in MB, from the file that `make wheel` writes."""
     found = json.loads((ROOT / "tools" / "wheels" / "sizes.json").read_text())
     names = dict.fromkeys(name for sizes in found.values() for name in sizes)
     labels = {"wheel": "the wheel", "installed": "installed"}
@@ -71,7 +71,7 @@ MAKERS: dict[str, Callable[..., str]] = {
 
 
 def made(text: str) -> str:
-    """Return a page with its blocks as they are to be."""
+    """Return a page with newly made blocks."""
 
     def block(found: re.Match[str]) -> str:
         begin, maker, argument, end = found.groups()

@@ -155,7 +155,7 @@ class Training:
                     logits.float(), target, reduction="sum", label_smoothing=args.label_smoothing
                 )
                 # The ranks' gradients are averaged. With Sum / (rows / ranks) that average is the gradient of the mean
-                # over the whole global batch, also if the rows cannot be divided evenly or a rank has none.
+                # over the whole global batch, also if the rows cannot be divided evenly or a rank has no rows.
                 (loss * (hvd.size() / rows)).backward()
                 batch_loss += loss.item()
             self.optimizer.step()
@@ -228,8 +228,8 @@ class Training:
         self.reporter.say(f"continuing from {self.args.checkpoint} after {self.steps_done} steps")
         if state["world_size"] != hvd.size():
             self.reporter.say(
-                f"note: it was written by {state['world_size']} ranks, there are {hvd.size()} now: "
-                "equal within rounding, not bit for bit"
+                f"note: the checkpoint was written by {state['world_size']} ranks, but now there are {hvd.size()}: "
+                "results are equal within rounding, not bit for bit"
             )
 
     def results(self, accuracy: float) -> dict[str, Any]:

@@ -102,13 +102,13 @@ def really_trained(job: Job, steps: int) -> tuple[list[np.ndarray], list[OnTorch
     seen: list[np.ndarray] = []
     skipped: list[np.ndarray | None] = []
 
-    def goes_on(sent: np.ndarray | None) -> bool:
+    def has_next(sent: np.ndarray | None) -> bool:
         vectors = [torch.nn.utils.parameters_to_vector(one.model.parameters()) for one in trainees]
         seen.append(torch.stack(vectors).detach().numpy().copy())
         skipped.append(sent)
         return len(seen) <= steps
 
-    train(job, trainees, goes_on)
+    train(job, trainees, has_next)
     return seen[1:], trainees, skipped[1:]
 
 

@@ -50,7 +50,7 @@ def chosen(names: Sequence[str]) -> list[Claim]:
 
 
 def run(claims: Sequence[Claim], quick: bool, jobs: int) -> None:
-    """Carry out the runs of these claims, write their files and print the evidence. If quick, in small without files."""
+    """Carry out the runs of these claims, write their files (unless `quick`), and print the evidence."""
     with tempfile.TemporaryDirectory() as temporary, pool(jobs) as processes:
         runner = running.Runner(Path(temporary) if quick else KEPT, processes)
         for claim in claims:

@@ -1,7 +1,7 @@
-"""One training on ranks that are threads: a small network, any algorithm, and how good the mean of the models became.
+"""One training on ranks that are threads: a small network, any algorithm, and the accuracy of the mean model.
 
-What all claims about accuracy share, so that they differ in what they compare and in nothing else: seeds draw the
-initial parameters, the order of the images and the peers, and are the same for every algorithm.
+Claims about accuracy share this module, so that they differ only in the compared algorithms. A seed determines the
+initial parameters, the order of the images and the peers, and is the same for every algorithm.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sordino.algorithms import registry
 from sordino.data import load_digits, load_fashion_mnist
 from sordino.report import Results
 
-_STEP = 200  # images that take as long as what else a worker does in a step
+_STEP = 200  # fixed time of a worker's step, in images
 
 Part = tuple[torch.Tensor, torch.Tensor]
 
 
 @cache
 def load(data: str, images: int, held_out: int) -> dict[str, Part]:
-    """Images and labels to train on, to choose settings by ("validation") and to test with."""
+    """Return images and labels of the parts "train", "validation" (to choose settings) and "test"."""
     found = load_digits() if data == "digits" else load_fashion_mnist(None)
     order = np.random.Generator(np.random.PCG64(0)).permutation(len(found.train_labels))
 
@@ -42,7 +42,7 @@ def load(data: str, images: int, held_out: int) -> dict[str, Part]:
 
 
 def linear_layers(image_size: int, width: int, seed: int) -> nn.Sequential:
-    """Three linear layers, each a segment of Crossover's; 52,650 parameters for 28 x 28 images and a width of 64."""
+    """Return three linear layers (segments of Crossover): 52,650 parameters for images of 28 x 28 and width 64."""
     torch.manual_seed(seed)
     half = width // 2
     return nn.Sequential(
@@ -53,13 +53,13 @@ def linear_layers(image_size: int, width: int, seed: int) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained, beside the algorithm.
+    """Settings of the optimizer and the learning rate.
 
     Attributes:
-        warm_up: the share of the steps in which the learning rate rises; then it falls, as a cosine, to zero.
-        smoothing: of the labels.
-        momentum: of the optimizer.
-        layerwise: the optimizer is LARS, not SGD.
+        warm_up: share of the steps in which the learning rate rises; then it falls as a cosine to zero.
+        smoothing: label smoothing.
+        momentum: momentum of the optimizer.
+        layerwise: whether the optimizer is LARS and not SGD.
     """
 
     warm_up: float = 0.1
@@ -68,7 +68,7 @@ class Recipe:
     layerwise: bool = False
 
     def optimizer_of(self, model: nn.Module, lr: float, momentum: float | None) -> torch.optim.Optimizer:
-        """Return the optimizer that is wrapped; `momentum`, if given, instead of the recipe's."""
+        """Return the optimizer to wrap. `momentum` replaces the recipe's unless it is None."""
         momentum = self.momentum if momentum is None else momentum
         if not self.layerwise:
             return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
@@ -76,28 +76,28 @@ class Recipe:
 
 
 RECIPES = {"sgd": Recipe(), "large-batch": Recipe(36 / 90, 0.1, 0.96, True)}
-"""By name; the second is Table 1 of the Crossover-SGD paper, and that of `examples/train.py --recipe large-batch`."""
+"""Recipes by name. The second is Table 1 of Crossover-SGD and `examples/train.py --recipe large-batch`."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """What one training is given.
+    """Settings of one training.
 
     Attributes:
         algorithm: a name of `sordino.algorithms`.
-        workers: N.
-        batch: the global mini-batch, which the workers share evenly.
-        lr: the learning rate after the warm-up.
-        seed: of the initial parameters, the order of the images and the choice of peers.
+        workers: number of workers.
+        batch: images of the global mini-batch, which the workers share evenly.
+        lr: learning rate after the warm-up.
+        seed: seed of the initial parameters, the order of the images and the choice of peers.
         data: "digits" or "fashion-mnist".
-        images: of the training part, that are trained on.
-        held_out: others of it, for validation.
-        epochs: passes over the images; those that do not fill a mini-batch are left out of theirs.
-        options: the algorithm's settings.
-        width: of the network's first layer.
-        momentum: of the optimizer; None: the recipe's.
-        start: what part of the learning rate the warm-up begins with.
-        recipe: of RECIPES.
+        images: number of training images.
+        held_out: number of other images, for validation.
+        epochs: passes over the images. An epoch leaves out images that do not fill a mini-batch.
+        options: settings of the algorithm.
+        width: width of the network's first layer.
+        momentum: momentum of the optimizer; None: the recipe's.
+        start: share of the learning rate with which the warm-up begins.
+        recipe: a key of RECIPES.
     """
 
     algorithm: str
@@ -117,21 +117,21 @@ class Training:
 
     @property
     def steps(self) -> int:
-        """Of the optimizer."""
+        """Number of optimizer steps."""
         return self.epochs * (self.images // self.batch)
 
     @property
     def run(self) -> Run:
-        """The training as a run; its cost is in images."""
+        """The training as a run, with its cost in images."""
         return Run("claims.training:train", asdict(self), self.steps * (self.batch + _STEP * self.workers))
 
 
 def train(**settings: Any) -> Results:
-    """Carry out a training on as many threads as it has workers.
+    """Carry out a training, one thread per worker.
 
     Returns:
-        The mean model's accuracies, the number of steps, the consensus distance after each epoch and, of local SGD, the
-        distance before each averaging (None where parameters have diverged).
+        The mean model's accuracies; the number of steps; the consensus distance after each epoch; and with local SGD
+        the distance before each averaging. A distance is None if parameters have diverged.
     """
     training = Training(**settings)
     parts = load(training.data, training.images, training.held_out)
@@ -141,7 +141,7 @@ def train(**settings: Any) -> Results:
 
 
 def _work(training: Training, parts: dict[str, Part], initial: nn.Module) -> Results:
-    """What every worker does."""
+    """Train on one worker."""
     torch.set_num_threads(1)
     images, labels = parts["train"]
     model = copy.deepcopy(initial)
@@ -182,7 +182,7 @@ def _finite(value: float) -> float | None:
 
 @torch.no_grad()
 def accuracy_of(model: nn.Module, part: Part) -> float:
-    """The share of images that a model knows."""
+    """Return the share of images that a model classifies correctly."""
     images, labels = part
     guesses = torch.cat([model(chunk).argmax(1) for chunk in images.split(500)])
     return float((guesses == labels).sum()) / len(labels)

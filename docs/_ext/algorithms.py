@@ -1,6 +1,6 @@
-"""The directive `drawings`, which shows on the page of an algorithm which worker sends to which other, and when.
+"""The directive `drawings`: two drawings of an algorithm's messages, by pairs of workers and by time.
 
-```{drawings} crossover          `:drawn:` and `:timed:` are settings, `:steps:` those of the second drawing
+```{drawings} crossover          `:drawn:` and `:timed:` are settings, `:steps:` is the length of the second drawing
 ```
 """
 
@@ -34,7 +34,7 @@ class Drawings(SphinxDirective):
         kind = class_of(self.arguments[0])
         found: list[nodes.Node] = []
         drawn = kind(**_settings(self.options.get("drawn", "")))
-        if drawn.traits.synchronous:  # others draw peers at random, and the traffic has only the mean
+        if drawn.traits.synchronous:  # other algorithms draw peers at random, and their traffic is only a mean
             found += [drawing(drawn), *parsed(self, _DRAWING.format(drawn=drawn.written()))]
         timed = [kind(**_settings(one)) for one in self.options.get("timed", "").split(";")]
         for one in timed:
@@ -45,12 +45,12 @@ class Drawings(SphinxDirective):
 
 
 _DRAWING = (
-    "*Who sends to whom under `{drawn}`, among eight workers on two nodes. An arrow is a message, and its colour says "
-    "which segment of the model it carries; thick lines join workers that average together.*"
+    "*Messages under `{drawn}` among eight workers on two nodes. An arrow is a message, and its colour is that of the "
+    "segment of the model that it carries. Thick lines join workers that average together.*"
 )
 _TIMELINE = (
-    "*The same in time, as `sordino simulate` finds it: four workers under {drawn}. The last one's link has a third of "
-    "the others' bandwidth. The number in an arrival says whose model it is.*"
+    "*The same over time, from `sordino simulate`: four workers under {drawn}. The link of the last worker has a third "
+    "of the bandwidth of the other links. The number in an arrival is the worker that sent the model.*"
 )
 
 

@@ -22,13 +22,13 @@ CLUSTERS = {
     "One machine": Cluster(1, 4),
     "A fast network": Cluster(8, 4, 100.0, 5e-6),
     "Ethernet": Cluster(8, 4, 10.0, 30e-6),
-    "One rank a machine, Ethernet": Cluster(8, 1, 10.0, 30e-6),
+    "One rank per machine, Ethernet": Cluster(8, 1, 10.0, 30e-6),
     "Over the internet": Cluster(4, 1, 0.5, 20e-3),
 }
 
 
 def markdown() -> str:
-    """Return a table for each cluster, with the recommendation that `sordino plan` would make."""
+    """Return a table for each cluster, with the recommendation of `sordino plan`."""
     blocks = []
     for name, cluster in CLUSTERS.items():
         found = predict(JOB, cluster.places, cluster.rates, INTERVAL)
@@ -44,10 +44,10 @@ def markdown() -> str:
             ]
             for one in shown
         ]
-        heads = ["Algorithm", "communication a step", "of it not hidden", "speed, all-reduce = 1", "models that differ"]
+        heads = ["Algorithm", "communication per step", "not hidden", "speed, all-reduce = 1", "different models"]
         blocks += [
             f"**{name}**: {cluster.described}.",
             table(heads, rows),
-            f"`sordino plan` would say: {recommend(found, len(cluster.places), None)}",
+            f"Recommendation of `sordino plan`: {recommend(found, len(cluster.places), None)}",
         ]
     return "\n\n".join(blocks)

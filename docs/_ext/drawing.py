@@ -1,4 +1,4 @@
-"""Drawing of the operations that an algorithm declares (`Algorithm.traffic`): which worker sends to which other.
+"""Drawing of the operations that an algorithm declares (`Algorithm.traffic`): the messages between workers.
 
 Workers stand in a circle, shaded node by node. An exchange along a topology has an arrow from each sender to each
 receiver, with one colour per segment. A set of workers that average together has a ring around it.
@@ -60,8 +60,8 @@ def drawing(algorithm: Algorithm) -> nodes.raw:
         figure, axes = pyplot.subplots(1, len(shown), figsize=(2.5 * len(shown), 2.7), squeeze=False)
         for (title, operations), plot in zip(shown, axes[0]):
             _panel(plot, title, operations)
-        what = f"Who sends to whom under {name}, among eight workers on two nodes: "
-        return picture(figure, name, what + "; ".join(_words(title, operations) for title, operations in shown))
+        caption = f"Messages under {name} among eight workers on two nodes: "
+        return picture(figure, name, caption + "; ".join(_words(title, operations) for title, operations in shown))
 
 
 def _words(title: str, operations: Sequence[Operation]) -> str:
@@ -76,7 +76,7 @@ def _words(title: str, operations: Sequence[Operation]) -> str:
 
 
 def _arrows(one: Exchange) -> list[tuple[int, int, int]]:
-    """Return sender, receiver and segment of all that an exchange sends."""
+    """Return sender, receiver and segment of each message of an exchange."""
     return [
         (members[source], members[place], segment)
         for members in one.sets.tolist()

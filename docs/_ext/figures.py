@@ -48,7 +48,7 @@ def value(found: Any, path: str) -> float:
     for step in path.split("/"):
         values = [down for one in values for down in _down(one, step)]
     if not values or not all(isinstance(one, (int, float)) for one in values):
-        raise LookupError(f"{path} leads to no number")
+        raise LookupError(f"the value at {path} is not a number")
     return float(statistics.median(values))
 
 
@@ -74,7 +74,7 @@ def agrees(text: str, unit: str, number: float) -> bool:
     """
     said = _FIGURE.fullmatch(text.strip())
     if said is None or (said[2] or unit) not in UNITS:
-        raise LookupError(f"{text!r} is no figure in {', '.join(filter(None, UNITS))}")
+        raise LookupError(f"{text!r} is not a figure, or its unit is not one of {', '.join(filter(None, UNITS))}")
     digits = said[1].replace(",", "")
     decimals = len(digits.partition(".")[2])
     return abs(number / UNITS[said[2] or unit] - float(digits)) <= 0.5 * 10.0**-decimals * (1 + 1e-9)
@@ -96,7 +96,7 @@ def problems(page: Path, text: str) -> list[str]:
             except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
                 found.append(f"{page.name}: {one.text!r} cites {one.target}: {error}")
         for figure in _MEASURED.findall(said) if _RESULT.search(said) else ():
-            found.append(f"{page.name}: {figure!r} does not say which result it is, in: {said.strip()[:80]}")
+            found.append(f"{page.name}: {figure!r} cites no result, in: {said.strip()[:80]}")
     return found
 
 

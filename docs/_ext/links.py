@@ -31,9 +31,9 @@ def problems(page: Path, text: str) -> list[str]:
         file, _, anchor = target.partition("#")
         path = page.parent / file if file else page
         if file and not path.exists():
-            found.append(f"{page.name}: {target} leads to no file")
+            found.append(f"{page.name}: {target} is not a file")
         elif anchor and path.suffix == ".md" and anchor not in (_anchors_of(path) if file else anchors(text)):
-            found.append(f"{page.name}: {target} leads to no heading of {path.name}")
+            found.append(f"{page.name}: {target} is not a heading of {path.name}")
     return found
 
 

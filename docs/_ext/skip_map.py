@@ -62,7 +62,7 @@ def skip_map(found: dict[str, Any]) -> nodes.raw:
         below.step(steps, sent, where="post", color=COLOURS[0])
         below.set(xlabel="step", ylabel="sent, %", ylim=(0, 105), xlim=(0, len(sent)))
         part = f"{sum(sent) / len(sent):.0f} % is sent"
-        return picture(figure, "skip map", f"What is left out of each tensor in {len(sent)} steps; {part}")
+        return picture(figure, "skip map", f"The parts of each tensor that are left out in {len(sent)} steps; {part}")
 
 
 class SkipMap(SphinxDirective):
@@ -77,8 +77,8 @@ class SkipMap(SphinxDirective):
             torch.set_num_threads(threads)
         part = 100 * found["bytes_sent"] / found["bytes_unskipped"]
         text = (
-            f"*What two ranks leave out that train an embedding of {_ROWS} rows, {_BATCH} of which a batch uses, under "
-            f"`{ALGORITHM.written()}`: {part:.0f} % of all bytes are sent, and nothing is lost.*"
+            f"*The blocks that two ranks leave out under `{ALGORITHM.written()}`. They train an embedding of {_ROWS} "
+            f"rows, {_BATCH} of which are in a batch: {part:.0f} % of all bytes are sent, and nothing is lost.*"
         )
         return [skip_map(found), *parsed(self, text)]
 

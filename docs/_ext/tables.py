@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from _ext import choosing
-from _ext.told import settings, shipped, told
+from _ext.docstrings import parts_of, settings, shipped
 from sordino.algorithms import class_of
 from sordino.plan.costs import cost_of
 from sordino.report.tables import table
@@ -18,18 +18,18 @@ _CLUSTERS = (
 
 def idea(name: str) -> str:
     """Return the description of an algorithm, and a table of its facts."""
-    said = told(class_of(name))
-    facts = [[f"**{what}**", text] for what, text in said.facts.items()]
-    return "\n\n".join([*said.idea, _prose(["What", "How"], facts)])
+    parts = parts_of(class_of(name))
+    facts = [[f"**{name}**", text] for name, text in parts.facts.items()]
+    return "\n\n".join([*parts.idea, _prose(["Property", "Value"], facts)])
 
 
 def options(name: str) -> str:
     """Return the options of an algorithm, and of its parts that have their own options."""
     kind = class_of(name)
-    blocks = [f'`DistributedOptimizer(..., algorithm="{name}")` has the defaults, `{kind.__name__}(...)` any others:']
+    blocks = [f'`DistributedOptimizer(..., algorithm="{name}")` uses the defaults. `{kind.__name__}(...)` sets others:']
     for one in (kind, *kind.parts.values()):
         if one is not kind:
-            blocks.append(f"`{one.__name__}` has:")
+            blocks.append(f"Options of `{one.__name__}`:")
         rows = [[f"`{option}`", default, meaning] for option, default, meaning in settings(one)]
         blocks.append(_prose(["Option", "Default", "Meaning"], rows))
     return "\n\n".join(blocks)
@@ -49,12 +49,13 @@ def costs(name: str) -> str:
             shares = [_share(value, sum(sizes)) for value in (sent, link, memory)]
             rows.append([cluster, f"`{algorithm.written()}`", *shares])
     heads = ["Workers on", "Algorithm", "sent to other nodes", "through a node's link", "read and written in memory"]
-    what = (
-        "A step, in units of the model's bytes (M): what a worker sends to other nodes, what goes through the link of "
-        "the busiest node in one direction, and what a worker reads and writes in the memory of its node for the "
-        "average. Counted from the algorithm's own traffic, as `sordino plan` does, for the 161 tensors of a ResNet-50."
+    caption = (
+        "The costs of a step, in units of the model's bytes (M): the bytes that a worker sends to other nodes; the "
+        "bytes through the link of the busiest node, in one direction; and the bytes that a worker reads and writes in "
+        "the memory of its node for the average. They are counted from the algorithm's own traffic, as in `sordino "
+        "plan`, for the 161 tensors of a ResNet-50."
     )
-    return f"{what}\n\n{table(heads, rows, texts=2)}"
+    return f"{caption}\n\n{table(heads, rows, texts=2)}"
 
 
 def _share(count: float, whole: float) -> str:
@@ -67,11 +68,11 @@ def overview() -> str:
     rows = []
     for name in shipped():
         kind = class_of(name)
-        said = told(kind)
+        parts = parts_of(kind)
         sent = sum(cost_of(kind(), where, *choosing.MODEL).sent()) / len(where)
         share = _share(sent, sum(choosing.MODEL[1]))
-        rows.append([f"[`{name}`](algorithms/{name}.md)", said.idea[0], said.facts["Staleness"], share])
-    heads = ["Name", "What it does", "Staleness", f"Sent a step, {_APART} nodes"]
+        rows.append([f"[`{name}`](algorithms/{name}.md)", parts.idea[0], parts.facts["Staleness"], share])
+    heads = ["Name", "Description", "Staleness", f"Sent per step, {_APART} nodes"]
     return _prose(heads, rows)
 
 

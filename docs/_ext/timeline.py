@@ -50,21 +50,21 @@ def timeline(algorithm: Algorithm, steps: int) -> nodes.raw:
     with style(f"{name}, in time"):
         figure, plot = pyplot.subplots(figsize=(7.4, 2.3))
         for activity, (label, colour) in _ROWS.items():
-            of_it = [span for span in found if span.activity == activity]
+            shown = [span for span in found if span.activity == activity]
             low, height = (0.02, 0.38) if activity == "transfer" else (-0.4, 0.38)
             plot.barh(
-                [span.worker + low for span in of_it],
-                [min(span.end, until) - span.begin for span in of_it],
+                [span.worker + low for span in shown],
+                [min(span.end, until) - span.begin for span in shown],
                 height,
-                left=[span.begin for span in of_it],
+                left=[span.begin for span in shown],
                 align="edge",
                 color=colour,
                 edgecolor=INK,
                 linewidth=0.4,
                 hatch="///" if activity == "wait" else None,
-                label=label if of_it else None,
+                label=label if shown else None,
             )
-            for span in of_it if activity == "transfer" else ():
+            for span in shown if activity == "transfer" else ():
                 if span.peer >= 0 and span.end - span.begin > _NARROW * until:
                     middle = (span.begin + min(span.end, until)) / 2
                     plot.text(middle, span.worker + 0.21, f"{span.peer}", fontsize=7, ha="center", va="center")
@@ -79,5 +79,5 @@ def _words(name: str, found: list[Span]) -> str:
     seconds = {
         activity: sum(span.end - span.begin for span in found if span.activity == activity) for activity in _ROWS
     }
-    told = ", ".join(f"{label} {seconds[activity]:.2g} s" for activity, (label, _) in _ROWS.items())
-    return f"Four workers under {name} in virtual time, the last with a slow link; together: {told}"
+    totals = ", ".join(f"{label} {seconds[activity]:.2g} s" for activity, (label, _) in _ROWS.items())
+    return f"Four workers under {name} in virtual time, the last with a slow link; in total: {totals}"

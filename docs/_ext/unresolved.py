@@ -25,7 +25,7 @@ def left(tree: nodes.Node) -> list[str]:
 def look(app: Sphinx, tree: nodes.document, page: str) -> None:
     """Warn of unresolved links."""
     for found in left(tree):
-        logging.getLogger(__name__).warning("%s: a link that leads nowhere: %s", page, found)
+        logging.getLogger(__name__).warning("%s: a link without a target: %s", page, found)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

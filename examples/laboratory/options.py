@@ -55,7 +55,7 @@ _SHORT = (
 def _add_algorithm(parser: argparse.ArgumentParser) -> None:
     add, names = parser.add_argument, sordino.algorithms.names()
     add("--algorithm", default="allreduce", metavar="NAME", help=f"one of: {', '.join(names)} (default: allreduce)")
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="of the algorithm, such as group_size=2")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting, such as group_size=2")
     for name, value in _SHORT:
         flag, short = f"--{name.replace('_', '-')}", f"{name}={{}}".format
         add(flag, action="append", dest="set", type=short, metavar=value, help=f"short for --set {name}={value}")
@@ -76,27 +76,27 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     )
     add = parser.add_argument
     _add_algorithm(parser)
-    add("--data", default="digits", choices=("digits", "fashion-mnist"), help="what to learn (default: digits)")
-    add("--data-dir", metavar="FOLDER", help="the four .gz files of Fashion-MNIST, if not where Debian puts them")
+    add("--data", default="digits", choices=("digits", "fashion-mnist"), help="data set (default: digits)")
+    add("--data-dir", metavar="FOLDER", help="folder of Fashion-MNIST's four .gz files (default: that of Debian)")
     add("--epochs", type=int, help="passes over the training images (default: 20 for the digits, else 2)")
     add("--batch-size", type=int, default=128, help="images per step, all ranks together (default: 128)")
-    add("--accumulate", type=int, default=1, metavar="N", help="cut each rank's part of a batch into N (default: 1)")
+    add("--accumulate", type=int, default=1, metavar="N", help="parts of each rank's share of a batch (default: 1)")
     add("--recipe", default="plain", choices=tuple(RECIPES), help="large-batch: LARS, smoothed labels, a warm-up, and "
-        "--lr is for 256 images, scaled to the batch (default: plain)")  # fmt: skip
+        "an --lr for 256 images that is scaled to the batch (default: plain)")  # fmt: skip
     add("--lr", type=float, help="first learning rate; falls as 1 / (1 + step / 400) (default: 0.05; large-batch: 1)")
-    add("--momentum", type=float, help="of the optimizer (default: 0.9; large-batch: 0.96)")
+    add("--momentum", type=float, help="momentum of the optimizer (default: 0.9; large-batch: 0.96)")
     add("--label-smoothing", type=float, metavar="E", help="share of a label's weight spread over all classes "
         "(default: 0; large-batch: 0.1)")  # fmt: skip
     add("--bfloat16", action="store_true", help="mixed precision: forward and backward in bfloat16 where torch does so")
-    add("--seed", type=int, default=1, help="of the first weights and of the order of the images (default: 1)")
-    add("--max-steps", type=int, metavar="N", help="stop after N steps, counted from the start of the training")
-    add("--checkpoint", metavar="FILE", help="write it after each epoch and at the end; continue from it if it exists. "
-        "FOLDER/ instead keeps two there, and continues from the newest that is whole")  # fmt: skip
-    add("--checkpoint-every", type=int, metavar="N", help="write it after every N steps as well")
-    add("--resume", action=argparse.BooleanOptionalAction, help="insist on continuing, or on starting anew")
-    add("--json", metavar="FILE", help="write the results there as well")
-    add("--log", metavar="FILE", help="append a line of JSON for each step: its number, loss, ranks, start, time")
-    add("--statistics", metavar="FILE", help="of caps: write there (JSON) what was skipped, and a plot beside it")
+    add("--seed", type=int, default=1, help="seed of the initial weights and of the order of the images (default: 1)")
+    add("--max-steps", type=int, metavar="N", help="last step, counted from the start of the training")
+    add("--checkpoint", metavar="FILE", help="checkpoint, written after each epoch and at the end; training continues "
+        "from it if it exists. FOLDER/: keep two, and continue from the newest complete one")  # fmt: skip
+    add("--checkpoint-every", type=int, metavar="N", help="steps between further checkpoints")
+    add("--resume", action=argparse.BooleanOptionalAction, help="require a checkpoint to continue from, or ignore it")
+    add("--json", metavar="FILE", help="file for the results")
+    add("--log", metavar="FILE", help="file for a line of JSON per step: its number, loss, ranks, start, time")
+    add("--statistics", metavar="FILE", help="file (JSON) for the statistics of caps; a plot is written next to it")
     # All ranks parse, but only rank 0 prints.
     with contextlib.redirect_stdout(io.StringIO()) if hvd.rank() else contextlib.nullcontext():
         args = parser.parse_args(argv)
@@ -107,9 +107,7 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
             setattr(args, name, value)
     names = sordino.algorithms.names()
     if args.algorithm not in names and ":" not in args.algorithm:
-        raise UsageError(
-            f"--algorithm {args.algorithm}: unknown; there are: {', '.join(names)}; or module:Class of another"
-        )
+        raise UsageError(f"--algorithm {args.algorithm}: unknown; use one of {', '.join(names)}, or module:Class")
     algorithm_of(args)
     for name in ("epochs", "batch_size", "accumulate", "max_steps", "checkpoint_every"):
         value = getattr(args, name)
@@ -124,7 +122,7 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     if args.lr <= 0 or not 0 <= args.momentum < 1:
         raise UsageError("--lr must be above 0, and --momentum at least 0 and below 1")
     if args.statistics and args.algorithm != "caps":
-        raise UsageError(f"--statistics {args.statistics}: {args.algorithm} has none; they are of --algorithm caps")
+        raise UsageError(f"--statistics {args.statistics}: needs --algorithm caps, not {args.algorithm}")
     for name in ("checkpoint", "json", "log", "statistics"):
         path = getattr(args, name)
         if path and hvd.rank() == 0 and not Path(path).resolve().parent.is_dir():

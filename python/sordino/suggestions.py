@@ -30,4 +30,4 @@ def misspelt_variables(environment: Mapping[str, str], known: Iterable[str]) -> 
     """
     names = [*known, *(f"SORDINO_{name}" for name in _LAUNCHERS)]
     strange = sorted(name for name in environment if name.startswith("SORDINO_") and name not in names)
-    return [f"{name} is no variable of Sordino{near}" for name in strange if (near := meant(name, names, _NEAR))]
+    return [f"{name} is not a variable of Sordino{near}" for name in strange if (near := meant(name, names, _NEAR))]

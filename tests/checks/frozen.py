@@ -109,11 +109,11 @@ def unfrozen_parameters_are_exchanged_from_then_on(seat: Seat, kind: str) -> Non
         assert values == list(range(seat.size))
     else:
         assert max(values) - min(values) < seat.size - 1, values
-    if kind in ("crossover", "dpsgd", "push-sum", "local", "caps"):
+    if kind in ("crossover", "dpsgd", "push-sum", "local-sgd", "caps"):
         assert sum(values) == pytest.approx(sum(range(seat.size)), rel=1e-5)
 
 
-@check(least=2, kind=("local", "local-gradients"))
+@check(least=2, kind=("local-sgd", "local-gradients"))
 def steps_before_parameters_are_unfrozen_are_averaged(seat: Seat, kind: str) -> None:
     """Parameters are unfrozen between two averages, when each rank has moved on its own. Steps before that are
     averaged, too."""
@@ -150,7 +150,7 @@ def ranks_that_are_not_in_step_refuse_to_unfreeze(seat: Seat, kind: str) -> None
     hvd.barrier()
 
 
-@check(least=2, kind=("crossover", "local", "caps"))
+@check(least=2, kind=("crossover", "local-sgd", "caps"))
 def ranks_that_freeze_differently_are_told(seat: Seat, kind: str) -> None:
     model = Adapted(seat.rank)
     model.base.requires_grad_(seat.rank == 0)
@@ -158,7 +158,7 @@ def ranks_that_freeze_differently_are_told(seat: Seat, kind: str) -> None:
         wrap(model, TOGETHER[kind])
 
 
-@check(least=2, kind=("crossover", "local", "caps", "elastic"))
+@check(least=2, kind=("crossover", "local-sgd", "caps", "elastic-averaging"))
 def all_parameters_are_frozen_at_first(seat: Seat, kind: str) -> None:
     model = Adapted(seat.rank)
     model.adapter.requires_grad_(False)

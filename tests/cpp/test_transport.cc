@@ -309,7 +309,7 @@ void memory_that_is_gone_is_told_from_memory_that_cannot_be_mapped() {
   {
     const NoMoreFiles limit;
     for (const auto& text : {text_of([&] { peer.map(3, place); }), text_of([&] { owner.allocate(1); })}) {
-      CHECK(text.find("Too many open files: this process may have 3 at once") != std::string::npos, text);
+      CHECK(text.find("Too many open files: this process may have 3 open at once") != std::string::npos, text);
       CHECK(text.find("ulimit -n") != std::string::npos, text);
     }
     bool gone = false;

@@ -196,7 +196,7 @@ def test_a_stopped_rank_is_left_out_and_learns_it(tmp_path: Path, note_time: Not
         running.send(running.pid(1), signal.SIGCONT)
         running.wait_for_files("report.1")
         woken = running.read("report.1")
-        assert woken["ended"] == "Evicted" and "gone on without" in woken["text"], woken
+        assert woken["ended"] == "Evicted" and "continued without" in woken["text"], woken
         (tmp_path / "woken").touch()
         reports = running.finish(status=3)  # the evicted rank's own
         reports[1] = None

@@ -153,7 +153,7 @@ def test_workers_do_not_join(method: str, script: str, count: int, tmp_path: Pat
 def test_a_worker_that_asks_for_its_rank_is_told_why_it_has_none(tmp_path: Path) -> None:
     done = run(ranks(1), WITH_A_RANK, "spawn", tmp_path)
     assert done.returncode != 0
-    assert "this is a process that rank 0 has started by multiprocessing" in done.stderr
+    assert "rank 0 has started this process by multiprocessing" in done.stderr
     assert "under `if __name__ == '__main__':`" in done.stderr
 
 

@@ -186,7 +186,7 @@ def test_a_checkpoint_serves_another_number_of_ranks(launcher: mpi.Launcher, tmp
     file = tmp_path / "c.pt"
     train(launcher, 1, tmp_path, "--epochs", 1, "--checkpoint", file)
     results = train(launcher, 2, tmp_path, "--epochs", 2, "--checkpoint", file)
-    assert "written by 1 ranks, there are 2 now" in results["output"]
+    assert "written by 1 ranks, but now there are 2" in results["output"]
     assert results["steps"] == 12
     assert results["replicas_equal"] is True
 
@@ -259,9 +259,9 @@ def test_a_person_at_a_terminal_sees_a_bar(launcher: mpi.Launcher, ranks: int) -
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--algorithm", "telepathy"], "--algorithm telepathy: unknown; there are: adpsgd, allreduce"),
-        (["--statistics", "s.json"], "--statistics s.json: allreduce has none; they are of --algorithm caps"),
-        (["--algorithm", "caps", "--set", "scheduler={'often': 1}"], "there are: history_length, frequency, step"),
+        (["--algorithm", "telepathy"], "--algorithm telepathy: unknown; use one of adpsgd, allreduce"),
+        (["--statistics", "s.json"], "--statistics s.json: needs --algorithm caps, not allreduce"),
+        (["--algorithm", "caps", "--set", "scheduler={'often': 1}"], "use some of history_length, frequency, step"),
         (["--algorithm", "caps", "--threshold", "-1"], "CaPS(threshold=-1): must be at least 0"),
         (["--set", "group_size=2"], "--set group_size=2: allreduce has no setting group_size; it has: bucket_bytes"),
         (["--algorithm", "crossover", "--set", "interval=0"], "Crossover(interval=0): must be at least 1"),

@@ -254,7 +254,7 @@ ERRORS = [
         "python/sordino/launcher/restarts.py",
         "min(max(FIRST_WAIT_S, 2 * wait), LONGEST_WAIT_S)",
         "max(FIRST_WAIT_S, 2 * wait)",
-        (tests("launching"),),
+        (tests("launch_decisions"), tests("launching")),
     ),
     Error(
         "the lower of two ranks that end at once is named",
@@ -270,7 +270,7 @@ ERRORS = [
         "python/sordino/launcher/outcomes.py",
         '        if hopeless is None:\n            self._since = ("", 0.0)\n',
         "        if hopeless is None:\n",
-        (tests("launching"),),
+        (tests("launch_decisions"), tests("launching")),
     ),
     # ---- plans and topologies
     Error(

@@ -259,27 +259,11 @@ ERRORS = [
         (tests("simulate", "dies_after_its_steps"),),
     ),
     Error(
-        "the wait between starts has no limit",
-        "wrong weight",
-        "python/sordino/launcher/restarts.py",
-        "min(max(FIRST_WAIT_S, 2 * wait), LONGEST_WAIT_S)",
-        "max(FIRST_WAIT_S, 2 * wait)",
-        (tests("launch_decisions"),),
-    ),
-    Error(
         "of two ranks that end at once the first is blamed",
         "swapped rank",
         "python/sordino/launcher/local.py",
         "sorted(ended, key=lambda rank: rank.process.wait() >= 0)",
         "ended",
-        (tests("launch_decisions"),),
-    ),
-    Error(
-        "lost patience is not restored",
-        "stale copy",
-        "python/sordino/launcher/outcomes.py",
-        '        if hopeless is None:\n            self._since = ("", 0.0)\n',
-        "        if hopeless is None:\n",
         (tests("launch_decisions"),),
     ),
     Error(

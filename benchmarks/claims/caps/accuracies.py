@@ -101,7 +101,7 @@ _FIGURE_7B_COLOURS = {"last": "#0b6e4f", "mean": "#3d5a80", "validation": "#c855
 
 
 def plan_figure_7b(quick: bool) -> Plan:
-    """Train with each metric that can be reported; judge the threshold after all epochs, and note every seed's bytes."""
+    """Train with each metric; judge the threshold after all epochs, and note the bytes of each seed."""
     epochs, seeds, task = (11, 2, QUICK) if quick else (FIGURE_7B_EPOCHS, FIGURE_7B_SEEDS, FULL | {"images": IMAGES})
     keys = [(metric, seed) for metric in METRICS for seed in range(1, seeds + 1)]
     options: Results = {"threshold": START, "scheduler": _SCHEDULER}

@@ -1,15 +1,15 @@
-"""What finding unchanged parameters costs a step: ResNet-50's 161 tensors, one core, interleaved in one run.
+"""Time of detecting unchanged parameters: ResNet-50's 161 tensors on one core. All contestants take turns in one run.
 
-  naive       counting, and keeping again all that an exchange of everything would have changed: the worst case
+  naive       compare all elements, then store all values again, as after an exchange of everything: the worst case
   random      the same with a hundredth of each tensor
-  history     the same; a step in which it surveys all elements is timed by itself, and one of 20 is one
-  movement    how far elements move, and keeping all of them
-  source's    naive, random and history as one would write them without kernels, and as the source describes them: by
-              tensor, each number fetched, random elements drawn by Python, all elements' updates counted in every step
-  add         torch's add_, which reads and writes as much as naive's counting: what memory allows
+  history     the same; a step that surveys all elements is timed separately, and counts as one step of 20
+  movement    add up the distance that elements move, then store all values
+  source's    naive, random and history without kernels, as the source describes them: tensor by tensor, with each count
+              fetched, random elements drawn by Python, and the updates of all elements counted in every step
+  add         torch's add_, which reads and writes as much as the comparison of naive: the bound by memory
 
-Before each timed run half of the elements change, always others, for kernels do not write what is equal. They change by
-one bit, outside of the timing.
+Before each run, outside of the timing, half of the elements change by one bit. Each time other elements change, because
+kernels do not write equal values.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from sordino.timing import Participants, Run, race
 
 RATIO = CaPS().sample_ratio
 DETECTORS: tuple[Detection, ...] = ("naive", "random", "history", "movement")
-_PATTERNS = 1 << 16  # half-changes that follow from one array, each from another place in it on
+_PATTERNS = 1 << 16  # number of changes taken from one array of random bits, each at another offset
 
 
 class Changes(Participants):
-    """A single participant whose barrier, which is outside of the timing, changes half of the elements of an arena."""
+    """A single participant whose barrier changes half of the elements of an arena, outside of the timing."""
 
     def __init__(self, arena: ParameterBuffer) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Changes(Participants):
 
 
 class Steps:
-    """What a detector does in a step after which everything is sent."""
+    """Work of a detector in steps after which everything is sent."""
 
     def __init__(self, arena: ParameterBuffer, items: Items, algorithm: CaPS) -> None:
         self.detector = detector_of(arena, items, algorithm)
@@ -62,11 +62,11 @@ class Steps:
         self.detector.begin(self._step)
 
     def count(self) -> None:
-        """The first half."""
+        """Count unchanged elements: the first half of a step."""
         self.detector.count(self._step)
 
     def run(self) -> None:
-        """A step."""
+        """Count unchanged elements, and store the sent values."""
         self.detector.count(self._step)
         self.detector.keep(self._step, self._sent)
         self._step += 1
@@ -84,7 +84,7 @@ class Ordinary:
         return self._each(lambda now, before, _: (now == before).sum())
 
     def random(self) -> list[int]:
-        """Compare those that Python draws."""
+        """Compare elements that Python draws."""
 
         def compare(now: torch.Tensor, before: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
             chosen = torch.tensor(random.sample(range(len(now)), self._few(now)))
@@ -93,7 +93,7 @@ class Ordinary:
         return self._each(compare)
 
     def history(self) -> list[int]:
-        """Count updates of all, and compare those that have had most."""
+        """Count the updates of all elements, and compare the elements with the most updates."""
 
         def compare(now: torch.Tensor, before: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
             updates += now != before
@@ -114,20 +114,21 @@ class Ordinary:
 
 
 def addition(length: int) -> Run:
-    """Reads two arrays of so many bytes and writes one of them."""
+    """Return a run that reads two arrays of `length` bytes and writes one of them."""
     target, other = torch.zeros(length // 4, dtype=torch.int32), torch.ones(length // 4, dtype=torch.int32)
     return lambda: target.add_(other)
 
 
 def measure(narrow: int, budget: float) -> Results:
-    """Time all ways against each other.
+    """Time all contestants in turns.
 
     Args:
-        narrow: by what ResNet-50's widths are divided.
+        narrow: divisor of ResNet-50's widths.
         budget: seconds, without the changes between runs.
 
     Returns:
-        Milliseconds a step, round by round, of each; and the share that the kernel sees unchanged, of which half is.
+        Milliseconds per step of each contestant, round by round; and the share of elements that naive counts as
+        unchanged, which should be a half.
     """
     hvd.init()
     try:

@@ -7,14 +7,14 @@ from torch import nn
 
 
 class Dropout(nn.Module):
-    """Drops half of its inputs while training, by a generator of its own: the ranks of a simulation share torch's."""
+    """Dropout of half of the inputs by a generator of its own, because the ranks of a simulation share torch's."""
 
     def __init__(self) -> None:
         super().__init__()
         self._generator: torch.Generator | None = None
 
     def begin(self, seed: int) -> None:
-        """Draw from here on by this seed."""
+        """Set the seed of the following draws."""
         self._generator = torch.Generator().manual_seed(seed)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -24,7 +24,7 @@ class Dropout(nn.Module):
 
 
 class Block(nn.Module):
-    """Two convolutions with batch normalization, around which the input goes."""
+    """Residual block of two convolutions with batch normalization."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def make_network(kind: str, image_size: int, seed: int) -> nn.Sequential:
     Args:
         kind: "convolutional" (52,138 parameters for 28 x 28 images), or "residual" (13,154 for any).
         image_size: both sides of an image.
-        seed: of its initial parameters.
+        seed: seed of the initial parameters.
     """
     torch.manual_seed(seed)
     if kind == "residual":
@@ -65,5 +65,5 @@ def make_network(kind: str, image_size: int, seed: int) -> nn.Sequential:
 
 
 def layers_of(model: nn.Module) -> list[str]:
-    """The names of the weights of convolutions and linear layers, first to last."""
+    """Return the names of the weights of convolutions and linear layers, first to last."""
     return [name for name, parameter in model.named_parameters() if parameter.dim() > 1]

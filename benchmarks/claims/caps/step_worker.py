@@ -1,7 +1,7 @@
 """One rank of Figure 8(a): whole steps with each detector, and with the plain all-reduce, in turns.
 
-Started by `measure`; rank 0 prints what it found as a line of JSON. The model has ResNet-50's parameters; its backward
-computes for a while and yields gradients one by one, so that AllReduce communicates meanwhile, as DDP does.
+Started by `measure`; rank 0 prints its results as a line of JSON. The model has ResNet-50's parameters. Its backward
+computes for a given time and yields gradients one by one, so that AllReduce communicates during backward, as DDP does.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from sordino.timing import Participants, race
 
 BASELINE, AVERAGING = "AllReduce", "averaging"
 RANKS = 2
-_NEVER = 101.0  # percent: nothing is skipped
+_NEVER = 101.0  # percent, so that nothing is skipped
 
 
 def contestants() -> dict[str, Algorithm]:
-    """The plain all-reduce of gradients, averaging of parameters without detection, and with each detector."""
+    """Return all-reduce of gradients, and averaging of parameters without detection and with each detector."""
     skipping: dict[str, Algorithm] = {name: CaPS(name, threshold=_NEVER) for name in DETECTORS}
     return {BASELINE: AllReduce(), AVERAGING: LocalSGD(interval=1, exchange="allreduce"), **skipping}
 
 
 def step_of(algorithm: Algorithm, work: Work, pieces: int, narrow: int) -> Callable[[], None]:
-    """Return what does one step of a model of its own."""
+    """Return a function that takes one step with a model of its own."""
     model = Model(work, pieces, 1e-3, narrow)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), algorithm=algorithm)
@@ -47,7 +47,7 @@ def step_of(algorithm: Algorithm, work: Work, pieces: int, narrow: int) -> Calla
 
 
 def run(chosen: argparse.Namespace, participants: Participants) -> Results:
-    """Seconds a step of each, the mean of each round; and all results were right. Collective."""
+    """Return milliseconds per step of each contestant, the mean of each round. Collective."""
     work = Work()
     longest = participants.maximum(np.array([work.piece_seconds()]))
     pieces = round(chosen.compute_ms / 1000 / float(longest[0]))
@@ -60,10 +60,10 @@ def measure(narrow: int, compute_ms: float, budget: float, rounds: int) -> Resul
     """Start the ranks on this machine.
 
     Args:
-        narrow: by what ResNet-50's widths are divided.
-        compute_ms: how long backward computes in a step.
+        narrow: divisor of ResNet-50's widths.
+        compute_ms: computation of backward in a step, in ms.
         budget: seconds.
-        rounds: turns of each contestant.
+        rounds: number of turns of each contestant.
     """
     settings = {"narrow": narrow, "compute-ms": compute_ms, "budget": budget, "rounds": rounds}
     words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
@@ -72,7 +72,7 @@ def measure(narrow: int, compute_ms: float, budget: float, rounds: int) -> Resul
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs on all ranks."""
+    """Run on all ranks."""
     options = argparse.ArgumentParser(prog="step_worker", description=__doc__)
     options.add_argument("--narrow", type=int, required=True, metavar="N")
     options.add_argument("--compute-ms", type=float, required=True, metavar="MS")

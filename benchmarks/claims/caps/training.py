@@ -1,4 +1,4 @@
-"""One training by parameter skipping on ranks that are threads: what each layer does and what is sent, by epochs."""
+"""One training with parameter skipping on ranks that are threads: changes of each layer and bytes sent, by epoch."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ from sordino import sim
 from sordino.algorithms import Algorithm, ThresholdScheduler, registry
 from sordino.report import Results
 
-WORKERS, BATCH = 4, 32  # images of a worker's mini-batch, as in the source
+WORKERS, BATCH = 4, 32  # workers, and images in the mini-batch of one, as in the source
 FULL: dict[str, Any] = {"data": "fashion-mnist", "images": 2048}
 QUICK: dict[str, Any] = {"data": "digits", "images": 512}
 RATES = {"momentum": 0.05, "plain": 0.05, "adam": 0.001}
 _HELD_OUT = 256
-_NEVER = 1 << 30  # steps: a point of the statistics is an epoch
+_NEVER = 1 << 30  # steps, so that the statistics have one point per epoch
 
 
 @dataclass(frozen=True)
 class Training:
-    """What one training is given.
+    """Settings of one training.
 
     Attributes:
-        seed: of the initial parameters, dropout and the order of the images.
+        seed: seed of the initial parameters, dropout and the order of the images.
         epochs: passes over the images.
         data: "digits" or "fashion-mnist".
-        images: of the training part; a multiple of all workers' mini-batches.
+        images: number of training images, a multiple of the global mini-batch.
         algorithm: a name of `sordino.algorithms`.
-        options: the algorithm's settings; those of its scheduler as a table.
-        network: as of `make_network`.
-        optimizer: "momentum" or "plain" (SGD), or "adam"; its rate is that of `RATES`.
-        decays: warm up in a tenth of the steps and then let the rate fall as a cosine, or keep it.
-        metric: which loss is reported after an epoch: of the "last" mini-batch, the "mean" of the epoch's, or that of
-            "validation" images.
+        options: settings of the algorithm; those of its scheduler as a dict.
+        network: kind of `make_network`.
+        optimizer: "momentum" or "plain" (SGD), or "adam"; its learning rate is in `RATES`.
+        decays: whether the learning rate warms up in a tenth of the steps and then falls as a cosine. Otherwise it is
+            constant.
+        metric: loss that is reported after an epoch: "last" (last mini-batch), "mean" (mean of the epoch) or
+            "validation" (images held out).
     """
 
     seed: int
@@ -63,7 +64,7 @@ class Training:
 
     @property
     def steps(self) -> int:
-        """Of the optimizer."""
+        """Number of optimizer steps."""
         return self.epochs * (self.images // (WORKERS * BATCH))
 
     def algorithm_of(self) -> Algorithm:
@@ -92,12 +93,12 @@ def all_equal(model: nn.Module) -> bool:
 
 
 def train(**settings: Any) -> Results:
-    """Carry out a training on as many threads as it has workers.
+    """Carry out a training, one thread per worker.
 
     Returns:
-        The test accuracy, whether all ranks ended with equal parameters, for each epoch the mean loss and the consensus
-        distance, and of parameter skipping the threshold, the share of bytes that was sent and each layer's share of
-        unchanged elements, in percent.
+        The test accuracy; whether all ranks ended with equal parameters; the mean loss and the consensus distance of
+        each epoch; and with parameter skipping the threshold, the share of bytes sent and the share of unchanged
+        elements of each layer, in percent.
     """
     training = Training(**settings)
     parts = load(training.data, training.images, _HELD_OUT)
@@ -107,7 +108,7 @@ def train(**settings: Any) -> Results:
 
 
 def _work(training: Training, parts: dict[str, Part], initial: nn.Module) -> Results:
-    """What every worker does."""
+    """Train on one worker."""
     torch.set_num_threads(1)
     images, labels = parts["train"]
     model = copy.deepcopy(initial)
@@ -142,7 +143,7 @@ def _work(training: Training, parts: dict[str, Part], initial: nn.Module) -> Res
         optimizer.flush()
         found |= _told(optimizer.statistics.as_dict(), layers_of(model))
     found["equal"] = all_equal(model)
-    model.load_state_dict(hvd.average_parameters(model))  # what batch normalization has seen is each rank's own
+    model.load_state_dict(hvd.average_parameters(model))  # statistics of batch normalization differ by rank
     model.eval()
     return found | {"test": 100 * accuracy_of(model, parts["test"])} if hvd.rank() == 0 else {}
 
@@ -159,7 +160,7 @@ def _metric(name: str, losses: list[float], model: nn.Module, validation: Part) 
 
 
 def _told(statistics: Results, layers: list[str]) -> Results:
-    """Sum up what the statistics of parameter skipping say."""
+    """Summarize the statistics of parameter skipping."""
     points = statistics["points"]
     places = {one["name"]: index for index, one in enumerate(statistics["tensors"])}
     return {

@@ -1,8 +1,8 @@
-"""One rank of Figure 9: real training over slow links, and what the first and the last epoch wait for communication.
+"""One rank of Figure 9: real training over slow links, and the time that steps wait for communication, by epoch.
 
-Started by `measure`; rank 0 prints what it found as a line of JSON. Hosts share the cores, so ranks come out of
-backward at different times; they meet in a barrier before the step, and what they wait there does not count. AllReduce
-communicates while backward runs: its ranks meet before that.
+Started by `measure`; rank 0 prints its results as a line of JSON. Hosts share the cores, so ranks finish backward at
+different times. They meet in a barrier before the step, and the wait there is not counted. AllReduce communicates
+during backward, so its ranks meet before backward.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SKIPPING: tuple[Detection, ...] = ("naive", "random", "history")
 
 
 def contestants() -> dict[str, Algorithm]:
-    """The ordinary way, averaging without skipping, and skipping by each of the source's detectors."""
+    """Return all-reduce, averaging without skipping, and skipping with each of the source's detectors."""
     skipping: dict[str, Algorithm] = {name: CaPS(name) for name in SKIPPING}
     return {BASELINE: AllReduce(), UNSKIPPED: CaPS(threshold=101.0), **skipping}
 
 
 class Training:
-    """A network of this rank's that goes through the images epoch by epoch."""
+    """A network of this rank that is trained epoch by epoch."""
 
     def __init__(self, algorithm: Algorithm, chosen: argparse.Namespace) -> None:
         self._images, self._labels = load(chosen.data, chosen.images, 0)["train"]
@@ -49,7 +49,7 @@ class Training:
         self._early = isinstance(algorithm, AllReduce)
 
     def epoch(self, participants: Participants) -> Results:
-        """Train for an epoch; milliseconds a step that the slowest rank waited, and bytes a step. Collective."""
+        """Train for an epoch; return the slowest rank's wait in ms and the bytes sent, per step. Collective."""
         order = np.random.Generator(np.random.PCG64((self._seed, self._epoch))).permutation(len(self._labels))
         self._epoch += 1
         exposed, sent = [], 0.0
@@ -86,10 +86,11 @@ def run(chosen: argparse.Namespace, participants: Participants) -> Results:
 
 
 def measure(seed: int, epochs: int, data: str, images: int, hosts: int, mbps: float) -> Results:
-    """Start four ranks on so many emulated hosts, with links of so many Mbit/s; no hosts: on this machine.
+    """Start four ranks on emulated hosts with links of `mbps` Mbit/s, or on this machine if `hosts` is 0.
 
     Returns:
-        For each contestant milliseconds waited and bytes sent a step, epoch by epoch; whether ranks ended equal.
+        For each contestant the wait in ms and the bytes sent per step, epoch by epoch; and whether all ranks ended with
+        equal parameters.
     """
     settings = {"seed": seed, "epochs": epochs, "data": data, "images": images}
     words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
@@ -102,7 +103,7 @@ def measure(seed: int, epochs: int, data: str, images: int, hosts: int, mbps: fl
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs on all ranks."""
+    """Run on all ranks."""
     options = argparse.ArgumentParser(prog="skipping_worker", description=__doc__)
     options.add_argument("--seed", type=int, required=True, metavar="N")
     options.add_argument("--epochs", type=int, required=True, metavar="N")

@@ -1,1 +1,1 @@
-"""Gossip: exchanges, finding peers, and scaling over slow links (gossip.py)."""
+"""Claims of Crossover-SGD about gossip: accuracies, and training over slow links."""

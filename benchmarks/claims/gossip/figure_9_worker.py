@@ -1,6 +1,6 @@
-"""One rank of Figure 9: trains by one algorithm over slow links, its computation a sleep.
+"""One rank of Figure 9: training with one algorithm over slow links, with a sleep as computation.
 
-Rank 0 prints what it found as a line of JSON.
+Rank 0 prints its results as a line of JSON.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "hierarchical": lambda: Crossover(group_size=GROUP),
 }
 LEARNING_RATE = 1e-4
-_NARROW = 4  # times fewer channels than ResNet-50 has
-_FORWARD = 1 / 3  # of the computation
-_STEPS = 3  # measured of each length, after one that is not
+_NARROW = 4  # divisor of ResNet-50's numbers of channels
+_FORWARD = 1 / 3  # share of the computation
+_STEPS = 3  # measured steps of each length, after one that is not measured
 
 
 def narrow_resnet50() -> list[tuple[str, tuple[int, ...]]]:
-    """ResNet-50's parameters with a quarter of the channels everywhere: 1.6 M of them."""
+    """Return names and shapes of ResNet-50's parameters with a quarter of the channels: 1.6 M parameters."""
     return [
         (name, tuple(max(1, length // _NARROW) if axis < 2 else length for axis, length in enumerate(shape)))
         for name, shape in resnet50_shapes()
@@ -42,10 +42,10 @@ def narrow_resnet50() -> list[tuple[str, tuple[int, ...]]]:
 
 
 class Training:
-    """Real parameters, gradients and steps; the computation sleeps, so that hosts which share cores do not share it.
+    """Training with real parameters, gradients and steps. Computation is a sleep, because the hosts share cores.
 
-    A third of the sleep is in forward; the rest is spread over the gradients of weights, which backward makes one by
-    one, the last layer's first. Every element of every gradient is `value`.
+    A third of the sleep is in forward. The rest is divided among the gradients of weights, which backward makes one by
+    one, from the last layer to the first. Every element of every gradient is `value`.
     """
 
     def __init__(self, algorithm: Algorithm, value: float) -> None:
@@ -57,7 +57,7 @@ class Training:
         self._heavy = sum(parameter.dim() > 1 for parameter in self.parameters)
 
     def step(self) -> None:
-        """Takes a step that computes for `seconds`."""
+        """Take a step that computes for `seconds`."""
         self.optimizer.zero_grad(set_to_none=False)
         self._forward().backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
@@ -74,8 +74,7 @@ class Training:
         return signal
 
     def is_right(self, participants: Participants) -> bool:
-        """Whether the workers' mean is where their mean gradient leads, as every one of the algorithms keeps it.
-        Collective."""
+        """Return whether the mean model is where the mean gradient leads, as every algorithm keeps it. Collective."""
         expected = -LEARNING_RATE * self.done * (participants.size + 1) / 2
         means = [
             float(hvd.allreduce(p.detach(), name="claim.mean").mean())
@@ -86,7 +85,7 @@ class Training:
 
 
 def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
-    """Takes steps of every length of computation. Collective."""
+    """Take steps with every length of computation. Collective."""
     training = Training(ALGORITHMS[chosen.by](), participants.rank + 1.0)
     seconds = {}
     for compute_ms in chosen.compute_ms:
@@ -100,7 +99,7 @@ def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs on all ranks."""
+    """Run on all ranks."""
     options = argparse.ArgumentParser(prog="figure_9_worker", description=__doc__)
     options.add_argument("--by", choices=ALGORITHMS, required=True, help="the algorithm")
     options.add_argument("--compute-ms", type=float, nargs="+", required=True, metavar="MS")

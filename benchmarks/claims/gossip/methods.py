@@ -1,4 +1,4 @@
-"""What the source compares: AllReduce, SGP and Crossover, and its hierarchical form; each at the rate that suits it."""
+"""Trainings of AllReduce, SGP, Crossover and hierarchical Crossover, each at its best learning rate."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from sordino.report import Results
 
 METHODS = {"allreduce": "AllReduce", "push-sum": "SGP", "crossover": "Crossover", "hierarchical": "hierarchical"}
 COLOURS = {"allreduce": "#3d5a80", "push-sum": "#c8553d", "crossover": "#0b6e4f", "hierarchical": "#8d6a9f"}
+COMPARED = ("allreduce", "push-sum", "crossover")
 GROUPS = 4  # of hierarchical Crossover
-_TUNED_BY = 3  # seeds; of one alone the best is often one that is good by chance, and above what others bear
+_TUNED_BY = 3  # seeds that choose a rate; the best rate of a single seed is often too high for others
 
 FULL: dict[str, Any] = {"data": "fashion-mnist", "images": 12288, "held_out": 5000, "epochs": 84}
 QUICK: dict[str, Any] = {"data": "digits", "images": 1024, "held_out": 256, "epochs": 2}
@@ -23,7 +24,7 @@ QUICK: dict[str, Any] = {"data": "digits", "images": 1024, "held_out": 256, "epo
 
 @dataclass(frozen=True)
 class Point:
-    """A method, by so many workers, on global mini-batches of so many images."""
+    """A method, its number of workers, and the images in its global mini-batch."""
 
     method: str
     workers: int
@@ -31,7 +32,7 @@ class Point:
 
 
 def training(point: Point, lr: float, seed: int, task: dict[str, Any], recipe: str = "sgd") -> Training:
-    """Return the training of a method at a learning rate; gossip draws its peers by the seed."""
+    """Return the training of a method at a learning rate. Gossip draws its peers by the seed."""
     options: Results = {}
     if point.method in ("crossover", "hierarchical"):
         options = {"seed": seed}
@@ -44,25 +45,19 @@ def training(point: Point, lr: float, seed: int, task: dict[str, Any], recipe: s
 def best_rates(
     points: Sequence[Point], rates: Sequence[float], seeds: int, task: dict[str, Any], recipe: str = "sgd"
 ) -> Generator[Sequence[Run], list[Results], dict[Point, float]]:
-    """Ask for each point at each rate, and return the rate of each that does best on the validation images."""
-    tried = [(point, lr, seed) for point in points for lr in rates for seed in range(1, min(seeds, _TUNED_BY) + 1)]
-    found = yield [training(point, lr, seed, task, recipe).run for point, lr, seed in tried]
-    best = {}
-    for point in points:
-        means = {
-            lr: statistics.fmean(
-                one["validation"] for key, one in zip(tried, found, strict=True) if key[:2] == (point, lr)
-            )
-            for lr in rates
-        }
-        best[point] = max(rates, key=lambda lr: means[lr])
-    return best
+    """Ask for each point at each rate, and return the rate of each point that is best on the validation images."""
+    seeds = min(seeds, _TUNED_BY)
+    tried = [(point, lr) for point in points for lr in rates]
+    found = yield [training(*key, seed, task, recipe).run for key in tried for seed in range(1, seeds + 1)]
+    scores = [one["validation"] for one in found]
+    means = {key: statistics.fmean(scores[k * seeds : (k + 1) * seeds]) for k, key in enumerate(tried)}
+    return {point: max(rates, key=lambda lr, point=point: means[point, lr]) for point in points}
 
 
 def accuracies(
     rates: dict[Point, float], seeds: int, task: dict[str, Any], recipe: str = "sgd"
 ) -> Generator[Sequence[Run], list[Results], dict[Point, list[float]]]:
-    """Ask for each point at its rate, and return its test accuracies in points, seed by seed."""
+    """Ask for each point at its rate, and return its test accuracies in percent, seed by seed."""
     runs = [training(point, lr, seed, task, recipe).run for point, lr in rates.items() for seed in range(1, seeds + 1)]
     found = yield runs
     tests = [100 * one["test"] for one in found]
@@ -72,7 +67,7 @@ def accuracies(
 def crossover_above(
     tests: dict[Point, list[float]], workers: int, batches: Sequence[int], how: str = ""
 ) -> list[Evidence]:
-    """Judge that Crossover is above the two others at each mini-batch, the largest first."""
+    """Judge that Crossover is above the two other methods at each mini-batch, the largest first."""
     found = []
     for batch in reversed(batches):
         crossover = tests[Point("crossover", workers, batch)]
@@ -83,15 +78,15 @@ def crossover_above(
 
 
 def shapes(tests: dict[Point, list[float]], rates: dict[Point, float]) -> list[Results]:
-    """Return all points for a picture."""
+    """Return all points for `draw`."""
     return [
         {"method": p.method, "workers": p.workers, "batch": p.batch, "lr": rates[p], "test": tests[p]} for p in tests
     ]
 
 
-def draw(by: str, label: str, points: Sequence[Results], figure: Any) -> None:
-    """Draw accuracies, with their standard errors, against the points' workers or batches."""
-    axes = figure.subplots()
+def draw(by: str, label: str, shapes: Results, figure: Any) -> None:
+    """Draw accuracies with their standard errors against "workers" or "batch" of the points."""
+    points, axes = shapes["points"], figure.subplots()
     for method, name in METHODS.items():
         mine = [point for point in points if point["method"] == method]
         if not mine:
@@ -101,6 +96,5 @@ def draw(by: str, label: str, points: Sequence[Results], figure: Any) -> None:
         axes.errorbar([p[by] for p in mine], means, errors, label=name, color=COLOURS[method], marker="o", capsize=3)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted({point[by] for point in points}), sorted({point[by] for point in points}))
-    axes.set_xlabel(label)
-    axes.set_ylabel("test accuracy, %")
+    axes.set(xlabel=label, ylabel="test accuracy, %")
     axes.legend(frameon=False)

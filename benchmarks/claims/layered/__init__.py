@@ -1,1 +1,1 @@
-"""Layered SGD: exposed communication while batches are loaded, and scaling (layered.py)."""
+"""Claims of Layered SGD about communication, scaling and accuracy."""

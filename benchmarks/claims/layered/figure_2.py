@@ -1,4 +1,4 @@
-"""Figure 2: what share of a step is communication in conventional SGD, by the number of workers."""
+"""Figure 2: the share of communication in a step of conventional SGD, by the number of workers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sordino.plan import Rates
 from sordino.report import Results
 
 HOSTS, MBPS, COMPUTE_MS, JOBS, ROUNDS = (2, 4, 8), 100.0, 400.0, 3, 5
-_SLOW = 1.5  # times what its bytes take on a link: beyond that, cores and not links are what is measured
+_SLOW = 1.5  # times the time of the bytes on a link; a larger value would show that cores and not links decide
 
 
 def job(hosts: int, mbps: float, compute_ms: float, rounds: int, number: int) -> Results:
-    """Time steps on emulated hosts of one worker each; `number` tells jobs that are alike apart.
+    """Time steps on emulated hosts of one worker each. `number` distinguishes jobs with equal settings.
 
     Raises:
-        SordinoError: it failed, or averaged wrongly.
+        SordinoError: the job failed, or its averages are wrong.
     """
     words = ["--compute-ms", f"{compute_ms:g}", "--rounds", str(rounds)]
     found = run_on_hosts(hosts, 1, mbps, "claims.layered.share_worker", words)
@@ -35,7 +35,7 @@ def job(hosts: int, mbps: float, compute_ms: float, rounds: int, number: int) ->
 
 
 def plan(quick: bool) -> Plan:
-    """Shares on emulated hosts, then those that are predicted for the source's cluster."""
+    """Measure shares on emulated hosts, and predict them for the source's cluster."""
     hosts, mbps, compute, jobs, rounds = (
         ((2, 4), 2000.0, 20.0, 1, 2) if quick else (HOSTS, MBPS, COMPUTE_MS, JOBS, ROUNDS)
     )
@@ -71,7 +71,7 @@ def plan(quick: bool) -> Plan:
 
 
 def draw(shapes: Results, figure: Any) -> None:
-    """Shares against workers: measured, and predicted."""
+    """Draw measured and predicted shares against the number of workers."""
     figure.set_size_inches(9, 3.6)
     left, right = figure.subplots(1, 2)
     for axes, counts, key in ((left, "hosts", "measured"), (right, "counts", "predicted")):
@@ -87,16 +87,17 @@ CLAIM = Claim(
     name="layered-figure-2",
     paper=LAYERED,
     place="Figure 2",
-    says="The share of AllReduce in conventional SGD's time rises with the number of workers, linearly from 64 on.",
-    setting="ResNet-50 on ImageNet, 64 images a worker, up to 256 GPUs on 64 nodes.",
-    here=f"Measured on {HOSTS[0]} to {HOSTS[-1]} emulated hosts of one worker each with links of {MBPS:g} Mbps, "
-    f"gradients of ResNet-50 with a quarter of the channels, computing a sleep of {COMPUTE_MS:g} ms, nothing "
-    f"overlapped; {JOBS} jobs. Predicted for the source's cluster as in Figure 6. It needs root.",
+    says="The share of AllReduce in the time of conventional SGD rises with the number of workers, linearly from 64 "
+    "on.",
+    setting="ResNet-50 on ImageNet, 64 images per worker, up to 256 GPUs on 64 nodes.",
+    here=f"Measured on {HOSTS[0]} to {HOSTS[-1]} emulated hosts of one worker each, with links of {MBPS:g} Mbps, "
+    f"gradients of ResNet-50 with a quarter of the channels, a sleep of {COMPUTE_MS:g} ms as computation, and no "
+    f"overlap; {JOBS} jobs. Predicted for the source's cluster as in Figure 6. It needs root.",
     plan=plan,
-    why="The share rises with the number of workers, as the source says, for a ring sends 2 (P-1)/P of the model: from "
-    "2 hosts to 8 it grows by 13 points, at 1.1 times what the bytes take on a link. How it goes on depends on the "
-    "all-reduce. For the source's cluster the cost model of Figure 6 predicts that it goes on rising from 64 to 256 "
-    "workers, by 25 points, if tensors are reduced one by one around all workers, and hardly at all if they go in "
-    "buckets from node to node. So the linear rise is one of hops, which buckets save.",
+    why="The share rises with the number of workers, as the source says, because a ring sends 2 (P-1)/P of the model: "
+    "from 2 hosts to 8 it grows by 13 points, at 1.1 times the time of the bytes on a link. Beyond that the kind of "
+    "all-reduce decides. For the source's cluster the cost model of Figure 6 predicts that the share rises by 25 "
+    "points from 64 to 256 workers if tensors are reduced one by one around all workers, and almost not at all if they "
+    "go in buckets from node to node. So the linear rise comes from hops, which buckets save.",
     draw=draw,
 )

@@ -12,7 +12,7 @@ from sordino.report import Results
 
 
 def measure(budget: float) -> Results:
-    """Measure what the transport costs here. Collective."""
+    """Measure the rates of the transport here. Collective."""
     count = 4 * sum(math.prod(shape) for _, shape in resnet50_shapes())
     return {"rates": plan.measure(count, budget)[0].as_results()}
 

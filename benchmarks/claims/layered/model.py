@@ -1,8 +1,8 @@
-"""What a step of ResNet-50 takes on the source's cluster, by the cost functions of `sordino plan`.
+"""Time of a step of ResNet-50 on the source's cluster, by the cost functions of `sordino plan`.
 
-What the source says of its cluster says how fast it is at best: its GPUs' peak, its links' rate, its disks' interface.
-What it does not say, what software takes for a message, a tensor and a hop of a ring, is measured between emulated
-hosts. Nothing is fitted to what the source measured.
+The source's description of its cluster gives bounds of the hardware: peak of the GPUs, rate of the links, interface of
+the disks. The time of software per message, tensor and hop of a ring is measured between emulated hosts. Nothing is
+fitted to the source's measurements.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from sordino.report import Results
 
 ON_A_NODE, COUNTS = 4, (4, 8, 16, 32, 64, 128, 256)
 BATCH = 64  # images of a worker
-_PEAK = 2 * 2496 * 0.875e9  # floating-point operations a second of a GK210: multiply-adds, cores, Hz
-_WORK = 3 * 2 * 3.8e9  # operations an image: forward and twice that backward; 3.8e9 multiply-adds (He et al. 2016)
-_LINK = 100e9 / 8  # bytes a second of InfiniBand EDR
-_BUS = 15.75e9 / 2  # bytes a second of a GPU: two share a board's 16 lanes of PCIe 3
-_DISK = 12e9 / 8  # bytes a second of SAS-3
-_IMAGE = 108e3  # bytes of an image of ImageNet's training part: 138 GB of 1.28 million
+_PEAK = 2 * 2496 * 0.875e9  # floating-point operations per second of a GK210: 2 per multiply-add, cores, Hz
+_WORK = 3 * 2 * 3.8e9  # operations per image: 3.8e9 multiply-adds (He et al. 2016), backward twice forward
+_LINK = 100e9 / 8  # bytes per second of InfiniBand EDR
+_BUS = 15.75e9 / 2  # bytes per second of a GPU: two share 16 lanes of PCIe 3
+_DISK = 12e9 / 8  # bytes per second of SAS-3
+_IMAGE = 108e3  # bytes per image of ImageNet: 138 GB in 1.28 million training images
 
 COMPUTING = BATCH * _WORK / _PEAK
-"""Seconds: no GPU is quicker than its peak, so communication's share is at most what comes out here."""
+"""Seconds of computing at a GPU's peak, so the share of communication that follows is an upper bound."""
 LOADING = ON_A_NODE * BATCH * _IMAGE / _DISK
-"""Seconds that a node's mini-batches take from its disk, at least."""
+"""Least seconds that a node needs to read its mini-batches from its disk."""
 
 
 def links(mbps: float | None, ranks_per_host: int, budget: float) -> Results:
-    """Measure what messages, tensors and hops take between two emulated hosts (`sordino.plan.measure`).
+    """Measure the costs of messages, tensors and hops between two emulated hosts (`sordino.plan.measure`).
 
     Raises:
-        SordinoError: it failed, or there can be no such hosts here.
+        SordinoError: the job failed, or this machine cannot emulate hosts.
     """
     words = ["--budget", f"{budget:g}"]
     return dict(run_on_hosts(2, ranks_per_host, mbps, "claims.layered.links_worker", words)["rates"])
 
 
 def links_run(quick: bool) -> Run:
-    """The measurement as a run."""
+    """Return the measurement as a run."""
     budget = 2.0 if quick else 15.0
     return Run("claims.layered.model:links", {"mbps": None, "ranks_per_host": 2, "budget": budget}, alone=True)
 
@@ -54,14 +54,14 @@ class Cluster:
     """The source's cluster.
 
     Attributes:
-        software: rates measured here, of which what software takes is used.
+        software: rates measured here; only the costs of software are used.
     """
 
     software: Rates
 
     @cached_property
     def rates(self) -> Rates:
-        """What the source's hardware costs at its nominal speed, with our software."""
+        """Rates of the source's hardware at its nominal speed with our software."""
         measured = self.software
         across = measured.across.alpha if measured.across is not None else 0.0
         inside = measured.inside.alpha if measured.inside is not None else 0.0
@@ -70,13 +70,13 @@ class Cluster:
         )
 
     def seconds(self, algorithm: Algorithm, workers: int, loading: float = 0.0, overlap: bool = False) -> float:
-        """Return what a step takes, apart from loading.
+        """Return the seconds of a step without loading.
 
         Args:
-            algorithm: AllReduce, or Layered.
-            workers: how many.
-            loading: seconds between two steps, behind which Layered communicates.
-            overlap: whether backward hides communication, too; it does not in the source.
+            algorithm: AllReduce or Layered.
+            workers: number of workers.
+            loading: seconds of loading between two steps, which hide Layered's communication.
+            overlap: whether backward hides communication too. It does not in the source.
         """
         shapes = resnet50_shapes()
         names, sizes = [name for name, _ in shapes], [4 * math.prod(shape) for _, shape in shapes]
@@ -85,11 +85,11 @@ class Cluster:
         return COMPUTING + cost_of(algorithm, nodes, names, sizes).exposed(self.rates, hides, loading)
 
     def tensor_by_tensor(self, workers: int, hop: float | None = None) -> float:
-        """Return what a step takes whose gradients are all-reduced one after the other, over a ring of all workers.
+        """Return the seconds of a step that all-reduces gradients one after the other over a ring of all workers.
 
         Args:
-            workers: how many.
-            hop: seconds; None: as measured.
+            workers: number of workers.
+            hop: seconds of a hop; None: as measured.
         """
         load, rates = tensor_by_tensor(workers), self.rates
         if hop is not None:
@@ -98,10 +98,10 @@ class Cluster:
 
 
 def tensor_by_tensor(workers: int) -> Load:
-    """Return what is sent if each of ResNet-50's 161 gradients has an all-reduce of its own over all workers.
+    """Return the load of a step in which each of ResNet-50's 161 gradients has its own all-reduce over all workers.
 
-    What comes of calling MPI_Allreduce for each in turn: large ones go round a ring of workers, of which those of a
-    node are neighbours, so that a node's link carries the ring once in each direction.
+    This is the effect of calling MPI_Allreduce for each gradient in turn. Large gradients go round a ring of workers.
+    The workers of a node are neighbours, so a node's link carries the ring once in each direction.
     """
     load = Load(list(range(workers)))
     for _, shape in resnet50_shapes():
@@ -111,7 +111,7 @@ def tensor_by_tensor(workers: int) -> Load:
 
 
 def hop_that_explains(efficiency: float, workers: int, cluster: Cluster) -> float:
-    """Return what a hop must take for all-reduces tensor by tensor to be so efficient, against one node."""
+    """Return the seconds of a hop with which all-reduces tensor by tensor have this efficiency against one node."""
     alone = cluster.tensor_by_tensor(ON_A_NODE, 0.0)
     rest, hops = cluster.tensor_by_tensor(workers, 0.0), tensor_by_tensor(workers).hops
     before = tensor_by_tensor(ON_A_NODE).hops
@@ -120,7 +120,7 @@ def hop_that_explains(efficiency: float, workers: int, cluster: Cluster) -> floa
 
 
 def efficiencies(cluster: Cluster) -> dict[str, list[float]]:
-    """Return percent of one node's throughput a worker, by algorithm, for all COUNTS."""
+    """Return throughput per worker in percent of one node's, by algorithm, for all COUNTS."""
     ways = {
         "AllReduce": [cluster.seconds(AllReduce(), workers) for workers in COUNTS],
         "AllReduce, overlapped": [cluster.seconds(AllReduce(), workers, overlap=True) for workers in COUNTS],

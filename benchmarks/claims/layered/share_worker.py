@@ -1,7 +1,7 @@
-"""One rank of Figure 2's job: what a step of AllReduce takes beside computing, which is a sleep.
+"""One rank of Figure 2's job: time of a step of AllReduce, with a sleep as computation.
 
-Rank 0 prints the median seconds as a line of JSON. Gradients are those of ResNet-50 with a quarter of the channels and
-lie there already, so nothing overlaps, as in the source.
+Rank 0 prints the median seconds as a line of JSON. The gradients, of ResNet-50 with a quarter of the channels, exist
+before the step, so nothing overlaps, as in the source.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WARM_UP = 2
 
 
 def measure(compute_ms: float, rounds: int, participants: Participants) -> Results:
-    """Time both ways in turns; the slowest rank's seconds, and whether gradients are their mean. Collective."""
+    """Time both ways in turns; return the slowest rank's seconds, and whether the averages are right. Collective."""
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     optimizers, right = {}, True
     for way, algorithm in WAYS.items():

@@ -1,6 +1,7 @@
-"""One rank of Figure 4's job: images are read from disk, a network is trained on them.
+"""One rank of Figure 4's job: a network is trained on images that are read from disk.
 
-Rank 0 prints the images a second of all ranks as a line of JSON. The loop is a user's: load, forward, backward, step.
+Rank 0 prints the images per second of all ranks as a line of JSON. A step loads, then runs forward, backward and
+`step()`, as in a user's loop.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _RECORDS, _BATCH, _WARM_UP = 64, 16, 2
 
 
 class Images:
-    """A file of images, which are read from disk every time: the system keeps none of them in memory.
+    """A file of images that are read from disk every time, without the system's cache.
 
     Args:
-        folder: of the file.
-        seed: of the images and their order.
-        rate: bytes a second; who has read more waits, as for a slower disk.
+        folder: folder of the file.
+        seed: seed of the images and their order.
+        rate: bytes per second. A faster read waits, as for a slower disk.
     """
 
     def __init__(self, folder: Path, seed: int, rate: float) -> None:
@@ -46,7 +47,7 @@ class Images:
         self._file = os.open(path, os.O_RDONLY)
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return images at random, made smaller and normalised, and labels."""
+        """Return random images, reduced in size and normalized, and labels."""
         begin = time.perf_counter()
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
         images = np.empty((_BATCH, *_SHAPE), np.uint8)
@@ -59,7 +60,7 @@ class Images:
 
 
 def measure(by: str, disk: float, rounds: int, participants: Participants) -> Results:
-    """Train; images a second of all ranks, and whether ranks have equal parameters at the end. Collective."""
+    """Train; return images per second of all ranks, and whether ranks end with equal parameters. Collective."""
     torch.manual_seed(1)
     layers = [nn.Linear(3 * 28 * 28, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
     model = nn.Sequential(nn.Flatten(), *layers)

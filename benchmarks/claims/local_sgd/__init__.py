@@ -1,1 +1,1 @@
-"""Local SGD: communication, PyTorch's own beside it, accuracy, and predictions (local_sgd.py)."""
+"""Claims of hierarchical local SGD about accuracy, distance, communication and speedup."""

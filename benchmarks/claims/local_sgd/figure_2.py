@@ -1,4 +1,4 @@
-"""Figure 2: the distance between local models and their mean at one learning rate, by their number and the interval."""
+"""Figure 2: distance between local models and their mean at one learning rate, by their number and the interval."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sordino.report import Results
 
 INTERVALS, EPOCHS, SEEDS, RATE = (2, 4, 8, 16), 8, 5, 0.1
 _FIXED: dict[str, Any] = {"lr": RATE, "rule": "none", "decay": False}
-_MUCH = 1.1  # times in a doubling of P; less is "not much"
+_MUCH = 1.1  # growth of D in a doubling of P; less counts as no growth
 
 
 def by_chance(few: int, many: int) -> float:
-    """Return how D would grow if every local model's distance from the others were independent noise of one size.
+    """Return the growth of D from `few` to `many` models if their distances were independent noise of one size.
 
     The mean of P such models has 1/P of the noise's variance, so D goes with the square root of 1 - 1/P.
     """
@@ -28,7 +28,7 @@ def by_chance(few: int, many: int) -> float:
 
 
 def plan(quick: bool) -> Plan:
-    """Every interval and every P, at the learning rate of one."""
+    """Train with every interval and every P at one learning rate."""
     study = classification(quick)
     study = replace(study, seeds=min(study.seeds, SEEDS), counts=study.counts[1:])
     intervals, epochs = ((2, 4), 2) if quick else (INTERVALS, EPOCHS)
@@ -62,7 +62,7 @@ def _growth(trained: Trained, few: int, many: int) -> tuple[list[float], int]:
 
 
 def draw(shapes: Results, figure: Any) -> None:
-    """D against the part of the training that is over, a panel an interval."""
+    """Draw D against epochs, one panel per interval."""
     draw_curves([(f"D, I = {interval}", "part of the epochs", curves) for interval, curves in shapes.items()], figure)
 
 
@@ -70,16 +70,16 @@ CLAIM = Claim(
     name="local-sgd-figure-2",
     paper=LOCAL_SGD,
     place="Figure 2",
-    says="At one learning rate the distance D between local models and their mean grows with P up to 4, and hardly "
-    "beyond, whatever the interval.",
-    setting="ResNet-20 on CIFAR-10, B = 128, I = 2, 4, 8 and 16, P = 2 to 32, the learning rate 0.1.",
-    here=f"The network of Table I for {EPOCHS} epochs, B = 128, the same intervals and P, the learning rate {RATE:g}; "
+    says="At one learning rate the distance D between local models and their mean grows with P up to 4, and almost not "
+    "beyond, at every interval.",
+    setting="ResNet-20 on CIFAR-10, B = 128, I = 2, 4, 8 and 16, P = 2 to 32, learning rate 0.1.",
+    here=f"The network of Table I for {EPOCHS} epochs, B = 128, the same intervals and P, learning rate {RATE:g}; "
     f"{SEEDS} seeds.",
     plan=plan,
-    why="At one rate D is as the source has it, whatever the interval: from 2 to 4 models it grows by 1.17 to 1.25 "
-    "times, from 4 to 32 not at all. If the models' distances from each other were independent noise, D would go with "
-    "√(1 - 1/P): 1.22 times from 2 to 4, and 1.14 from 4 to 32. So the figure follows from what a mean of P vectors "
-    "is, nearly: beyond 4 models D even falls short of that, because more models make a better mean, from which each "
-    "sets out again.",
+    why="At one rate D is as in the source at every interval: from 2 to 4 models it grows by 1.17 to 1.25 times, from "
+    "4 to 32 not at all. If the models' distances from each other were independent noise, D would be in proportion to "
+    "√(1 - 1/P): it would grow 1.22 times from 2 to 4, and 1.14 times from 4 to 32. So the figure nearly follows from "
+    "a property of the mean of P vectors. Beyond 4 models D is even smaller, because more models make a better mean, "
+    "from which each model starts again.",
     draw=draw,
 )

@@ -1,8 +1,8 @@
-"""One training of P local models, each on a thread: what all claims about local SGD's accuracy and distance share.
+"""One training of P local models, each on a thread. All claims about local SGD's accuracy and distance use it.
 
 Each local model is trained as if it were alone, on local mini-batches of B, and models are averaged every I steps. The
-learning rate is that of one model times P, or its square root, after a gradual warm-up. Seeds draw the initial
-parameters and the order of the images, and are the same for every P.
+learning rate is that of one model times P or its square root, after a gradual warm-up. A seed determines the initial
+parameters and the order of the images, and is the same for every P.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from sordino import sim
 from sordino.algorithms import AllReduce, LocalSGD
 from sordino.report import Results
 
-WARM_UP = 0.1  # of the steps
-_STEP = {"classification": 200, "resolution": 20}  # images that take as long as what else a local model does in a step
-_IMAGE = {"classification": 1.0, "resolution": 20.0}  # what an image costs
+WARM_UP = 0.1  # share of the steps
+_STEP = {"classification": 200, "resolution": 20}  # fixed time of a local model's step, in images
+_IMAGE = {"classification": 1.0, "resolution": 20.0}  # relative cost of an image
 
 
 @dataclass(frozen=True)
 class Local:
-    """What one training is given.
+    """Settings of one training.
 
     Attributes:
         problem: "classification" or "resolution".
         data: "digits" or "fashion-mnist".
-        images: that are trained on.
-        held_out: others, for validation.
+        images: number of training images.
+        held_out: number of other images, for validation.
         epochs: passes over the images.
-        batch: B, of each local model.
-        interval: I.
-        models: P; one is plain SGD.
-        lr: of one model.
-        rule: by which it grows with P: "linear", "sqrt" or "none".
-        seed: of initial parameters and the order of images.
-        decay: whether it falls after the warm-up, by a cosine.
+        batch: B, the mini-batch of each local model.
+        interval: I, the steps between averagings.
+        models: P, the number of local models; 1 is plain SGD.
+        lr: learning rate of one model.
+        rule: scaling of the learning rate with P: "linear", "sqrt" or "none".
+        seed: seed of the initial parameters and the order of the images.
+        decay: whether the learning rate falls as a cosine after the warm-up.
     """
 
     problem: str
@@ -62,23 +62,23 @@ class Local:
 
     @property
     def steps(self) -> int:
-        """Of each local model."""
+        """Number of steps of each local model."""
         return self.epochs * (self.images // (self.batch * self.models))
 
     @property
     def run(self) -> Run:
-        """The training as a run; its cost is in images."""
+        """The training as a run, with its cost in images."""
         worth = _IMAGE[self.problem] * self.steps * self.models * (self.batch + _STEP[self.problem])
         return Run("claims.local_sgd.models:train", asdict(self), worth)
 
 
 def train(**settings: Any) -> Results:
-    """Carry out a training on as many threads as it has local models.
+    """Carry out a training, one thread per local model.
 
     Returns:
-        test: how good the mean model is on images of the test part; curve: on those held out, after each epoch; losses:
-        the mean loss in each epoch; distances: D before each averaging; collapsed: whether a loss was not finite or
-        ended above where it began.
+        test: score of the mean model on the test images; curve: its score on images held out, after each epoch; losses:
+        the mean loss of each epoch; distances: D before each averaging; collapsed: whether a loss was not finite, or
+        the last loss was above the first.
     """
     local = Local(**settings)
     problem = problem_of(local.problem, local.data, local.images, local.held_out)
@@ -87,7 +87,7 @@ def train(**settings: Any) -> Results:
 
 
 def _work(local: Local, problem: Problem, initial: torch.nn.Module) -> Results:
-    """What every local model's thread does."""
+    """Train one local model."""
     torch.set_num_threads(1)
     model = copy.deepcopy(initial)
     scaled = hvd.scale_learning_rate(local.lr, local.models, local.rule)
@@ -133,7 +133,7 @@ def _work(local: Local, problem: Problem, initial: torch.nn.Module) -> Results:
 
 
 def _mean_score(problem: Problem, model: torch.nn.Module, part: str) -> float:
-    """Return how good the mean of the local models is, where the first one is."""
+    """Return the score of the mean model on rank 0, and 0.0 on others. Collective."""
     parameters = hvd.average_parameters(model)
     if hvd.rank() != 0:
         return 0.0
@@ -144,12 +144,12 @@ def _mean_score(problem: Problem, model: torch.nn.Module, part: str) -> float:
 
 
 def has_collapsed(losses: Sequence[float]) -> bool:
-    """Whether the mean losses of epochs say that a training has failed."""
+    """Return whether a training has collapsed, by the mean losses of its epochs."""
     return not all(math.isfinite(one) for one in losses) or losses[-1] > losses[0]
 
 
 def settled(distances: Sequence[float | None]) -> float | None:
-    """Return the mean distance after the warm-up; None where training diverged."""
+    """Return the mean distance after the warm-up; None if the training diverged."""
     late = [one for one in distances[math.ceil(WARM_UP * len(distances)) :] if one is not None]
     whole = len(late) == len(distances) - math.ceil(WARM_UP * len(distances))
     return sum(late) / len(late) if whole and late else None

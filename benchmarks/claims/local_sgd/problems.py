@@ -1,4 +1,4 @@
-"""What local models learn: to tell images apart, and to double their resolution."""
+"""Problems of local models: classification of images, and doubling of their resolution."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.nn import functional
 
 from claims.training import accuracy_of, linear_layers, load
 
-_PATCH = 16  # pixels a side that super-resolution is trained on, as EDSR is on patches
+_PATCH = 16  # side of the patches that super-resolution is trained on, in pixels, as for EDSR
 
 
 class Problem(Protocol):
-    """A network, what it is trained by and how good it is."""
+    """A network with its optimizer, loss and score."""
 
     def model(self, seed: int) -> nn.Module:
         """Return the network with the initial parameters of a seed."""
@@ -26,14 +26,14 @@ class Problem(Protocol):
         """Return the source's optimizer."""
 
     def loss(self, model: nn.Module, rows: torch.Tensor, draw: int) -> torch.Tensor:
-        """Return the mean loss of some images; `draw` seeds what else is random."""
+        """Return the mean loss of some images; `draw` seeds other random choices."""
 
     def score(self, model: nn.Module, part: str) -> float:
-        """Return how good a model is on the images of "validation" or "test": percent, or dB."""
+        """Return the score of a model on the images of "validation" or "test", in percent or dB."""
 
 
 class Classification:
-    """Three linear layers tell images apart, by plain SGD."""
+    """Classification of images by three linear layers, with plain SGD."""
 
     def __init__(self, data: str, images: int, held_out: int) -> None:
         self._parts = load(data, images, held_out)
@@ -43,7 +43,7 @@ class Classification:
         return linear_layers(self._parts["train"][0].shape[2], 64, seed)
 
     def optimizer(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """Return SGD, as the source's equation 1 has it."""
+        """Return SGD, as in the source's equation 1."""
         return torch.optim.SGD(parameters, lr=lr)
 
     def loss(self, model: nn.Module, rows: torch.Tensor, draw: int) -> torch.Tensor:
@@ -57,11 +57,11 @@ class Classification:
 
 
 class Resolution:
-    """A small EDSR doubles the resolution of images, by Adam; trained on patches, tested on whole images."""
+    """Doubling of resolution by a small EDSR, with Adam, trained on patches and tested on whole images."""
 
     def __init__(self, data: str, images: int, held_out: int) -> None:
         parts = {name: part[0] for name, part in load(data, images, held_out).items()}
-        least, most = parts["train"].min(), parts["train"].max()  # of pixels, which have been shifted and scaled
+        least, most = parts["train"].min(), parts["train"].max()  # pixel values are shifted and scaled
         self._images = {name: (part - least) / (most - least) for name, part in parts.items()}
 
     def model(self, seed: int) -> nn.Module:
@@ -92,7 +92,7 @@ class Resolution:
 
 
 def _smaller(images: torch.Tensor) -> torch.Tensor:
-    """Return images of half the resolution, bicubic as the source's."""
+    """Return images of half the resolution, by bicubic interpolation as in the source."""
     return functional.interpolate(images, scale_factor=0.5, mode="bicubic", antialias=True)
 
 
@@ -118,7 +118,7 @@ class EDSR(nn.Module):
 
 
 class _Block(nn.Module):
-    """Two convolutions beside a residual connection, without batch normalization."""
+    """Residual block of two convolutions, without batch normalization."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class _Block(nn.Module):
         self.two = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the values and what is added to them."""
+        """Return the values plus the output of the convolutions."""
         added: torch.Tensor = self.two(functional.relu(self.one(values)))
         return values + added
 
@@ -136,5 +136,5 @@ PROBLEMS: dict[str, Callable[[str, int, int], Problem]] = {"classification": Cla
 
 @cache
 def problem_of(name: str, data: str, images: int, held_out: int) -> Problem:
-    """Return a problem by its name, made once."""
+    """Return the problem of a name, created once."""
     return PROBLEMS[name](data, images, held_out)

@@ -1,8 +1,8 @@
-"""Epoch time and speedup by the number of processes: computing measured on a core here, communication predicted.
+"""Speedup by the number of processes, with computing measured on one core here and communication predicted.
 
-Who scales how far depends on what communication takes beside computing, which the source does not say. So links are as
-much slower or faster than the measured ones as it takes for synchronous SGD to flatten where the source's does; what is
-judged is what local SGD does then.
+Scaling depends on the ratio of communication to computing, which the source does not give. So all communication is
+slowed down (or sped up) by one factor, with which synchronous SGD flattens at the same number of processes as the
+source's. Local SGD is judged with that factor.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from sordino.plan import Cost, Line, Rates, cost_of
 from sordino.report import Results
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
-FLAT = 1.25  # a doubling of the processes that brings less than that is flat
-_OFF = 0.08  # what predictions in the jobs of Figures 6 and 10 are off by, at most: what lies nearer is not told apart
-_HALVINGS = 60  # of the range in which a slowdown lies
+FLAT = 1.25  # the speedup is flat if a doubling of the processes brings less
+_OFF = 0.08  # largest error of predictions in Figures 6 and 10; smaller differences are not told apart
+_HALVINGS = 60  # steps of the bisection for a slowdown
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Scaling:
     """Strong scaling of one training.
 
     Attributes:
-        set: of parameters.
+        set: name of the parameters, a key of `worker.SETS`.
         models: P.
         interval: I.
-        batch: B of a local model; synchronous SGD takes P times that.
+        batch: B, the mini-batch of a local model; synchronous SGD has mini-batches of P B.
         flat: processes at which the source's synchronous SGD has flattened.
         linear: processes up to which the source's local SGD is almost linear.
     """
@@ -54,18 +54,18 @@ class Scaling:
     linear: int
 
     def ask(self, quick: bool) -> Generator[Sequence[Run], list[Results], list[Results]]:
-        """Ask what computing takes."""
+        """Ask for the time of computing."""
         settings = {"set": self.set, "batches": [1, 2] if quick else [1, 4, 16], "rounds": 2 if quick else 5}
         return (yield [Run("claims.local_sgd.scaling:computing", settings, alone=True)])
 
     def found(self, rates: Rates, line: Results) -> tuple[list[Evidence], Results]:
-        """Return what is judged alike in both figures, and the speedups, at links like the source's."""
+        """Return the statements that both figures share, and the speedups, over links like the source's."""
         factor = self.like_the_source(rates, line)
         speedups = self.speedups(slower(rates, factor), line)
         return judge(self, speedups), {"speedups": speedups, "slower": factor}
 
     def like_the_source(self, rates: Rates, line: Results) -> float:
-        """Return how much slower communication must be for synchronous SGD to flatten where the source's does."""
+        """Return the slowdown of communication with which synchronous SGD flattens where the source's does."""
         least, most = 0.0, 1e6
         for _ in range(_HALVINGS):
             middle = (least + most) / 2
@@ -76,36 +76,33 @@ class Scaling:
         return most
 
     def speedups(self, rates: Rates, line: Results) -> dict[str, list[float]]:
-        """Return throughput over one process's, for all COUNTS, by the way of training."""
-        found = {}
-        for way in NAMES:
-            seconds = [self._seconds(way, count, rates, line) for count in COUNTS]
-            found[way] = [seconds[0] / one for one in seconds]
-        return found
+        """Return throughput over that of one process, for all COUNTS, by the way of training."""
+        seconds = {way: [self._seconds(way, count, rates, line) for count in COUNTS] for way in NAMES}
+        return {way: [ones[0] / one for one in ones] for way, ones in seconds.items()}
 
     def _seconds(self, way: str, count: int, rates: Rates, line: Results) -> float:
-        """Return what a step takes."""
+        """Return the seconds of a step."""
         compute = float(line["step"] + line["image"] * self.batch * self.models / count)
         if count == 1:
             return compute
         return compute + _cost(self.set, self._algorithm(way, count), count).exposed(rates, compute)
 
     def _algorithm(self, way: str, count: int) -> Algorithm:
-        """Return what trains; synchronous SGD while there are fewer processes than P, as in the source."""
+        """Return the algorithm; it is synchronous SGD with fewer processes than P, as in the source."""
         if way == "synchronous" or count < self.models:
             return AllReduce()
         return LocalSGD(self.interval, count // self.models, "allreduce" if way == "allreduce" else "sharded")
 
 
-@cache  # it is asked for at many rates, which it does not depend on
+@cache  # the cost does not depend on the rates
 def _cost(set: str, algorithm: Algorithm, count: int) -> Cost:
-    """Return what a step of so many processes sends."""
+    """Return the cost of a step of `count` processes."""
     shapes = SETS[set]()
     return cost_of(algorithm, range(count), [name for name, _ in shapes], [4 * math.prod(shape) for _, shape in shapes])
 
 
 def computing(set: str, batches: list[int], rounds: int) -> Results:
-    """Time forward and backward on one core; the seconds of a step and of an image, by a line through the medians."""
+    """Time forward and backward on one core; return seconds per step and per image, by a line through the medians."""
     network, scale = NETWORKS[set]()
     medians = []
     for batch in batches:
@@ -121,24 +118,24 @@ def computing(set: str, batches: list[int], rounds: int) -> Results:
 
 
 def slower(rates: Rates, factor: float) -> Rates:
-    """Return rates at which all communication takes `factor` times as long."""
+    """Return rates with which all communication takes `factor` times as long."""
     inside, across = (line and Line(factor * line.alpha, factor * line.beta) for line in (rates.inside, rates.across))
     return Rates(inside, across, factor * rates.agreement, factor * rates.hop, factor * rates.handling)
 
 
 def gain(speedups: dict[str, list[float]], way: str, count: int) -> float:
-    """Return what the doubling of the processes to `count` brings."""
+    """Return the factor of speedup that the doubling of the processes to `count` brings."""
     return speedups[way][COUNTS.index(count)] / speedups[way][COUNTS.index(count // 2)]
 
 
 def predicted(what: str, value: float, limit: float, above: bool = True) -> Evidence:
-    """Judge that a predicted figure is above or below a limit, by more than predictions are off."""
+    """Judge that a predicted value is above or below a limit by more than the error of predictions."""
     away = value / limit - 1 if above else 1 - value / limit
     return Evidence(what, None, value, None, 1, OPEN if abs(away) <= _OFF else HOLDS if away > 0 else FAILS)
 
 
 def judge(scaling: Scaling, speedups: dict[str, list[float]]) -> list[Evidence]:
-    """Judge local SGD where synchronous SGD flattens as the source's does."""
+    """Judge local SGD over links with which synchronous SGD flattens where the source's does."""
     at = {way: dict(zip(COUNTS, values, strict=True)) for way, values in speedups.items()}
     most, near = COUNTS[-1], scaling.linear
     shards, whole, synchronous = (at[way] for way in ("sharded", "allreduce", "synchronous"))
@@ -150,7 +147,7 @@ def judge(scaling: Scaling, speedups: dict[str, list[float]]) -> list[Evidence]:
 
 
 def draw(shapes: Results, figure: Any) -> None:
-    """Speedup against processes."""
+    """Draw speedup against the number of processes."""
     axes = figure.subplots()
     for way, values in shapes["speedups"].items():
         axes.plot(COUNTS, values, marker="o", label=NAMES[way])
@@ -176,7 +173,7 @@ class ResNet20(nn.Module):
         self.tail = nn.Linear(64, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return what the last layer says."""
+        """Return the outputs of the last layer."""
         values = torch.relu(self.head(images))
         for block in self.blocks:
             added = block(values)
@@ -193,7 +190,7 @@ def _conv_and_norm(into: int, out: int, stride: int) -> nn.Sequential:
 
 
 def _edsr_block() -> tuple[nn.Module, float]:
-    """Return one residual block of EDSR, and of how many the whole takes the time: convolutions go by their weights."""
+    """Return a residual block of EDSR, and the time of EDSR in such blocks (in proportion to the weights)."""
     block = nn.Sequential(nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.Conv2d(256, 256, 3, padding=1))
     whole = sum(math.prod(shape) for _, shape in SETS["edsr"]())
     return block, whole / sum(parameter.numel() for parameter in block.parameters())

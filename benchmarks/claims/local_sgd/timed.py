@@ -1,4 +1,4 @@
-"""What communication takes in a step of synchronous and of local SGD: jobs on emulated hosts, and what they tell."""
+"""Time of communication in a step of synchronous and of local SGD, measured by jobs on emulated hosts."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from cluster.jobs import run_on_hosts
 from sordino.errors import SordinoError
 from sordino.report import Results
 
-_WELL = 0.2  # how far a prediction may be off
+_WELL = 0.2  # largest error of a good prediction
 NAMES = {"synchronous": "synchronous SGD", "allreduce": "whole models", "sharded": "shards"}
 
 
 @dataclass(frozen=True)
 class Communication:
-    """What is timed.
+    """Settings of the jobs.
 
     Attributes:
-        set: of parameters, a name of `worker.SETS`.
+        set: name of the parameters, a key of `worker.SETS`.
         interval: I of the source.
-        shapes: P and K, one worker a host; the first is judged, the next are compared with it.
-        mbps: of each host's link.
-        turns: of each contestant.
-        rounds: in a turn: steps without and with averaging.
+        shapes: P and K of each job, with one worker per host; the first is the headline.
+        mbps: rate of each host's link.
+        turns: number of turns of each contestant.
+        rounds: number of steps without and with averaging in a turn.
         budget: seconds to measure the links.
     """
 
@@ -39,29 +39,23 @@ class Communication:
     budget: float
 
     def ask(self) -> Generator[Sequence[Run], list[Results], list[Results]]:
-        """Ask for a job of each shape."""
-        common: Results = {
-            "set": self.set,
-            "mbps": self.mbps,
-            "turns": self.turns,
-            "rounds": self.rounds,
-            "budget": self.budget,
-        }
+        """Ask for one job of each shape."""
+        common: Results = {key: getattr(self, key) for key in ("set", "mbps", "turns", "rounds", "budget")}
         work = "claims.local_sgd.timed:job"
         jobs = [{"groups": groups, "members": members, **common} for groups, members in self.shapes]
-        return (yield [Run(work, settings, settings["groups"] * settings["members"], alone=True) for settings in jobs])
+        return (yield [Run(work, one, one["groups"] * one["members"], alone=True) for one in jobs])
 
     def totals(self, found: Results, name: str) -> list[float]:
-        """Return the seconds of communication in a step, turn by turn; the steps of an interval share an averaging."""
+        """Return the seconds of communication per step, turn by turn; the steps of an interval share one averaging."""
         parts = zip(found["gradients"][name], found["averaging"][name], strict=True)
         return [gradients + averaging / self.interval for gradients, averaging in parts]
 
 
 def job(set: str, groups: int, members: int, mbps: float, turns: int, rounds: int, budget: float) -> Results:
-    """Time all contestants in turns on hosts of one worker each, and predict them from links measured there.
+    """Time all contestants in turns on hosts of one worker each, and predict the times from the measured links.
 
     Raises:
-        SordinoError: it failed, or averaged wrongly.
+        SordinoError: the job failed, or its averages are wrong.
     """
     words = ["--set", set, "--members", str(members), "--turns", str(turns), "--rounds", str(rounds)]
     found = run_on_hosts(groups * members, 1, mbps, "claims.local_sgd.worker", [*words, "--budget", f"{budget:g}"])
@@ -108,7 +102,7 @@ def _over(timed: Communication, found: Results, one: str, other: str) -> list[fl
 
 
 def shapes(timed: Communication, found: Sequence[Results]) -> Results:
-    """Return milliseconds a step for a picture: of gradients and of models, by shape and contestant."""
+    """Return milliseconds per step of gradients and of models, by shape and contestant, for a picture."""
     bars: dict[str, Any] = {}
     for (groups, members), one in zip(timed.shapes, found, strict=True):
         for name in one["gradients"]:
@@ -117,14 +111,15 @@ def shapes(timed: Communication, found: Sequence[Results]) -> Results:
     return {"bars": bars}
 
 
-def communication(timed: Communication) -> Plan:
+def communication(full: Communication, small: Communication, quick: bool) -> Plan:
     """Carry out the jobs of a claim about communication."""
+    timed = small if quick else full
     found = yield from timed.ask()
     return Found(judge(timed, found), shapes(timed, found))
 
 
 def draw(found: Results, figure: Any) -> None:
-    """Bars of what averaging gradients and models takes in a step."""
+    """Draw bars of the time of averaging gradients and models in a step."""
     axes = figure.subplots()
     figure.set_size_inches(8, 3.6)
     names = list(found["bars"])

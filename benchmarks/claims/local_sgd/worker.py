@@ -1,7 +1,7 @@
-"""One rank of the local SGD benchmark: what averaging gradients and averaging models take, and what was predicted.
+"""One rank of the local SGD benchmark: measured and predicted times of averaging gradients and models.
 
-Started by timings.local_sgd.communication; rank 0 prints what it found as a line of JSON. Nothing is computed: a
-step averages gradients that lie there already.
+Started by claims.local_sgd.timed and timings.local_sgd.communication; rank 0 prints its results as a line of JSON.
+There is no computation: a step averages gradients that exist before it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sordino.plan.links import idle_sgd
 from sordino.report import Results
 from sordino.timing import Participants, Seconds, summarize
 
-INTERVAL = 2  # an averaging step after one without
+INTERVAL = 2  # steps: one without and one with averaging
 Shapes = list[tuple[str, tuple[int, ...]]]
 
 
 def resnet20_shapes() -> Shapes:
-    """ResNet-20's parameters for 32 x 32 images (He et al. 2015, section 4.2): 0.27 M."""
+    """Return the 0.27 M parameters of ResNet-20 for images of 32 x 32 (He et al. 2015, section 4.2)."""
     shapes: Shapes = [("conv1.weight", (16, 3, 3, 3)), ("bn1.weight", (16,)), ("bn1.bias", (16,))]
     into = 16
     for stage, width in enumerate((16, 32, 64), start=1):
@@ -40,7 +40,7 @@ def resnet20_shapes() -> Shapes:
 
 
 def edsr_shapes() -> Shapes:
-    """EDSR's parameters with 32 residual blocks of 256 channels, for twice the resolution (Lim et al. 2017): 40.7 M."""
+    """Return the 40.7 M parameters of EDSR (Lim et al. 2017): 32 blocks of 256 channels, twice the resolution."""
 
     def conv(name: str, out: int, into: int) -> Shapes:
         return [(f"{name}.weight", (out, into, 3, 3)), (f"{name}.bias", (out,))]
@@ -55,7 +55,7 @@ SETS = {"resnet20": resnet20_shapes, "edsr": edsr_shapes}
 
 
 def contestants(members: int) -> dict[str, Algorithm]:
-    """Synchronous SGD, and local SGD in groups of `members`: averaging whole models, and shards of them."""
+    """Return synchronous SGD, and local SGD in groups of `members` that averages whole models or shards."""
     found: dict[str, Algorithm] = {
         "synchronous": AllReduce(),
         "allreduce": LocalSGD(INTERVAL, members, "allreduce"),
@@ -64,8 +64,10 @@ def contestants(members: int) -> dict[str, Algorithm]:
 
 
 def times(algorithm: Algorithm, shapes: Shapes, participants: Participants, rounds: int) -> tuple[Seconds, bool]:
-    """The slowest rank's seconds of `rounds` steps without and as many with averaging, [rounds, 2], and whether models
-    are their mean at the end. Collective."""
+    """Return the slowest rank's seconds [rounds, 2] of steps without and with averaging, and whether models are right.
+
+    Collective.
+    """
     members = algorithm.workers_in_group if isinstance(algorithm, LocalSGD) else participants.size
     group = participants.rank // members
     named = [(name, torch.nn.Parameter(torch.full(shape, float(group)))) for name, shape in shapes]
@@ -86,7 +88,7 @@ def times(algorithm: Algorithm, shapes: Shapes, participants: Participants, roun
 
 
 def by_turn(name: str, turns: Sequence[Seconds]) -> dict[str, list[float]]:
-    """What averaging gradients and averaging models took in the middle of each turn."""
+    """Return the median seconds of averaging gradients and of averaging models in each turn."""
     if name == "synchronous":
         return {"gradients": [float(np.median(one)) for one in turns], "averaging": [0.0 for _ in turns]}
     return {
@@ -96,7 +98,7 @@ def by_turn(name: str, turns: Sequence[Seconds]) -> dict[str, list[float]]:
 
 
 def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
-    """Every contestant in turns. Collective."""
+    """Time every contestant in turns. Collective."""
     shapes = SETS[chosen.set]()
     count = 4 * sum(int(np.prod(shape)) for _, shape in shapes)
     nodes = plan.nodes_of_ranks()
@@ -133,7 +135,7 @@ def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs on all ranks."""
+    """Run on all ranks."""
     options = argparse.ArgumentParser(prog="local_sgd_worker", description=__doc__)
     options.add_argument("--set", choices=SETS, required=True)
     options.add_argument("--members", type=int, required=True, metavar="K")

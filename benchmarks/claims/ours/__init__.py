@@ -1,1 +1,1 @@
-"""What Sordino claims of itself."""
+"""Sordino's own claims."""

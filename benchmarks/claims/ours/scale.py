@@ -1,4 +1,4 @@
-"""What the simulator takes for many workers."""
+"""Time and memory of the simulator with many workers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from sordino.errors import SordinoError
 from sordino.report import Results
 
 COUNTS = (1000, 10_000, 100_000)
-STEPS = 32  # of each worker: two windows
+STEPS = 32  # steps of each worker: two windows
 SETTINGS = {"scheduled-pull": "overlap=scheduled", "crossover": "interval=16"}
 _MOST_S, _MOST_GIB = 300.0, 2.0
-_PER_RUN_S = 1200.0  # seconds that a process may take
+_PER_RUN_S = 1200.0  # longest time of a process
 
 
 def simulated(algorithm: str, workers: int, steps: int) -> Results:
-    """Return the seconds of a process of `sordino simulate`, and the most bytes that it had at a time.
+    """Return the seconds, the largest resident bytes and the messages of a process of `sordino simulate`.
 
     Raises:
-        SordinoError: it failed.
+        SordinoError: the process failed.
     """
     words = ["--algorithm", algorithm, "--set", SETTINGS[algorithm], "--data", "none", "--workers", str(workers)]
     words += ["--steps", str(steps), "--processes", "1", "--quiet"]
@@ -36,7 +36,7 @@ def simulated(algorithm: str, workers: int, steps: int) -> Results:
         path, said = Path(folder) / "found.json", Path(folder) / "said"
         begin = time.monotonic()
         with said.open("w") as file:
-            # Nothing else of this process waits for children, so this one's resources are its own.
+            # No other code of this process waits for children, so wait4 reports this child alone.
             command = [sys.executable, "-m", "sordino.cli", "simulate", *words, "--json", str(path)]
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
             status, used = _ended(child, begin + _PER_RUN_S)
@@ -49,7 +49,7 @@ def simulated(algorithm: str, workers: int, steps: int) -> Results:
 
 
 def _ended(child: subprocess.Popen[bytes], until: float) -> tuple[int, int]:
-    """Return the status and the largest resident size in bytes of a process that is ended at a time."""
+    """Return the status and the largest resident size in bytes of a process, which is killed at the time `until`."""
     try:
         while True:
             pid, status, usage = os.wait4(child.pid, os.WNOHANG)
@@ -66,7 +66,7 @@ def _ended(child: subprocess.Popen[bytes], until: float) -> tuple[int, int]:
 
 
 def plan(quick: bool) -> Plan:
-    """Each algorithm by each number of workers, in a process of its own, alone."""
+    """Simulate each algorithm with each number of workers, in one process after the other."""
     counts = (100, 200) if quick else COUNTS
     keys = [(algorithm, count) for algorithm in SETTINGS for count in counts]
     work = f"{__name__}:simulated"
@@ -87,7 +87,7 @@ def plan(quick: bool) -> Plan:
 
 
 def draw(shapes: Results, figure: Any) -> None:
-    """Draw seconds and memory by the number of workers."""
+    """Draw seconds and memory against the number of workers."""
     panels = figure.subplots(1, 2)
     for name in SETTINGS:
         mine = [row for row in shapes["rows"] if row["algorithm"] == name]
@@ -103,14 +103,15 @@ CLAIM = Claim(
     name="sordino-scale",
     paper=SORDINO,
     place="sordino simulate",
-    says=f"Without data, up to 10^5 workers are simulated on one core, within {_MOST_S:g} s and {_MOST_GIB:g} GiB.",
-    setting="`sordino simulate --help`, and [the design](design.md).",
-    here=f"Scheduled pull and Crossover, {STEPS} steps of 10^3 to 10^5 workers, a process each, its start and what it "
-    "imports among it.",
+    says=f"Without data, `sordino simulate` simulates up to 10^5 workers on one core within {_MOST_S:g} s and "
+    f"{_MOST_GIB:g} GiB.",
+    setting="`sordino simulate --help`, and [the design](../design/simulation-and-plans.md).",
+    here=f"Scheduled pull and Crossover, {STEPS} steps of 10^3 to 10^5 workers, one process each, including its start "
+    "and its imports.",
     plan=plan,
-    why="Workers of one speed keep step, so what is due at one time is one event for all of them, and without data a "
-    "step is arithmetic on arrays over the workers: seconds and bytes grow with the number of workers, not with an "
-    "event for each message. 100,000 workers take 13 s and 0.58 GiB for scheduled pulls, 2.6 s and 0.29 GiB for "
+    why="Workers of the same speed step at the same times, so all of them share one event per time, and without data a "
+    "step is arithmetic on arrays over the workers. So seconds and bytes grow with the number of workers; there is no "
+    "event for each message. 100,000 workers take 13 s and 0.58 GiB with scheduled pulls, 2.6 s and 0.29 GiB with "
     "Crossover.",
     draw=draw,
 )

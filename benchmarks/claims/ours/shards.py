@@ -1,4 +1,4 @@
-"""A member of a group of K sends one K-th of the model to other nodes, to the byte."""
+"""Bytes between nodes of sharded local SGD: a member of a group of K sends exactly 1/K of the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUPS, SIZES, LENGTH, INTERVAL = 4, (2, 4, 8), 1 << 18, 4
 
 
 def sent(groups: int, members: int) -> Results:
-    """Count the bytes that every rank sends to other nodes, an averaging; a group is a node."""
+    """Count the bytes per averaging that every rank sends to other nodes. A group is a node."""
     counts = sim.run(groups * members, _steps, groups, members, ranks_per_node=members)
     return {"bytes": counts, "model": 4 * LENGTH}
 
@@ -35,7 +35,7 @@ def _steps(groups: int, members: int) -> float:
 
 
 def plan(quick: bool) -> Plan:
-    """Groups of every size; an all-reduce among P ranks sends 2 (P-1)/P of what it reduces, a rank."""
+    """Count with groups of every size. In an all-reduce among P ranks each sends 2 (P-1)/P of the bytes."""
     found = yield [Run("claims.ours.shards:sent", {"groups": GROUPS, "members": members}) for members in SIZES]
     evidence = []
     for members, one in zip(SIZES, found, strict=True):
@@ -50,10 +50,11 @@ CLAIM = Claim(
     name="sordino-shards",
     paper=SORDINO,
     place="Exactly 1/K of the bytes",
-    says="With groups of K on a node each, a rank sends exactly one K-th of the model's all-reduce to other nodes.",
+    says="With groups of K, one per node, a rank sends exactly 1/K of the bytes of the model's all-reduce to other "
+    "nodes.",
     setting="Sharded local SGD: all-to-all, averaging of a shard, all-gather.",
-    here=f"{GROUPS} groups of 2, 4 and 8 ranks (threads, cut into nodes), counted by the core.",
+    here=f"{GROUPS} groups of 2, 4 and 8 ranks (threads, divided into nodes); the core counts the bytes.",
     plan=plan,
-    why="What crosses nodes is counted by the core, message by message. P is the number of groups, 4; the count is the "
-    "same on every rank, to the byte.",
+    why="The core counts the bytes that cross nodes, message by message. P is the number of groups, 4. The count is "
+    "the same on every rank, to the byte.",
 )

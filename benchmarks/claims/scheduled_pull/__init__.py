@@ -1,1 +1,1 @@
-"""Wide-area gossip: pulls, serving, and one-sided MPI beside it (scheduled_pull.py); and the claims of its source."""
+"""Claims of scheduled pull gossip about accuracy, waiting and ages of models."""

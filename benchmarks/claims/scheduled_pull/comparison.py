@@ -1,4 +1,4 @@
-"""The source's comparison, by the number of wide links: what Tables 2 and 3 and Figures 4 to 9 are made of."""
+"""Trainings of all modes by the number of wide links: the data of Tables 2 and 3 and Figures 4 to 9."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from claims.claim import Found, Run
+from claims.claim import Found, Plan, Run
 from claims.evidence import Evidence, above, below, within
 from claims.scheduled_pull.simulations import COLOURS, NAMES, Simulation, Task, best, level, rise
 from sordino.report import Results
@@ -14,12 +14,12 @@ from sordino.report import Results
 WIDES = (0, 2, 6)  # of the source's tables
 ALL_WIDE = 8
 SEEDS = 5
-COLLAPSED = 30.0  # percent; the others have more than 70
-_MARGIN = 0.3  # points, within which accuracies are alike
-_PLATEAU = 0.4  # points in a quarter of the run, with which a curve no longer rises
+COLLAPSED = 30.0  # percent; trainings that did not collapse have more than 70
+_MARGIN = 0.3  # points: accuracies that differ by less count as equal
+_PLATEAU = 0.4  # points per quarter of the run: a curve that rises by less is at its plateau
 
 Runs = dict[tuple[str, int], list[Results]]
-"""What was found, seed by seed, by mode and number of wide links."""
+"""Results, seed by seed, by mode and number of wide links."""
 
 QUICK = Task("digits", 512, 4, 16, 0.1, 96, 3.5, 10.0, points=4)
 TABLE_2 = Task("fashion-mnist", 2048, 8, 32, 0.1, 3600, 54.0, 80.0, points=48)
@@ -27,10 +27,10 @@ TABLE_3 = Task("fashion-mnist", 4096, 4, 16, 0.05, 5760, 3.5, 10.0, points=48)
 
 
 def runs_of(task: Task, seeds: int, wides: Sequence[int]) -> Generator[Sequence[Run], list[Results], Runs]:
-    """Ask for all modes by so many wide links, seed by seed.
+    """Ask for all modes with each number of wide links, seed by seed.
 
-    Naive overlap is asked for once: its pulls begin with the window and end before it, whatever the links, so all that
-    it computes is the same.
+    Naive overlap is asked for once: its pulls begin with the window and end before it over any links, so its results
+    are always the same.
     """
     keys = [("naive", 0), *((mode, wide) for wide in wides for mode in ("none", "manager", "autonomous"))]
     found = yield [Simulation(task, *key, seed).run for key in keys for seed in range(1, seeds + 1)]
@@ -42,28 +42,28 @@ Measure = Callable[[Results], float]
 
 
 def best_in(task: Task) -> Measure:
-    """Return the source's figure: the best accuracy in equal time."""
+    """Return a function for the source's measure, the best accuracy in equal time."""
     return lambda found: best(found, task.seconds)
 
 
 def level_in(task: Task) -> Measure:
-    """Return the level that is reached in equal time."""
+    """Return a function for the level that is reached in equal time."""
     return lambda found: level(found, task.seconds)
 
 
 def level_after_all(found: Results) -> float:
-    """Return the level in a run's own last quarter: at equal steps, for all take as many."""
+    """Return the level in the last quarter of a run, which is the level at equal steps."""
     return level(found, found["seconds"])
 
 
 def differences(plus: Sequence[Results], minus: Sequence[Results], measure: Measure) -> list[float]:
-    """Return what one has above the other, seed by seed, but for seeds of which one collapsed."""
+    """Return the differences seed by seed, without seeds of which one training collapsed."""
     pairs = zip(plus, minus, strict=True)
     return [measure(one) - measure(other) for one, other in pairs if not (collapsed(one) or collapsed(other))]
 
 
 def collapsed(found: Results) -> bool:
-    """Return whether a training has come to nothing."""
+    """Return whether a training has collapsed."""
     return bool(100 * found["accuracy"] < COLLAPSED)
 
 
@@ -71,15 +71,15 @@ class Judge:
     """Judges runs by mode and number of wide links.
 
     Args:
-        runs: what was found.
-        wides: over which a mean is taken, seed by seed.
+        runs: results of the trainings.
+        wides: numbers of wide links over which a mean is taken, seed by seed.
     """
 
     def __init__(self, runs: Runs, wides: Sequence[int]) -> None:
         self._runs, self._wides = runs, wides
 
     def gains(self, plus: str, minus: str, measure: Measure, wides: Sequence[int] | None = None) -> list[float]:
-        """Return what one mode has above another, seed by seed: the mean over numbers of wide links."""
+        """Return differences of two modes, seed by seed, as the mean over numbers of wide links."""
         wides = wides or self._wides
         seeds = range(len(self._runs[plus, wides[0]]))
         sound = [s for s in seeds if not any(collapsed(self._runs[m, w][s]) for m in (plus, minus) for w in wides)]
@@ -90,18 +90,18 @@ class Judge:
 
     @property
     def collapses(self) -> int:
-        """How many of these runs collapsed."""
+        """Number of collapsed trainings."""
         keys = [key for key in self._runs if key[1] in self._wides and key != ("naive", key[1])]
         return sum(collapsed(one) for key in [*keys, ("naive", self._wides[0])] for one in self._runs[key])
 
     def values(self, mode: str, measure: Measure) -> list[float]:
-        """Return what a mode has, seed by seed: the mean over numbers of wide links."""
+        """Return the values of a mode, seed by seed, as the mean over numbers of wide links."""
         seeds = range(len(self._runs[mode, self._wides[0]]))
         return [statistics.fmean(measure(self._runs[mode, wide][s]) for wide in self._wides) for s in seeds]
 
 
 def table_evidence(runs: Runs, task: Task, source: dict[int, dict[str, float]], wides: Sequence[int]) -> list[Evidence]:
-    """Return what a table of the source says, of our runs; the source's percentages by wide links and mode."""
+    """Judge the statements of a table. `source` has the source's percentages by wide links and mode."""
     judge = Judge(runs, wides)
     over = f"mean over {', '.join(map(str, wides[:-1]))} and {wides[-1]} wide links" if len(wides) > 1 else "one row"
 
@@ -134,10 +134,8 @@ def table_evidence(runs: Runs, task: Task, source: dict[int, dict[str, float]], 
     return evidence
 
 
-def table(
-    task: Task, source: dict[int, dict[str, float]], quick: bool
-) -> Generator[Sequence[Run], list[Results], Found]:
-    """Carry out the plan of a table."""
+def table(task: Task, source: dict[int, dict[str, float]], quick: bool) -> Plan:
+    """Train all modes for a table of the source, whose percentages are given by wide links and mode."""
     task, seeds, wides = (QUICK, 2, (2,)) if quick else (task, SEEDS, WIDES)
     runs = yield from runs_of(task, seeds, wides)
     measure = best_in(task)
@@ -147,7 +145,7 @@ def table(
 
 
 def draw_table(shapes: Results, figure: Any) -> None:
-    """Draw the best accuracies in equal time, with standard errors, beside the source's."""
+    """Draw our best accuracies in equal time with standard errors, and the source's in a second panel."""
     ours, theirs = figure.subplots(1, 2)
     for k, mode in enumerate(NAMES):
         places = [place + (k - 1.5) * 0.2 for place in range(len(shapes["wides"]))]

@@ -1,14 +1,14 @@
-"""The source's learning curves: which is closest to that of links that are all fast, and how soon they rise."""
+"""Learning curves: their distance to the curve over wide links only, and the time until they rise."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from claims.claim import Found, Run
+from claims.claim import Found, Plan
 from claims.evidence import Evidence, above, below, exact, within
 from claims.scheduled_pull.comparison import ALL_WIDE, QUICK, SEEDS, WIDES, Judge, Runs, differences, runs_of
 from claims.scheduled_pull.simulations import (
@@ -24,23 +24,23 @@ from claims.scheduled_pull.simulations import (
 )
 from sordino.report import Results
 
-_MARGIN = 0.3  # points, within which curves are alike
-_NEARLY = 0.97  # of the level of no overlap: a curve that has come so far has nearly converged
-_PICTURED = 60  # moments
+_MARGIN = 0.3  # points: curves that differ by less count as equal
+_NEARLY = 0.97  # of the level of no overlap, at which a curve has nearly converged
+_PICTURED = 60  # points of a curve in the picture
 
 
 def curve_evidence(runs: Runs, task: Task, wides: Sequence[int], elsewhere: Results) -> list[Evidence]:
-    """Return what the figures say, of our runs; `elsewhere` is naive overlap's first seed with other links."""
+    """Judge the statements of the figures. `elsewhere` is naive overlap's first seed over wide links only."""
     end, judge = task.seconds, Judge(runs, wides)
     fast = runs["none", ALL_WIDE]
 
     def off(mode: str) -> list[float]:
-        """How far a mode's curves are from no overlap's over fast links, seed by seed."""
+        """Return the distance of a mode's curves from no overlap's over wide links only, seed by seed."""
         seeds = range(len(fast))
         return [statistics.fmean(apart(runs[mode, wide][s], fast[s], end) for wide in wides) for s in seeds]
 
     def soon(mode: str) -> list[float]:
-        """How long a mode takes to come near to no overlap's level, over what no overlap takes, seed by seed."""
+        """Return the time of a mode to get near no overlap's level, over the time of no overlap, seed by seed."""
         ratios = []
         for s in range(len(fast)):
             times = []
@@ -85,16 +85,15 @@ def curve_evidence(runs: Runs, task: Task, wides: Sequence[int], elsewhere: Resu
     return evidence
 
 
-def curves(task: Task, quick: bool) -> Generator[Sequence[Run], list[Results], Found]:
-    """Carry out the plan of three figures."""
+def curves(task: Task, quick: bool) -> Plan:
+    """Train all modes, and no overlap over wide links only, for three figures."""
     task, seeds, wides = (QUICK, 2, (2,)) if quick else (task, SEEDS, WIDES)
     runs = yield from runs_of(task, seeds, wides)
     [elsewhere] = yield [Simulation(task, "naive", ALL_WIDE, 1).run]
     runs["none", ALL_WIDE] = yield [Simulation(task, "none", ALL_WIDE, seed).run for seed in range(1, seeds + 1)]
     moments = np.linspace(0, task.seconds, _PICTURED + 1).tolist()
-    shown = [(mode, wide) for wide in wides for mode in NAMES] + [("none", ALL_WIDE)]
     lines = []
-    for mode, wide in shown:
+    for mode, wide in [*((mode, wide) for wide in wides for mode in NAMES), ("none", ALL_WIDE)]:
         means = np.mean([accuracy_at(one, moments) for one in runs[mode, wide]], axis=0)
         lines.append({"mode": mode, "wide": wide, "accuracy": means.tolist()})
     shapes = {"moments": moments, "lines": lines, "wides": list(wides)}
@@ -102,7 +101,7 @@ def curves(task: Task, quick: bool) -> Generator[Sequence[Run], list[Results], F
 
 
 def draw_curves(shapes: Results, figure: Any) -> None:
-    """Draw a panel a figure: the mean curve of each mode, and no overlap's over fast links."""
+    """Draw one panel per figure: the mean curve of each mode, and no overlap's over wide links only."""
     lines = {(one["mode"], one["wide"]): one["accuracy"] for one in shapes["lines"]}
     panels = figure.subplots(1, len(shapes["wides"]), sharey=True, squeeze=False)[0]
     top = max(max(one) for one in lines.values())

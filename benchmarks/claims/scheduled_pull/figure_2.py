@@ -1,4 +1,4 @@
-"""Figure 2 and section 4.1: transfers are hidden behind the steps, and what they bring is fresh."""
+"""Figure 2 and section 4.1: transfers are hidden behind the steps, and the pulled models are fresh."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FRESH = 0.1  # of the age without overlap
 
 
 def plan(quick: bool) -> Plan:
-    """Waiting and ages in the trainings of both tables."""
+    """Judge waiting and ages in the trainings of both tables."""
     tasks = {"short": QUICK} if quick else {"short": TABLE_3, "long": TABLE_2}
     evidence: list[Evidence] = []
     shapes: Results = {}
@@ -26,18 +26,18 @@ def plan(quick: bool) -> Plan:
         seeds, wides = (2, (2,)) if quick else (SEEDS, WIDES)
         runs = yield from runs_of(task, seeds, wides)
         evidence += judged(name, task, runs, wides)
-        shapes[name] = {mode: means(runs, mode, wides) for mode in NAMES}
+        shapes[name] = {
+            mode: {
+                what: statistics.fmean(one[what] for wide in wides for one in runs[mode, wide])
+                for what in ("waiting", "age")
+            }
+            for mode in NAMES
+        }
     return Found(evidence, shapes)
 
 
-def means(runs: Runs, mode: str, wides: Sequence[int]) -> dict[str, float]:
-    """Return a mode's mean waiting and age."""
-    found = [one for wide in wides for one in runs[mode, wide]]
-    return {what: statistics.fmean(one[what] for one in found) for what in ("waiting", "age")}
-
-
 def judged(name: str, task: Task, runs: Runs, wides: Sequence[int]) -> list[Evidence]:
-    """Return what is hidden, and how fresh it is, of one table's trainings."""
+    """Judge the waiting, the ages and the distances of one table's trainings."""
     judge, begin = Judge(runs, wides), f"{name} transfers: "
     waits = {mode: judge.values(mode, lambda one: 100 * one["waiting"]) for mode in NAMES}
     ages = {mode: judge.values(mode, lambda one: one["age"]) for mode in NAMES}
@@ -52,7 +52,7 @@ def judged(name: str, task: Task, runs: Runs, wides: Sequence[int]) -> list[Evid
     ]
     evidence.append(above(f"{begin}no overlap waits, % of the time; above {_HIDDEN:g}", waits["none"], _HIDDEN))
     for mode in ("manager", "autonomous"):
-        what = f"{begin}age of what is averaged in, {NAMES[mode]} over naive overlap; below 1"
+        what = f"{begin}age of pulled models, {NAMES[mode]} over naive overlap; below 1"
         evidence.append(below(what, over(ages, mode, "naive"), 1.0))
         older = [ratio - 1 for ratio in over(ages, mode, "none")]
         evidence.append(within(f"{begin}age, {NAMES[mode]} over no overlap, less 1; within {_FRESH:g}", older, _FRESH))
@@ -63,7 +63,7 @@ def judged(name: str, task: Task, runs: Runs, wides: Sequence[int]) -> list[Evid
 
 
 def draw(shapes: Results, figure: Any) -> None:
-    """Draw shares of waiting, and ages."""
+    """Draw shares of waiting, and ages of pulled models."""
     waiting, age = figure.subplots(1, 2)
     for axes, what, scale in ((waiting, "waiting", 100), (age, "age", 1)):
         for k, mode in enumerate(NAMES):
@@ -72,7 +72,7 @@ def draw(shapes: Results, figure: Any) -> None:
             axes.bar(places, values, 0.19, color=COLOURS[mode], label=NAMES[mode])
         axes.set_xticks(range(len(shapes)), [f"{name} transfers" for name in shapes])
     waiting.set_ylabel("waiting, % of the time")
-    age.set(ylabel="age of what is averaged in, s", yscale="log")
+    age.set(ylabel="age of pulled models, s", yscale="log")
     waiting.legend(frameon=False, fontsize=6)
 
 
@@ -80,16 +80,16 @@ CLAIM = Claim(
     name="scheduled-pull-figure-2",
     paper=SCHEDULED_PULL,
     place="Figure 2",
-    says="Scheduled pulls end when their window does: nothing is waited for, and models are as fresh as without "
-    "overlap; naive overlap hides as much, and averages models that are a window old.",
-    setting="A drawing, and section 4.1's reasons.",
+    says="Scheduled pulls end when their window does: no worker waits, and models are as fresh as without overlap. "
+    "Naive overlap hides as much, but averages models that are a window old.",
+    setting="A drawing, and the arguments of section 4.1.",
     here="Waiting, ages and distances between workers in the trainings of Tables 3 (short transfers, 3.4 steps) and 2 "
     f"(long ones, 5.7 steps), with {WIDES[0]}, {WIDES[1]} and {WIDES[2]} wide links; {SEEDS} seeds.",
     plan=plan,
-    why="Scheduled pulls do what they are for: workers wait for less than 0.03 % of the time, where no overlap waits "
-    "for 15 % with short transfers and 22 % with long ones, and what is averaged in is as old as without overlap, "
-    "within 2 %, a fifth to a third of its age with naive overlap. The workers also stay closer together than without "
+    why="Scheduled pulls serve their purpose. Workers wait for less than 0.03 % of the time, whereas no overlap waits "
+    "for 15 % with short transfers and 22 % with long ones. Pulled models are as old as without overlap, within 2 %, "
+    "which is a fifth to a third of their age with naive overlap. The workers also stay closer together than without "
     "overlap, by 4 to 6 % with short transfers and by a fifth with long ones. Naive overlap holds them closer still "
-    "with short transfers, and apart with long ones, by a third more than no overlap.",
+    "with short transfers; with long ones their distance is a third larger than without overlap.",
     draw=draw,
 )

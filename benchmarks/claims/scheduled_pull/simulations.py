@@ -1,4 +1,4 @@
-"""One training in virtual time, and what is read from its learning curve."""
+"""One training in virtual time, and measures of its learning curve."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ NAMES = {
 }
 COLOURS = {"none": "#c8553d", "naive": "#e0a458", "manager": "#0b6e4f", "autonomous": "#5fb49c"}
 WORKERS = 8
-LAST = 0.25  # the part of a run that its level is the mean of
-_GRID = 13  # moments in it
-_EVALUATION = 200  # images of a step that an evaluation takes as long as
+LAST = 0.25  # last part of a run, whose mean accuracy is its level
+_GRID = 13  # number of moments in that part
+_EVALUATION = 200  # cost of an evaluation, in images of a step
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, and how long a step and a transfer take.
+    """Settings of a training, and the times of a step and a transfer.
 
     Attributes:
         data: "digits" or "fashion-mnist".
-        images: of its training part, that are trained on.
-        channels: of the network's first layer.
-        batch: images a step and worker.
-        lr: the learning rate, which stays.
-        steps: of each worker.
-        message_mib: of a model in transfer.
-        compute_ms: of a step.
-        points: of the curve, in the time that the steps take without waiting.
+        images: number of training images.
+        channels: number of channels of the network's first layer.
+        batch: images per step and worker.
+        lr: the constant learning rate.
+        steps: number of steps of each worker.
+        message_mib: bytes of a model in transfer, in MiB.
+        compute_ms: computation of a step, in ms.
+        points: number of points of the curve in the time of the steps without waiting.
     """
 
     data: str
@@ -63,7 +63,7 @@ class Task:
 
     @property
     def seconds(self) -> float:
-        """Virtual time of the steps without waiting: what is meant by equal time."""
+        """Virtual time of the steps without waiting. Comparisons in equal time end at this time."""
         return self.steps * self.compute_ms / 1e3
 
 
@@ -72,11 +72,11 @@ class Simulation:
     """One training.
 
     Attributes:
-        task: what is trained.
+        task: settings of the training.
         mode: a key of `MODES`.
-        wide: workers with fast links.
-        seed: of the parameters, the images and their order, and the peers.
-        sharing: whether pulls from one peer share its link, or do not slow each other down.
+        wide: number of workers with wide links.
+        seed: seed of the parameters, the images and their order, and the peers.
+        sharing: "fair" if pulls from one peer share its link, "none" if they do not slow each other down.
     """
 
     task: Task
@@ -87,7 +87,7 @@ class Simulation:
 
     @property
     def run(self) -> Run:
-        """The training as a run; its cost is in images."""
+        """The training as a run, with its cost in images."""
         task = self.task
         cost = WORKERS * (task.steps * (task.batch + 16) + task.points * _EVALUATION) * task.channels
         return Run("claims.scheduled_pull.simulations:simulate", asdict(self), float(cost))
@@ -108,8 +108,8 @@ def simulate(task: Results, **settings: Any) -> Results:
     """Train as `sordino simulate` does.
 
     Returns:
-        The final accuracy, the virtual seconds, the curve: [seconds, accuracy, consensus distance] of each point; and
-        means over the workers: the share of time in which they waited, and their pulls' age in seconds.
+        The final accuracy; the virtual seconds; the curve as [seconds, accuracy, consensus distance] of each point; and
+        means over the workers: the share of time that they waited, and the age of pulled models in seconds.
     """
     one = Simulation(Task(**task), **settings)
     parser = argparse.ArgumentParser()
@@ -127,11 +127,11 @@ def simulate(task: Results, **settings: Any) -> Results:
     }
 
 
-# ---- what a curve says -----------------------------------------------------------------------------------------------
+# ---- measures of a curve ---------------------------------------------------------------------------------------------
 
 
 def accuracy_at(found: Results, moments: Sequence[float]) -> list[float]:
-    """Return the accuracy at some moments, in percent, between two points on the line between them."""
+    """Return the accuracy at some moments in percent, by linear interpolation between the points."""
     times, accuracies, _ = zip(*found["curve"], strict=True)
     return [100 * float(one) for one in np.interp(moments, times, accuracies)]
 
@@ -142,23 +142,23 @@ def level(found: Results, end: float) -> float:
 
 
 def best(found: Results, end: float) -> float:
-    """Return the best accuracy of a point until `end`, in percent: the source's figure."""
+    """Return the best accuracy of a point until `end`, in percent. This is the source's measure."""
     return float(max(100 * accuracy for time, accuracy, _ in found["curve"] if time <= end * (1 + 1e-9)))
 
 
 def rise(found: Results, end: float) -> float:
-    """Return how much higher the level is in the last quarter than in the one before, in points."""
+    """Return the level of the last quarter less that of the quarter before, in points."""
     before = np.linspace((1 - 2 * LAST) * end, (1 - LAST) * end, _GRID).tolist()
     return level(found, end) - float(np.mean(accuracy_at(found, before)))
 
 
 def mean_until(found: Results, end: float) -> float:
-    """Return the mean accuracy from the beginning to `end`, in percent: the sooner it rises, the higher it is."""
+    """Return the mean accuracy from the beginning to `end`, in percent. It is high if the curve rises early."""
     return float(np.mean(accuracy_at(found, np.linspace(0, end, 8 * _GRID).tolist())))
 
 
 def reached(found: Results, accuracy: float) -> float | None:
-    """Return when a curve first reaches an accuracy, in percent; None if it never does."""
+    """Return the time at which a curve first reaches an accuracy in percent; None if it never does."""
     curve = [(time, 100 * value) for time, value, _ in found["curve"]]
     for (since, low), (until, high) in itertools.pairwise(curve):
         if low < accuracy <= high:
@@ -167,7 +167,7 @@ def reached(found: Results, accuracy: float) -> float | None:
 
 
 def apart(found: Results, other: Results, end: float) -> float:
-    """Return how far apart two curves are until `end`: the mean distance in points."""
+    """Return the mean distance of two curves until `end`, in points."""
     moments = np.linspace(0, end, 8 * _GRID).tolist()
     pairs = zip(accuracy_at(found, moments), accuracy_at(other, moments), strict=True)
     return float(np.mean([abs(one - two) for one, two in pairs]))

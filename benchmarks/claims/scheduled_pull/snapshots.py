@@ -1,4 +1,4 @@
-"""What the parts of the wide-area benchmark use that look at single pulls: snapshots on each rank, and computation."""
+"""Snapshots on each rank, and computation, for the parts of the wide-area benchmark that measure single pulls."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sordino.runtime.context import current
 from sordino.runtime.exchange.async_agent import service_numbers
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 
-PATIENCE = 60.0  # seconds that anything is waited for
+PATIENCE = 60.0  # longest wait, in seconds
 
 
 class Snapshots:
-    """Snapshots of as many bytes on every rank, which publish what lies in `values`. Made and closed collectively."""
+    """Snapshots of `count` bytes on every rank; they publish `values`. Creating and closing them is collective."""
 
     def __init__(self, count: int) -> None:
         context = current()
@@ -29,7 +29,7 @@ class Snapshots:
         self._mailbox = Mailbox(context.world, number)
         self.store = SnapshotStore(context.world, number + 1, self._arena.layout, self._mailbox)
         self._heard: deque[str] = deque()
-        self._ended: dict[int, str] = {}  # pulls, and why they failed
+        self._ended: dict[int, str] = {}  # errors of ended pulls by number; empty if the pull succeeded
         self._steps = 0
         self.publish()
         for rank, place in enumerate(hvd.allgather_object(self.store.location, name="bench.snapshots")):
@@ -37,15 +37,15 @@ class Snapshots:
                 self.store.connect(rank, place)
 
     def publish(self) -> None:
-        """Makes a snapshot of the values."""
+        """Publish a snapshot of the values."""
         self._steps += 1
         self.store.publish(self._arena.address, self._steps)
 
     def pull(self, peer: int) -> float:
-        """The seconds from asking for a snapshot of another rank's until its bytes are known to be here.
+        """Pull a snapshot of another rank; return the seconds from the request until its bytes are known to be here.
 
         Raises:
-            SordinoError: there came none.
+            SordinoError: the pull failed.
         """
         begin = time.perf_counter()
         pull = self.store.pull(peer, time.monotonic())
@@ -58,23 +58,23 @@ class Snapshots:
         return seconds
 
     def tell(self, rank: int, text: str) -> None:
-        """Sends a message, without waiting."""
+        """Send a message, without waiting."""
         self._mailbox.send(rank, text)
 
     def heard(self) -> str | None:
-        """The next message, if one has come."""
+        """Return the next message, or None if there is none yet."""
         self._take(0.0)
         return self._heard.popleft() if self._heard else None
 
     def hear(self) -> str:
-        """Waits for the next message."""
+        """Wait for the next message and return it."""
         until = time.perf_counter() + PATIENCE
         while not self._heard:
             self._listen(until, "a message")
         return self._heard.popleft()
 
     def close(self) -> None:
-        """Ends what answers."""
+        """Close the mailbox and the store. Collective."""
         hvd.barrier()
         self._mailbox.close()
         self.store.close()
@@ -96,13 +96,13 @@ class Snapshots:
 
 
 class Computation:
-    """Products of matrices on one core, by the piece of about a millisecond."""
+    """Products of matrices on one core, in pieces of about a millisecond."""
 
     def __init__(self) -> None:
         self._left, self._right = torch.rand(256, 256), torch.rand(256, 256)
         self._product = torch.empty(256, 256)
 
     def piece(self) -> None:
-        """A piece."""
+        """Compute one piece."""
         for _ in range(2):
             torch.mm(self._left, self._right, out=self._product)

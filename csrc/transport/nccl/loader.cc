@@ -122,8 +122,8 @@ bool available() {
 }
 
 bool shares_devices() {
-  const char* told = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  return told != nullptr && std::string(told) == "1" && found().version >= kSharesDevices;
+  const char* setting = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return setting != nullptr && std::string(setting) == "1" && found().version >= kSharesDevices;
 }
 
 void hint(const std::string& path) {

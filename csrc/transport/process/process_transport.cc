@@ -211,12 +211,12 @@ class ProcessTransport : public Transport {
         trouble_ = error.what();
       }
     }
-    const std::vector<Bytes> told = meeting.gather(Writer().put(mine.place).put(mine.mark).take());
+    const std::vector<Bytes> gathered = meeting.gather(Writer().put(mine.place).put(mine.mark).take());
     std::vector<std::byte*> boxes;
     for (const int peer : here_) {
       if (!wanted || !trouble_.empty()) break;
       try {
-        boxes.push_back(peer == rank_ ? box_->data : box_of(peer, homes[at(peer)], told[at(peer)]));
+        boxes.push_back(peer == rank_ ? box_->data : box_of(peer, homes[at(peer)], gathered[at(peer)]));
       } catch (const Error& error) {
         trouble_ = error.what();
       }
@@ -241,8 +241,8 @@ class ProcessTransport : public Transport {
     }
   }
 
-  std::byte* box_of(int peer, const Home& home, const Bytes& told) {
-    Reader reader(told);
+  std::byte* box_of(int peer, const Home& home, const Bytes& sent) {
+    Reader reader(sent);
     const Box box{reader.get<Location>(), reader.get<std::uint32_t>()};
     memory_.introduce(peer, home.pid);
     if (box.place.segment == 0) throw TransportError("rank " + std::to_string(peer) + " has no shared memory");

@@ -149,15 +149,15 @@ void Session::take_leave() {
   const auto held = lock();
   const ucp_request_param_t plain{};
   const ucp_tag_t leave = kControl | static_cast<ucp_tag_t>(Use::kLeave);
-  std::map<const Endpoint*, void*> told;
+  std::map<const Endpoint*, void*> sends;
   for (const auto& [address, endpoint] : endpoints_) {
     if (!endpoint->lost)
-      told[endpoint.get()] = ucp_tag_send_sync_nbx(endpoint->handle, address_.data(), address_.size(), leave, &plain);
+      sends[endpoint.get()] = ucp_tag_send_sync_nbx(endpoint->handle, address_.data(), address_.size(), leave, &plain);
   }
   std::set<const Endpoint*> left;
   const auto over = [&](auto& one) {
     const auto& [address, endpoint] = one;
-    return endpoint->lost || (left.contains(endpoint.get()) && status_of(told[endpoint.get()]) != UCS_INPROGRESS);
+    return endpoint->lost || (left.contains(endpoint.get()) && status_of(sends[endpoint.get()]) != UCS_INPROGRESS);
   };
   Deadline limit{std::chrono::duration<double>(patience_s_)};
   while (!std::all_of(endpoints_.begin(), endpoints_.end(), over) && !limit.passed()) {

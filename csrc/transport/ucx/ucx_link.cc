@@ -199,7 +199,7 @@ std::vector<Loss> UcxLink::take_losses() {
   const auto held = session_.lock();
   std::vector<Loss> losses;
   for (Peer& one : peers_) {
-    if (one.lost() && !std::exchange(one.told, true)) losses.push_back({one.rank, one.endpoint->cause, false});
+    if (one.lost() && !std::exchange(one.reported, true)) losses.push_back({one.rank, one.endpoint->cause, false});
   }
   return losses;
 }
@@ -217,15 +217,15 @@ void UcxLink::post(int to, Bytes message) {
     throw UsageError("a control message of " + std::to_string(message.size()) + " bytes is longer than the limit of " +
                      std::to_string(kMostBytes - sizeof(Digest)) + " bytes");
   const auto held = session_.lock();
-  Peer& whom = reach(to);
+  Peer& target = reach(to);
   // First progress: a peer that has ended may have said goodbye before. No error is thrown here before take_losses()
   // has reported the loss, because only then is that goodbye looked for.
   session_.progress();
-  if (!whom.lost()) {
+  if (!target.lost()) {
     message.insert(message.begin(), digest_.begin(), digest_.end());
-    send_frame(whom, std::move(message), Use::kMessage);
-  } else if (whom.told && !tolerates_losses_) {
-    throw lost(to, whom.endpoint->cause);
+    send_frame(target, std::move(message), Use::kMessage);
+  } else if (target.reported && !tolerates_losses_) {
+    throw lost(to, target.endpoint->cause);
   }
 }
 

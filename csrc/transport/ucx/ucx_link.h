@@ -45,7 +45,7 @@ class UcxLink : public Link {
     int rank = 0;
     Bytes address;
     Endpoint* endpoint = nullptr;  // null until first needed
-    bool told = false;             // take_losses() has reported its loss
+    bool reported = false;         // take_losses() has reported its loss
     bool torn = false;             // one of its messages did not arrive complete
 
     bool lost() const { return endpoint != nullptr && endpoint->lost; }

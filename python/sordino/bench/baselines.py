@@ -67,7 +67,7 @@ def parse_names(text: str) -> list[str]:
     names = [name.strip().lower() for name in text.split(",") if name.strip() not in ("", "none")]
     unknown = [name for name in names if name not in KNOWN]
     if unknown:
-        raise UsageError(f"unknown baseline {', '.join(unknown)}; known are {', '.join(KNOWN)}")
+        raise UsageError(f"unknown baseline {', '.join(unknown)}; use some of {', '.join(KNOWN)}")
     return [name for name in KNOWN if name in names]
 
 

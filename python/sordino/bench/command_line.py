@@ -19,13 +19,13 @@ def parser(
         prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument(
-        "--results", type=Path, metavar="DIR", help="where to write (default: benchmarks/results, else results)"
+        "--results", type=Path, metavar="DIR", help="folder for results (default: benchmarks/results, else results)"
     )
     if budget is not None:
         options.add_argument(
-            "--budget", type=float, default=budget, metavar="S", help=f"seconds a {unit} (default {budget:g})"
+            "--budget", type=float, default=budget, metavar="S", help=f"seconds per {unit} (default {budget:g})"
         )
-    options.add_argument("--quick", action="store_true", help="a short try; writes nothing unless --results says where")
+    options.add_argument("--quick", action="store_true", help="run briefly; write no files without --results")
     return options
 
 

@@ -113,7 +113,7 @@ def checked(part: dict[str, Any], size: int, source: str) -> dict[str, Any]:
             left += value
     if held > _OFTEN * size:
         raise UsageError(
-            f"{source}: not a shard written by sordino.checkpoint: its pieces have {held} bytes, but the file has {size}"
+            f"{source}: not a shard written by sordino.checkpoint: {held} bytes of pieces in a file of {size}"
         )
     return part
 

@@ -140,8 +140,8 @@ class Reader:
         if line.get("format", 0) > FORMAT:
             raise NotBuilt(
                 f"{self.folder / name}: this record has format {line['format']}, written by Sordino "
-                f"{line.get('version', '?')}, but this version reads formats up to {FORMAT} only. Install that version, "
-                "or a later one"
+                f"{line.get('version', '?')}, but this version reads formats up to {FORMAT} only. Install that "
+                "version, or a later one"
             )
         if name == JOB:
             self.run.job.setdefault(kind, []).append(line)

@@ -114,7 +114,7 @@ class Averaging(World):
             else:
                 assert isinstance(step, Skip)
         if not mine.pairing.under_way:
-            self.goes_on(worker)
+            self.resume(worker)
 
     def _engages(self, worker: int, average: Average) -> None:
         mine, peer = self._workers[worker], average.peer

@@ -27,8 +27,8 @@ def check(job: Job) -> None:
             raise UsageError(f"{name}({field.name}={value!r}) cannot be simulated: {simulation.refused[field.name]}")
         if job.data == "none" and simulation.arrays is not None and field.name not in simulation.imitated:
             raise UsageError(
-                f"{name}({field.name}={value!r}) cannot be simulated without data; leave it out, or train on "
-                "some (--data digits)"
+                f"{name}({field.name}={value!r}) cannot be simulated without data; omit it, or give data "
+                "(--data digits)"
             )
     algorithm.check_simulation(job.workers)
     if algorithm.traits.synchronous:
@@ -42,19 +42,19 @@ def _check_steps(job: Job) -> None:
     name = job.algorithm.label
     if job.kills:
         raise UsageError(
-            f"--kill {job.kills[0][0]}@{job.kills[0][1]:g}: when a worker of {name} dies, all others stop; "
-            "those of scheduled-pull and adpsgd go on"
+            f"--kill {job.kills[0][0]}@{job.kills[0][1]:g}: with {name} all workers stop when one dies; only those of "
+            "scheduled-pull and adpsgd continue"
         )
     if job.sharing != "none":
         raise UsageError(
-            f"--sharing {job.sharing}: is for scheduled-pull and adpsgd; of workers of {name}, which step together, a "
-            "link carries one transfer at a time in each direction"
+            f"--sharing {job.sharing}: needs scheduled-pull or adpsgd. The workers of {name} step together, so a link "
+            "carries one transfer at a time in each direction"
         )
     threads = job.data == "none" and job.algorithm.simulation.arrays is None
     if threads and job.workers > _MOST_THREADS:
         raise UsageError(
-            f"--workers {job.workers}: {name} is simulated by the real optimizer, with a thread for each worker, up to "
-            f"{_MOST_THREADS}; name arrays for it in its `simulation` for more"
+            f"--workers {job.workers}: {name} is simulated by the real optimizer, with a thread per worker and a limit "
+            f"of {_MOST_THREADS}; for more, name `arrays` in its `simulation`"
         )
 
 
@@ -66,8 +66,8 @@ def _check_events(job: Job) -> None:
         raise NotBuilt("this simulation needs SimPy, which is missing: pip install 'sordino[simulate]'")
     if job.sharing == "fair" and job.workers > _MOST_SHARING:
         raise UsageError(
-            f"--sharing fair: is for up to {_MOST_SHARING} workers, not for {job.workers}: the rates of all transfers "
-            "are found anew whenever one begins or ends"
+            f"--sharing fair: the limit is {_MOST_SHARING} workers, not {job.workers}: the rates of all transfers are "
+            "computed again whenever a transfer begins or ends"
         )
     if job.load:
-        raise UsageError(f"--load-ms {1e3 * job.load:g}: is for algorithms whose workers step together; leave it out")
+        raise UsageError(f"--load-ms {1e3 * job.load:g}: needs an algorithm whose workers step together; omit it")

@@ -106,7 +106,7 @@ def _class_of(name: str) -> type[Algorithm]:
     known = sordino.algorithms.names()
     if name not in known and ":" not in name:
         raise UsageError(
-            f"--algorithm {name}: unknown; there are: {', '.join(known)}; or module:Class{meant(name, known)}"
+            f"--algorithm {name}: unknown; use one of {', '.join(known)}, or module:Class{meant(name, known)}"
         )
     try:
         return sordino.algorithms.class_of(name)
@@ -140,9 +140,9 @@ def _check_numbers(options: argparse.Namespace) -> None:
         if getattr(options, name) < SLOWEST_GBPS:
             raise UsageError(f"{_flag(name)} {getattr(options, name):g}: must be at least {SLOWEST_GBPS:g}")
     if options.steps is not None and options.seconds is not None:
-        raise UsageError("--steps and --seconds: give one of them, it says when a run ends")
+        raise UsageError("--steps and --seconds: both determine the end of a run; give one of them")
     if options.seed and options.seeds:
-        raise UsageError("--seed and --seeds: give one of them; --seeds N stands for --seed 1 to --seed N")
+        raise UsageError("--seed and --seeds: give one of them; --seeds N means --seed 1 to --seed N")
     for seed in options.seed:
         if not 0 <= seed < 1 << 63:
             raise UsageError(f"--seed {seed}: must be from 0 to 2^63 - 1")
@@ -153,7 +153,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
             if getattr(options, name) != default:
                 raise UsageError(f"--{name} {getattr(options, name)}: there are no images with --data none")
     if options.data_dir is not None and options.data != "fashion-mnist":
-        raise UsageError(f"--data-dir {options.data_dir}: is for --data fashion-mnist, not for {options.data}")
+        raise UsageError(f"--data-dir {options.data_dir}: needs --data fashion-mnist, not {options.data}")
 
 
 def _flag(name: str) -> str:
@@ -178,7 +178,9 @@ def _check_files(options: argparse.Namespace) -> None:
 def _links(options: argparse.Namespace) -> Links:
     if options.links is not None:
         if options.wide:
-            raise UsageError(f"--wide {options.wide}: --links {options.links} says how fast every link is")
+            raise UsageError(
+                f"--wide {options.wide}: --links {options.links} gives the rates of all links; omit --wide"
+            )
         return Links.read(options.links, options.workers)
     latency = options.latency_ms / 1e3
     return Links.wide(options.workers, options.wide, options.narrow_gbps, options.wide_gbps, latency)
@@ -193,7 +195,7 @@ def _pair(text: str, option: str, mark: str, workers: int) -> tuple[int, float]:
         form = "WORKER:FACTOR, such as 3:2.5" if option == "slow" else "WORKER@SECONDS, such as 3@2.5"
         raise UsageError(f"--{option} {text}: expected {form}") from error
     if not 0 <= worker < workers:
-        raise UsageError(f"--{option} {text}: there are the workers 0 to {workers - 1}")
+        raise UsageError(f"--{option} {text}: the worker must be from 0 to {workers - 1}")
     if not 0 < number < math.inf:
         raise UsageError(f"--{option} {text}: {second} must be above 0")
     if number > _MOST[option]:
@@ -212,7 +214,7 @@ def _compute(options: argparse.Namespace, comparison: bool) -> tuple[Floats, str
         try:
             seconds, source = float(said) / 1e3, "given"
         except ValueError as error:
-            raise UsageError(f"--compute-ms {said}: expected a number, or: measured") from error
+            raise UsageError(f"--compute-ms {said}: expected a number or `measured`") from error
         if not 0 < seconds < math.inf:
             raise UsageError(f"--compute-ms {said}: must be above 0")
         if not 0 < exact(min(seconds, 2 * LONGEST)) <= LONGEST:
@@ -223,7 +225,7 @@ def _compute(options: argparse.Namespace, comparison: bool) -> tuple[Floats, str
         found[worker] *= factor
         if not 0 < exact(float(found[worker])) <= LONGEST:
             raise UsageError(
-                f"--slow {text}: a step takes {found[worker]:g} s; must be above 0, and at most {LONGEST:g}"
+                f"--slow {text}: a step takes {found[worker]:g} s, which must be above 0 and at most {LONGEST:g}"
             )
     return found, source
 
@@ -231,7 +233,7 @@ def _compute(options: argparse.Namespace, comparison: bool) -> tuple[Floats, str
 def _measure(options: argparse.Namespace) -> float:
     """Return the mean duration of a step on this machine, on one thread as in the simulation."""
     if options.data == "none":
-        raise UsageError("--compute-ms measured: without data there is nothing to measure; give a number")
+        raise UsageError("--compute-ms measured: needs data; give a number")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

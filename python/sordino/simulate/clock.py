@@ -1,4 +1,4 @@
-"""SimPy's event loop for many workers: everything that is due at one time with one priority is one event.
+"""SimPy's event loop for many workers: all entries with one time and one priority are one event.
 
 Workers of equal speed stay in step for long, and so do their messages. One SimPy event per message and per step would
 take most of a simulation's time and memory.
@@ -24,7 +24,7 @@ class Late(Timeout):
 
 
 class Clock(simpy.Environment):
-    """SimPy environment that supports priorities of `Late` and keeps a list of what is due, per time and priority."""
+    """SimPy environment that supports priorities of `Late` and keeps a list of due entries per time and priority."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,10 @@ class Clock(simpy.Environment):
         super().schedule(event, EventPriority(event.priority) if isinstance(event, Late) else priority, delay)
 
     def due(self, delay: float, priority: int, happens: Callable[[list[Any]], None]) -> list[Any]:
-        """Return the list of what is due then with this priority, to append to. `happens` is called with the list."""
+        """Return the list of entries that are due after `delay` with this priority, to append to.
+
+        `happens` is called with the list at that time.
+        """
         key = self.now + delay, priority
         found = self._due.get(key)
         if found is None:

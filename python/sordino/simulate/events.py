@@ -11,7 +11,7 @@ Order of the events at one virtual time:
 A worker is a generator (`World.work`), which is asked for its next action when the previous one is complete:
 
   yields n      the worker takes n steps, one after the other, then is asked again
-  yields WAIT   the worker waits until `goes_on` is called, then is asked again
+  yields WAIT   the worker waits until `resume` is called, then is asked again
   finished      it has taken `job.steps` steps; it is not asked again, but still handles messages
   dead          it has been killed; its step in progress has no effect, and it gets no more messages
 
@@ -39,7 +39,7 @@ Process = Generator[int, None, None]
 """Program of a worker. It yields the number of steps to take next, or `WAIT`."""
 
 WAIT = 0
-"""Wait until `World.goes_on` is called."""
+"""Wait until `World.resume` is called."""
 
 _STEPS, _AT_ONCE, _LAST, _END = 2, 3, 4, 5  # priorities
 _WORD = 8  # bytes of a number or a word in a scheduling message
@@ -84,7 +84,7 @@ class World(ABC):
 
     @abstractmethod
     def heard(self, sender: int, to: int, message: Message) -> None:
-        """Handle a message that has arrived at a living worker."""
+        """Handle a message to a living worker."""
 
     @abstractmethod
     def woken(self, worker: int) -> None:
@@ -119,7 +119,7 @@ class World(ABC):
         self._wakes[worker] = calls, len(calls)
         calls.append((self._wakes_up, (worker,)))
 
-    def goes_on(self, worker: int) -> None:
+    def resume(self, worker: int) -> None:
         """Resume the worker after the current call, if it waits."""
         if worker in self._waiting:
             self._waiting.discard(worker)

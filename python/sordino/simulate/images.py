@@ -58,7 +58,7 @@ class Trainee:
         data = load(job.data, job.data_dir)
         given = len(data.train_labels)
         if job.images is not None and job.images > given:
-            raise UsageError(f"--images {job.images}: {job.data} has {given} to train on")
+            raise UsageError(f"--images {job.images}: {job.data} has only {given} training images")
         rows = (job.images or given) // job.workers
         if rows < job.batch:
             raise UsageError(

@@ -74,8 +74,8 @@ class _Course:
         """Virtual time of the slowest worker, in seconds."""
         return float(self._timeline.clock.max())
 
-    def goes_on(self) -> bool:
-        """Return whether there is another step. If there is none, add the last point to the curve."""
+    def has_next(self) -> bool:
+        """Return whether there is another step. After the last step, add the last point to the curve."""
         if self._job.steps is not None:
             further = self.steps < self._job.steps
         else:
@@ -106,7 +106,7 @@ def _without_data(job: Job, progress: Progress) -> Outcome:
     traffic = traffic_of(job, problem, problem.tensors)
     numerics = numerics_of(algorithm, problem, traffic.rows)
     course = _Course(job, progress, traffic, problem.evaluate)
-    while course.goes_on():
+    while course.has_next():
         course.stepped(numerics.step(course.steps))
     return Outcome(course.record, course.seconds, problem.final())
 
@@ -138,12 +138,12 @@ def with_data(job: Job, progress: Progress, problem: Problem, trainees: list[Tra
     course = _Course(job, progress, traffic_of(job, problem, tensors), evaluate)
     begun = False
 
-    def goes_on(sent: Booleans | None) -> bool:
+    def has_next(sent: Booleans | None) -> bool:
         nonlocal begun
         if begun:
             course.stepped(sent)
         begun = True
-        return course.goes_on()
+        return course.has_next()
 
-    train(job, trainees, goes_on)
+    train(job, trainees, has_next)
     return Outcome(course.record, course.seconds, problem.final())

@@ -139,4 +139,4 @@ class Pulling(World):
     def _is_over(self, worker: int) -> None:
         """Note that this window has its pull, or will not have one."""
         self._workers[worker].done = True
-        self.goes_on(worker)
+        self.resume(worker)

@@ -13,7 +13,7 @@ from sordino.simulate.choices import Plan
 from sordino.simulate.job import Job, Outcome
 from sordino.simulate.links import exact
 
-_GUESSING, _HARDLY = 0.1, 0.3  # with ten classes; below the second, training has not learnt enough to compare
+_GUESSING, _UNTRAINED = 0.1, 0.3  # with ten classes; below the second, training has not learnt enough to compare
 _BY_WORKER = 64  # workers at most for which the JSON has values by worker
 _SOURCE = {
     0: {"scheduled, manager": 0.865, "scheduled, autonomous": 0.864, "no overlap": 0.860},
@@ -39,12 +39,12 @@ def setting(plan: Plan) -> str:
     steps = " and ".join(f"{one:.4g}" for one in compute) if len(compute) < 4 else f"{compute[0]:.4g} and more"
     length = f"{job.seconds:.4g} virtual seconds" if job.steps is None else f"{job.steps} steps each"
     origin = {"given": "", "default": " (default)", "measured": " (measured here)", "real": ""}
-    images = "" if job.data == "none" else f", {job.batch} images a step"
+    images = "" if job.data == "none" else f", {job.batch} images per step"
     shared = ", shared fairly" if job.sharing == "fair" else ""
     return (
         f"{job.workers} workers, {job.data if job.data != 'none' else 'no data'}, {length}; links of {rates} Gbps, "
         f"{format_seconds(job.links.latency)} latency{shared}; "
-        f"{_size(job.message_bytes)} a model{origin[plan.message]}, {steps} ms a step{origin[plan.compute]}; "
+        f"{_size(job.message_bytes)} per model{origin[plan.message]}, {steps} ms per step{origin[plan.compute]}; "
         f"lr {job.lr:g}{images}"
     )
 
@@ -54,7 +54,7 @@ def _size(count: float) -> str:
 
 
 def source(job: Job) -> dict[str, float]:
-    """Return the source's results for this setting, by mode; empty if the source has none."""
+    """Return the source's results for this setting, by mode; empty if the source does not have this setting."""
     wide = int((job.links.gbps == 10).sum())
     fits = job.data == "fashion-mnist" and job.workers == 8 and job.links.latency == exact(5e-3)
     rates = sorted(job.links.gbps.tolist()) == [1.0] * (8 - wide) + [10.0] * wide
@@ -130,14 +130,16 @@ def text(plan: Plan, found: Results) -> str:
         blocks.append(_gains(by_mode, what))
     if found["source"]:
         blocks.append(
-            "source: the best accuracy of wan-gossip-scheduling, Table 3 (another network, 1000 s); it names naive "
+            "source: the best accuracy in Table 3 of wan-gossip-scheduling (another network, 1000 s); it calls naive "
             "overlap the worst, without a number."
         )
-    hardly = [mode for mode, runs in by_mode.items() if what == "accuracy" and _mean(runs, "best_accuracy") < _HARDLY]
-    if hardly:
+    untrained = [
+        mode for mode, runs in by_mode.items() if what == "accuracy" and _mean(runs, "best_accuracy") < _UNTRAINED
+    ]
+    if untrained:
         blocks.append(
-            f"warning: hardly trained: {'; '.join(hardly)}. Guessing is right in {_GUESSING:.0%}; accuracies as low as "
-            "these compare nothing. Take more --steps or --seconds, or another --lr."
+            f"warning: too little training: {'; '.join(untrained)}. Guessing is right in {_GUESSING:.0%}, so low "
+            "accuracies like these show no difference. Give more --steps or --seconds, or another --lr."
         )
     blocks += [f"warning: {line}" for line in dict.fromkeys(line for run in found["runs"] for line in run["warnings"])]
     return "\n".join(blocks)
@@ -151,13 +153,13 @@ def _legend(what: str, seeds: int) -> str:
     )
     several = f"; means of {seeds} seeds, +- their standard deviation" if seeds > 1 else ""
     return (
-        f"{scored}{several}. Waiting: of all time. Age: of a model since it was copied, when it is averaged in. Steps, "
-        "pulls, messages and bytes: of a worker."
+        f"{scored}{several}. Waiting: fraction of the time. Age: time from the copying of a model to its averaging. "
+        "Steps, pulls, messages and bytes: per worker."
     )
 
 
 def _gains(by_mode: Mapping[str, list[Results]], what: str) -> str:
-    """Return how much better each mode is than the first one, compared seed by seed."""
+    """Return the gain of each mode over the first one, compared seed by seed."""
     first, *others = by_mode
     parts = []
     for mode in others:

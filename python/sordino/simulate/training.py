@@ -31,22 +31,22 @@ class Trainee(Protocol):
         """Add the gradient of the next batch to `grad` of the parameters."""
 
 
-def train(job: Job, trainees: list[Trainee], goes_on: Callable[[Booleans | None], bool]) -> None:
-    """Take steps until `goes_on` returns False.
+def train(job: Job, trainees: list[Trainee], has_next: Callable[[Booleans | None], bool]) -> None:
+    """Take steps while `has_next` returns True.
 
     Args:
         job: the job, with the number of workers, the algorithm, and SGD's learning rate and momentum.
         trainees: trainees of all workers.
-        goes_on: called before the first step and after each step, while no worker computes. The parameters are those of
-            the real algorithm then. Its argument flags the items that parameter skipping has sent (None for other
+        has_next: called before the first step and after each step, while no worker computes. The parameters are those
+            of the real algorithm then. Its argument flags the items that parameter skipping has sent (None for other
             algorithms, and before the first step). Returns whether there is another step.
     """
     sent: Booleans | None = None
-    further = goes_on(None)
+    further = has_next(None)
 
     def all_there() -> None:
         nonlocal further
-        further = goes_on(sent)
+        further = has_next(sent)
 
     barrier = threading.Barrier(job.workers, all_there)
 
@@ -58,7 +58,7 @@ def train(job: Job, trainees: list[Trainee], goes_on: Callable[[Booleans | None]
             optimizer.zero_grad()
             trainee.backward()
             optimizer.step()
-            optimizer._strategy.complete()  # because `goes_on` reads the parameters
+            optimizer._strategy.complete()  # because `has_next` reads the parameters
             if job.workers > 1 and hvd.rank() == 0:
                 sent = optimizer._strategy.sent
             barrier.wait()

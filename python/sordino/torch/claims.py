@@ -77,9 +77,9 @@ class Claim:
                 raise UsageError(
                     f"the parameter '{other._names[parameter]}' belongs to the DistributedOptimizer made at "
                     f"{other._where}, which is still alive. A second one, made at {self._where}, would reduce its "
-                    "gradients twice. Delete the first one before (del optimizer, and what refers to it: schedulers, "
-                    "and the traceback of an exception, which sys.last_value keeps), or wrap an optimizer of a new "
-                    "model"
+                    "gradients twice. Delete the first one before (del optimizer, and all references to it: "
+                    "schedulers, and the traceback of an exception, which sys.last_value keeps), or wrap an optimizer "
+                    "of a new model"
                 )
             _forget(self.keys)
             self.keys.update(map(id, parameters))
@@ -171,9 +171,9 @@ def _after_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any)
 
 
 _BARE = (
-    "step() of a bare {}, whose parameters belong to the DistributedOptimizer made at {}: other ranks do not take part "
-    "in it. Call step() of the DistributedOptimizer; give an optimizer that takes several steps in one, such as SAM, a "
-    "closure: optimizer.step(closure)"
+    "step() of an unwrapped {}, whose parameters belong to the DistributedOptimizer made at {}: other ranks do not "
+    "take part in it. Call step() of the DistributedOptimizer. An optimizer that takes several steps in one, such as "
+    "SAM, needs a closure: optimizer.step(closure)"
 )
 
 
@@ -181,7 +181,7 @@ _BARE = (
 
 _BESIDE = (
     "the parameter '{name}' belongs to the DistributedOptimizer made at {ours} and to DistributedDataParallel{theirs}: "
-    "both would average its gradients, in the same memory. Use one of them: take DistributedDataParallel away "
+    "both would average its gradients, in the same memory. Use only one of them: remove DistributedDataParallel "
     "(docs/coming-from-ddp.md)"
 )
 

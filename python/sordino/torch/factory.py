@@ -41,7 +41,7 @@ def make_strategy(
     context, algorithm = current(), options.algorithm
     _check_memory(parameters, names)
     if context.survives_losses:
-        _check_outlasting(options)
+        _check_surviving(options)
     buffers = [(name, buffer) for name, buffer in options.named_buffers or () if buffer.is_floating_point()]
     groups = group_indices(options.groups, parameters)
     check = _check(optimizer, parameters, names, buffers, groups, options)
@@ -78,11 +78,11 @@ def _check_memory(parameters: Sequence[torch.Tensor], names: Sequence[str]) -> N
             raise UsageError(f"parameter '{name}' cannot be trained with DistributedOptimizer: {error}") from error
 
 
-def _check_outlasting(options: Options) -> None:
+def _check_surviving(options: Options) -> None:
     """Raise UsageError for options with which the remaining ranks cannot continue after a loss."""
     problem = "op=Adasum" if options.adasum else options.algorithm.traits.ends_with
     if problem is not None:
-        raise UsageError(f"{problem} does not go on without ranks that are lost: {INSTEAD}")
+        raise UsageError(f"{problem} cannot continue without lost ranks: {INSTEAD}")
 
 
 def _finite_check(

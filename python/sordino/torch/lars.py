@@ -47,11 +47,11 @@ def _check_parameter(parameter: torch.Tensor, gradient: torch.Tensor, index: int
     where = f"LARS: a parameter of shape {tuple(parameter.shape)} in parameter group {index}"
     if gradient.layout != torch.strided:
         raise UsageError(
-            f"{where} has a sparse gradient, but the norm and the weight decay are the whole tensor's: "
-            "use sparse=False in its layer, or train it with torch.optim.SGD"
+            f"{where} has a sparse gradient, but LARS needs the whole tensor for the norm and the weight decay: use "
+            "sparse=False in its layer, or train it with torch.optim.SGD"
         )
     if parameter.is_complex():
-        raise UsageError(f"{where} is complex: train its torch.view_as_real")
+        raise UsageError(f"{where} is complex: train torch.view_as_real of it")
 
 
 def _rates(group: _Group, parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> list[float]:

@@ -30,8 +30,8 @@ from sordino.torch.start import helped, survives_losses
 
 _log = logger(__name__)
 _NO_RANK = (
-    "this is a process that {0} has started by multiprocessing, such as a worker of a DataLoader. It has run the top "
-    "of the script, but it is no rank. Put the code for ranks under `if __name__ == '__main__':`"
+    "{0} has started this process by multiprocessing, such as a worker of a DataLoader. It has run the top of the "
+    "script, but it is not a rank. Put the code for ranks under `if __name__ == '__main__':`"
 )
 
 
@@ -72,8 +72,8 @@ def init(
 
     Without a launcher (`python train.py`) the world has one rank and MPI is not started.
 
-    A process that a rank has started by `multiprocessing`, such as a worker of its DataLoader, is no rank. There init()
-    does nothing, and functions that need a rank raise UsageError.
+    A process that a rank has started by `multiprocessing`, such as a worker of its DataLoader, is not a rank. There
+    init() does nothing, and functions that need a rank raise UsageError.
 
     Raises:
         UsageError: it was called before with other arguments; `comm` has another type, or names ranks that do not
@@ -156,7 +156,7 @@ def _require_the_same(context: Context, given: dict[str, Any]) -> None:
             same = _comparable(value) == _comparable(first[name])
         if not same:
             raise UsageError(
-                f"init({name}={value!r}): Sordino has been initialised already, with {name}={first[name]!r}. Give the "
+                f"init({name}={value!r}): Sordino has already been initialised, with {name}={first[name]!r}. Give the "
                 "same arguments, or call shutdown() first"
             )
 
@@ -176,7 +176,7 @@ def _with_helpers(start: Start, ranks: tuple[int, ...], algorithm: Algorithm) ->
     """Return a worker's context. On helpers this does not return."""
     if isinstance(start, MpiStart) and start.fortran_handle is not None:
         raise UsageError(
-            "init(algorithm=...) with ranks that have no model takes comm=None or a list of ranks, not an mpi4py "
+            "init(algorithm=...) with ranks without a model needs comm=None or a list of ranks, not an mpi4py "
             "communicator"
         )
     all_ranks = Context(start.world(algorithm, False, ranks))
@@ -387,7 +387,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """
     context = current()
     if "\0" in str(file_path):
-        raise UsageError(f"start_timeline({file_path!r}): no path has a NUL character in it; take it out")
+        raise UsageError(f"start_timeline({file_path!r}): a path must not contain a NUL character; remove it")
     if context.rank == 0:
         context.world.start_trace(file_path, mark_cycles)
         if context.helpers is not None:
@@ -415,7 +415,7 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
         ImportError: the module is for another framework.
     """
     if ext_name.rpartition(".")[2] != "torch":
-        raise ImportError(f"{ext_name} is not there: Sordino is for PyTorch alone")
+        raise ImportError(f"{ext_name} does not exist: Sordino supports PyTorch only")
 
 
 def mpi_threads_supported() -> bool:
@@ -451,7 +451,7 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """Return the NCCL version code, or 0 where NCCL is not built in."""
+    """Return the NCCL version code; 0 if NCCL is not built in."""
     return 0
 
 

@@ -37,7 +37,7 @@ def shared_empty(
 
 def _allocate(context: Context, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if dtype not in DTYPE_CODES:
-        raise UsageError(f"{dtype} tensors cannot be reduced, so there is no use in sharing them")
+        raise UsageError(f"{dtype} tensors cannot be reduced, so they cannot be shared")
     count = shape.numel()
     if count == 0:
         return torch.empty(shape, dtype=dtype, device=device)

@@ -11,6 +11,6 @@ def __getattr__(name: str) -> NoReturn:
     if name.startswith("__"):
         raise AttributeError(name)
     raise NoSuchAttribute(
-        f"mpi_lib_v2.{name}: the functions of Horovod's core are not those of Sordino's. Call what is made of them, "
-        "such as hvd.allreduce_async() and hvd.synchronize()"
+        f"mpi_lib_v2.{name}: Sordino's core does not have the functions of Horovod's core. Call the functions of "
+        "sordino.torch, such as hvd.allreduce_async() and hvd.synchronize()"
     )

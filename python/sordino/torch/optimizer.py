@@ -263,9 +263,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         foreign = "algorithm" in state and named not in (algorithm.label, *algorithm.former_labels)
         if foreign or self._strategy.state_dict() is None:
             raise UsageError(
-                f"this state was saved by {named}, and the optimizer uses {algorithm}. Use the algorithm that it was "
-                f"saved by, or drop what that one has kept, to begin {algorithm.label} with it: "
-                "del state_dict['sordino']"
+                f"this state was saved by {named}, but the optimizer uses {algorithm}. Use the same algorithm, or "
+                f"remove the state of the other algorithm to begin {algorithm.label}: del state_dict['sordino']"
             )
         return {key: value for key, value in state.items() if key != "algorithm"}
 
@@ -304,7 +303,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._strategy.complete()
         if self._strategy.partial_state and self._inner.state:
             raise UsageError(
-                f"with {self._options.algorithm} a rank has a part of the state only; copy its state_dict() instead"
+                f"with {self._options.algorithm} a rank has only a part of the state; copy its state_dict() instead"
             )
         names = [self._names[parameter] for parameter in parameters_of(self._inner)]
         under_way = self._strategy.state_of_copies()

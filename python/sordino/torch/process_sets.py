@@ -56,7 +56,7 @@ def _world_ranks(context: Context, comm: Any) -> list[int]:
     )
     mine = [group for group in groups if group]
     if len(set(mine)) != 1:
-        raise UsageError("a process set from a communicator needs the same communicator on all its members")
+        raise UsageError("a process set from a communicator needs the same communicator on all its ranks")
     return list(mine[0])
 
 

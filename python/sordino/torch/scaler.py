@@ -16,8 +16,8 @@ from sordino.errors import UsageError
 from sordino.torch.arguments import parameters_of
 
 _CHECKED = (
-    "check_finite=True and GradScaler exclude each other: a scaler tries scales until gradients are infinite, and "
-    "leaves such steps out on all ranks by itself"
+    "check_finite=True cannot be combined with GradScaler: a scaler tries scales until gradients are infinite, and "
+    "skips such steps on all ranks by itself"
 )
 
 

@@ -45,7 +45,7 @@ def scale_learning_rate(lr: float, workers: int, rule: str = "linear") -> float:
     if not _is_count(workers, 1):
         raise UsageError(f"scale_learning_rate(workers={workers!r}): must be an integer at least 1")
     if rule not in _RULES:
-        raise UsageError(f"scale_learning_rate(rule={rule!r}): known are: {', '.join(_RULES)}")
+        raise UsageError(f"scale_learning_rate(rule={rule!r}): must be one of {', '.join(_RULES)}")
     return lr * _RULES[rule](workers)
 
 
@@ -131,10 +131,10 @@ class GradualWarmup(LRScheduler):
         after = state_dict["after"]
         if (after is None) != (self.after is None):
             has = "no scheduler" if after is None else "a scheduler"
-            raise UsageError(f"GradualWarmup.load_state_dict: the state has {has} after the warm-up, this one differs")
+            raise UsageError(f"GradualWarmup.load_state_dict: the state has {has} after the warm-up, unlike this one")
         if len(state_dict["base_rates"]) != len(self.base_rates):
             raise UsageError(
-                f"GradualWarmup.load_state_dict: the state is of {len(state_dict['base_rates'])} parameter groups, "
+                f"GradualWarmup.load_state_dict: the state has {len(state_dict['base_rates'])} parameter groups, but "
                 f"the optimizer has {len(self.base_rates)}"
             )
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "after"})
@@ -156,8 +156,8 @@ def _check_after(after: Any, optimizer: torch.optim.Optimizer) -> None:
         raise UsageError(f"GradualWarmup(after=...): must be a scheduler that steps without a metric, not a {name}")
     if after.optimizer is not optimizer:
         raise UsageError(
-            "GradualWarmup(after=...): belongs to another optimizer; make both for the same one, "
-            "the DistributedOptimizer if there is one"
+            "GradualWarmup(after=...): belongs to another optimizer; create both for the same one (the "
+            "DistributedOptimizer, if any)"
         )
     # A ChainedScheduler has no last_epoch.
     if getattr(after, "last_epoch", 0) != 0:

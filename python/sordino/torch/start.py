@@ -6,7 +6,7 @@ from sordino import _core
 from sordino.algorithms import Algorithm, resolve
 from sordino.errors import UsageError
 
-INSTEAD = 'use on_peer_lost="raise", and start the job with `sordino run --restarts N` to go on from checkpoints'
+INSTEAD = 'use on_peer_lost="raise", and start the job with `sordino run --restarts N` to continue from checkpoints'
 
 
 def helped(algorithm: Algorithm | str | None) -> Algorithm | None:
@@ -23,8 +23,8 @@ def survives_losses(on_peer_lost: str | None, algorithm: Algorithm | str | None)
             "continue".
     """
     if on_peer_lost not in (None, "raise", "continue"):
-        raise UsageError(f"on_peer_lost={on_peer_lost!r} is neither 'raise' nor 'continue'")
+        raise UsageError(f"on_peer_lost={on_peer_lost!r}: must be 'raise' or 'continue'")
     wanted = _core.survives_losses() if on_peer_lost is None else on_peer_lost == "continue"
     if wanted and helped(algorithm) is not None:
-        raise UsageError(f"on_peer_lost='continue' does not go with ranks that have no model; {INSTEAD}")
+        raise UsageError(f"on_peer_lost='continue' cannot be combined with ranks that have no model; {INSTEAD}")
     return wanted

@@ -116,9 +116,9 @@ def warn_of_local_statistics(named: object) -> None:
     for name, layer in model.named_modules() if isinstance(model, torch.nn.Module) else ():
         if isinstance(layer, torch.nn.SyncBatchNorm):
             warnings.warn(
-                f"'{name}' is a torch.nn.SyncBatchNorm, which needs torch.distributed: its statistics are of this "
-                "rank's batches alone. Use sordino.torch.SyncBatchNorm.convert_sync_batchnorm(model) before the "
-                "optimizer is made",
+                f"'{name}' is a torch.nn.SyncBatchNorm, which needs torch.distributed: without it, its statistics are "
+                "those of this rank's batches only. Call sordino.torch.SyncBatchNorm.convert_sync_batchnorm(model) "
+                "before you create the optimizer",
                 stacklevel=4,
             )
             return

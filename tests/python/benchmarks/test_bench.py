@@ -136,7 +136,7 @@ def test_a_table_is_markdown() -> None:
 
 def test_baselines_are_chosen_by_name() -> None:
     assert [baselines.parse_names(text) for text in ("horovod, MPI", "none", "")] == [["mpi", "horovod"], [], []]
-    with pytest.raises(UsageError, match="unknown baseline nccl; known are mpi, gloo, horovod"):
+    with pytest.raises(UsageError, match="unknown baseline nccl; use some of mpi, gloo, horovod"):
         baselines.parse_names("mpi,nccl")
 
 

@@ -8,17 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from claims.caps import (
-    accuracy,
-    detection,
-    detectors,
-    figure_2,
-    figure_7a,
-    figure_7b,
-    figure_8a,
-    figure_8b,
-    figure_9,
-)
+from claims.caps import accuracies, detection, figure_8a, figure_8b, figure_9, shares
 from claims.caps.networks import Dropout, layers_of, make_network
 from claims.caps.training import QUICK, Training, train
 from claims.claim import Claim, Found, Run, play
@@ -56,9 +46,9 @@ def rising(settings: dict[str, Any], layers: Sequence[str], ends: Sequence[float
 
 
 def test_figure_2_tells_whether_shares_rise_and_where_more() -> None:
-    found = played(figure_2.CLAIM, lambda settings: rising(settings, CONVOLUTIONAL, (2, 2, 30, 40)))
+    found = played(shares.FIGURE_2_CLAIM, lambda settings: rising(settings, CONVOLUTIONAL, (2, 2, 30, 40)))
     assert verdicts(found.evidence, "last epoch - first") == [HOLDS] * 9 == verdicts(found.evidence, "linear layers -")
-    found = played(figure_2.CLAIM, lambda settings: rising(settings, CONVOLUTIONAL, (0.5, 0.5, 0.1, 0.1)))
+    found = played(shares.FIGURE_2_CLAIM, lambda settings: rising(settings, CONVOLUTIONAL, (0.5, 0.5, 0.1, 0.1)))
     assert verdicts(found.evidence, "last epoch - first") == [FAILS] * 9 == verdicts(found.evidence, "linear layers -")
 
 
@@ -67,7 +57,7 @@ def test_figure_7a_wants_the_last_layer_still_and_the_middle_moving() -> None:
 
     def verdicts_at(first: float, between: float, last: float) -> list[str]:
         ends = (first, *[between] * middle, last)
-        found = played(figure_7a.CLAIM, lambda settings: rising(settings, RESIDUAL, ends))
+        found = played(shares.FIGURE_7A_CLAIM, lambda settings: rising(settings, RESIDUAL, ends))
         return [one.verdict for one in found.evidence[:4]]
 
     assert verdicts_at(11, 0.5, 98) == [HOLDS] * 4
@@ -80,7 +70,7 @@ def test_figure_7b_shows_every_seeds_end_and_bytes() -> None:
         end = 20.0 + seed if settings["metric"] == "last" else 5.0
         return {"threshold": [10.0, end], "sent_in_all": 100.0 if seed == 3 else 30.0}
 
-    one, two, three = played(figure_7b.CLAIM, answer).evidence
+    one, two, three = played(accuracies.FIGURE_7B_CLAIM, answer).evidence
     assert (one.verdict, two.verdict, three.verdict) == (HOLDS, FAILS, FAILS)
     assert "22 % (30 % sent); 23 % (100 % sent); 24 % (30 % sent)" in one.note
 
@@ -119,20 +109,20 @@ def test_accuracy_is_compared_after_as_many_steps_and_as_many_bytes() -> None:
     def answer(settings: dict[str, Any]) -> dict[str, Any]:
         if settings["algorithm"] == "allreduce":
             asked.add(settings["epochs"])
-            return {"test": 85.0 if settings["epochs"] == accuracy.EPOCHS else 80.0}
+            return {"test": 85.0 if settings["epochs"] == accuracies.ACCURACY_EPOCHS else 80.0}
         digits = settings["options"].get("digits")
         return {"test": 70.0 if digits == 3 else 85.1, "sent_in_all": 10.0 + settings["seed"] if digits else 30.0}
 
-    evidence = played(accuracy.CLAIM, answer).evidence
+    evidence = played(accuracies.ACCURACY_CLAIM, answer).evidence
     assert [one.verdict for one in evidence] == [HOLDS, HOLDS, FAILS, HOLDS, HOLDS, HOLDS]
-    assert asked == {accuracy.EPOCHS, round(0.3 * accuracy.EPOCHS)} and evidence[-1].ours == pytest.approx(5.1)
+    assert asked == {accuracies.ACCURACY_EPOCHS, round(0.3 * accuracies.ACCURACY_EPOCHS)} and evidence[-1].ours == pytest.approx(5.1)
     assert "11.0, 12.0, 13.0" in evidence[1].note
 
 
 def test_values_between_known_ones_lie_on_a_line() -> None:
     known = [(100.0, 0.0), (20.0, 8.0), (60.0, 4.0)]
-    assert detectors.between(40.0, known) == 6.0 and detectors.between(100.0, known) == 0.0
-    assert detectors.between(10.0, known) is None and detectors.between(60.0, [(60.0, 1.0), (60.0, 2.0)]) == 1.0
+    assert accuracies.between(40.0, known) == 6.0 and accuracies.between(100.0, known) == 0.0
+    assert accuracies.between(10.0, known) is None and accuracies.between(60.0, [(60.0, 1.0), (60.0, 2.0)]) == 1.0
 
 
 def test_detectors_are_compared_at_as_many_bytes() -> None:
@@ -144,7 +134,7 @@ def test_detectors_are_compared_at_as_many_bytes() -> None:
         sent = 99.0 if name == "history" else 50.0
         return {"sent_in_all": sent, "distance": [0.02 * (100.0 - sent) + 0.2], "test": 85.0}
 
-    found = played(detectors.CLAIM, answer)
+    found = played(accuracies.DETECTORS_CLAIM, answer)
     assert [one.verdict for one in found.evidence] == [FAILS, HOLDS, *[HOLDS] * 12]
     assert verdicts(found.evidence, "distance between workers") == [HOLDS] * 3
     assert found.evidence[2].ours == pytest.approx(-50.0)

@@ -10,24 +10,14 @@ import pytest
 import torch
 
 from claims.evidence import FAILS, HOLDS
-from claims.local_sgd import (
-    figure_2,
-    figure_5,
-    figure_9,
-    models,
-    scaling,
-    settings,
-    study,
-    timed,
-    workers,
-)
+from claims.local_sgd import figure_2, models, scaling, study, timed, times, workers
 from claims.local_sgd.problems import EDSR, problem_of
 from claims.local_sgd.timed import NAMES
 from claims.local_sgd.worker import SETS
 from sordino.data import FASHION_MNIST_DIR
 from sordino.plan import Line, Rates
 
-STUDY = replace(settings.classification(True), counts=(1, 2, 4, 8), seeds=2, bears=2, drops={2: 0.1, 4: 1.0, 8: 4.0})
+STUDY = replace(study.classification(True), counts=(1, 2, 4, 8), seeds=2, bears=2, drops={2: 0.1, 4: 1.0, 8: 4.0})
 
 
 def trained(tests: dict[int, list[float]], collapsed: tuple[tuple[int, int], ...] = ()) -> study.Trained:
@@ -115,7 +105,7 @@ def test_the_rate_is_the_largest_that_all_bear_and_not_above_the_best() -> None:
 
 
 def small(**other: Any) -> dict[str, Any]:
-    task = settings.classification(True).task | {"epochs": 2, "images": 256, "lr": 0.05}
+    task = study.classification(True).task | {"epochs": 2, "images": 256, "lr": 0.05}
     return models.Local(**{**task, "models": 2, "seed": 1, **other}).run.settings
 
 
@@ -140,7 +130,7 @@ def test_what_diverges_has_collapsed() -> None:
 def test_the_small_edsr_doubles_the_resolution_and_learns() -> None:
     assert EDSR()(torch.zeros(2, 1, 7, 7)).shape == (2, 1, 14, 14)
     assert sum(one.numel() for one in EDSR().parameters()) == 21_185
-    task = settings.resolution(True).task | {"epochs": 4, "images": 256, "lr": 0.001}
+    task = study.resolution(True).task | {"epochs": 4, "images": 256, "lr": 0.001}
     found = models.train(**models.Local(**{**task, "models": 1, "seed": 1}).run.settings)
     assert found["losses"][-1] < 0.7 * found["losses"][0] and found["curve"][-1] > found["curve"][0]
 
@@ -186,7 +176,7 @@ def test_the_networks_that_are_timed_are_those_whose_parameters_are_sent() -> No
 
 
 def test_speedups_are_linear_where_links_cost_nothing_and_flat_where_they_cost_all() -> None:
-    one, line = figure_5.SCALING, {"step": 0.0, "image": 0.01}
+    one, line = times.FIGURE_5_SCALING, {"step": 0.0, "image": 0.01}
     free = one.speedups(Rates(None, Line(0.0, 0.0), 0.0), line)
     assert all(values == pytest.approx(list(scaling.COUNTS)) for values in free.values())
     dear = one.speedups(Rates(None, Line(1e-3, 1e-7), 1e-4, 1e-3), line)
@@ -196,13 +186,13 @@ def test_speedups_are_linear_where_links_cost_nothing_and_flat_where_they_cost_a
 
 @pytest.mark.parametrize("way", NAMES)
 def test_where_nothing_hides_it_slower_communication_takes_as_many_times_as_long(way: str) -> None:
-    one, rates = figure_5.SCALING, Rates(None, Line(1e-2, 1e-7), 1e-4, 1e-3, 1e-4)
+    one, rates = times.FIGURE_5_SCALING, Rates(None, Line(1e-2, 1e-7), 1e-4, 1e-3, 1e-4)
     nothing = {"step": 0.0, "image": 0.0}
     usual, slowed = (one._seconds(way, 8, scaling.slower(rates, factor), nothing) for factor in (1.0, 3.0))
     assert slowed == pytest.approx(3 * usual)
 
 
-@pytest.mark.parametrize("one", [figure_5.SCALING, figure_9.SCALING])
+@pytest.mark.parametrize("one", [times.FIGURE_5_SCALING, times.FIGURE_9_SCALING])
 def test_communication_takes_as_long_as_it_must_for_synchronous_sgd_to_flatten_where_the_sources_does(
     one: scaling.Scaling,
 ) -> None:

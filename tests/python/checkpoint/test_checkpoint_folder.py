@@ -175,7 +175,7 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no/where: the folder cannot be created \(No such file"):
         Folder(tmp_path / "no" / "where")
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="file: the folder cannot be made"):
+    with pytest.raises(UsageError, match="file: the folder cannot be created"):
         Folder(tmp_path / "file")
     step: Any
     for step in (-1, "3", 1.5, True, None, 1 << 63, 10**5000):
@@ -262,7 +262,7 @@ def deep() -> list[Any]:
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (CYCLE, r"state\['x'\]\[0\] holds itself"),
+        (CYCLE, r"state\['x'\]\[0\] contains itself"),
         (deep, r"state\['x'\](\[0\])+ is in more than 100 containers"),
         (piece(3, 4, 5, begin=2), r"Piece\(values=a tensor of shape \(3,\), begin=2, shape=\(4,\)\): values must be"),
         (Piece(torch.ones(2, 2), 0, (4,)), r"Piece\(values=a tensor of shape \(2, 2\)"),

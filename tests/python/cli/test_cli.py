@@ -39,7 +39,7 @@ HYDRA = mpi.Launcher(Path("/opt/mpi/bin/mpirun"), "hydra", "Version: 4.3")
         (["run", "-np", "2", "--"], "no command"),
         (["run", "-np", "0", "--", "true"], "-np 0: at least one rank"),
         (["run", "-np", "-3", "--", "true"], "-np -3: at least one rank"),
-        (["run", "--", "true"], "how many ranks?"),
+        (["run", "--", "true"], "the number of ranks is missing"),
         (["run", "-np", "2", "--hosts", "a:0", "--", "true"], "'a:0' is neither NAME nor NAME:SLOTS"),
         (["run", "-np", "2", "--hosts", "a,,b", "--", "true"], "'' is neither"),
         (["run", "-np", "2", "--hosts", "-x", "--", "true"], "--hosts"),

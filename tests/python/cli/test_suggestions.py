@@ -39,7 +39,7 @@ def test_a_variable_that_nobody_reads_is_told_of() -> None:
     known = ["SORDINO_TIMEOUT_S", "HOROVOD_TIMELINE"]
     mine = {"SORDINO_TIMOUT_S": "5", "SORDINO_RANK": "0", "SORDINO_MY_OWN_DATA": "1", "SORDINO_TIMEOUT_S": "3"}
     (line,) = misspelt_variables(mine, known)
-    assert line == "SORDINO_TIMOUT_S is no variable of Sordino; did you mean SORDINO_TIMEOUT_S?"
+    assert line == "SORDINO_TIMOUT_S is not a variable of Sordino; did you mean SORDINO_TIMEOUT_S?"
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

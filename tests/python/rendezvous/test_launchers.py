@@ -12,7 +12,7 @@ from torch.distributed import HashStore
 import sordino.torch as hvd
 from sordino import _core, errors
 from sordino.errors import UsageError
-from sordino.rendezvous.environment import first_host, place_of
+from sordino.rendezvous.environment import first_host, launched_rank
 from sordino.rendezvous.starts import ProcessStart, find_start
 from sordino.rendezvous.store import StoreRendezvous
 
@@ -67,7 +67,7 @@ def test_the_place_among_others(
     environment: dict[str, str], mpi: tuple[int, str], rank: int, size: int,
     address: tuple[str, int] | None, opens: bool, run: str,
 ) -> None:  # fmt: skip
-    place = place_of(environment, *mpi)
+    place = launched_rank(environment, *mpi)
     assert place is not None
     assert (place.rank, place.size, place.address, place.hosts_store, place.run) == (rank, size, address, opens, run)
 
@@ -90,7 +90,7 @@ def test_the_place_among_others(
     ],
 )
 def test_who_is_alone_or_of_mpi_has_no_such_place(environment: dict[str, str], mpi: tuple[int, str]) -> None:
-    assert place_of(environment, *mpi) is None
+    assert launched_rank(environment, *mpi) is None
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_who_is_alone_or_of_mpi_has_no_such_place(environment: dict[str, str], m
 )  # fmt: skip
 def test_what_contradicts_itself_is_refused(environment: dict[str, str], mpi: tuple[int, str], said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        place_of(environment, *mpi)
+        launched_rank(environment, *mpi)
     assert said in str(caught.value)
 
 

@@ -44,7 +44,7 @@ def shown(folder: Path) -> dict[str, Any]:
 
 def test_a_torn_line_is_left_out_and_told(tmp_path: Path) -> None:
     found = shown(recorded.write(tmp_path / "run", faults=True))
-    assert [note for note in found["notes"] if "rank-00003.jsonl" in note and "not whole" in note]
+    assert [note for note in found["notes"] if "rank-00003.jsonl" in note and "is incomplete" in note]
     assert found["ranks"][3]["fate"] == "lost" and found["ranks"][3]["steps"] == 100
     recovered = [event for event in found["events"] if event["what"] == "recovery"]
     assert len(recovered) == 3 and "Continued without 3 in epoch 1" in recovered[0]["text"]
@@ -140,7 +140,7 @@ def test_a_newer_format_has_status_1_and_says_whose(tmp_path: Path, capsys: pyte
     with pytest.raises(NotBuilt, match=r"rank-00000.jsonl: this record has format 99, written by Sordino 7.1"):
         Reader(tmp_path)
     assert main(["report", str(tmp_path)]) == 1
-    assert "install that version" in capsys.readouterr().err
+    assert "Install that version" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_read_has_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

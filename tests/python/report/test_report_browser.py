@@ -106,7 +106,8 @@ def test_what_runs_reached_and_cost_stands_first(browser: Any, runs: Path, tmp_p
     opened(browser, runs, tmp_path)
     table = browser.find_element("css selector", "#overview table")
     assert [one.text for one in table.find_elements("css selector", "thead th")] == [
-        "run", "test accuracy", "loss", "a rank sent", "and waited", "in steps", "besides the steps"]  # fmt: skip
+        "run", "test accuracy", "loss", "sent by a rank", "waited by a rank", "in steps", "besides the steps",
+    ]  # fmt: skip
     rows = [[one.text for one in row.find_elements("css selector", "th, td")]
             for row in table.find_elements("css selector", "tbody tr")]  # fmt: skip
     assert [row[0] for row in rows] == ["allreduce", "caps", "pull"]

@@ -149,7 +149,7 @@ def test_a_bad_batch_is_as_if_it_had_never_been(algorithm: str, who: str, way: s
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.bfloat16, torch.float16))
-@pytest.mark.parametrize("algorithm", ("allreduce", "crossover", "local", "layered", "caps"))
+@pytest.mark.parametrize("algorithm", ("allreduce", "crossover", "local-sgd", "layered", "caps"))
 @pytest.mark.parametrize("ranks_per_node", (0, 1))
 def test_other_dtypes_and_nodes(algorithm: str, dtype: torch.dtype, ranks_per_node: int) -> None:
     chosen = ALGORITHMS[algorithm]

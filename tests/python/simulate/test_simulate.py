@@ -281,8 +281,8 @@ def test_who_waits_goes_on_after_what_was_due_then_and_before_what_comes_of_it(
     monkeypatch.setattr(pulling.Pulling, "work", work)
     run = world(ScheduledPull(), [0.1], Links([1.0], 0.0), seconds=2.0)
     for name in ("first", "second"):
-        run.at(1.0, lambda name=name: (order.append(name), run.goes_on(0), run.at(1.0, order.append, f"of {name}")))
-    run.at(1.0, run.at, 1.0, run.goes_on, 0)
+        run.at(1.0, lambda name=name: (order.append(name), run.resume(0), run.at(1.0, order.append, f"of {name}")))
+    run.at(1.0, run.at, 1.0, run.resume, 0)
     run.at(1.0, run.at, 1.0, order.append, "last")
     run.run()
     assert order == ["first", "second", "goes on", "of first", "of second", "goes on", "last"]

@@ -33,7 +33,7 @@ def timeless(found: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["dance"], "--algorithm dance: unknown; there are: adpsgd, allreduce"),
+        (["dance"], "--algorithm dance: unknown; use one of adpsgd, allreduce"),
         (["adpsgd", "--data", "none", "--set", "speed=1"], "--set speed=1: adpsgd has no setting speed"),
         (["adpsgd", "--workers", "0"], "--workers 0: must be at least 1"),
         (["adpsgd", "--wide", "9"], "--wide 9: there are only 8 workers"),
@@ -43,24 +43,24 @@ def timeless(found: dict[str, Any]) -> dict[str, Any]:
         (["adpsgd", "--seed", "1", "--seeds", "2"], "give one of them"),
         (["adpsgd", "--seed", "-1"], "--seed -1: must be from 0"),
         (["adpsgd", "--latency-ms", "-1"], "--latency-ms -1: must be at least 0"),
-        (["adpsgd", "--compute-ms", "fast"], "--compute-ms fast: expected a number, or: measured"),
+        (["adpsgd", "--compute-ms", "fast"], "--compute-ms fast: expected a number or `measured`"),
         (["adpsgd", "--compute-ms", "0"], "--compute-ms 0: must be above 0"),
-        (["adpsgd", "--data", "none", "--compute-ms", "measured"], "there is nothing to measure"),
-        (["adpsgd", "--compute-ms", "1", "--slow", "8:2"], "--slow 8:2: there are the workers 0 to 7"),
+        (["adpsgd", "--data", "none", "--compute-ms", "measured"], "--compute-ms measured: needs data"),
+        (["adpsgd", "--compute-ms", "1", "--slow", "8:2"], "--slow 8:2: the worker must be from 0 to 7"),
         (["adpsgd", "--compute-ms", "1", "--slow", "2"], "expected WORKER:FACTOR"),
         (["adpsgd", "--compute-ms", "1", "--message-mib", "1", "--kill", "2:1"], "expected WORKER@SECONDS"),
-        (["adpsgd", "--data", "digits", "--data-dir", "x"], "--data-dir x: is for --data fashion-mnist"),
+        (["adpsgd", "--data", "digits", "--data-dir", "x"], "--data-dir x: needs --data fashion-mnist"),
         (["adpsgd", "--links", "missing.json"], "--links missing.json: cannot be read"),
-        (["adpsgd", "--links", "missing.json", "--wide", "1"], "says how fast every link is"),
+        (["adpsgd", "--links", "missing.json", "--wide", "1"], "gives the rates of all links"),
         (["adpsgd", "--json", "no/such.json"], "--json no/such.json: there is no folder"),
         (["adpsgd", "--plot", "curve.txt"], "--plot curve.txt: name a .png"),
         (["adpsgd", "--data", "none", "--images", "9"], "--images 9: there are no images"),
         (["adpsgd", "--data", "none", "--channels", "2"], "--channels 2: there are no images"),
-        (["adpsgd", "--data", "digits", "--images", "9999", "--steps", "1"], "--images 9999: digits has 1442"),
+        (["adpsgd", "--data", "digits", "--images", "9999", "--steps", "1"], "--images 9999: digits has only 1442"),
         (["adpsgd", "--data", "digits", "--images", "99", "--steps", "1"], "has only 12 images"),
-        (["adpsgd", "--data", "none", "--sharing", "fair", "--workers", "257"], "up to 256 workers, not for 257"),
-        (["allreduce", "--data", "none", "--sharing", "fair"], "--sharing fair: is for scheduled-pull and adpsgd"),
-        (["adpsgd", "--data", "none", "--load-ms", "1"], "--load-ms 1: is for algorithms"),
+        (["adpsgd", "--data", "none", "--sharing", "fair", "--workers", "257"], "the limit is 256 workers, not 257"),
+        (["allreduce", "--data", "none", "--sharing", "fair"], "--sharing fair: needs scheduled-pull or adpsgd"),
+        (["adpsgd", "--data", "none", "--load-ms", "1"], "--load-ms 1: needs an algorithm"),
         (["scheduled-pull", "--data", "none", "--set", "manager=8"], "--set manager=8: must be a worker"),
         (["scheduled-pull", "--data", "none", "--set", "buffers=average"], "have no buffers"),
         (["scheduled-pull", "--data", "digits", "--workers", "99", "--steps", "1"], "has only 14 images"),
@@ -94,9 +94,9 @@ def test_the_four_modes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
     told = capsys.readouterr().out
     modes = ["no overlap", "naive overlap", "scheduled, manager", "scheduled, autonomous"]
     assert all(f"| {mode}" in told for mode in modes)
-    assert "3.5 MiB a model (default), 3 ms a step;" in told
+    assert "3.5 MiB per model (default), 3 ms per step;" in told
     assert "best accuracy against no overlap" in told
-    assert f"hardly trained: {'; '.join(modes)}. Guessing is right in 10%" in told
+    assert f"too little training: {'; '.join(modes)}. Guessing is right in 10%" in told
     found = json.loads(files[0].read_text())
     assert [(run["mode"], run["seed"]) for run in found["runs"]] == [(mode, seed) for seed in (1, 2) for mode in modes]
     assert all(run["steps"] == 40 for run in found["runs"])

@@ -89,7 +89,7 @@ def test_what_goes_wrong_in_a_rank_is_raised(wrong: str) -> None:
     def fail() -> None:
         raise RuntimeError("this is it")
 
-    def goes_on(sent: np.ndarray | None) -> bool:
+    def has_next(sent: np.ndarray | None) -> bool:
         nonlocal seen
         seen += 1
         if seen == 3:
@@ -99,7 +99,7 @@ def test_what_goes_wrong_in_a_rank_is_raised(wrong: str) -> None:
         return True
 
     with pytest.raises(RuntimeError, match="this is it"):
-        train(job, trainees, goes_on)
+        train(job, trainees, has_next)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_an_interrupt_ends_all_ranks(interruptible: None) -> None:
     trainees = [OnTorch(problem, worker) for worker in range(WORKERS)]
     seen = 0
 
-    def goes_on(sent: np.ndarray | None) -> bool:
+    def has_next(sent: np.ndarray | None) -> bool:
         nonlocal seen
         seen += 1
         if seen == 3:
@@ -124,7 +124,7 @@ def test_an_interrupt_ends_all_ranks(interruptible: None) -> None:
         return seen < 20_000
 
     with pytest.raises(KeyboardInterrupt):
-        train(job, trainees, goes_on)
+        train(job, trainees, has_next)
     deadline = time.monotonic() + 100
     while any(thread.name.startswith("rank-") for thread in threading.enumerate()):
         assert time.monotonic() < deadline

@@ -111,13 +111,13 @@ def test_a_loop_of_faults_ends(limit, calls, caplog) -> None:
         if limit is None:
             train(ObjectState())
         else:
-            text = f"fault number {limit + 1}, and reset_limit={limit}.*SordinoError: the disk is full"
+            text = f"{limit + 1} faults, but reset_limit={limit}.*SordinoError: the disk is full"
             with pytest.raises(SordinoError, match=text):
                 train(ObjectState())
         return count
 
     assert sim.run(2, work) == [calls] * 2
-    assert caplog.text.count("2 ranks go on after SordinoError: the disk is full") == calls - 1
+    assert caplog.text.count("2 ranks continue after SordinoError: the disk is full") == calls - 1
 
 
 def test_by_default_a_loop_of_faults_ends_too() -> None:
@@ -125,7 +125,7 @@ def test_by_default_a_loop_of_faults_ends_too() -> None:
     def train(state: State) -> None:
         raise hvd.HorovodInternalError("again")
 
-    with pytest.raises(SordinoError, match="fault number 101, and reset_limit=100"):
+    with pytest.raises(SordinoError, match="101 faults, but reset_limit=100"):
         sim.run(1, lambda: train(ObjectState()))
 
 

@@ -215,11 +215,11 @@ def test_misuse_is_told() -> None:
         sampler.get_indices(3, 2)
     sampler.record_batch(2, 2)  # a batch of one, the last
     other = next(iter(set(range(10)) - set(sampler)))
-    with pytest.raises(UsageError, match=f"index {other} is not one that rank 0 was to visit"):
+    with pytest.raises(UsageError, match=f"index {other} does not belong to rank 0"):
         sampler.record_indices([other])
     with use(sim.contexts(1)[0]):
         with pytest.raises(UsageError, match="lacks processed_indices"):
             sampler.load_state_dict({"epoch": 1})
         for indices in ([10], [-1]):
-            with pytest.raises(UsageError, match="beyond a dataset of 10"):
+            with pytest.raises(UsageError, match="beyond the dataset of 10"):
                 sampler.load_state_dict({"epoch": 1, "processed_indices": indices})

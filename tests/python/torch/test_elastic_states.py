@@ -190,7 +190,7 @@ def test_a_rank_in_another_epoch_is_told() -> None:
         state = TorchState(sampler=ElasticSampler(range(8)))
         state.sync()
         state.sampler.set_epoch(hvd.rank())
-        with pytest.raises(UsageError, match=r"rank [01] is in another epoch than this one"):
+        with pytest.raises(UsageError, match=r"rank [01] is in another epoch than this rank"):
             state.commit()
 
     sim.run(2, work)

@@ -110,7 +110,7 @@ def test_what_is_of_horovods_core_is_refused() -> None:
     with pytest.raises(NoSuchAttribute, match=r"mpi_lib_v2\.horovod_torch_poll: .* hvd\.synchronize\(\)"):
         _ = hvd.mpi_ops.mpi_lib.horovod_torch_poll
     assert hvd.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2") is None
-    with pytest.raises(ImportError, match="Sordino is for PyTorch alone"):
+    with pytest.raises(ImportError, match="Sordino supports PyTorch only"):
         hvd.check_extension("horovod.tensorflow", "HOROVOD_WITH_TENSORFLOW", __file__, "mpi_lib")
 
 

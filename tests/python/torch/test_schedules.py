@@ -183,7 +183,7 @@ def test_a_state_of_another_shape_is_refused() -> None:
         with pytest.raises(UsageError, match="after the warm-up"):
             scheduler.load_state_dict(make(has).state_dict())
         assert scheduler.state_dict() == before
-    with pytest.raises(UsageError, match="of 1 parameter groups, the optimizer has 2"):
+    with pytest.raises(UsageError, match="has 1 parameter groups, but the optimizer has 2"):
         make(True).load_state_dict(make(True, (0.5,)).state_dict())
 
 

@@ -36,7 +36,7 @@ class ScheduledPull(Asynchronous):
     while another is written, and the pulled copy). When a peer dies: it is not pulled from any more, and the remaining
     workers train on; collective operations that need it raise `PeerLost`.
     Source: Oguni and Shudo, "Communication scheduling for wide-area deep learning" (in Japanese), Algorithms 1 and 2.
-    `docs/design.md` lists the differences.
+    `docs/design/asynchronous-algorithms.md` lists the differences.
 
     Attributes:
         overlap: "none", "naive" or "scheduled".

@@ -241,8 +241,8 @@ def _notes(reader: Reader) -> list[str]:
     numbers = [line["size"] for rank in run.ranks.values() for line in rank.of("rank") if "size" in line]
     if run.what == "training" and numbers and len(run.ranks) < max(numbers):
         notes.append(
-            f"The files of {max(numbers) - len(run.ranks)} of {max(numbers)} ranks are missing: copy the folders of all "
-            "hosts into one."
+            f"The files of {max(numbers) - len(run.ranks)} of {max(numbers)} ranks are missing: copy the folders of "
+            "all hosts into one."
         )
     if run.what == "simulation" and numbers and len(run.ranks) < max(numbers):
         notes.append(f"The first {len(run.ranks)} of {max(numbers)} workers are shown.")

@@ -101,12 +101,12 @@ def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[],
 def _check_limit(resets: int, limit: int | None, cause: Exception) -> None:
     if limit is not None and resets > limit:
         raise SordinoError(
-            f"elastic.run: fault number {resets}, and reset_limit={limit}. The last one was {type(cause).__name__}: "
-            f"{cause}. If each was a loss of its own, raise reset_limit"
+            f"elastic.run: {resets} faults, but reset_limit={limit}. The last fault was {type(cause).__name__}: "
+            f"{cause}. If the faults were independent losses, raise reset_limit"
         ) from cause
 
 
 def _tell(resets: int, cause: Exception) -> None:
     context = current()
     if context.rank == 0:
-        _log.warning("reset %d, %d ranks go on after %s: %s", resets, context.size, type(cause).__name__, cause)
+        _log.warning("reset %d, %d ranks continue after %s: %s", resets, context.size, type(cause).__name__, cause)

@@ -171,7 +171,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         wanted, places = [int(index) for index in indices], self._division.places
         for index in wanted:
             if index not in places:
-                raise UsageError(f"record_indices(): index {index} is not one that rank {self.rank} was to visit")
+                raise UsageError(f"record_indices(): index {index} does not belong to rank {self.rank}")
         for place in sorted(places[index] for index in wanted):
             _add(self._taken.setdefault(self.rank, []), place, place + 1)
 
@@ -180,7 +180,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         if batch_idx < 0 or batch_size < 1 or begin >= len(self):
             raise UsageError(
                 f"there is no batch {batch_idx} of {batch_size} among the {len(self)} samples of this rank: batches "
-                "count from 0 each time the loader is iterated anew"
+                "count from 0 in each iteration over the loader"
             )
         return begin, min(begin + batch_size, len(self))
 
@@ -248,7 +248,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
             else torch.tensor(list(processed), dtype=torch.int64, device=HOST)
         )
         if len(indices) > 0 and not 0 <= int(indices.min()) <= int(indices.max()) < len(done):
-            raise UsageError(f"this state of ElasticSampler has indices beyond a dataset of {len(done)}: use its own")
+            raise UsageError(
+                f"this state of ElasticSampler has indices beyond the dataset of {len(done)}: use the same dataset"
+            )
         done[indices] = True
         self._divide(state_dict["epoch"], done, rank, size)
 

@@ -236,7 +236,7 @@ class State(ABC):
             for part in self._parts.values():
                 end = 1 + notes[0]
                 if not part.hear(notes[1:end]) and strict:
-                    raise UsageError(f"rank {rank} is in another epoch than this one: call set_epoch() on all ranks")
+                    raise UsageError(f"rank {rank} is in another epoch than this rank: call set_epoch() on all ranks")
                 notes = notes[end:]
 
 
@@ -275,7 +275,9 @@ class ObjectState(State):
         super().__init__(bcast_object, get_rank)
         for name in attributes:
             if name.startswith("_") or hasattr(type(self), name):
-                raise UsageError(f"{type(self).__name__}({name}=...): the state uses this name itself; take another")
+                raise UsageError(
+                    f"{type(self).__name__}({name}=...): the state uses this name itself; use another name"
+                )
         for name in sorted(attributes):
             super().__setattr__(name, attributes[name])
             part = self._part_of(attributes[name])

@@ -20,7 +20,7 @@ _ENTRY = re.compile(r"    (\w+(?:, \w+)*): (.*)")
 
 
 @dataclass(frozen=True)
-class Told:
+class DocstringParts:
     """The parts of a docstring.
 
     Attributes:
@@ -37,7 +37,7 @@ class Told:
         return next((name, text) for name, text in self.facts.items() if _SENT.match(name))
 
 
-def told(kind: type[Algorithm]) -> Told:
+def parts_of(kind: type[Algorithm]) -> DocstringParts:
     """Return the parts of the docstring of an algorithm.
 
     Raises:
@@ -47,18 +47,18 @@ def told(kind: type[Algorithm]) -> Told:
     paragraphs = [" ".join(one.split()) for one in text.split("\n\n")]
     begin = next((k for k, one in enumerate(paragraphs) if _FACT.match(one)), len(paragraphs))
     pieces = _FACT.split(" ".join(paragraphs[begin:]))[1:]
-    facts = {name: said[1:].strip() for name, said in zip(pieces[::2], pieces[1::2])}
+    facts = {name: rest[1:].strip() for name, rest in zip(pieces[::2], pieces[1::2])}
     missing = [name for name in NEEDED if name not in facts]
     if missing or not any(map(_SENT.match, facts)):
-        raise LookupError(f"the docstring of {kind.__name__} does not say: {', '.join(missing) or 'what is sent'}")
-    return Told(paragraphs[:begin], facts)
+        raise LookupError(f"the docstring of {kind.__name__} lacks: {', '.join(missing) or 'Sent per ...'}")
+    return DocstringParts(paragraphs[:begin], facts)
 
 
 def settings(kind: type) -> list[tuple[str, str, str]]:
     """Return name, default and meaning of each field of a dataclass.
 
     Raises:
-        LookupError: no docstring explains a field.
+        LookupError: no docstring describes a field.
     """
     meanings: dict[str, str] = {}
     for one in reversed(kind.__mro__):
@@ -66,7 +66,7 @@ def settings(kind: type) -> list[tuple[str, str, str]]:
     found = []
     for field in dataclasses.fields(kind):
         if field.name not in meanings:
-            raise LookupError(f"no docstring says what {kind.__name__}.{field.name} means")
+            raise LookupError(f"no docstring describes {kind.__name__}.{field.name}")
         default = "needed" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
         found.append((field.name, default, meanings[field.name]))
     return found
