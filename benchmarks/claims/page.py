@@ -16,24 +16,24 @@ from sordino.report.tables import table
 
 _NOT_RUN = "not run yet"
 _WIDTH = 120  # of a line, in characters
-_BEGINNING = """# What the papers claim, and what was found
+_BEGINNING = """# Claims of the papers, and their verdicts
 
 Sordino implements the algorithms of five papers. Each figure, table and headline sentence of theirs is a claim. A row
-below has its verdict, and the page of the paper has the rest: what the source says, what runs here, and the values.
-`make claims-quick` runs all claims in small, and `python -m benchmarks.claims run NAME` settles one claim. These pages
+below has its verdict. The page of the paper has the source's statement, the experiment here, and the values.
+`make claims-quick` runs all claims in small, and `python -m benchmarks.claims run NAME` runs one claim. These pages
 are made from `benchmarks/results/claims/` by `python -m benchmarks.claims report`.
 
 **Verdicts.** A claim consists of statements, each with its own verdict. The first statement is the headline and gives
-the claim's verdict. Some statements are not from the source; they explain. Seeds share initial values and the order of
-the data across algorithms, so a difference is taken seed by seed. Given are its mean, ± its standard error, and in
-brackets the number of seeds. *Points* are percentage points.
+the claim's verdict. Some statements are not from the source; they explain a verdict. Seeds share initial values and
+the order of the data across algorithms, so a difference is taken seed by seed. Given are its mean, ± its standard error,
+and in brackets the number of seeds. *Points* are percentage points.
 
 | verdict | condition |
 | --- | --- |
-| holds | beyond two standard errors of the limit (0 where none is given) |
-| holds in direction | the same, but surely less than half of the source's effect |
-| does not hold | beyond two standard errors on the other side |
-| not told apart | within two standard errors |
+| holds | the mean is beyond the limit (0 if none is given) by more than two standard errors |
+| holds in direction | the same, but the effect is surely less than half of the source's |
+| does not hold | the mean misses the limit by more than two standard errors |
+| not told apart | the mean is within two standard errors of the limit |
 
 A training has *collapsed* if its loss is not finite or ends where it began, or if its accuracy is less than half of
 that of others. Collapsed trainings are counted and left out of the mean.

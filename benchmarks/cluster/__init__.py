@@ -1,13 +1,12 @@
-"""Nodes out of one Linux machine: hosts in namespaces, joined by links of a chosen rate, with jobs over them by mpirun
-or by torchrun.
+"""Emulated hosts on one Linux machine: namespaces joined by links of a chosen rate, with jobs by mpirun or torchrun.
 
-A cluster is one process namespace. Its first process waits on a pipe from this one, so it ends when this one does,
-however that happens, and the kernel then ends every other process in it. Network namespaces, links, host names, shared
-memory and session files belong to those processes alone and go with the last of them. None of them has a name outside,
-so there is nothing to sweep up, nothing to confuse with what others made, and clusters do not meet.
+A cluster is one process namespace. Its first process waits on a pipe from this process, so it ends when this process
+ends for any reason. Then the kernel ends all other processes of the namespace. Network namespaces, links, host names,
+shared memory and session files belong to these processes alone and disappear with the last one. None of them has a name
+outside. So no cleanup is needed, and clusters cannot disturb each other or other programs.
 
-The head, where mpirun runs, holds the switch. A host has a process namespace, /proc and /dev/shm of its own: what would
-not work between real machines (a peer's memory, its process id) does not work here either.
+The head, where mpirun runs, holds the switch. A host has its own process namespace, /proc and /dev/shm. So a rank cannot
+use the memory or the process id of a rank on another host, as between real machines.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from sordino.launcher import mpi
 Rates = float | Sequence[float | None] | None
 
 _MOST_HOSTS = 200  # they share one /24
-_PORT = "29500"  # of a job's store; every cluster has a network of its own
+_PORT = "29500"  # port of a job's store; every cluster has its own network
 _NAMESPACES = ("--mount-proc", "--pid", "--fork", "--kill-child", "--net", "--uts", "--ipc")
 
-# Both end with their first process. Files in memory are theirs alone: what a killed job leaves there goes with them.
+# Both namespaces end with their first process. Their /dev/shm is private, so files of a killed job disappear with them.
 _HEAD = """
 mount -t tmpfs tmpfs /dev/shm && echo head > /proc/sys/kernel/hostname && cat > /dev/shm/hosts <<END &&
 {addresses}
@@ -43,7 +42,7 @@ mount --bind /dev/shm/hosts /etc/hosts && echo ready && read -r _
 """
 _HOST = 'mount -t tmpfs tmpfs /dev/shm && echo "$0" > /proc/sys/kernel/hostname && echo ready && exec sleep infinity'
 
-# What Open MPI starts instead of ssh, with a host and words for that host's shell. Lies in the head's /dev/shm.
+# Program that Open MPI starts instead of ssh, with a host and words for its shell. The file is in the head's /dev/shm.
 _AGENT = """#!/bin/sh
 case $1 in
 {cases}
@@ -54,8 +53,8 @@ exec {enter} -- sh -c "$*"
 """
 
 
-# Hosts start no others, so they have no agent; without no_tree_spawn their prted would crash for want of it. UCX and
-# libfabric would look for other ways than the links and the shared memory within a host, which takes a second.
+# Hosts start no other hosts, so they have no agent. Without no_tree_spawn their prted would look for it and crash. The
+# explicit pml and btl save the second in which UCX and libfabric would look for other transports.
 _MPI_OPTIONS = (
     *("--prtemca", "plm_ssh_agent", "/dev/shm/agent", "--prtemca", "plm_ssh_no_tree_spawn", "1"),
     *("--prtemca", "prte_tmpdir_base", "/dev/shm"),
@@ -65,26 +64,26 @@ _MPI_OPTIONS = (
 
 @dataclass(frozen=True)
 class Traffic:
-    """What went over a host's link so far, in bytes, Ethernet headers included."""
+    """Bytes over a host's link so far, Ethernet headers included."""
 
     sent: int
     received: int
 
 
 class Cluster:
-    """Hosts `node0`, `node1`, … that live until the context ends.
+    """Hosts `node0`, `node1`, … that exist until the context ends.
 
     with Cluster(hosts=4, mbps=1000) as cluster:
         print(cluster.run(ranks=8, command=["python", "train.py"]).stdout)
 
     Args:
-        hosts: how many.
-        mbps: the rate of each host's link in each direction, in megabits a second, one for all or one for each; None
-            is as fast as the machine.
+        hosts: number of hosts.
+        mbps: rate of each host's link in each direction, in megabits per second: one for all or one for each. None: as
+            fast as the machine.
 
     Raises:
-        UsageError: there cannot be such a cluster.
-        NotBuilt: on entering; this machine or this user cannot make one. The message says what is missing.
+        UsageError: the arguments are out of range.
+        NotBuilt: on entering, if this machine or this user cannot make a cluster. The message names the missing part.
     """
 
     def __init__(self, hosts: int, mbps: Rates = None) -> None:
@@ -100,7 +99,7 @@ class Cluster:
         self._mbps = rates
         self._head: subprocess.Popen[str] | None = None
         self._hosts: list[subprocess.Popen[str]] = []
-        self._pids: list[int] = []  # in the head's numbers, of what holds the hosts' namespaces
+        self._pids: list[int] = []  # of the processes that hold the hosts' namespaces, as numbered in the head
 
     def __enter__(self) -> Cluster:
         _require_tools()
@@ -123,9 +122,9 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Ends every process in the cluster, and with them all else; returns when they are gone."""
+        """End every process of the cluster and wait until they are gone."""
         if self._head is not None:
-            self._head.communicate("\n")  # a line, not only the end of the pipe: a fork of ours may hold that open
+            self._head.communicate("\n")  # a line, because a fork of this process may keep the pipe open
             self._head = None
         while self._hosts:
             self._hosts.pop().communicate()
@@ -140,26 +139,26 @@ class Cluster:
         options: Sequence[str] = (),
         per_host: Sequence[int] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs an MPI job, its ranks in blocks over the hosts, and returns its exit status and output.
+        """Run an MPI job with ranks in blocks over the hosts, and return its exit status and output.
 
         Args:
-            ranks: how many in all. Where they do not divide by the hosts, the first hosts have one more.
+            ranks: total number of ranks. If it cannot be divided by the hosts, the first hosts have one more.
             command: the program and its arguments; `python` is the Python that runs now.
-            env: environment variables, on top of this process's.
-            capture: False lets the job write where this process writes.
-            timeout: in seconds.
-            options: more of them for mpirun.
-            per_host: how many ranks each host has, if not as many as possible the same.
+            env: environment variables, added to this process's.
+            capture: whether to capture the output. Otherwise the job writes where this process writes.
+            timeout: limit in seconds.
+            options: further options of mpirun.
+            per_host: number of ranks on each host; None: as even as possible.
 
         Raises:
-            UsageError: no rank is to run, or the cluster is not open.
-            NotBuilt: there is no Open MPI 5 here.
-            subprocess.TimeoutExpired: the job took longer and was ended.
+            UsageError: `ranks` is less than 1, or the cluster is not open.
+            NotBuilt: Open MPI 5 is not installed.
+            subprocess.TimeoutExpired: the job exceeded the timeout and was ended.
         """
         slots = self._slots(ranks, per_host)
         job = mpi.Job(
             ranks=ranks,
-            # Open MPI's daemons can miss the end of a process that ends at once, and then wait for ever.
+            # Open MPI's daemons can miss the end of a process that ends at once, and then wait without end.
             command=["sh", "-c", 'sleep 0.2; exec "$@"', "sh", *mpi.resolve(command)],
             hosts=[f"{name}:{count}" for name, count in zip(self.names, slots) if count],
             exports=env,
@@ -167,19 +166,19 @@ class Cluster:
         )
         words = mpi.command_line(mpirun(), job)
         if timeout is not None:
-            # Not Python's: it would kill nsenter and leave mpirun. This one lets mpirun end its job first.
+            # Python's timeout would kill nsenter and leave mpirun. This program lets mpirun end its job first.
             words = ["timeout", "--kill-after=5", f"{timeout}", *words]
         started = time.monotonic()
         done = subprocess.run(
             [*self._inside(), "env", f"--chdir={os.getcwd()}", *words],
-            # Hosts share the cores, so a rank that waits must let the others compute.
+            # Hosts share the cores, so a waiting rank must yield to other ranks.
             env={"OMPI_MCA_mpi_yield_when_idle": "1", **job_environment(), **(env or {})},
             stdin=subprocess.DEVNULL,
             capture_output=capture,
             text=True,
             errors="replace",
         )
-        # A rank that is killed also makes mpirun return 137, but sooner.
+        # mpirun also returns 137 after the kill of a rank, but before the timeout.
         if timeout is not None and done.returncode in (124, 137) and time.monotonic() - started >= timeout:
             raise subprocess.TimeoutExpired(list(command), timeout, done.stdout, done.stderr)
         return done
@@ -194,20 +193,20 @@ class Cluster:
         options: Sequence[str] = (),
         per_host: Sequence[int] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a job by a torchrun on each host, its ranks in blocks as in `run`; its output is that of all hosts.
+        """Run a job with one torchrun per host and ranks in blocks as in `run`; return the output of all hosts.
 
         Args:
-            ranks: how many in all, as in `run`.
+            ranks: total number of ranks, as in `run`.
             command: the program and its arguments.
-            env: environment variables, on top of this process's. UCX is told to take the links alone.
-            capture: False lets the job write where this process writes.
-            timeout: in seconds.
-            options: more of them for torchrun.
+            env: environment variables, added to this process's. UCX is restricted to the links.
+            capture: whether to capture the output. Otherwise the job writes where this process writes.
+            timeout: limit in seconds.
+            options: further options of torchrun.
             per_host: as in `run`.
 
         Raises:
-            UsageError: no rank is to run, or the cluster is not open.
-            subprocess.TimeoutExpired: the job took longer and was ended.
+            UsageError: `ranks` is less than 1, or the cluster is not open.
+            subprocess.TimeoutExpired: the job exceeded the timeout and was ended.
         """
         slots = [count for count in self._slots(ranks, per_host) if count]
         agents: list[tuple[int, list[str], Mapping[str, str]]] = []
@@ -225,9 +224,10 @@ class Cluster:
         timeout: float | None = None,
         per_host: Sequence[int] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a job without a launcher that would end the others when one fails: ranks know each other by variables.
+        """Run a job without a launcher, so that the failure of a rank does not end the other ranks.
 
-        They are torch.distributed's: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Arguments and errors as of `torchrun`.
+        Ranks get the environment variables of torch.distributed: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The
+        arguments and errors are those of `torchrun`.
         """
         slots = self._slots(ranks, per_host)
         hosts = [k for k, count in enumerate(slots) for _ in range(count)]
@@ -243,8 +243,8 @@ class Cluster:
         timeout: float | None,
         capture: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs words on hosts, each with variables of its own, to their end."""
-        # torch looks its host up to know which one it is; UCX would find ways that there are not between machines.
+        """Run commands on hosts, each with its own variables, and wait for their end."""
+        # UCX would otherwise use transports that real machines do not share.
         links = {"UCX_NET_DEVICES": "eth0", "UCX_TLS": "tcp,self", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
         children, pipe = [], subprocess.PIPE if capture else None
         for k, words, variables in started:
@@ -261,7 +261,7 @@ class Cluster:
                     errors="replace",
                 )
             )
-        # All at once: a child that nobody reads from would stop writing, and the others would wait for it.
+        # All at once: a child whose output is not read would block, and other children would wait for it.
         with ThreadPoolExecutor(len(children)) as readers:
             written = list(readers.map(lambda child: child.communicate(), children))
         out, errors = ("".join(text or "" for text in texts) for texts in zip(*written))
@@ -271,7 +271,7 @@ class Cluster:
         return subprocess.CompletedProcess(list(command), status, out, errors)
 
     def _slots(self, ranks: int, per_host: Sequence[int] | None) -> list[int]:
-        """How many ranks each host has."""
+        """Return the number of ranks on each host."""
         if ranks < 1:
             raise UsageError(f"{ranks} ranks: at least one must run")
         if per_host is not None:
@@ -282,18 +282,18 @@ class Cluster:
         return [each + (k < more) for k in range(len(self.names))]
 
     def cut(self, host: str, is_cut: bool = True) -> None:
-        """Takes a host's cable out of the switch, or puts it back."""
+        """Disconnect a host from the switch, or connect it again."""
         self._do("ip", "link", "set", host, "down" if is_cut else "up")
 
     def part(self, hosts: Sequence[str]) -> None:
-        """Joins these hosts' cables to another switch: they reach each other, and no others."""
+        """Connect these hosts to another switch, so that they reach only each other."""
         self._do("ip", "link", "add", "switch2", "type", "bridge")
         self._do("ip", "link", "set", "switch2", "up")
         for host in hosts:
             self._do("ip", "link", "set", host, "master", "switch2")
 
     def traffic(self) -> dict[str, Traffic]:
-        """What every host sent and received so far, by the counters of the switch."""
+        """Return the bytes that every host sent and received so far, by the counters of the switch."""
         found = {}
         for link in json.loads(self._do("ip", "-json", "-statistics", "link", "show", "type", "veth")):
             stats = link["stats64"]
@@ -310,7 +310,7 @@ class Cluster:
         self._do("ip", "link", "set", "switch", "up")
 
     def _start_host(self, name: str) -> int:
-        """Returns the process, numbered as in the head, that holds the host's namespaces."""
+        """Start a host; return the id, as numbered in the head, of the process that holds its namespaces."""
         inner = ["unshare", *_NAMESPACES, "sh", "-c", _HOST, name]
         host = _start([*self._inside(), "sh", "-c", 'echo $$; exec "$@"', "sh", *inner])
         self._hosts.append(host)
@@ -319,7 +319,7 @@ class Cluster:
         return pid
 
     def _link(self, k: int, pid: int) -> None:
-        """Joins host `k` to the switch by a cable with an end `eth0` at the host and one named after it at the head."""
+        """Connect host `k` to the switch by a veth pair: `eth0` at the host, and the host's name at the head."""
         name, rate, there = self.names[k], self._mbps[k], [*_enter(str(pid)), "--"]
         self._do("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
         self._do("ip", "link", "set", name, "master", "switch", "up")
@@ -327,12 +327,12 @@ class Cluster:
         self._do(*there, "ip", "link", "set", "lo", "up")
         self._do(*there, "ip", "link", "set", "eth0", "up")
         if rate is not None:
-            # A queueing discipline acts on what leaves, so each direction is limited at the end it leaves from.
+            # A queueing discipline acts on outgoing packets, so each direction is limited at its sending end.
             self._do("tc", "qdisc", "add", "dev", name, "root", "tbf", *_bucket(rate))
             self._do(*there, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *_bucket(rate))
 
     def _inside(self) -> list[str]:
-        """The words that run what follows them in the head."""
+        """Return the words that run the following words in the head."""
         if self._head is None:
             raise UsageError("the cluster is not open; use it as `with Cluster(…) as cluster`")
         return [*_enter(str(self._head.pid)), "--"]
@@ -348,7 +348,7 @@ class Cluster:
 
 
 def _require_tools() -> None:
-    """NotBuilt if this machine or this user cannot make a cluster."""
+    """Raise NotBuilt if this machine or this user cannot make a cluster."""
     if os.geteuid() != 0:
         raise NotBuilt("a cluster is made of network namespaces, which needs root: run this with sudo")
     for tool, package in (("ip", "iproute2"), ("tc", "iproute2"), ("unshare", "util-linux"), ("nsenter", "util-linux")):
@@ -357,7 +357,7 @@ def _require_tools() -> None:
 
 
 def mpirun() -> mpi.Launcher:
-    """The launcher of jobs by MPI; NotBuilt if there is none that can."""
+    """Return the launcher of MPI jobs. NotBuilt if it is not of Open MPI 5."""
     launcher = mpi.find_launcher(mpi.build_info(), os.environ)
     number = re.search(r"Open MPI\)\s+(\d+)", launcher.version)
     if number is None or int(number[1]) < 5:
@@ -368,13 +368,13 @@ def mpirun() -> mpi.Launcher:
 
 
 def _start(words: list[str]) -> subprocess.Popen[str]:
-    # In a session of its own, or Ctrl-C at a terminal would end it before the job that has something to say.
+    # In its own session: otherwise Ctrl-C at a terminal would end it before the job, whose output would be lost.
     pipe = subprocess.PIPE
     return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 def _expect(process: subprocess.Popen[str]) -> str:
-    """The next line the process writes; NotBuilt, with its last words, if it ended instead."""
+    """Return the next line of a process. NotBuilt, with its last line of errors, if it ended."""
     assert process.stdout is not None and process.stderr is not None
     line = process.stdout.readline()
     if not line:
@@ -386,8 +386,10 @@ def _expect(process: subprocess.Popen[str]) -> str:
 
 
 def _enter(pid: str) -> list[str]:
-    """nsenter for the namespaces that `unshare` with this process id made. It is not in its process namespace itself,
-    only its children are."""
+    """Return the nsenter command for the namespaces that `unshare` with this process id made.
+
+    The process itself is not in its process namespace; only its children are.
+    """
     return [
         "nsenter", "--target", pid, "--mount", "--net", "--uts", "--ipc", f"--pid=/proc/{pid}/ns/pid_for_children"
     ]  # fmt: skip
@@ -398,12 +400,12 @@ def _address(k: int) -> str:
 
 
 def _bucket(mbps: float) -> list[str]:
-    """tbf's parameters.
+    """Return tbf's parameters.
 
-    The burst goes through at once after a pause, so it should be short; but tbf wakes late on a busy machine, and what
-    it may not catch up is lost. A millisecond serves both; less than 16 KiB would cut the kernel's packets too small.
-    Nothing is dropped before the queue holds more than several TCP windows: links between training machines lose
-    next to nothing, and a lost packet at the end of a message costs TCP 0.2 s.
+    After a pause a burst passes at once, so it should be short. But tbf wakes late on a busy machine, and rate beyond the
+    burst is lost. A millisecond is a compromise; less than 16 KiB would cut the kernel's packets too small. The queue
+    holds several TCP windows before a packet is dropped, because links between training machines lose almost nothing
+    and a lost packet at the end of a message costs TCP 0.2 s.
     """
     burst = max(16 << 10, int(mbps * 1e6 / 8 * 1e-3))
     return ["rate", f"{int(mbps * 1e6)}bit", "burst", str(burst), "limit", str(32 << 20)]

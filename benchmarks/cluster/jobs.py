@@ -1,4 +1,4 @@
-"""Starts the ranks of a benchmark, here or on emulated hosts, and reads the line of JSON that rank 0 prints."""
+"""Start of a benchmark's ranks, here or on emulated hosts, and their results, a line of JSON of rank 0."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ from sordino.report import Results, machines, records
 from sordino.timing import Participants, Watch
 
 Starter = Literal["mpirun", "torchrun", "local"]
-"""Who starts the ranks of a job; "local" is `sordino run`, for one machine."""
+"""Launcher of a job; "local" is `sordino run`, for one machine."""
 
 _TIMEOUT_S = 3600
 _BENCHMARKS = Path(__file__).resolve().parents[1]
 
 
 def work(measure: Callable[[Participants], Results], algorithm: Algorithm | None = None) -> int:
-    """What a rank of such a job does: rank 0 prints what was measured. `algorithm` is for `hvd.init`. Returns the exit
-    status."""
+    """Run `measure` as a rank of a job, and print its result on rank 0; return the exit status.
+
+    `algorithm` is the argument of `hvd.init`.
+    """
     torch.set_num_threads(1)
     hvd.init(algorithm=algorithm)
-    # No mpi4py: its barrier would spin on cores that other hosts need.
+    # Without mpi4py: its barrier would spin on cores that other hosts need.
     found = measure(Participants(hvd.rank(), hvd.size(), None, one_node=hvd.cross_size() == 1))
     if hvd.rank() == 0:
         print(json.dumps(found), flush=True)
@@ -43,8 +45,10 @@ def work(measure: Callable[[Participants], Results], algorithm: Algorithm | None
 
 
 def machine_before() -> Results:
-    """The machine, and how busy others keep it before there are hosts: what the kernel does for their links cannot be
-    told from what other processes do."""
+    """Return the machine, and its use by other processes before any host is made.
+
+    Later the kernel's work for the links of hosts could not be distinguished from other processes.
+    """
     mpi, watch = build_info()["mpi"], Watch(Participants())
     found = machines.machine(mpi["library"] if mpi else None)
     time.sleep(1.0)
@@ -52,16 +56,16 @@ def machine_before() -> Results:
 
 
 def paths() -> dict[str, str]:
-    """The variable by which ranks find the modules of benchmarks, and all that it says here already."""
+    """Return PYTHONPATH with the folder of benchmarks before its present value."""
     before = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": f"{_BENCHMARKS}{os.pathsep}{before}" if before else str(_BENCHMARKS)}
 
 
 def words_here(ranks: int, words: Sequence[str], starter: Starter) -> list[str]:
-    """The words that start `words` as the ranks of one job on this machine.
+    """Return the words that start `words` as the ranks of one job on this machine.
 
     Raises:
-        NotBuilt: there is no mpirun.
+        NotBuilt: mpirun is not found.
     """
     if starter == "mpirun":
         launcher = mpi.find_launcher(build_info(), os.environ)
@@ -73,13 +77,13 @@ def words_here(ranks: int, words: Sequence[str], starter: Starter) -> list[str]:
 
 
 def run_here(ranks: int, module: str, arguments: Sequence[str], starter: Starter = "mpirun") -> Results:
-    """What the ranks of one job found, all on this machine.
+    """Return the results of one job with all ranks on this machine.
 
     Raises:
-        NotBuilt: there is no mpirun. SordinoError: the job failed.
+        NotBuilt: mpirun is not found. SordinoError: the job failed.
     """
     words = words_here(ranks, ["python", "-m", module, *arguments], starter)
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, **paths()}  # torchrun has a word to say where it is not set
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, **paths()}  # torchrun warns if it is not set
     try:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment
@@ -97,8 +101,9 @@ def run_on_hosts(
     arguments: Sequence[str],
     starter: Starter = "mpirun",
 ) -> Results:
-    """What the ranks of one job found, on a cluster of its own, and the bytes of the host that sent most. `mbps` is the
-    rate of all links, or of each. By torchrun, ranks have UCX between hosts.
+    """Return the results of one job on its own cluster, and the bytes of the host that sent most.
+
+    `mbps` is the rate of all links, or of each. With torchrun ranks use UCX between hosts.
 
     Raises:
         NotBuilt: no cluster can be made here. SordinoError: the job failed.
@@ -113,13 +118,13 @@ def run_on_hosts(
 
 
 def failed(program: str, error: SordinoError) -> int:
-    """Says why there are no results; the exit status: 2 if there can be none here, 1 if a job failed."""
+    """Log why there are no results; return the exit status: 2 if this machine cannot run the job, 1 if it failed."""
     records.log(f"{program}: {error}")
     return 2 if isinstance(error, (NotBuilt, UsageError)) else 1
 
 
 def wrong_contestants(rows: Sequence[Results]) -> list[str]:
-    """Who computed something wrong."""
+    """Return the names of contestants with wrong results."""
     return sorted({name for row in rows for name, one in row["contestants"].items() if not one["right"]})
 
 
@@ -127,7 +132,7 @@ def _found(done: subprocess.CompletedProcess[str], who: str) -> Results:
     if done.returncode != 0:
         said = machines.without_paths(done.stderr[-2000:])
         raise SordinoError(f"{who} ended with status {done.returncode}:\n{said}")
-    # Of several hosts the lines of one come after another's, and UCX writes its warnings among them.
+    # The output of several hosts is concatenated, and contains warnings of UCX.
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
         raise SordinoError(f"{who} found nothing; they wrote:\n{machines.without_paths(done.stdout[-2000:])}")

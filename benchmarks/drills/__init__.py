@@ -1,1 +1,1 @@
-"""What the soak is made of: a job whose ranks are killed, its course, and its report (soak.py)."""
+"""Parts of the soak (soak.py): a job whose ranks are killed, the course of its steps, and the report."""

@@ -1,4 +1,4 @@
-"""What the log of a disturbed training's steps tells: when it went on after each kill, and what it took again."""
+"""Course of a disturbed training by its log of steps: when it continued after each kill, and which steps it repeated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POINTS = 400
 
 @dataclass(frozen=True)
 class Line:
-    """One step: its number, how many ranks took it, in which start of the job, and when (seconds since the epoch)."""
+    """One step: its number, the ranks that took it, the start of the job, and the time in seconds since the epoch."""
 
     step: int
     ranks: int
@@ -24,7 +24,7 @@ class Line:
 
 
 def lines_of(path: Path) -> tuple[list[Line], int]:
-    """The steps of a log in the order in which they were taken, and how many lines a kill has cut short."""
+    """Return the steps of a log in order, and the number of lines that a kill cut short."""
     lines, torn = [], 0
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
@@ -36,8 +36,11 @@ def lines_of(path: Path) -> tuple[list[Line], int]:
 
 
 def told(kills: Sequence[Kill], lines: Sequence[Line], begun: float) -> list[Results]:
-    """Each kill with what followed. The first step without those killed is of a later start, or the second one after
-    the last before them: one may have been under way, and had all it needed from them."""
+    """Return each kill with its consequences.
+
+    The first step without the killed ranks is one of a later start, or the second step after the last one before the
+    kill: one step may have been in flight with everything that it needed from the killed ranks.
+    """
     found = []
     for kill in kills:
         reached = max((line.step for line in lines if line.time < kill.time and line.start == kill.start), default=0)
@@ -51,7 +54,7 @@ def told(kills: Sequence[Kill], lines: Sequence[Line], begun: float) -> list[Res
                 "ranks": list(kill.ranks),
                 "alive": kill.alive,
                 "start": kill.start,
-                "after_step": reached or None,  # None: the start had taken none
+                "after_step": reached or None,  # None: this start had taken no step
                 "outlived": not ended,
                 "seconds_to_go_on": on and on.time - kill.time,
                 "steps_repeated": on and (max(max(before, default=0) - on.step + 1, 0) if ended else 0),
@@ -62,7 +65,7 @@ def told(kills: Sequence[Kill], lines: Sequence[Line], begun: float) -> list[Res
 
 
 def course(lines: Sequence[Line], begun: float) -> list[list[float]]:
-    """Seconds and step, of some lines: the first and last of each start, and enough between for a picture."""
+    """Return seconds and step of some lines: the first and last of each start, and enough between for a picture."""
     stride = max(1, len(lines) // _POINTS)
     edges = {k for k in range(1, len(lines)) if lines[k].start != lines[k - 1].start}
     chosen = sorted({*range(0, len(lines), stride), *edges, *(k - 1 for k in edges), len(lines) - 1} - {-1})

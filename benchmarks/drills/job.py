@@ -1,4 +1,4 @@
-"""A job of `sordino run` whose ranks are killed. Its processes are those with its mark in their environment."""
+"""A job of `sordino run` whose ranks are killed. A mark in the environment identifies its processes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Kill:
     """Ranks that were killed at once.
 
     Attributes:
-        time: in seconds since the epoch.
-        ranks: as the launcher numbers them.
-        alive: the ranks that lived before.
-        start: of the job that they belonged to, 0 for its first.
+        time: seconds since the epoch.
+        ranks: killed ranks, as the launcher numbers them.
+        alive: number of living ranks before the kill.
+        start: number of the job's start that they belonged to, from 0.
     """
 
     time: float
@@ -40,11 +40,11 @@ class Kill:
 
 
 class Job:
-    """`sordino run WORDS` in a session of its own; ended by force with the block.
+    """`sordino run WORDS` in its own session. The end of the `with` block kills it.
 
     Args:
-        folder: for its output, and for its temporary files, of which none may be left.
-        words: of the command.
+        folder: folder of its output and of its temporary files, which the job must remove.
+        words: words of the command.
     """
 
     def __init__(self, folder: Path, words: Sequence[str]) -> None:
@@ -57,7 +57,7 @@ class Job:
         self._mark = f"{_MARK}={mark}".encode()
         self.begun = time.time()
         environment = {**os.environ, _MARK: mark, "TMPDIR": str(self._temporary)}
-        environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "torch")  # which torch means to leave
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "torch")  # torch leaves files there
         with open(self._output, "wb") as output:
             self._front = subprocess.Popen(
                 [sys.executable, "-m", "sordino.cli", "run", *words],
@@ -78,11 +78,11 @@ class Job:
 
     @property
     def output(self) -> str:
-        """Of the command and all ranks."""
+        """Output of the command and all ranks."""
         return self._output.read_text(errors="replace")
 
     def wait(self, until: float) -> int | None:
-        """Waits until a moment of `time.time()`, or for the end; the exit status, None if it still runs."""
+        """Wait until a time of `time.time()` or for the end; return the exit status, or None if it still runs."""
         while True:
             self._remember()
             left = until - time.time()
@@ -93,24 +93,24 @@ class Job:
                     return None
 
     def ranks(self) -> dict[int, tuple[int, int]]:
-        """Of those that live: by number the process and the start of the job that it belongs to."""
+        """Return process id and start of the job of each living rank, by its number."""
         here = {}
         for pid, environment in self._processes().items():
             number = next((environment[name] for name in _RANK if name in environment), None)
             if number is not None and b"supervisor.py" not in _read(pid, "cmdline"):
                 here[pid] = int(number), int(environment.get("SORDINO_RESTART", 0))
-        # A rank's own children carry its number too.
+        # Children of a rank have its number too.
         return {rank: (pid, start) for pid, (rank, start) in here.items() if state_and_parent(pid)[1] not in here}
 
     def kill(self, ranks: dict[int, tuple[int, int]], victims: Sequence[int]) -> Kill:
-        """SIGKILL for some of these ranks."""
+        """Send SIGKILL to some of these ranks."""
         now = time.time()
         for rank in victims:
             self._kill(ranks[rank][0])
         return Kill(now, tuple(victims), len(ranks), max(start for _, start in ranks.values()))
 
     def left(self) -> list[str]:
-        """What there still is of a job that has ended: processes, files in shared memory, temporary files."""
+        """Return leftovers of a job that has ended: processes, files in shared memory, temporary files."""
         until = time.monotonic() + _GOES_WITHIN_S
         while (processes := self._processes()) and time.monotonic() < until:
             time.sleep(0.05)
@@ -119,13 +119,13 @@ class Job:
         return found + [str(file) for file in sorted(self._temporary.iterdir())]
 
     def stuck(self, what: str) -> SordinoError:
-        """An error that shows the job as it is."""
+        """Return an error that shows the processes and the output of the job."""
         commands = map(_words, self._processes())
         text = "\n".join([f"{what}; its processes:", *commands, "and the end of its output:", self.output[-2000:]])
         return SordinoError(machines.without_paths(text))
 
     def _processes(self) -> dict[int, dict[str, str]]:
-        """The living ones, and the environments that they began with."""
+        """Return the environments of living processes of the job, by process id."""
         found = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -142,7 +142,7 @@ class Job:
         except ProcessLookupError:
             return
         try:
-            # The number may be another process's by this time; what the handle holds is not.
+            # The id may belong to another process by now; the handle does not.
             if self._mark in _read(pid, "environ").split(b"\0"):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         except ProcessLookupError:
@@ -151,7 +151,7 @@ class Job:
             os.close(handle)
 
     def _remember(self) -> None:
-        """The files in shared memory that its processes have open or mapped."""
+        """Note the files in shared memory that the job's processes have open or mapped."""
         for pid in self._processes():
             names = {line.split(maxsplit=5)[-1] for line in _read(pid, "maps").decode(errors="replace").splitlines()}
             try:

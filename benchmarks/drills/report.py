@@ -12,7 +12,7 @@ from sordino.report.tables import format_seconds, table
 
 _WAYS = {
     "restart": "all ranks are started again and continue from the newest checkpoint",
-    "continue": "the others go on; when none is left, all are started again and continue from the newest checkpoint",
+    "continue": "the other ranks continue; after the loss of the last one all are started again from the newest checkpoint",
 }
 
 
@@ -21,7 +21,7 @@ def _what(results: Results) -> str:
     return (
         f"{training} on {results['ranks']} ranks, {results['steps']} steps, a checkpoint every "
         f"{results['checkpoint_every']}. For {results['minutes']:g} minutes ranks are killed with SIGKILL, on average "
-        f"every {results['every']:g} s, whatever they do at that moment; every fourth time two at once. Then "
+        f"every {results['every']:g} s, at random moments; every fourth time two at once. Then "
         f"{_WAYS[results['mode']]}. Seed {results['seed']}."
     )
 
@@ -44,7 +44,7 @@ def _summary(results: Results) -> str:
         ["Steps taken more than once", "0", str(stormy["steps_repeated"])],
         ["Kills (ranks killed)", "0", f"{len(stormy['kills'])} ({sum(len(one['ranks']) for one in stormy['kills'])})"],
         ["Restarts", "0", str(stormy["restarts"])],
-        ["Damaged checkpoints passed over", "0", str(stormy["checkpoints_passed_over"])],
+        ["Damaged checkpoints skipped", "0", str(stormy["checkpoints_passed_over"])],
         ["Bits of the model", calm["parameters_sha256"][:12], stormy.get("parameters_sha256", "–")[:12]],
     ]
     return table(["", "Undisturbed", "With kills"], rows)
@@ -53,7 +53,7 @@ def _summary(results: Results) -> str:
 def _times(results: Results) -> str:
     rows = []
     for outlived, name, unit, factor in (
-        (True, "others went on", " ms", 1e3),
+        (True, "other ranks continued", " ms", 1e3),
         (False, "all were started again", " s", 1),
     ):
         found = [one for one in results["disturbed"]["kills"] if one["outlived"] is outlived and one["ranks_after"]]
@@ -75,7 +75,7 @@ def _kill(one: Results) -> list[str]:
 
 
 def report(results: Results) -> str:
-    """Targets, both trainings, and every kill."""
+    """Return the targets, both trainings, and every kill as Markdown."""
     blocks = [
         *verdicts.opening(results, "Soak: ranks killed while they train", _what(results)),
         "## Targets",
@@ -83,7 +83,7 @@ def report(results: Results) -> str:
         "## Both trainings",
         _summary(results),
         _times(results),
-        "A rank that is killed before the next step is taken makes the time until it longer.",
+        "If another rank is killed before the next step, the time until that step is longer.",
         "## Every kill",
         table(
             ["At, s", "Ranks", "After step", "Next step after", "By ranks", "Taken again"],
@@ -97,7 +97,7 @@ def report(results: Results) -> str:
 
 
 def draw(results: Results, figure: Any) -> None:
-    """Steps by time, undisturbed and with kills."""
+    """Draw steps against time, undisturbed and with kills."""
     axes = figure.subplots()
     for name, colour, label in (("undisturbed", "#888888", "undisturbed"), ("disturbed", "#0b6e4f", "with kills")):
         points = results[name]["course"]

@@ -43,9 +43,7 @@ def plan(quick: bool) -> Plan:
             what = f"{way}, {workers} workers, percent of one node's efficiency; within {_NEAR:g}"
             evidence.append(exact(what, value, abs(value - source) <= _NEAR, source))
     few, many = (1e6 * hop_that_explains(SOURCE["AllReduce"][n] / 100, n, cluster) for n in (8, 256))
-    what = (
-        "the hop that gives all-reduces tensor by tensor the source's efficiency: at 256 workers over 8; within 2 times"
-    )
+    what = "hop with which all-reduces tensor by tensor match the source: 256 workers over 8; within 2 times"
     note = f"{many:.3g} µs at 256 workers and {few:.3g} µs at 8; measured here: {1e6 * cluster.rates.hop:.3g} µs"
     evidence.append(exact(what, many / few, 0.5 <= many / few <= 2, note=note))
     return Found(evidence, {"counts": list(COUNTS), "efficiency": found})

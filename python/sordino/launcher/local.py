@@ -101,7 +101,7 @@ class LocalJob:
         output: BinaryIO | None = None,
     ) -> None:
         self._size, self._words, self._folder, self._survives_losses = ranks, list(words), folder, survives_losses
-        self._outcomes, where = outcomes.in_folder(ranks, folder / "told", True, deadlines)
+        self._outcomes, where = outcomes.in_folder(ranks, folder / "outcomes", True, deadlines)
         self._outcomes.patience_s = _NOTICE_S
         token = secrets.token_hex(32)
         self._environment = {
