@@ -25,8 +25,8 @@ are made from `benchmarks/results/claims/` by `python -m benchmarks.claims repor
 
 **Verdicts.** A claim consists of statements, each with its own verdict. The first statement is the headline and gives
 the claim's verdict. Some statements are not from the source; they explain a verdict. Seeds share initial values and
-the order of the data across algorithms, so a difference is taken seed by seed. Given are its mean, ± its standard error,
-and in brackets the number of seeds. *Points* are percentage points.
+the order of the data across algorithms, so a difference is taken seed by seed. Given are its mean, ± its standard
+error, and in brackets the number of seeds. *Points* are percentage points.
 
 | verdict | condition |
 | --- | --- |

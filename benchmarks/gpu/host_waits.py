@@ -1,6 +1,6 @@
-"""How often the host waits for the GPU in a step: calls of CUDA that wait, counted by PyTorch's profiler.
+"""Number of waits of the host for the GPU in a step: blocking calls of CUDA, counted by PyTorch's profiler.
 
-A loop that asks again and again whether the GPU has done something calls none of these, and is not counted.
+A loop that polls the GPU makes none of these calls and is not counted.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ STEPS = 8
 
 
 def within(events: Iterable[Any], steps: int) -> dict[str, float]:
-    """Return how many of these calls there are in a step, of each kind and in total.
+    """Return the number of blocking calls per step, of each kind and in total.
 
     Args:
-        events: of the profiler. Calls outside of the spans that are named STEP on the host are its own.
-        steps: how many such spans there are.
+        events: events of the profiler. Calls outside of the host's spans named STEP are its own and not counted.
+        steps: number of these spans.
     """
     events = list(events)
     spans = [one.time_range for one in events if one.name == STEP and one.device_type == DeviceType.CPU]
@@ -40,7 +40,7 @@ def within(events: Iterable[Any], steps: int) -> dict[str, float]:
 
 
 def count(step: Run, place: Place, steps: int = STEPS) -> dict[str, float]:
-    """Run some steps, after as many to warm up, and return the host's waits in one of them, on all its threads."""
+    """Run steps, after as many for warm-up, and return the host's waits per step on all its threads."""
     for _ in range(steps):
         step()
     place.finish()

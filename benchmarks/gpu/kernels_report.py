@@ -12,12 +12,12 @@ _COPY_LIMIT = 0.9
 
 
 def report(results: Results) -> str:
-    """Bandwidths over that of a copy, and PyTorch's times over ours."""
+    """Return bandwidths over that of a copy, and PyTorch's times over ours, as Markdown."""
     what = (
-        f"On one {results['device']} ({results['cuda']}). Each kernel's bandwidth over that of a copy within device "
-        "memory that reads and writes as many bytes in all, interleaved in one run: 1 is as fast as copying. Values "
-        f"are random; the buffers of calls take turns, so that twice the cache's {format_bytes(results['cache'])} are "
-        "touched before one is used again. Medians of times between events on the device."
+        f"On one {results['device']} ({results['cuda']}). Bandwidth of each kernel over that of a copy within device "
+        "memory with the same total of bytes read and written, interleaved in one run: 1 is as fast as copying. Values "
+        f"are random. The calls rotate through buffers, so that twice the cache's {format_bytes(results['cache'])} are "
+        "touched before a buffer is used again. Medians of times between events on the device."
     )
     blocks = verdicts.head(results, "Kernels on the GPU", what)
     kinds = list(dict.fromkeys(row["kernel"] for row in results["rows"]))
@@ -52,7 +52,7 @@ def report(results: Results) -> str:
 
 
 def draw(results: Results, figure: Any) -> None:
-    """Every kernel's bandwidth over that of a copy, by size."""
+    """Draw the bandwidth of every kernel over that of a copy, by size."""
     axes = figure.subplots()
     for kernel, dtype in dict.fromkeys((row["kernel"], row["dtype"]) for row in results["rows"]):
         rows = [row for row in results["rows"] if (row["kernel"], row["dtype"]) == (kernel, dtype)]

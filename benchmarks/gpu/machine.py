@@ -1,4 +1,4 @@
-"""The machine of a check, as far as results depend on it; no host name and no path. Imports nothing of Sordino."""
+"""Description of the machine of a check, without host name and paths. Imports nothing of Sordino."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 _PACKAGES = ("torch", "numpy", "pybind11", "pytest")
-# In a process of its own: what has asked CUDA keeps memory of each GPU.
+# In its own process, because a process that uses CUDA holds memory of each GPU.
 _ASK_TORCH = """
 import json, torch
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -23,7 +23,7 @@ print(json.dumps([[one.name, one.total_memory >> 20, f"{one.major}{one.minor}"] 
 
 
 def _said(environment: Mapping[str, str], *words: str) -> str:
-    """Return what a command prints; nothing if it fails or is not there."""
+    """Return the output of a command; an empty string if it fails or is not installed."""
     try:
         done = subprocess.run(words, env=dict(environment), capture_output=True, text=True, timeout=120, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -39,7 +39,7 @@ def _installed(package: str) -> str:
 
 
 def describe(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the GPUs that torch sees, their driver and architecture, the compiler, the MPI and the versions."""
+    """Return the GPUs that torch sees, their driver and architecture, the compiler, the MPI and versions."""
     gpus = json.loads(_said(environment, sys.executable, "-c", _ASK_TORCH) or "[]")
     driver = _said(environment, "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0]
     nvcc = re.search(r"release [\d.]+", _said(environment, "nvcc", "--version"))
@@ -57,7 +57,7 @@ def describe(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def name(found: Mapping[str, Any]) -> str:
-    """Return what to call a machine in a sentence."""
+    """Return the name of a machine in a sentence: its GPUs, or an empty string."""
     gpus = found["gpus"]
     if not gpus:
         return ""

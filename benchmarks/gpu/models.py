@@ -1,4 +1,4 @@
-"""What is trained in gpu_step: a ResNet-50, and its parameters alone."""
+"""Models of gpu_step: a ResNet-50, and its parameters alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """He et al. 2016, with the names that everybody uses; `narrow` divides all numbers of channels."""
+    """ResNet-50 (He et al. 2016) with torchvision's names; `narrow` divides all numbers of channels."""
 
     def __init__(self, narrow: int = 1) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class ResNet50(nn.Module):
 
 
 class _Layer(torch.autograd.Function):
-    """Passes a signal through; its backward makes a gradient of the parameter's size, whose values the signal tells."""
+    """Identity of a signal; backward makes a gradient of the parameter's size with the signal as its value."""
 
     @staticmethod
     def forward(ctx: Any, signal: torch.Tensor, parameter: torch.Tensor) -> Any:
@@ -82,7 +82,7 @@ class Parameters(Model):
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, on which inputs, and how its loss is computed."""
+    """A kind of step: name, model, inputs, and whether autocast is used."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -91,7 +91,7 @@ class Case:
 
 
 def cases(batch: int, side: int = 224, narrow: int = 1) -> list[Case]:
-    """Both kinds of step, on images of `side` pixels that each rank has drawn for itself."""
+    """Return both kinds of step, on images of `side` x `side` pixels that each rank draws for itself."""
 
     def images(device: torch.device) -> torch.Tensor:
         torch.manual_seed(1 + hvd.rank())

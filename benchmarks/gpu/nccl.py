@@ -1,10 +1,10 @@
-"""Builds an NCCL that several ranks of one GPU can use, from its source, with the functions that Sordino calls.
+"""Build an NCCL that several ranks of one GPU can use, from its source, with the functions that Sordino calls.
 
   python -m benchmarks.gpu.nccl [--try] FOLDER SOURCE.tar.gz [ARCHITECTURE]
 
-The library is FOLDER/build/lib/libnccl.so.2. Of NCCL's kernels only those of one architecture, one algorithm (rings)
-and one protocol are built, which is a small part of them. `--try` unpacks the source and generates the kernels' files,
-and compiles none.
+The library is FOLDER/build/lib/libnccl.so.2. Only NCCL's kernels of one architecture, one algorithm (rings) and one
+protocol are built, which is a small part. `--try` unpacks the source and generates the files of kernels, but compiles
+nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ FUNCTIONS = (
     "SendRecv|(AllGather|Broadcast) RING *|"
     "(AllReduce|Reduce|ReduceScatter) (Sum|Prod|MinMax) ([iu](8|32|64)|f(16|32|64)|bf16) RING SIMPLE"
 )
-"""As NCCL's ONLY_FUNCS has them (its src/device/generate.py)."""
+"""Value of NCCL's ONLY_FUNCS (see its src/device/generate.py)."""
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack a tarball of NCCL's source and return its top folder. ValueError if it is none, or of an older version."""
+    """Unpack a tarball of NCCL's source and return its top folder. ValueError for other files and older versions."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     # GNU tar writes nothing outside of the folder. Python's tarfile can promise that only from 3.11.4 on.
@@ -48,14 +48,14 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 
 def generated(source: Path, folder: Path) -> int:
-    """Have NCCL write the files of the chosen kernels; return how many have any."""
+    """Generate NCCL's files of the chosen kernels; return the number of files that contain kernels."""
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "generate.py", folder, FUNCTIONS], cwd=source / "src" / "device", check=True)
     return sum("DEFINE_ncclDevFunc" in path.read_text() for path in folder.glob("*.cu"))
 
 
 def toolkit() -> Path:
-    """Return the folder of CUDA's compiler and headers. ValueError if there is none."""
+    """Return the folder of CUDA's compiler and headers. ValueError if it is not found."""
     nvcc = shutil.which("nvcc")
     folders = [*([Path(nvcc).resolve().parents[1]] if nvcc else []), Path("/usr/local/cuda")]
     for folder in folders:
@@ -65,19 +65,21 @@ def toolkit() -> Path:
 
 
 def build(source: Path, folder: Path, architecture: str) -> None:
-    """Compile and link it. CalledProcessError if that fails."""
+    """Compile and link NCCL. CalledProcessError if that fails."""
     words = ["make", "-C", str(source), f"-j{os.cpu_count()}", "src.lib", f"BUILDDIR={folder}"]
     words += [f"NVCC_GENCODE=-gencode=arch=compute_{architecture},code=sm_{architecture}", f"ONLY_FUNCS={FUNCTIONS}"]
     subprocess.run([*words, f"CUDA_HOME={toolkit()}"], check=True)
 
 
 def main() -> int:
-    """Build it, or try whether that could begin."""
+    """Build NCCL, or try the steps before compilation."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--try", dest="tried", action="store_true", help="compile nothing")
     options.add_argument("folder", type=Path)
     options.add_argument("source", type=Path)
-    options.add_argument("architecture", nargs="?", default="90", help="such as 90 (the default)")
+    options.add_argument(
+        "architecture", nargs="?", default="90", help="compute capability without the dot (default 90)"
+    )
     chosen = options.parse_args()
     folder = chosen.folder.resolve()
     try:

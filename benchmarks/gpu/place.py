@@ -1,4 +1,4 @@
-"""Where a benchmark of GPUs runs: on a GPU, or on the host in its place, where all is tried and times mean nothing."""
+"""Device of a benchmark: a GPU, or the host instead of it, where everything runs but times mean nothing."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sordino.timing import Run
 
 Set = TypeVar("Set")
 Call = tuple[int, str, Callable[[Set], object]]
-"""Lists of elements read and written, the kernels' method that it needs, and a call on one set of buffers."""
+"""Number of lists of elements read and written, the required method of the kernels, and a call on one set of buffers."""
 
-HOST_CACHE = 64 << 10  # bytes that the host's place says its cache has: little, so that few buffers are needed
+HOST_CACHE = 64 << 10  # bytes; small, so that few buffers are needed
 
 
 class HostKernels:
-    """Those of the host's kernels that the GPU has too, called as those are."""
+    """Kernels of the host with the interface of the GPU's kernels, as far as the GPU has them."""
 
     def reduce(self, op: int, dtype: int, rows: Any, sources: int, pre: float, post: float, *, stream: int) -> None:
         for at, count in rows:
@@ -45,12 +45,12 @@ class HostKernels:
 
 @dataclass(frozen=True)
 class Place:
-    """A GPU, or the host for one.
+    """A GPU, or the host instead of one.
 
     Attributes:
-        device: of tensors.
-        name: of the GPU; what stands for it otherwise.
-        cache: bytes of its last cache.
+        device: device of tensors.
+        name: name of the GPU, or a text for the host.
+        cache: bytes of the last cache.
     """
 
     device: torch.device
@@ -66,23 +66,23 @@ class Place:
         return int(torch.cuda.current_stream(self.device).cuda_stream) if self.on_gpu else 0
 
     def kernels(self) -> Any:
-        """Return what calls the kernels of this place."""
+        """Return the kernels of this device."""
         return cuda_kernels.CudaKernels(self.device.index) if self.on_gpu else HostKernels()
 
     def sets(self, least: int) -> int:
-        """Return how many sets of buffers to go through in turn, each call touching `least` bytes of one, or more.
+        """Return the number of sets of buffers to rotate through if each call touches at least `least` bytes of a set.
 
-        Twice the cache's size is touched before a set's turn comes again, so that it has left the cache.
+        Twice the cache's size is touched before a set is used again, so the set has left the cache.
         """
         return 1 + -(-2 * self.cache // least)
 
     def finish(self) -> None:
-        """Wait until all is done that this thread has asked for."""
+        """Wait until the device has finished all work of this thread."""
         if self.on_gpu:
             torch.cuda.current_stream(self.device).synchronize()
 
     def turn(self, run: Run, count: int) -> tuple[float, float]:
-        """Return the seconds of one of `count` runs by the host's clock and between events, which the host has not."""
+        """Return the seconds per run of `count` runs by the host's clock and between events (on the host: its clock)."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2)) if self.on_gpu else (None, None)
         self.finish()
         start = time.perf_counter()
@@ -100,17 +100,17 @@ class Place:
 def add_option(options: argparse.ArgumentParser) -> None:
     """Declare --pretend."""
     options.add_argument(
-        "--pretend", action="store_true", help="on the host instead of a GPU, in small: tries all, and writes nothing"
+        "--pretend", action="store_true", help="run on the host instead of a GPU, in small; write nothing"
     )
 
 
 def find(program: str, pretend: bool, local_rank: int = 0) -> Place:
-    """Return the place of a rank. NotBuilt where there is no GPU that the kernels can run on, and none is pretended."""
+    """Return the place of a rank. NotBuilt if no GPU can run the kernels, unless `pretend`."""
     if pretend:
         torch.set_num_threads(1)
         return Place(torch.device("cpu"), "the host, for a GPU", HOST_CACHE)
     if not build_info()["cuda"]:
-        cuda_kernels.CudaKernels(0)  # says how to mend that
+        cuda_kernels.CudaKernels(0)  # raises NotBuilt with the fix
     if not torch.cuda.is_available():
         raise NotBuilt(f"the benchmark {program} needs an NVIDIA GPU, and a PyTorch that sees it (`sordino doctor`)")
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
@@ -120,12 +120,12 @@ def find(program: str, pretend: bool, local_rank: int = 0) -> Place:
 
 
 def enter(place: Place) -> None:
-    """Have the CPU's tensors stand for the memory of a simulated GPU, in the current world, if on the host."""
+    """On the host, let CPU tensors represent the memory of a simulated GPU in the current world."""
     current().host_device = None if place.on_gpu else sim_device(0)
 
 
 def in_turn(calls: Sequence[Callable[[], object]]) -> Run:
-    """Return what makes one of these calls each time, in turn."""
+    """Return a function that makes the next of these calls each time, in rotation."""
     number = 0
 
     def run() -> None:

@@ -15,7 +15,7 @@ _LABELS = {
     "by hand": "by hand, our all-reduce",
     "mpi": "by hand, MPI_Allreduce",
 }
-_ROUTES = {"default": "by itself", "host": "by way of the host"}
+_ROUTES = {"default": "by the default route", "host": "through the host"}
 
 
 def _cell(one: dict[str, Any] | None, peer: dict[str, Any]) -> str:
@@ -25,21 +25,21 @@ def _cell(one: dict[str, Any] | None, peer: dict[str, Any]) -> str:
 
 
 def report(results: Results) -> str:
-    """Times, and how many times faster than by hand in the same world."""
+    """Return times, and ratios to the version by hand in the same world, as Markdown."""
     where = "one" if results["gpus"] == 1 else str(results["gpus"])
     what = (
-        f"{results['ranks']} ranks on {where} {results['device']} ({results['cuda']}). Averages of float32 from the "
-        "call until the GPU has done it; the slowest rank counts. By hand is a copy into pinned memory, an all-reduce "
-        "of the host's memory and a copy back, interleaved with ours: behind each time stands how many times faster "
-        "than by hand (with our all-reduce, in the same world) it is."
+        f"{results['ranks']} ranks on {where} {results['device']} ({results['cuda']}). Averages of float32, from the "
+        "call until the GPU has finished; the slowest rank counts. By hand is a copy into pinned memory, an all-reduce "
+        "of the host's memory and a copy back, interleaved with ours. Each time is followed by the time by hand over "
+        "it (with our all-reduce, in the same world)."
     )
     blocks = verdicts.head(results, "Ranks that take turns on a GPU", what)
     slices = results["slices"]
     blocks.insert(
         2,
-        "Ranks on one GPU have it in turn, by slices of time: a rank that waits for another's kernel waits for its "
-        "slice. So these times compare ways, and say nothing of ranks with GPUs of their own. A copy of "
-        f"{format_bytes(slices['bytes'])}, which needs nobody, takes {format_seconds(slices['alone'])} while the other "
+        "Ranks on one GPU use it in turn, by slices of time: a rank that waits for another rank's kernel also waits "
+        "for its slice. So these times compare ways; they do not apply to ranks with their own GPUs. A copy of "
+        f"{format_bytes(slices['bytes'])} without communication takes {format_seconds(slices['alone'])} while the other "
         f"ranks idle, and {format_seconds(slices['together'])} when all copy at once: {slices['ratio']:.2f} times as "
         "long.",
     )
@@ -59,7 +59,7 @@ def report(results: Results) -> str:
         }
         taken = ", ".join(f"{_LABELS[key]}: {way}" for key, way in ways.items())
         blocks += [
-            f"## Ours {label}: median (quartiles), times as fast as by hand",
+            f"## Ours {label}: median (quartiles), and speed over that by hand",
             table(["Contestant", *(format_bytes(row["bytes"]) for row in rows)], lines),
             f"Ways taken: {taken}.",
         ]
@@ -67,7 +67,7 @@ def report(results: Results) -> str:
 
 
 def draw(results: Results, figure: Any) -> None:
-    """Times by size, for both routes."""
+    """Draw times by size, for both routes."""
     for axes, (route, label) in zip(figure.subplots(1, 2, sharey=True), _ROUTES.items(), strict=True):
         rows = [row for row in results["rows"] if route in row["routes"]]
         for key in dict.fromkeys(key for row in rows for key in row["routes"][route]):

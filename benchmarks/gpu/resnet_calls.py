@@ -1,4 +1,4 @@
-"""Single calls on all of ResNet-50's tensors: our kernels, and the operations of PyTorch that they replace."""
+"""Calls on all of ResNet-50's tensors: our kernels, and the operations of PyTorch that they replace."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ THEIRS: dict[str, Callable[[ResNet], object]] = {
     "unchanged": _torch_unchanged,
     "lars": _torch_lars,
 }
-"""What PyTorch has for our kernels."""
+"""PyTorch's operations by the names of our kernels."""
 
 
 def resnet_calls(place: Place, like: ResNet) -> dict[str, Call[ResNet]]:
-    """Our kernels that this place has, on sets of tensors of the same sizes as these."""
+    """Return calls of our kernels that this place has, on sets of tensors with the sizes of `like`."""
     cuda, code, stream = place.kernels(), DTYPE_CODES[torch.float32], place.stream
     starts = np.cumsum([0, *like.lengths[:-1]])
     items = kernels.Items([(4 * int(at), n, code) for at, n in zip(starts, like.lengths, strict=True)], 1.0)

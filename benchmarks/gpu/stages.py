@@ -1,4 +1,4 @@
-"""The stages of the check on a GPU: what each runs, what it needs, how long it takes; and how they fit into calls."""
+"""Stages of the check on a GPU: command, needs and expected time of each, and their division into calls."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-BUILD_AGAIN_S = 20  # where the tree of an earlier call is still there
+BUILD_AGAIN_S = 20  # with the build tree of an earlier call
 RANKS = "tests/gpu/test_gpu_ranks.py"
 PRETENDED = "tests/mp/test_gpu_worker.py"
 
-# Words of commands that stand for what is known only on the machine: {python}, {root}, {work}, {out}, {architecture}.
+# Placeholders of commands, with values of the machine: {python}, {work}, {out}, {architecture}, {nccl}.
 PYTEST = "{python} -m pytest -v --tier all -p no:cacheprovider"
 SANITIZER = "compute-sanitizer --error-exitcode 86 --print-limit 20 --tool"
 HOST_KERNELS = "tests/python/core/test_kernels.py tests/python/core/test_unchanged.py"
@@ -19,7 +19,7 @@ KERNELS = f"tests/gpu --ignore={RANKS} -m 'gpu and not large'"
 RACES = "-k '(reduce or sums or elements or samples) and float32 or selected'"
 RUN_2 = "{python} -m sordino.cli run --launcher local -np 2 -- {python}"
 NCCL = "{python} -m benchmarks.gpu.nccl"
-# NCCL's experimental way for several ranks on one GPU: it wants few channels, and has nothing but what was built.
+# NCCL's experimental mode for several ranks on one GPU. It needs few channels; only rings and one protocol are built.
 SHARED_GPU = {
     "SORDINO_NCCL": "{work}/nccl/build/lib/libnccl.so.2",
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
@@ -31,16 +31,16 @@ SHARED_GPU = {
 
 @dataclass(frozen=True)
 class Stage:
-    """One of them.
+    """A stage.
 
     Attributes:
-        name: of it, and of its log.
-        seconds: what it is expected to take; it is ended after twice that.
-        command: what it runs.
-        needs: of the names in `check.Place.lacks`.
-        dry: what stands for it where there is no GPU, or empty.
-        instead: what that is, for the page.
-        environment: variables that it sets.
+        name: name of the stage and of its log.
+        seconds: expected time; the stage is ended after twice that.
+        command: command of the stage.
+        needs: needs, as in `check.Place.lacks`.
+        dry: command without a GPU, or empty.
+        instead: text of the page about that command.
+        environment: environment variables to set.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Stage:
 
 
 def collected(words: str) -> str:
-    """Return the command that says which tests those words choose; it fails if there is none."""
+    """Return the command that lists the tests that these words select; it fails if they select no test."""
     return f"{PYTEST} --collect-only {words}"
 
 
@@ -98,7 +98,7 @@ STAGES = (
 
 
 def named(names: Sequence[str]) -> list[Stage]:
-    """Return these stages in the order of the table; all of them if none is named. ValueError for an unknown name."""
+    """Return the named stages in the order of the table, or all if no name is given. ValueError for an unknown name."""
     known = [stage.name for stage in STAGES]
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -107,10 +107,10 @@ def named(names: Sequence[str]) -> list[Stage]:
 
 
 def plan(stages: Sequence[Stage], budget: int) -> list[list[Stage]]:
-    """Cut stages into calls of at most `budget` expected seconds each, in their order.
+    """Divide stages into calls of at most `budget` expected seconds each, in their order.
 
-    Each call builds first: that takes a moment where an earlier call's tree is still there. ValueError if a stage does
-    not fit into any call.
+    Each call builds first, which is fast with the tree of an earlier call. ValueError if a stage does not fit into a
+    call.
     """
     build = STAGES[0]
     calls: list[list[Stage]] = [[build]]
@@ -131,11 +131,11 @@ def plan(stages: Sequence[Stage], budget: int) -> list[list[Stage]]:
 
 
 def expected(call: Sequence[Stage], first: bool) -> int:
-    """Return the seconds that a call is expected to take."""
+    """Return the expected seconds of a call."""
     return sum(stage.seconds for stage in call[1:]) + (call[0].seconds if first else BUILD_AGAIN_S)
 
 
 def words(command: str, known: Mapping[str, str]) -> list[str]:
-    """Split a command as a shell would, with what is known on this machine put in; words that stand for nothing go."""
+    """Split a command as a shell would, and fill in the placeholders; words with an empty value are left out."""
     found = (re.sub(r"\{(\w+)\}", lambda match: known[match[1]], word) for word in shlex.split(command))
     return [word for word in found if word]

@@ -20,17 +20,17 @@ def _ranks(results: Results) -> str:
         return f"One rank on one {results['device']}, where nothing is averaged"
     averaged = f"{format_bytes(max(row['bytes'] for row in results['rows']))} of gradients are averaged in a step"
     ways = ", ".join(sorted({way for row in results["rows"] for way in row["ways"]}))
-    shared = " They take turns on it, the bare ones too." if results["gpus"] < results["ranks"] else ""
+    shared = " They take turns on it, also with the bare optimizer." if results["gpus"] < results["ranks"] else ""
     return f"{results['ranks']} ranks on {results['gpus']} × {results['device']}; {averaged}, by {ways}.{shared} Setup"
 
 
 def report(results: Results) -> str:
-    """Every kind of step, bare and wrapped, by both clocks; and the host's waits."""
+    """Return every kind of step, bare and wrapped, by both clocks, and the host's waits, as Markdown."""
     ranks = _ranks(results)
     what = (
         f"{ranks} ({results['cuda']}): a training step with SGD with momentum, and the same with DistributedOptimizer "
         f"around it, interleaved. ResNet-50 has {results['batch']} images in a step of a rank, bfloat16 autocast, "
-        "channels_last; “parameters” has its gradients made and nothing computed. The overhead is taken round by round."
+        "channels_last. “parameters” makes its gradients without computation. The overhead is taken round by round."
     )
     blocks = verdicts.head(results, "A step on a GPU", what, unit="")
     lines = [
@@ -51,14 +51,14 @@ def report(results: Results) -> str:
             "## A step: median (and quartiles)",
             table(["Step", "Bare", "Wrapped", "Overhead"], lines),
             "## Waits of the host for the GPU in a step of ResNet-50, counted by PyTorch's profiler",
-            "“one wait” is a single synchronization, which the profiler must see.",
+            "“one wait” is a single synchronization, which tests the profiler.",
             table(heads, waits),
         ]
     )
 
 
 def draw(results: Results, figure: Any) -> None:
-    """The overhead of each kind of step."""
+    """Draw the overhead of each kind of step."""
     axes = figure.subplots()
     rows = results["rows"]
     for offset, (clock, label) in enumerate(_CLOCKS.items()):

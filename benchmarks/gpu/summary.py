@@ -1,6 +1,6 @@
-"""The page on a check: `python -m benchmarks.gpu.summary FOLDER` makes FOLDER/summary.md of the JSON files there.
+"""Page about a check: `python -m benchmarks.gpu.summary FOLDER` makes FOLDER/summary.md from the JSON files there.
 
-It imports nothing of Sordino, for the build may have failed. Neither host names nor absolute paths get into the page.
+It imports nothing of Sordino, because the build may have failed. The page has neither host names nor absolute paths.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-TAIL, NAMES = 12, 15  # lines of a failed stage's log, and names of failed tests, that are kept
+TAIL, NAMES = 12, 15  # kept lines of a failed stage's log, and kept names of failed tests
 NOT_YET = "# Nothing has run on a GPU yet"
 INSTEAD = (
-    "What is below was found without one (`gpu_check.sh --dry`): on simulated devices, or on the host in their place."
+    "These results are without a GPU (`gpu_check.sh --dry`): of simulated devices, or of the host instead of them."
 )
 _OUTCOME = re.compile(r"^(?:\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED)(?= |$)", re.MULTILINE)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S*::.*)$", re.MULTILINE)
@@ -32,7 +32,7 @@ def cleaned(text: str) -> str:
 
 
 def told_by(log: str) -> dict[str, Any]:
-    """Return what a log of pytest or ctest tells, whole or cut off: counts, what failed and why, its last lines."""
+    """Return counts, failures and last lines of a log of pytest or ctest, which may be incomplete."""
     outcomes = Counter(_OUTCOME.findall(log))
     counts = {
         "passed": outcomes["PASSED"],
@@ -53,7 +53,7 @@ def told_by(log: str) -> dict[str, Any]:
 
 
 def benchmarks(folder: Path) -> list[str]:
-    """Return the verdicts on the benchmarks' targets, a line each."""
+    """Return the verdicts of the benchmarks' targets, one line each."""
     lines = []
     for path in sorted(folder.glob("gpu_*.json")):
         results = json.loads(path.read_text(encoding="utf-8"))
@@ -67,7 +67,7 @@ def benchmarks(folder: Path) -> list[str]:
 
 
 def title(results: dict[str, Any]) -> str:
-    """Return how the page begins: on which GPUs stages have run, or that none has."""
+    """Return the heading of the page: the GPUs on which stages have run, if any."""
     if results["dry"]:
         return f"{NOT_YET}\n\n{INSTEAD}"
     ran = [one for one in results["stages"].values() if one["status"] not in ("left out", "not reached")]
@@ -85,7 +85,7 @@ def facts(found: dict[str, Any]) -> str:
 
 
 def verdict(entries: dict[str, Any]) -> str:
-    """Return what ran, what failed, and what did not run."""
+    """Return a sentence per status with the names of its stages."""
     having = {
         status: ", ".join(name for name, one in entries.items() if one["status"] == status)
         for status in ("passed", "failed", "under way", "left out", "not reached")
@@ -105,7 +105,7 @@ def row(name: str, one: dict[str, Any]) -> str:
 
 
 def details(name: str, one: dict[str, Any]) -> list[str]:
-    """Return what a failed stage said."""
+    """Return the failed tests of a stage, or the end of its log."""
     failures = one.get("failures", [])
     lines = [f"### {name}", *(f"- `{line}`" for line in failures[:NAMES])]
     if len(failures) > NAMES:
@@ -121,14 +121,14 @@ def page(results: dict[str, Any], verdicts: list[str]) -> str:
     blocks.append("\n".join(["| Stage | | Time | |", "| --- | --- | ---: | --- |", *rows]))
     failed = [line for name, one in entries.items() if one["status"] == "failed" for line in details(name, one)]
     if failed:
-        blocks += ["## What failed", "\n".join(failed)]
+        blocks += ["## Failures", "\n".join(failed)]
     if verdicts:
         blocks += ["## Benchmarks", "\n".join(f"- {line}" for line in verdicts)]
     return cleaned("\n\n".join(blocks)) + "\n"
 
 
 def write(folder: Path) -> None:
-    """Write the page of the check in a folder."""
+    """Write the page about the check in a folder."""
     results = json.loads((folder / "check.json").read_text(encoding="utf-8"))
     (folder / "summary.md").write_text(page(results, benchmarks(folder)), encoding="utf-8")
 

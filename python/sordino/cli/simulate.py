@@ -44,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sharing", choices=("none", "fair"), default="none",
         metavar="HOW", help="fair: concurrent transfers share a link; none (default): they do not")  # fmt: skip
     add("--message-mib", type=float, metavar="M",
-        help="size of a model in transfer, in MiB (default: that of the model; 3.5 for the four ways)",
+        help="transferred size of a model, in MiB (default: its size; four ways: 3.5)",
     )  # fmt: skip
     add("--compute-ms", metavar="MS",
-        help="computation per step, in ms, or `measured` (default; 10 without data and for the four ways)")  # fmt: skip
+        help="ms per step of computation, or `measured` (default; four ways or no data: 10)")  # fmt: skip
     add("--slow", action="append", default=[], metavar="WORKER:FACTOR", help="factor by which its steps take longer")
     add("--load-ms", type=float, default=0.0, metavar="MS", help="data loading between two steps, in ms (default 0)")
     add("--kill", action="append", default=[], metavar="WORKER@S", help="virtual time at which a worker dies, in s")
