@@ -115,7 +115,7 @@ void register_topology(py::module_& module) {
              return std::make_shared<topology::Exponential>(checked_size(size), std::move(peers));
            }),
            py::arg("size"), py::arg("peers"));
-  define<topology::Dissemination>(module, "Dissemination", "Dissemination under changing permutations (GossipGraD).")
+  define<topology::Dissemination>(module, "Dissemination", "Dissemination under changing permutations.")
       .def(py::init([](int size, std::uint64_t seed) {
              return std::make_shared<topology::Dissemination>(checked_size(size), seed);
            }),

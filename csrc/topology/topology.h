@@ -87,7 +87,7 @@ class Exponential : public Topology {
   const std::map<std::uint64_t, int> peers_;
 };
 
-// GossipGraD (Daily et al. 2018, section 4.3): dissemination, under a rank permutation that is drawn anew whenever all
+// Dissemination (Daily et al. 2018, section 4.3), under a rank permutation that is drawn anew whenever all
 // ceil(log2 size) distances have been used.
 class Dissemination : public Topology {
  public:

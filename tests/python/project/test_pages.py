@@ -219,8 +219,6 @@ def test_an_algorithm_says_everything_and_has_a_page(name: str) -> None:
     for maker in ("idea", "costs", "options"):
         assert f"<!-- made: {maker} {name} -->\n" in page
     assert f"algorithms/{name}\n" in (ROOT / "docs" / "algorithms.md").read_text()
-    if name != "gossipgrad":  # has a page, but no entry in the glossary
-        assert f"[{kind.__name__}](algorithms/{name}.md)" in (ROOT / "docs" / "glossary.md").read_text()
 
 
 def test_a_docstring_that_says_too_little_is_an_error() -> None:
