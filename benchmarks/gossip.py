@@ -1,9 +1,9 @@
-"""Gossip: what one exchange takes, and what finding a peer takes.
+"""Gossip: time of one exchange, and time to find peers.
 
   mpirun -np 2 python benchmarks/gossip.py exchange
   python benchmarks/gossip.py topology
 
-Each part says more with --help.
+Each part has its own --help.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PARTS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one part; what follows its name goes to it."""
+    """Run one part with the arguments after its name; return its exit status."""
     return parts.run_part("gossip", __doc__, _PARTS, argv)
 
 

@@ -1,4 +1,4 @@
-"""The CUDA kernels beside copies in device memory that move the same bytes, and beside what PyTorch has for it.
+"""CUDA kernels against copies in device memory that move the same bytes, and against PyTorch's operations.
 
   python benchmarks/gpu_kernels.py
 
@@ -12,10 +12,10 @@
   lars               weights, gradient, velocity   reads 3, writes 2
   flatten            ResNet-50's 161 tensors into one buffer, and unflatten back; sizes scaled to fit
 
-A copy within device memory is so long that it reads and writes as many bytes in all. Then single calls on ResNet-50's
-161 tensors, beside a copy and the operations of PyTorch that they replace. Contestants take turns; times are the
-device's, between events. Values are random, and calls go to other memory than those before them, more of it than the
-cache holds: as in training, where a step touches more than that.
+A copy within device memory reads and writes the same total of bytes. Then calls on all of ResNet-50's 161 tensors are
+compared with a copy and with the operations of PyTorch that they replace. Contestants take turns. Times are measured
+between events on the device. Values are random. Calls rotate through more memory than the cache holds, because a step
+of training touches more than that too.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from sordino.timing import Participants, Run, Samples, Watch, rotated
 
 COPY_LIMIT = 0.9
 TORCH_LIMIT = 3.0
-LARGE = 64 << 20  # bytes from which COPY_LIMIT counts: below, launches do
+LARGE = 64 << 20  # bytes from which COPY_LIMIT applies; below, the time of launches decides
 SIZES = "1MiB,16MiB,64MiB,256MiB"
 DTYPES = (torch.float32, torch.bfloat16)
-Task = tuple[str, str, int, Run]  # kernel, dtype, bytes read and written, what runs it
+Task = tuple[str, str, int, Run]  # kernel, dtype, bytes read and written, and a function that runs it
 _ROUNDS = 20
 
 
 def device_race(place: Place, contestants: Mapping[str, Run], budget: float) -> dict[str, Samples]:
-    """Times what runs on the device, between events; contestants take turns, and begin by turns."""
+    """Time contestants on the device, between events. They take turns, and each round begins with the next one."""
 
     def turn(name: str, count: int) -> float:
         return place.turn(contestants[name], count)[1]
@@ -64,7 +64,7 @@ def device_race(place: Place, contestants: Mapping[str, Run], budget: float) -> 
 
 
 def copies(place: Place, moved: int) -> Run:
-    """A copy that reads and writes `moved` bytes together, each time elsewhere."""
+    """Return a copy that reads and writes `moved` bytes in total, each time in another buffer."""
     count = max(1, moved // 2)
     every = []
     for _ in range(place.sets(moved)):
@@ -74,7 +74,7 @@ def copies(place: Place, moved: int) -> Run:
 
 
 class Buffers:
-    """One set of operands: random values of a dtype, the last two of them equal."""
+    """One set of operands with random values of a dtype. The last two are equal."""
 
     def __init__(self, place: Place, size: int, dtype: torch.dtype) -> None:
         self.count = size // dtype.itemsize
@@ -90,7 +90,7 @@ class Buffers:
 
 
 def tasks(place: Place, size: int, dtype: torch.dtype) -> list[Task]:
-    """Every kernel that this place has, on one dtype."""
+    """Return every kernel of this place, on one dtype."""
     cuda, code, stream = place.kernels(), DTYPE_CODES[dtype], place.stream
     same = kernels.Items([(0, size // dtype.itemsize, code)], 1.0)
     averages = [((0, 1), (0,), 0.5), ((1,), (1,), 0.5)]
@@ -123,7 +123,7 @@ def _bind(function: Callable[..., object], *arguments: object) -> Run:
 
 
 def packing(place: Place, size: int) -> list[Task]:
-    """flatten and unflatten of tensors with ResNet-50's proportions, each in memory of its own."""
+    """Return flatten and unflatten of tensors with ResNet-50's proportions, each in its own memory."""
     weights = [int(np.prod(shape)) for _, shape in resnet50_shapes()]
     lengths = [max(4, weight * size // sum(weights) // 4 * 4) for weight in weights]
     lengths[int(np.argmax(lengths))] -= max(0, sum(lengths) - size)
@@ -147,7 +147,7 @@ def packing(place: Place, size: int) -> list[Task]:
 
 
 def measure(place: Place, size: int, budget: float, wanted: Callable[[str], bool]) -> list[Results]:
-    """The rows of one size. A ratio is the bandwidth over that of the copy."""
+    """Return the rows of one size. A ratio is the bandwidth over that of the copy."""
     rows = []
     for make in (*[lambda dtype=dtype: tasks(place, size, dtype) for dtype in DTYPES], lambda: packing(place, size)):
         for kernel, dtype, moved, run in make():
@@ -170,9 +170,9 @@ def measure(place: Place, size: int, budget: float, wanted: Callable[[str], bool
 
 
 def measure_resnet(place: Place, budget: float, wanted: Callable[[str], bool], narrow: int = 1) -> list[Results]:
-    """One call on all of ResNet-50's tensors, beside a copy and PyTorch's operations.
+    """Time calls on all of ResNet-50's tensors, a copy, and PyTorch's operations.
 
-    A ratio is how many times longer these take.
+    A ratio is the time of PyTorch's operations (or of the copy) over the time of the call.
     """
     shapes = [shape for _, shape in resnet50_shapes(narrow)]
     size = 4 * sum(int(np.prod(shape)) for shape in shapes)
@@ -193,7 +193,7 @@ def measure_resnet(place: Place, budget: float, wanted: Callable[[str], bool], n
 
 
 def targets(rows: Sequence[Results], resnet: Sequence[Results]) -> list[Results]:
-    """The worst dtype of each kernel at each large size, and each call on ResNet-50's tensors."""
+    """Return targets for the worst dtype of each kernel and large size, and for each call on ResNet-50's tensors."""
     entries = []
     for kernel, size in dict.fromkeys((row["kernel"], row["bytes"]) for row in rows if row["bytes"] >= LARGE):
         chosen = [row for row in rows if row["kernel"] == kernel and row["bytes"] == size]
@@ -207,10 +207,10 @@ def targets(rows: Sequence[Results], resnet: Sequence[Results]) -> list[Results]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark in this process. NotBuilt where there is no GPU."""
+    """Run the benchmark in this process. NotBuilt without a GPU."""
     options = command_line.parser("gpu_kernels", __doc__, 0.5, "kernel, dtype and size")
-    options.add_argument("--sizes", default=SIZES, metavar="LIST", help=f"bytes a tensor (default {SIZES})")
-    options.add_argument("--only", default="", metavar="WORD", help="only kernels whose name contains this")
+    options.add_argument("--sizes", default=SIZES, metavar="LIST", help=f"bytes of a tensor (default {SIZES})")
+    options.add_argument("--only", default="", metavar="WORD", help="only kernels whose names contain WORD")
     places.add_option(options)
     chosen = options.parse_args(argv)
     place = places.find("gpu_kernels", chosen.pretend)

@@ -1,20 +1,20 @@
-"""Averaging between ranks that take turns on one GPU: by memory that they all map, and by way of the host.
+"""Averaging between ranks that take turns on one GPU: in memory that all of them map, and through the host.
 
   sordino run -np 2 -- python benchmarks/gpu_ranks.py
 
-Processes on one GPU have it one after the other, a slice of time each (unless MPS runs): a rank that waits for
-another's kernel waits for its slice too. So times here say which way is the better one, and nothing of ranks with GPUs
-of their own. What slices cost is measured first: copies that need nobody, by one rank while the others idle, and by
-all at once.
+Processes on one GPU use it one after the other, a slice of time each (unless MPS runs): a rank that waits for another
+rank's kernel also waits for its slice. So these times show which way is better; they do not apply to ranks with their
+own GPUs. The cost of slices is measured first, by copies without communication: of one rank while the others idle, and
+of all ranks at once.
 
-Contestants, each with memory of its own, each checked:
+Contestants, each with its own memory, each checked:
   arena     sordino allreduce_(op=Average) of an hvd.shared_empty tensor of the GPU, in place
-  fresh     the same of an ordinary tensor, as gradients are that backward has just made
-  gossip    an exchange of Crossover, of one parameter as large
-  by hand   a copy into pinned memory on the stream, which is waited for, our all-reduce of that, and a copy back
-  mpi       the same with MPI_Allreduce between the copies (MPI_SUM), the division on the GPU; needs mpirun and mpi4py
-A call is over when the GPU has done it. The three of ours are timed twice: as they go by themselves, and in a second
-world with SORDINO_GPU_ROUTE=host; those by hand take their turns in both, so that the worlds can be compared.
+  fresh     the same of an ordinary tensor, such as a gradient that backward has just made
+  gossip    an exchange of Crossover of one parameter of the same size
+  by hand   a copy into pinned memory on the stream and a wait for it, our all-reduce of that memory, and a copy back
+  mpi       the same with MPI_Allreduce (MPI_SUM) between the copies, and a division on the GPU; needs mpirun, mpi4py
+A call ends when the GPU has finished. Our three contestants are timed twice: with the default route, and in a second
+world with SORDINO_GPU_ROUTE=host. The contestants by hand run in both, so that the worlds can be compared.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from sordino.timing import Participants, Watch, race
 SIZES = "1MiB,25MiB,100MiB"
 OURS = ("arena", "fresh", "gossip")
 ROUTES = {"default": "", "host": "host"}
-LARGE = 25 << 20  # from which targets count
-COPIES, COPY_BYTES = 20, 64 << 20  # of a turn alone, and of one
+LARGE = 25 << 20  # bytes from which targets apply
+COPIES, COPY_BYTES = 20, 64 << 20  # copies in a turn, and bytes of a copy
 
 
 @dataclass
@@ -51,8 +51,8 @@ class Contestant:
     """One way to average.
 
     Attributes:
-        tensor: what it works on; rank r's input is r + 1 everywhere, in the check.
-        run: one call, over when the device has done it.
+        tensor: its tensor. In the check the input of rank r is r + 1 everywhere.
+        run: one call, which returns when the device has finished.
     """
 
     tensor: torch.Tensor
@@ -60,7 +60,7 @@ class Contestant:
 
     @torch.no_grad()
     def is_right(self, participants: Participants) -> bool:
-        """Runs it once on known input: the sum over the ranks stays, and two ranks both have the mean. Collective."""
+        """Check a call on known input: it keeps the sum over the ranks, and gives two ranks the mean. Collective."""
         self.tensor.fill_(participants.rank + 1)
         self.run()
         total = hvd.allreduce(self.tensor, op=hvd.Sum, name="bench.total")
@@ -94,7 +94,7 @@ def _gossip(count: int, place: Place) -> Contestant:
 
 
 def _by_hand(name: str, tensor: torch.Tensor, place: Place, participants: Participants, mpi: bool) -> Contestant:
-    """As Horovod does where NCCL cannot be used."""
+    """Return the contestant that averages as Horovod does without NCCL."""
     host = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     buffer = host.numpy()
 
@@ -116,7 +116,7 @@ def _by_hand(name: str, tensor: torch.Tensor, place: Place, participants: Partic
 
 
 def slices(place: Place, participants: Participants, size: int = COPY_BYTES) -> Results:
-    """Seconds of copies on the device: by one rank while the others idle, and by all at once. Collective."""
+    """Return seconds of copies on the device: of one rank while the others idle, and of all at once. Collective."""
     source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=place.device)
     target = torch.empty_like(source)
 
@@ -136,7 +136,7 @@ def slices(place: Place, participants: Participants, size: int = COPY_BYTES) -> 
 
 
 def measure(size: int, place: Place, participants: Participants, budget: float) -> Results:
-    """Every contestant in the current world on `size` bytes, and which ways ours went. Collective."""
+    """Time every contestant in the current world on `size` bytes, and note the ways of our operations. Collective."""
     count, name = size // 4, f"bench.{size}"
     contestants = {
         "arena": _allreduce(f"{name}.arena", hvd.shared_empty(count, dtype=torch.float32, device=place.device), place),
@@ -150,7 +150,7 @@ def measure(size: int, place: Place, participants: Participants, budget: float) 
     for key, one in contestants.items():
         right = one.is_right(participants)
         with torch.no_grad():
-            one.tensor.fill_(1.5)  # averages of equal numbers stay what they are
+            one.tensor.fill_(1.5)  # averages of equal numbers do not change
         before = dict(current().world.gpu_operations)
         one.run()
         taken = [way for way, times in current().world.gpu_operations.items() if times > before.get(way, 0)]
@@ -162,7 +162,7 @@ def measure(size: int, place: Place, participants: Participants, budget: float) 
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """None of ours may be slower than the same by hand, and by the host's route hardly."""
+    """Return the targets: ours may not be slower than by hand, and at most 11 % slower through the host."""
     entries = []
     for row in rows:
         if row["bytes"] < LARGE:
@@ -171,14 +171,14 @@ def targets(rows: Sequence[Results]) -> list[Results]:
             for key in OURS:
                 found = row["routes"].get(route)
                 value = None if found is None else verdicts.ratio({"contestants": found}, "by hand", key)
-                how = "" if route == "default" else ", by way of the host"
+                how = "" if route == "default" else ", through the host"
                 what = f"{format_bytes(row['bytes'])}: {key}{how}: time by hand over ours"
                 entries.append(verdicts.target(what, value, limit, at_least=True))
     return entries
 
 
 def wrong(rows: Sequence[Results]) -> list[str]:
-    """What computed something else than it should."""
+    """Return the contestants with wrong results."""
     return [
         f"{key} at {format_bytes(row['bytes'])} ({route})"
         for row in rows
@@ -189,9 +189,9 @@ def wrong(rows: Sequence[Results]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark on all ranks. Status 1 if a contestant computed something wrong; NotBuilt without a GPU."""
+    """Run the benchmark on all ranks. Status 1 if a contestant has a wrong result. NotBuilt without a GPU."""
     options = command_line.parser("gpu_ranks", __doc__, 8.0, "size and route")
-    options.add_argument("--sizes", default=SIZES, metavar="LIST", help=f"default {SIZES}")
+    options.add_argument("--sizes", default=SIZES, metavar="LIST", help=f"bytes of a tensor (default {SIZES})")
     places.add_option(options)
     chosen = options.parse_args(argv)
     budget = 0.5 if chosen.quick else chosen.budget
@@ -209,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         participants, library = baselines.start()
         if participants.size == 1:
             records.log(
-                "gpu_ranks: averaging needs two ranks at least: sordino run -np 2 -- python benchmarks/gpu_ranks.py"
+                "gpu_ranks: averaging needs at least two ranks: sordino run -np 2 -- python benchmarks/gpu_ranks.py"
             )
             hvd.shutdown()
             return 2

@@ -1,15 +1,15 @@
-"""What DistributedOptimizer adds to a training step on a GPU, and how often its host waits for the GPU.
+"""Overhead of DistributedOptimizer in a training step on a GPU, and the number of the host's waits for the GPU.
 
   sordino run -np 2 -- python benchmarks/gpu_step.py     # gradients are averaged
-  python benchmarks/gpu_step.py                          # one rank: there is nothing to average, all is cost
+  python benchmarks/gpu_step.py                          # one rank averages nothing, so all is overhead
 
   ResNet-50    forward, backward and step of a ResNet-50 on random images, bfloat16 autocast, channels_last
-  parameters   its 161 parameters with gradients that are made in backward and no computation, so nothing hides the host
+  parameters   its 161 parameters with gradients made in backward but no computation, so nothing hides the host's work
 
-SGD with momentum, by itself and wrapped, with gradients set to None or to zero between steps. Contestants take turns; a
-turn is some steps between two synchronizations, timed by the host's clock and between events of the device; the
-slowest rank counts. Ranks that share a GPU take turns on it, the bare ones too. Before anything is timed it is looked
-whether the wrapped step does average, and the bare one does not. Then a profiler counts the calls of CUDA in which the
+SGD with momentum, bare and wrapped, with gradients set to None or to zero between steps. Contestants take turns. A turn
+is a number of steps between two synchronizations, timed by the host's clock and between events of the device. The
+slowest rank counts. Ranks that share a GPU take turns on it, also with the bare optimizer. Before the timing it is
+checked that the wrapped step averages and the bare one does not. Then a profiler counts the calls of CUDA in which the
 host waits, in steps of AllReduce, Crossover and LocalSGD.
 """
 
@@ -37,8 +37,8 @@ from sordino.report import Results, machines, records, verdicts
 from sordino.runtime.context import current
 from sordino.timing import Participants, Run, Samples, Watch, rotated, summarize
 
-LIMIT = 2.0  # percent of a step of ResNet-50, for a rank alone
-WAITS_LIMIT = 0.0  # a step
+LIMIT = 2.0  # percent of a step of ResNet-50 with one rank
+WAITS_LIMIT = 0.0  # per step
 _ROUNDS = 30
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "AllReduce": AllReduce,
@@ -49,14 +49,14 @@ ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
 
 @dataclass
 class Training:
-    """A model of its own, and one step of it."""
+    """A model, and a function that takes one step with it."""
 
     model: nn.Module
     step: Run
 
 
 def training(case: Case, place: Place, algorithm: Algorithm | None, set_to_none: bool = True) -> Training:
-    """Return a training with SGD with momentum: wrapped, or bare without an algorithm."""
+    """Return a training by SGD with momentum, wrapped; bare if `algorithm` is None."""
     torch.manual_seed(0)
     model = case.model().to(place.device)
     inputs = case.inputs(place.device)
@@ -78,7 +78,7 @@ def training(case: Case, place: Place, algorithm: Algorithm | None, set_to_none:
 
 
 def averages(training: Training) -> tuple[bool, list[str]]:
-    """Run a step; tell whether all ranks then have the same gradients, and which ways operations went. Collective."""
+    """Run a step; return whether all ranks then have the same gradients, and the ways of operations. Collective."""
     before = dict(current().world.gpu_operations)
     training.step()
     ways = sorted(way for way, count in current().world.gpu_operations.items() if count > before.get(way, 0))
@@ -89,7 +89,7 @@ def averages(training: Training) -> tuple[bool, list[str]]:
 
 @dataclass
 class Times:
-    """Of one contestant, by both clocks."""
+    """Times of one contestant by both clocks."""
 
     wall: Samples = field(default_factory=Samples)
     device: Samples = field(default_factory=Samples)
@@ -101,7 +101,7 @@ class Times:
 def race(
     contestants: Mapping[str, Run], place: Place, participants: Participants, budget: float, rounds: int
 ) -> dict[str, Times]:
-    """Times them in turns, by both clocks; each turn begins with a barrier, and the slowest rank counts. Collective."""
+    """Time contestants in turns by both clocks. A turn begins with a barrier; the slowest rank counts. Collective."""
 
     def turn(name: str, count: int) -> tuple[float, float]:
         participants.barrier()
@@ -111,7 +111,7 @@ def race(
     names = list(contestants)
     share = budget / rounds / len(names)
     for name in names:
-        turn(name, 3)  # convolutions choose their algorithms
+        turn(name, 3)  # warm-up, in which convolutions choose their algorithms
     counts = {name: int(np.clip(share / max(turn(name, 2)[0], 1e-6), 2, 200)) for name in names}
     times = {name: Times() for name in names}
     for number in range(rounds):
@@ -123,7 +123,7 @@ def race(
 
 
 def overhead(times: Mapping[str, Times], clock: str) -> dict[str, float]:
-    """Round by round, in percent of the bare optimizer's step."""
+    """Return the overhead, round by round, in percent of the bare optimizer's step."""
     bare, wrapped = (getattr(times[name], clock).round_medians for name in ("bare", "sordino"))
     return summarize(100 * (wrapped - bare) / bare)
 
@@ -131,7 +131,7 @@ def overhead(times: Mapping[str, Times], clock: str) -> dict[str, float]:
 def measure(
     case: Case, place: Place, participants: Participants, set_to_none: bool, budget: float, rounds: int = _ROUNDS
 ) -> Results:
-    """One row: the same step with the bare optimizer and the wrapped one, and which of them average. Collective."""
+    """Return one row: the step with the bare and the wrapped optimizer, and which of them average. Collective."""
     both = {
         "bare": training(case, place, None, set_to_none),
         "sordino": training(case, place, AllReduce(), set_to_none),
@@ -150,7 +150,7 @@ def measure(
 
 
 def measure_waits(case: Case, place: Place, ranks: int, steps: int = host_waits.STEPS) -> dict[str, Results]:
-    """The host's waits in a step of each algorithm, and in one that waits once, to try the profiler. Collective."""
+    """Return the host's waits per step of each algorithm, and of one wait, to test the profiler. Collective."""
     found = {"bare": host_waits.count(training(case, place, None).step, place, steps)}
     for name, make in ALGORITHMS.items():
         if ranks > 1 or name == "AllReduce":
@@ -160,7 +160,7 @@ def measure_waits(case: Case, place: Place, ranks: int, steps: int = host_waits.
 
 
 def wrong(rows: Sequence[Results], waits: Mapping[str, Results], ranks: int, on_gpu: bool) -> list[str]:
-    """Steps that average though they should not, or do not though they should; and a profiler that sees nothing."""
+    """Return the steps that average although they should not, or the reverse; and note a profiler that sees no wait."""
     blind = ["the profiler does not see the host wait"] if on_gpu and waits["one wait"]["total"] < 1 else []
     return blind + [
         f"{name} step of {row['case']} (set_to_none={row['set_to_none']}) {'averages' if got else 'does not average'}"
@@ -171,7 +171,7 @@ def wrong(rows: Sequence[Results], waits: Mapping[str, Results], ranks: int, on_
 
 
 def targets(rows: Sequence[Results], waits: Mapping[str, Results], ranks: int) -> list[Results]:
-    """What ResNet-50's step of a rank alone may cost more, by the host's clock; and waits of the host."""
+    """Return the targets: overhead of ResNet-50's step with one rank by the host's clock, and waits of the host."""
     entries = [
         verdicts.target(
             f"{row['case']}, set_to_none={row['set_to_none']}: overhead in percent of the step",
@@ -190,9 +190,9 @@ def targets(rows: Sequence[Results], waits: Mapping[str, Results], ranks: int) -
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark on all ranks. Status 1 if a step averages wrongly; NotBuilt without a GPU."""
+    """Run the benchmark on all ranks. Status 1 if a step averages wrongly. NotBuilt without a GPU."""
     options = command_line.parser("gpu_step", __doc__, 5.0, "kind of step")
-    options.add_argument("--batch", type=int, default=64, metavar="N", help="images in a step (default 64)")
+    options.add_argument("--batch", type=int, default=64, metavar="N", help="images per step (default 64)")
     places.add_option(options)
     chosen = options.parse_args(argv)
     places.find("gpu_step", chosen.pretend)
@@ -210,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows.append(measure(case, place, participants, set_to_none, budget, rounds))
             median = rows[-1]["overhead"]["wall"]["median"]
             if participants.rank == 0:
-                records.log(f"{case.name}, set_to_none={set_to_none}: {median:.2f} % more")
+                records.log(f"{case.name}, set_to_none={set_to_none}: overhead {median:.2f} %")
             if place.on_gpu:
                 torch.cuda.empty_cache()
     waits = measure_waits(kinds[0], place, participants.size, steps)

@@ -1,11 +1,11 @@
-"""Layered SGD: what a step waits for communication while batches are loaded.
+"""Layered SGD: time that a step waits for communication while batches are loaded.
 
   python benchmarks/layered.py                        # as root, in a clone: it makes hosts and starts the ranks
 
-In each job Layered (communicators as threads, or as ranks of their own) takes turns with AllReduce: gradients that lie
-there are averaged, then loading sleeps for 0, 1/2, 1 and 2 times what AllReduce takes without, then a parameter is
-touched. What is not loading is exposed communication. Horovod has a job of its own. Jobs run on this machine, and on
-emulated hosts with links of --mbps each way, where a group is a host.
+In each job Layered (with communicators as threads or as separate ranks) takes turns with AllReduce. A step averages
+existing gradients, then loading sleeps for 0, 1/2, 1 and 2 times the time of AllReduce without loading, then a
+parameter is accessed. The time of the step without loading is exposed communication. Horovod has its own job. Jobs run
+on this machine, and on emulated hosts with links of --mbps each way, where a group is a host.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WORKER = "timings.layered.worker"
 
 
 class Job(NamedTuple):
-    """Workers on hosts (0: this machine)."""
+    """Settings of a job; 0 hosts: on this machine."""
 
     set: str
     hosts: int
@@ -34,12 +34,12 @@ class Job(NamedTuple):
 
     @property
     def members(self) -> int:
-        """K: a group is a host."""
+        """K, the members of a group; a group is a host."""
         return self.workers // max(self.hosts, 1)
 
 
 def jobs(quick: bool) -> list[Job]:
-    """What is run."""
+    """Return all jobs."""
     places = [("resnet20", 0, 2)] if quick else [("resnet20", 0, 4), ("resnet50", 0, 4)]
     places += [("resnet20", 2, 2)] if quick else [("resnet20", 2, 4), ("resnet50", 2, 4), ("resnet50", 4, 4)]
     found = []
@@ -50,10 +50,10 @@ def jobs(quick: bool) -> list[Job]:
 
 
 def run(job: Job, mbps: float, rounds: int) -> Results:
-    """What the job found.
+    """Run a job and return its results.
 
     Raises:
-        NotBuilt: there can be no such job here. SordinoError: it failed.
+        NotBuilt: this machine cannot run the job. SordinoError: it failed.
     """
     words = ["--set", job.set, "--members", str(job.members), "--communicator", job.mode, "--rounds", str(rounds)]
     ranks = job.members + (job.mode == "rank")
@@ -63,7 +63,7 @@ def run(job: Job, mbps: float, rounds: int) -> Results:
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """What the issue of it is: hidden where there is loading, and no dearer where there is none."""
+    """Return the targets: communication is hidden behind loading, and as fast as AllReduce's without loading."""
     entries = []
     for row in rows:
         if "Layered" not in row["contestants"]:
@@ -78,7 +78,7 @@ def targets(rows: Sequence[Results]) -> list[Results]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Starts the jobs. Status 1 if a job failed or computed something wrong, 2 if there can be no cluster."""
+    """Start the jobs. Status 1 if a job failed or has a wrong result, 2 if no cluster can be made."""
     options = command_line.parser("layered", __doc__)
     options.add_argument("--mbps", type=float, default=500.0, metavar="RATE", help="of each link (default 500)")
     chosen = options.parse_args(argv)

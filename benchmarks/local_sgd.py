@@ -1,12 +1,11 @@
-"""Hierarchical local SGD: communication in a step and under the next one, PyTorch's own local SGD beside it, and
-predictions.
+"""Hierarchical local SGD: communication in a step, overlap with the next one, PyTorch's local SGD, predictions.
 
   python benchmarks/local_sgd.py communication        # as root: it makes hosts and starts the ranks by itself
-  python benchmarks/local_sgd.py overlap              # as root, too
-  python benchmarks/local_sgd.py torch                # as root, too
-  python benchmarks/local_sgd.py plan                 # as root, too
+  python benchmarks/local_sgd.py overlap              # as root
+  python benchmarks/local_sgd.py torch                # as root
+  python benchmarks/local_sgd.py plan                 # as root
 
-Each part says more with --help.
+Each part has its own --help.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _PARTS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one part; what follows its name goes to it."""
+    """Run one part with the arguments after its name; return its exit status."""
     return parts.run_part("local_sgd", __doc__, _PARTS, argv)
 
 

@@ -34,6 +34,7 @@ _REWRITTEN = {
     '"elasticaveraging"': '"elastic-averaging"',
     '"pushsum"': '"push-sum"',
     '"segmentedgossip"': '"segmented-gossip"',
+    "; known are {', '": "; use some of {', '",
     "sum_of_losses += float(loss)": "sum_of_losses += loss.item()",
 }
 """Former ways to write the same, for sources of earlier commits."""

@@ -1,10 +1,10 @@
-"""What it costs a rank to write down its run: steps with a record and without one, in turns, of a model that is small.
+"""Cost of a run record: steps of a small model with and without a record, in turns.
 
   sordino run -np 2 -- python benchmarks/record.py
 
-Three contestants take turns of some steps each: no record, a record, and a record that keeps spans. A turn's time is
-the slowest rank's, a step. What writing takes is measured where it is done, call by call on rank 0: beside the noise of
-whole steps it is too little to be seen as a difference.
+Three contestants take turns of several steps each: no record, a record, and a record that keeps spans. The time of a
+turn is the slowest rank's, per step. The time of writing is measured directly, call by call on rank 0, because the
+difference of whole steps is smaller than their noise.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sordino.runtime.recorder import Recorder
 from sordino.timing import Participants, Watch, summarize
 from timings.transports.recording import REPORTS
 
-_STEPS = 64  # of a turn
+_STEPS = 64  # steps of a turn
 _LAYERS, _WIDTH = 8, 64
 
 
 class _Lines(Recorder):
-    """A recorder that writes a line a step, however many there are, keeps no spans, and times itself."""
+    """A recorder that writes one line for every step, keeps no spans, and times itself."""
 
     def __init__(self, context: Context, folder: str) -> None:
         super().__init__(context, folder)
@@ -56,7 +56,7 @@ class _Spans(_Lines):
 
 
 def turn(optimizer: hvd.DistributedOptimizer, model: torch.nn.Module, recorder: Recorder | None) -> float:
-    """Seconds of a step, of the slowest rank."""
+    """Return the slowest rank's seconds per step."""
     current().recorder = recorder
     x = torch.ones(8, _WIDTH)
     hvd.barrier()
@@ -72,7 +72,7 @@ def turn(optimizer: hvd.DistributedOptimizer, model: torch.nn.Module, recorder: 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Takes turns; rank 0 writes the results."""
+    """Run the benchmark on all ranks; rank 0 writes the results."""
     options = command_line.parser("record", __doc__, 30.0, "seconds in all")
     chosen = options.parse_args(argv)
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Markdown and PNG from the JSON files of the benchmarks, so that tables and plots always come from what was measured.
+"""Make Markdown and PNG from the JSON files of benchmarks, so that tables and plots agree with the measured values.
 
 python benchmarks/report.py benchmarks/results/kernels.json
 """
@@ -42,7 +42,7 @@ REPORTS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Makes the reports of the given files again. Status 1 if a file is not one of ours."""
+    """Make the reports of the given files again. Status 1 if a file is not a result of a benchmark."""
     parser = argparse.ArgumentParser(
         prog="report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""Wide-area gossip: what steps wait, what serving costs, and beside MPI's one-sided.
+"""Wide-area gossip: waiting of steps, cost of serving pulls, and comparison with MPI's one-sided communication.
 
   python benchmarks/scheduled_pull.py pulls                # as root: it makes hosts and starts the ranks by itself
-  python benchmarks/scheduled_pull.py serving              # as root, too
-  python benchmarks/scheduled_pull.py one_sided            # as root, too
+  python benchmarks/scheduled_pull.py serving              # as root
+  python benchmarks/scheduled_pull.py one_sided            # as root
 
-Each part says more with --help.
+Each part has its own --help.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PARTS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one part; what follows its name goes to it."""
+    """Run one part with the arguments after its name; return its exit status."""
     return parts.run_part("scheduled_pull", __doc__, _PARTS, argv)
 
 

@@ -1,12 +1,12 @@
-"""Training whose ranks are killed at random moments, for minutes, beside the same training that nobody disturbs.
+"""Training whose ranks are killed at random moments for minutes, compared with the same training without kills.
 
-  python benchmarks/soak.py                      restarts from checkpoints: 20 minutes, a kill every 30 s, 4 ranks
-  python benchmarks/soak.py --mode continue      the others go on; when all are lost, a restart
+  python benchmarks/soak.py                      restart from checkpoints: 20 minutes, a kill every 30 s, 4 ranks
+  python benchmarks/soak.py --mode continue      the other ranks continue; a restart after the loss of the last one
 
-Trains on Fashion-MNIST with examples/train.py. A short training tells how many steps the disturbed one can take in the
-time; the undisturbed one takes as many. Then ranks are killed with SIGKILL: one, every fourth time two at once, half to
-one and a half intervals after the last ones, whatever the job does at that moment. When the time is over the
-job takes the steps that it still lacks. Exit status 0 if all targets are met, 1 if not.
+Trains on Fashion-MNIST with examples/train.py. A short trial shows how many steps the disturbed training can take in
+the time; the undisturbed training takes as many. Then ranks are killed with SIGKILL at random moments, half to one and
+a half intervals after the last kill: one rank, every fourth time two at once. After the time the job takes its
+remaining steps. Exit status 0 if all targets are met, 1 if not.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from sordino.report import Results, machines, records, verdicts
 
 _EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "train.py"
 _TRIAL_STEPS = 100
-_ENDS_S = 2.0  # what a job takes to end after a kill, about
+_ENDS_S = 2.0  # approximate time of a job to end after a kill
 _STUCK_S = 300.0
 _POINTS = 1.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained, and how it is disturbed."""
+    """Settings of the training and of its kills."""
 
     example: Path
     ranks: int
@@ -52,7 +52,7 @@ class Plan:
     checkpoint_every: int
 
     def moments(self) -> list[tuple[float, int]]:
-        """When ranks are to be killed, in seconds since the job's begin, and how many at once."""
+        """Return the times of kills, in seconds since the job's begin, and the number of ranks to kill at once."""
         generator, found, at = random.Random(self.seed), list[tuple[float, int]](), 0.0
         while True:
             at += self.every * generator.uniform(0.5, 1.5)
@@ -62,17 +62,17 @@ class Plan:
             found.append((at, count))
 
     def words(self, folder: Path, steps: int, *run: str) -> list[str]:
-        """Those of `sordino run`, for a training that writes its files to `folder`."""
+        """Return the words of `sordino run` for a training that writes its files to `folder`."""
         words = ["-np", str(self.ranks), *run, "--", "python", str(self.example), "--data", self.data]
         words += ["--algorithm", self.algorithm, "--seed", str(self.seed)]
-        # The steps end it, not the epochs: there are never more epochs than steps.
+        # --max-steps ends the training, because an epoch has at least one step.
         words += ["--epochs", str(steps), "--max-steps", str(steps), "--json", str(folder / "results.json")]
         words += ["--log", str(folder / "steps.jsonl"), "--checkpoint", f"{folder / 'saved'}/"]
         return [*words, "--checkpoint-every", str(self.checkpoint_every)]
 
 
 def undisturbed(plan: Plan, folder: Path, steps: int) -> Results:
-    """What so many steps come to, and how long they take."""
+    """Train `steps` steps without kills; return the results and the times."""
     with Job(folder, plan.words(folder, steps)) as job:
         _finish(job, folder / "steps.jsonl")
         status = job.wait(time.time())
@@ -90,7 +90,7 @@ def undisturbed(plan: Plan, folder: Path, steps: int) -> Results:
 
 
 def disturbed(plan: Plan, folder: Path, steps: int) -> Results:
-    """What they come to when ranks are killed meanwhile."""
+    """Train `steps` steps while ranks are killed; return the results and the consequences of the kills."""
     moments = plan.moments()
     how = ["--restarts", str(len(moments))] + (["--on-peer-lost", "continue"] if plan.mode == "continue" else [])
     log, kills = folder / "steps.jsonl", list[Kill]()
@@ -128,10 +128,10 @@ def disturbed(plan: Plan, folder: Path, steps: int) -> Results:
 
 
 def _finish(job: Job, log: Path, until: float | None = None) -> bool:
-    """Waits for the end of a job, or until that moment; whether it has ended.
+    """Wait for the end of a job, or until that time; return whether it has ended.
 
     Raises:
-        SordinoError: it takes no steps.
+        SordinoError: the job takes no steps.
     """
     while until is None or time.time() < until:
         if job.wait(min(until or time.time() + 1, time.time() + 1)) is not None:
@@ -143,7 +143,7 @@ def _finish(job: Job, log: Path, until: float | None = None) -> bool:
 
 
 def _strike(job: Job, count: int, generator: random.Random) -> Kill | None:
-    """Kills as many ranks, once there are any; None if the job has ended."""
+    """Kill `count` ranks as soon as any exist; return None if the job has ended."""
     while not (ranks := job.ranks()):
         if job.wait(time.time()) is not None:
             return None
@@ -161,10 +161,10 @@ def _results(folder: Path) -> Results:
 
 
 def steps_for(plan: Plan, trial: Results) -> int:
-    """How many the disturbed training can take in the time, by what a start took and by the rate of the trial."""
+    """Return the steps that the disturbed training can take in the time, by the start and the rate of the trial."""
     rate = trial["steps_per_second"]
     share = 1 - (trial["start_seconds"] + _ENDS_S + plan.checkpoint_every / rate / 2) / plan.every
-    if plan.mode == "continue":  # one kill in as many ends the job
+    if plan.mode == "continue":  # one kill in `ranks` ends the job
         share = 1 - (1 - share) / plan.ranks
     if share < 0.1:
         records.log(f"a start takes {trial['start_seconds']:.0f} s here, so hardly a step is taken between two kills")
@@ -172,7 +172,7 @@ def steps_for(plan: Plan, trial: Results) -> int:
 
 
 def judged(plan: Plan, calm: Results, stormy: Results) -> list[Results]:
-    """The targets."""
+    """Return the targets."""
     ended = stormy["status"] == 0
     points = 100 * (stormy["test_accuracy"] - calm["test_accuracy"]) if ended else None
     target = verdicts.target
@@ -190,7 +190,7 @@ def judged(plan: Plan, calm: Results, stormy: Results) -> list[Results]:
 
 
 def soak(plan: Plan, folder: Path, steps: int | None) -> Results:
-    """All three trainings, in a folder that is there."""
+    """Carry out the trial and both trainings in an existing folder."""
     trial = None
     if steps is None:
         trial = undisturbed(plan, folder / "trial", _TRIAL_STEPS)
@@ -234,7 +234,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     options = _options(argv)
     names = ("ranks", "mode", "minutes", "every", "seed", "algorithm", "data", "checkpoint_every")
     plan = Plan(_EXAMPLE, **{name: getattr(options, name) for name in names})

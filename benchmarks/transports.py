@@ -1,10 +1,10 @@
-"""The ways to start ranks and to reach other machines, side by side: MPI, UCX, what one machine needs, and Gloo.
+"""Comparison of launchers and transports: MPI, UCX, shared memory on one machine, and Gloo.
 
   python benchmarks/transports.py allreduce           # as root: it makes hosts and starts the ranks by itself
   python benchmarks/transports.py start
-  python benchmarks/transports.py loss                # as root, too
+  python benchmarks/transports.py loss                # as root
 
-Each part says more with --help.
+Each part has its own --help.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PARTS = {"allreduce": allreduce.main, "start": start.main, "loss": loss.main}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one part; what follows its name goes to it."""
+    """Run one part with the arguments after its name; return its exit status."""
     return parts.run_part("transports", __doc__, _PARTS, argv)
 
 

@@ -1,10 +1,9 @@
-"""What Python a steady step walks through: which functions of Sordino rank 0 calls between `zero_grad()` and the end of
-`step()`, and in which files.
+"""Python functions of Sordino, and their files, that rank 0 calls between `zero_grad()` and the end of `step()`.
 
   python benchmarks/walk.py
-  python benchmarks/walk.py --show crossover     # the functions of one, in the order of their first calls
+  python benchmarks/walk.py --show crossover     # functions of one algorithm in the order of their first calls
 
-The ranks are threads. Functions of torch are not counted, nor what is compiled.
+The ranks are threads. Functions of torch and compiled functions are not counted.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from sordino.algorithms import AllReduce, Crossover, LocalSGD
 from sordino.report.tables import table
 
 PACKAGE = Path(sordino.__file__).parent
-STEPS = 6  # before the one that counts: plans are made, and gradients have moved
+STEPS = 6  # steps before the counted one, in which plans are made and gradients move into flat buffers
 WALKS = {"allreduce": AllReduce(), "crossover": Crossover(), "local-sgd": LocalSGD(interval=1, group_size=2)}
 MOST = {"allreduce": (37, 7), "crossover": (25, 8), "local-sgd": (68, 11)}
-"""Different functions and files, at most."""
+"""Largest allowed number of different functions and files."""
 
 Walk = Counter[tuple[str, str]]
-"""How often each function was called, by its file and name, in the order of the first calls."""
+"""Number of calls of each function by file and name, in the order of the first calls."""
 
 
 def walk(algorithm: Any) -> Walk:
-    """Return what rank 0 of four calls in a step."""
+    """Return the calls of rank 0 of four in a step."""
 
     def train() -> Walk:
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
@@ -61,9 +60,9 @@ def walk(algorithm: Any) -> Walk:
 
 
 def main() -> int:
-    """Print the table, or one walk. Return 1 if a walk is longer than it may be."""
+    """Print a table of all algorithms, or the calls of one. Return 1 if an algorithm exceeds its limits."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--show", choices=WALKS, help="print the functions of this one's step")
+    parser.add_argument("--show", choices=WALKS, help="print the functions in a step of this algorithm")
     options = parser.parse_args()
     if options.show:
         for (file, name), count in walk(WALKS[options.show]).items():

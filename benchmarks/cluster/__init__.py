@@ -5,8 +5,8 @@ ends for any reason. Then the kernel ends all other processes of the namespace. 
 shared memory and session files belong to these processes alone and disappear with the last one. None of them has a
 name outside. So no cleanup is needed, and clusters cannot disturb each other or other programs.
 
-The head, where mpirun runs, holds the switch. A host has its own process namespace, /proc and /dev/shm. So a rank cannot
-use the memory or the process id of a rank on another host, as between real machines.
+The head, where mpirun runs, holds the switch. A host has its own process namespace, /proc and /dev/shm. So a rank
+cannot use the memory or the process id of a rank on another host, as between real machines.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from sordino.timing import Run
 
 Set = TypeVar("Set")
 Call = tuple[int, str, Callable[[Set], object]]
-"""Number of lists of elements read and written, the required method of the kernels, and a call on one set of buffers."""
+"""Number of lists of elements read and written, the required method of kernels, and a call on one set of buffers."""
 
 HOST_CACHE = 64 << 10  # bytes; small, so that few buffers are needed
 
@@ -82,7 +82,7 @@ class Place:
             torch.cuda.current_stream(self.device).synchronize()
 
     def turn(self, run: Run, count: int) -> tuple[float, float]:
-        """Return the seconds per run of `count` runs by the host's clock and between events (on the host: its clock)."""
+        """Return the seconds per run of `count` runs, by the host's clock and, on a GPU, between events."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2)) if self.on_gpu else (None, None)
         self.finish()
         start = time.perf_counter()

@@ -39,9 +39,9 @@ def report(results: Results) -> str:
         2,
         "Ranks on one GPU use it in turn, by slices of time: a rank that waits for another rank's kernel also waits "
         "for its slice. So these times compare ways; they do not apply to ranks with their own GPUs. A copy of "
-        f"{format_bytes(slices['bytes'])} without communication takes {format_seconds(slices['alone'])} while the other "
-        f"ranks idle, and {format_seconds(slices['together'])} when all copy at once: {slices['ratio']:.2f} times as "
-        "long.",
+        f"{format_bytes(slices['bytes'])} without communication takes {format_seconds(slices['alone'])} while the "
+        f"other ranks idle, and {format_seconds(slices['together'])} when all copy at once: {slices['ratio']:.2f} "
+        "times as long.",
     )
     for route, label in _ROUTES.items():
         rows = [row for row in results["rows"] if route in row["routes"]]

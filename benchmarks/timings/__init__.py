@@ -1,1 +1,1 @@
-"""Parts of the benchmarks that measure time, a folder for each script."""
+"""Parts of the benchmarks that measure time, with a folder for each script."""

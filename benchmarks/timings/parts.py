@@ -1,4 +1,4 @@
-"""Benchmarks of several parts, each with options of its own."""
+"""Benchmarks of several parts, each with its own options."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ Parts = Mapping[str, Callable[[Sequence[str]], int]]
 
 
 def run_part(program: str, description: str | None, parts: Parts, argv: Sequence[str] | None) -> int:
-    """Runs the part of a benchmark that is named first; what follows its name goes to it. Returns its exit status."""
+    """Run the part of a benchmark that is named first, with the arguments after its name; return its exit status."""
     options = argparse.ArgumentParser(
         prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("part", choices=parts, help="which part")
-    options.add_argument("arguments", nargs=argparse.REMAINDER, help="for the part (--help lists them)")
+    options.add_argument("part", choices=parts, help="name of the part")
+    options.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the part (--help lists them)")
     chosen = options.parse_args(argv)
     return parts[chosen.part](chosen.arguments)

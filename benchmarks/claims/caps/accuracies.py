@@ -35,8 +35,9 @@ def plan_accuracy(quick: bool) -> Plan:
 
     def trainings(name: str, epochs: int) -> list[Run]:
         options = METHODS.get(name)
-        settings = {"algorithm": "allreduce" if options is None else "caps", "options": options or {}, **task}
-        return [Training(seed, epochs, decays=True, **settings).run for seed in range(1, seeds + 1)]
+        algorithm = "allreduce" if options is None else "caps"
+        settings: Results = {"algorithm": algorithm, "options": options or {}, "decays": True, **task}
+        return [Training(seed, epochs, **settings).run for seed in range(1, seeds + 1)]
 
     names = [_ALL, *METHODS]
     found = yield [run for name in names for run in trainings(name, epochs)]

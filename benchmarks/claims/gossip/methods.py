@@ -51,7 +51,11 @@ def best_rates(
     found = yield [training(*key, seed, task, recipe).run for key in tried for seed in range(1, seeds + 1)]
     scores = [one["validation"] for one in found]
     means = {key: statistics.fmean(scores[k * seeds : (k + 1) * seeds]) for k, key in enumerate(tried)}
-    return {point: max(rates, key=lambda lr, point=point: means[point, lr]) for point in points}
+    best = {}
+    for point in points:
+        by_rate = {lr: means[point, lr] for lr in rates}
+        best[point] = max(by_rate, key=by_rate.__getitem__)
+    return best
 
 
 def accuracies(

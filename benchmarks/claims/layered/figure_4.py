@@ -39,7 +39,7 @@ def plan(quick: bool) -> Plan:
     common = {"on_a_host": ON_A_HOST, "mbps": MBPS, "disk": DISK, "rounds": rounds}
     keys = [(count, number, name) for count in hosts for number in range(jobs) for name in ALGORITHMS]
     work = "claims.layered.figure_4:job"
-    settings = [{"by": name, "hosts": count, "number": number, **common} for count, number, name in keys]
+    settings: list[Results] = [{"by": name, "hosts": count, "number": k, **common} for count, k, name in keys]
     found = yield [Run(work, one, one["hosts"], alone=True) for one in settings]
     results = dict(zip(keys, found, strict=True))
 

@@ -1,17 +1,17 @@
-"""One exchange of ResNet-50's parameters by gossip, against all-reduces of as many bytes and the memory floor.
+"""One gossip exchange of ResNet-50's parameters, against all-reduces of as many bytes and the memory floor.
 
   mpirun -np 4 python benchmarks/gossip.py exchange
 
-Contestants, each with memory of its own, each checked: the sum over the ranks stays what it was.
+Contestants, each with its own memory. A check exchange of each must keep the sum over the ranks.
   crossover_blocks, crossover_model   Crossover of the blocks, and of the whole model as one segment
-  hierarchical                        Crossover among groups of two ranks, from four ranks on (with two it is AllReduce)
+  hierarchical                        Crossover among groups of two ranks, with four ranks or more (two: AllReduce)
   push-sum, dpsgd                      PushSum and D-PSGD
   allreduce                           sordino allreduce_(op=Average) of one hvd.shared_empty tensor, in place
   horovod                             horovod.torch.allreduce_(op=Average) of one tensor
-  floor                               no communication: all ranks at once read and write an array of their own, in place
-  three_passes                        the same, reading a second array too: what a rank must that mixes by itself
-An exchange is a step of DistributedOptimizer around an SGD whose parameters have no gradients, so there is nothing else
-in it; groups leave out the reduction of gradients. Horovod is initialized for its turns only, as in collectives.
+  floor                               no communication: all ranks at once read and write their own array, in place
+  three_passes                        the same with a read of a second array, as needed to mix without other ranks' help
+An exchange is a step of DistributedOptimizer around an SGD whose parameters have no gradients, so it contains no other
+work; groups leave out the reduction of gradients. Horovod is initialized only for its turns, as in collectives.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _GROUP = 2
 
 @dataclass
 class Contestant:
-    """One way to mix what the ranks hold.
+    """One way to mix the tensors of the ranks.
 
     Attributes:
-        tensors: what it works on.
+        tensors: its tensors.
         run: one blocking exchange.
-        equal: neighbouring ranks whose values are equal before it.
+        equal: number of neighbouring ranks whose values are equal before it.
     """
 
     tensors: list[torch.Tensor]
@@ -54,7 +54,7 @@ class Contestant:
 
     @torch.no_grad()
     def is_right(self, participants: Participants) -> bool:
-        """Runs it once on known input: whether every value moved and the sums over the ranks did not. Collective."""
+        """Run it once on known input; return whether it changed every value and kept the sums. Collective."""
         values = [float(rank // self.equal + 1) ** 2 for rank in range(participants.size)]
         for tensor in self.tensors:
             tensor.fill_(values[participants.rank])
@@ -91,7 +91,7 @@ def _horovod(found: Baselines, count: int) -> Contestant:
 
 
 def _passes(count: int) -> dict[str, Contestant]:
-    """What reads and writes private memory only."""
+    """Return the contestants that read and write private memory only."""
     own, other = torch.full((2, count), 1.5)
     places = [own.data_ptr(), other.data_ptr()]
     code = DTYPE_CODES[torch.float32]
@@ -104,7 +104,7 @@ def _passes(count: int) -> dict[str, Contestant]:
 
 
 def algorithms(size: int) -> dict[str, Algorithm]:
-    """The gossip among the contestants that means something for this many ranks."""
+    """Return the gossip algorithms that make sense for this number of ranks."""
     found: dict[str, Algorithm] = {
         "crossover_blocks": Crossover(segments="blocks"),
         "crossover_model": Crossover(segments="model"),
@@ -118,7 +118,7 @@ def algorithms(size: int) -> dict[str, Algorithm]:
 
 
 def measure(count: int, found: Baselines, participants: Participants, budget: float, rounds: int) -> dict[str, Results]:
-    """Every contestant on `count` parameters. Collective."""
+    """Time every contestant on `count` parameters. Collective."""
     contestants = {name: _gossip(algorithm) for name, algorithm in algorithms(participants.size).items()}
     contestants["allreduce"] = _allreduce(count)
     if found.horovod is not None:
@@ -134,7 +134,7 @@ def measure(count: int, found: Baselines, participants: Participants, budget: fl
 
 
 def targets(results: Results) -> list[Results]:
-    """Crossover sends at most what an all-reduce does, so it must not take longer than one."""
+    """Return the targets: Crossover sends at most as much as an all-reduce, so it must not take longer."""
     entries = []
     for key, label in (("crossover_blocks", "Crossover by blocks"), ("crossover_model", "Crossover by model")):
         for other, name in (("allreduce", "our all-reduce"), ("horovod", "Horovod's all-reduce")):
@@ -147,7 +147,7 @@ def targets(results: Results) -> list[Results]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark on all ranks. Status 1 if a contestant computed something wrong."""
+    """Run the benchmark on all ranks. Status 1 if a contestant has a wrong result."""
     options = command_line.parser("gossip exchange", __doc__, 60.0, "run")
     options.add_argument("--baselines", default="horovod", metavar="LIST", help="horovod, or none")
     chosen = options.parse_args(argv)

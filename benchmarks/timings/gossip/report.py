@@ -38,15 +38,15 @@ _COLOURS = {
 
 
 def exchange(results: Results) -> str:
-    """Every way to mix: time, and against all-reduces and the floor."""
+    """Return the times of all contestants, and ratios to all-reduces and the floor, as Markdown."""
     ranks = results["ranks"]
     note = "" if "hierarchical" in results["contestants"] else " Groups of 2 need more ranks, and an even number."
     what = (
         f"One exchange of {results['parameters'] / 1e6:.1f} M float32 parameters (ResNet-50's) by {ranks} ranks on "
-        f"{results['nodes']} node(s). Median of the slowest rank's times, contestants interleaved in one run, Horovod "
-        "initialized only in its own turns; results are checked. The floor is what reading and writing as many bytes "
-        "takes all ranks at once, in private memory; three passes read a second array as well, as a rank must that "
-        f"mixes without the help of others.{note}"
+        f"{results['nodes']} node(s). Medians of the slowest rank's times; contestants are interleaved in one run, and "
+        "Horovod is initialized only for its turns. Results are checked. The floor is the time of all ranks at once to "
+        "read and write as many bytes in private memory. Three passes read a second array as well, as a rank must that "
+        f"mixes without the help of other ranks.{note}"
     )
     rows = []
     for name, label in _EXCHANGES.items():
@@ -63,7 +63,7 @@ def exchange(results: Results) -> str:
 
 
 def draw_exchange(results: Results, figure: Any) -> None:
-    """A bar for every way to mix."""
+    """Draw a bar for every contestant."""
     axes = figure.subplots()
     names = [name for name in _EXCHANGES if name in results["contestants"]]
     found = [results["contestants"][name] for name in names]
@@ -90,13 +90,13 @@ def _source(row: Results) -> list[str]:
 
 
 def topology(results: Results) -> str:
-    """Time to find peers by number of workers; copies that the busiest worker sends."""
+    """Return times to find peers by number of workers, and copies that the busiest worker sends, as Markdown."""
     step = results["step_ms"]
     what = (
-        f"What one worker takes in a step to find its peers for {results['segments']} segments. Ours: destinations and "
-        "sources, called from Python one by one, the calls included. The source's: its Algorithm 2 as written, in "
-        "numpy, destinations only. A dead end is a draw whose last worker finds only itself; its probability is by "
-        "recursion. Nothing is extrapolated: what took too long was stopped."
+        f"Time of one worker to find its peers for {results['segments']} segments in a step. Ours: destinations and "
+        "sources, called from Python one by one, including the calls. The source's: its Algorithm 2 as written, in "
+        "numpy, destinations only. A dead end is a draw whose last worker finds only itself; its probability is "
+        "computed by recursion. Nothing is extrapolated: a step that took too long was stopped."
     )
     rows = []
     for row in results["rows"]:
@@ -112,15 +112,15 @@ def topology(results: Results) -> str:
         loads.append([f"{label}, {one['workers']} workers", *[f"{one[part]:.2f}" for part in parts]])
     load_heads = ["", "Mean", "Segment: busiest", "Segment: worst", "Model: busiest", "Model: worst"]
     load = (
-        "Copies that a worker sends in a round: on average; the busiest worker, on average over the rounds and at "
-        f"worst, of a segment, and of all {results['segments']} segments together in copies of the model."
+        "Copies that a worker sends in a round: the mean; and of the busiest worker the mean and the maximum over the "
+        f"rounds, for one segment, and for all {results['segments']} segments together in copies of the model."
     )
     blocks = [*verdicts.head(results, "Finding peers", what, ""), "## Time a step", table(heads, rows)]
     return "\n\n".join([*blocks, "## Load", load, table(load_heads, loads)])
 
 
 def draw_topology(results: Results, figure: Any) -> None:
-    """Time by number of workers, and the busiest worker's copies."""
+    """Draw time by number of workers, and the busiest worker's copies."""
     left, right = figure.subplots(1, 2)
     rows = results["rows"]
     measured = [row for row in rows if "over" not in row["source"]]

@@ -1,14 +1,16 @@
-"""What it takes one worker to find its peers: a random cycle by arithmetic, against Algorithm 2 of Crossover-SGD.
+"""Time of one worker to find its peers: a random cycle by arithmetic, against Algorithm 2 of Crossover-SGD.
 
   python benchmarks/gossip.py topology
 
-Both give destinations for 16 segments, about ResNet-50's blocks; ours also the sources. Ours is called from Python, a
-call a segment and direction, and the calls count. The source's is as written, in numpy: every worker draws for all of
-them in turn, from a roulette without those already taken. Each row of roulettes is made when its turn comes, as a table
-for 10^5 workers would take 80 GB. What takes longer than --limit is stopped and reported as that, not extrapolated.
+Both give destinations for 16 segments, about ResNet-50's blocks; ours also gives the sources. Ours is called from
+Python, one call per segment and direction, and the calls are timed too. Algorithm 2 is as written, in numpy: every
+worker draws for all workers in turn, from a roulette without the taken ones. Each row of roulettes is made when it is
+used, because a table for 10^5 workers would take 80 GB. A step that takes longer than --limit is stopped and reported
+as such; nothing is extrapolated.
 
-The draw of Algorithm 2 comes to a dead end when the last worker finds only itself. Counted, beside the probability by
-recursion. Last, how many copies the busiest worker sends, for Crossover and for COMBO, where nobody balances.
+A draw of Algorithm 2 reaches a dead end when the last worker finds only itself. Dead ends are counted, and their
+probability is computed by recursion. Last, the copies that the busiest worker sends are counted, for Crossover and for
+COMBO, which does not balance the load.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ class TooSlow(Exception):
 
 
 def algorithm_2(size: int, generator: np.random.Generator, deadline: float) -> list[int]:
-    """The destinations of all workers as the source draws them, with equal weights; empty at a dead end.
+    """Return the destinations of all workers as the source draws them, with equal weights; empty at a dead end.
 
     Raises:
-        TooSlow: at the deadline, by time.perf_counter.
+        TooSlow: the deadline, by time.perf_counter, has passed.
     """
     destinations = np.empty(size, dtype=np.int64)
     for worker in range(size):
@@ -59,11 +61,12 @@ def algorithm_2(size: int, generator: np.random.Generator, deadline: float) -> l
 
 
 def dead_end_probability(size: int) -> float:
-    """How likely `algorithm_2` comes to a dead end, that is, no worker before the last one draws the last one.
+    """Return the probability of a dead end of `algorithm_2`: that no earlier worker draws the last worker.
 
-    Workers yet to draw are all alike, so it is enough to know how many of them (but the last) are not taken.
+    Workers that have not drawn yet are interchangeable, so the state is the number of them (without the last) that are
+    not taken.
     """
-    chance = np.zeros(size)  # by that number, as long as the last one is not taken
+    chance = np.zeros(size)  # by that number, while the last worker is not taken
     chance[size - 1] = 1.0
     free = np.arange(size, dtype=np.float64)
     for worker in range(size - 1):
@@ -71,7 +74,7 @@ def dead_end_probability(size: int) -> float:
         itself_free = chance * free / (left - 1)
         itself_taken = chance - itself_free
         after = np.zeros(size)
-        # It cannot draw itself, so it has one choice less while it is free itself, and is no more counted after.
+        # A free worker has one choice less, because it cannot draw itself. After its draw it is not counted any more.
         after[:-2] += (itself_free * (free - 1) / (left - 1))[2:]
         after[:-1] += (itself_free * (left - 1 - free) / (left - 1))[1:]
         after[:-1] += (itself_taken * free / left)[1:]
@@ -81,7 +84,7 @@ def dead_end_probability(size: int) -> float:
 
 
 def measure_ours(size: int, budget: float) -> Results:
-    """Seconds a step on one worker, calls from Python included."""
+    """Return the seconds per step of one worker, including the calls from Python."""
     topology, rounds = RandomCycle(size, seed=1), count()
 
     def run() -> None:
@@ -94,7 +97,7 @@ def measure_ours(size: int, budget: float) -> Results:
 
 
 def measure_source(size: int, budget: float, limit: float) -> Results:
-    """Seconds a step by Algorithm 2, and its dead ends. `over` says that a step took longer than the limit."""
+    """Return the seconds per step of Algorithm 2, and its dead ends; or {"over": limit} if a step exceeds the limit."""
     generator, dead_ends = np.random.default_rng(size), 0
     steps: list[float] = []
     end = time.perf_counter() + budget
@@ -109,9 +112,9 @@ def measure_source(size: int, budget: float, limit: float) -> Results:
 
 
 def copies(topology: Topology, rounds: int) -> Results:
-    """How often a worker sends in a round: mean, busiest worker of a round (mean and worst over the rounds).
+    """Return the copies that a worker sends per round: the mean, and the busiest worker's mean and maximum over rounds.
 
-    Counted for a segment, and for the segments of a model together, in copies of the model.
+    They are counted for one segment, and for all segments of a model together in copies of the model.
     """
     counts = np.zeros((rounds, SEGMENTS, topology.size))
     for turn in range(rounds):
@@ -129,7 +132,7 @@ def copies(topology: Topology, rounds: int) -> Results:
 
 
 def targets(results: Results) -> list[Results]:
-    """Finding peers must be lost in a step, at any number of workers."""
+    """Return the targets: finding peers must be negligible in a step at any number of workers."""
     rows = results["rows"]
     entries = []
     for row in (rows[0], rows[-1]):
@@ -142,10 +145,10 @@ def targets(results: Results) -> list[Results]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark in this process."""
+    """Run the benchmark in this process."""
     options = command_line.parser("gossip topology", __doc__, 10.0, "size and way")
     options.add_argument("--sizes", default=SIZES, metavar="LIST", help=f"numbers of workers (default {SIZES})")
-    options.add_argument("--limit", type=float, default=60.0, metavar="S", help="longest step (default 60)")
+    options.add_argument("--limit", type=float, default=60.0, metavar="S", help="longest measured step (default 60)")
     chosen = options.parse_args(argv)
     budget, limit = (0.3, 1.0) if chosen.quick else (chosen.budget, chosen.limit)
     found_machine, watch = machines.machine(None), Watch(Participants())

@@ -13,20 +13,20 @@ _COLOURS = {"AllReduce": "#c8553d", "Layered thread": "#3d5a80", "Layered rank":
 
 
 def hidden(row: Results, name: str, load: str) -> float:
-    """What part of AllReduce's communication a step with so much to load does not wait for."""
+    """Return the share of AllReduce's communication that a step with this load does not wait for."""
     exposed = row["contestants"][name]["exposed"][load]["median"]
     reference = row["contestants"].get("AllReduce", row["contestants"][name])
     return float(1 - exposed / reference["exposed"]["0"]["median"])
 
 
 def efficiency(row: Results, name: str, load: str) -> float:
-    """Seconds of loading over seconds of the step, where nothing else is done."""
+    """Return seconds of loading over seconds of the step, which has no other work."""
     loading = float(load) * row["whole"]
     return float(loading / (loading + row["contestants"][name]["exposed"][load]["median"]))
 
 
 def where(row: Results) -> str:
-    """The job, in words."""
+    """Return a text for the job."""
     place = "one machine" if row["place"] == "here" else f"{row['hosts']} hosts"
     return f"{row['set']}, {row['workers']} workers on {place}, {row['mode']}"
 
@@ -36,14 +36,14 @@ def _label(name: str, row: Results) -> str:
 
 
 def report(results: Results) -> str:
-    """Exposed communication, hidden parts and efficiency."""
+    """Return exposed communication, hidden parts and efficiency as Markdown."""
     what = (
-        "What a step waits for communication (exposed), when nothing is computed and a batch is loaded after it for 0, "
-        "½, 1 and 2 times what AllReduce takes with nothing to load (Horovod: what itself takes). Loading is sleep. A "
-        "group is a host; communicators are the groups' first workers' threads, or a rank more on each host, which "
-        "needs cores too. Hidden: what part of AllReduce's time is not waited for. Efficiency: loading over the whole "
-        f"step. Hosts are emulated, with links of {results['mbps']:g} Mbps each way. Medians of the slowest rank's "
-        "times."
+        "Exposed: the time that a step waits for communication, without computation. After the step a batch is loaded "
+        "for 0, ½, 1 and 2 times the time of AllReduce without loading (Horovod: its own time). Loading is a sleep. A "
+        "group is a host. Communicators are threads of the groups' first workers, or one more rank on each host, which "
+        "needs cores too. Hidden: the share of AllReduce's time that is not waited for. Efficiency: loading over the "
+        f"whole step. Hosts are emulated, with links of {results['mbps']:g} Mbps each way. Medians of the slowest "
+        "rank's times."
     )
     blocks = verdicts.head(results, "Layered SGD", what)
     for name in dict.fromkeys(row["set"] for row in results["rows"]):
@@ -64,7 +64,7 @@ def report(results: Results) -> str:
 
 
 def draw(results: Results, figure: Any) -> None:
-    """Exposed communication against loading, a panel for each place."""
+    """Draw exposed communication against loading, one panel per place."""
     places = list(
         dict.fromkeys((row["set"], row["place"], row.get("hosts"), row["workers"]) for row in results["rows"])
     )

@@ -1,7 +1,7 @@
-"""One rank of the Layered SGD benchmark: what a step waits for communication when a batch is loaded after it.
+"""One rank of the Layered SGD benchmark: time that a step waits for communication when a batch is loaded after it.
 
-Started by layered.py; rank 0 prints what it found as a line of JSON. Nothing is computed, and loading is
-sleep: a step averages gradients that lie there already, sleeps, and touches a parameter, as a forward pass would.
+Started by layered.py; rank 0 prints its results as a line of JSON. There is no computation, and loading is a sleep. A
+step averages existing gradients, sleeps, and accesses a parameter, as a forward pass would.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from sordino.timing import Participants, summarize
 
 SETS = {"resnet20": resnet20_shapes, "resnet50": resnet50_shapes}
 LOADS = (0.0, 0.5, 1.0, 2.0)
-"""Of the time that AllReduce (or Horovod) takes with nothing to load."""
+"""Loading, as a multiple of the time of AllReduce (or Horovod) without loading."""
 _WARM_UP = 3
 
 
 class IdleSGD(torch.optim.SGD):
-    """An optimizer whose step does nothing. A class, for Horovod makes a subclass of it."""
+    """An optimizer whose step does nothing. It is a class because Horovod derives from it."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         super().__init__(parameters, lr=0.0)
 
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Changes nothing."""
+        """Do nothing."""
 
 
 class Contestant:
@@ -56,7 +56,7 @@ class Contestant:
         self._optimizer = wrap(IdleSGD(self._parameters), named_parameters=named, **settings)
 
     def step(self, load: float) -> float:
-        """Seconds of a step, without those of loading."""
+        """Return the seconds of a step without loading."""
         self._participants.barrier()
         begin = time.perf_counter()
         self._optimizer.step()
@@ -76,7 +76,7 @@ class Contestant:
 
 
 def race(contestants: Sequence[Contestant], participants: Participants, rounds: int) -> Results:
-    """Times every contestant with every load, in turns; the first one says what a load is. Collective."""
+    """Time every contestant with every load, in turns. The first one defines the unit of loads. Collective."""
     for one in contestants:
         for _ in range(_WARM_UP):
             one.step(0.0)
@@ -95,7 +95,7 @@ def race(contestants: Sequence[Contestant], participants: Participants, rounds: 
 
 
 def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
-    """AllReduce and Layered. Collective."""
+    """Time AllReduce and Layered. Collective."""
     algorithms = {"AllReduce": AllReduce(), "Layered": Layered(chosen.members, chosen.communicator)}
     contestants = [
         Contestant(name, chosen.set, participants, hvd.DistributedOptimizer, algorithm)
@@ -105,7 +105,7 @@ def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
 
 
 def horovod(chosen: argparse.Namespace) -> int:
-    """Horovod alone: its thread would slow others down. Prints {"missing": why} where it cannot be had."""
+    """Time Horovod alone, because its thread would slow others down. Print {"missing": reason} if it is not found."""
     participants, problem = baselines.start()
     found = baselines.open_all(["horovod"], participants)
     results: Results = {"missing": problem or found.notes["horovod"]}
@@ -121,7 +121,7 @@ def horovod(chosen: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs on all ranks."""
+    """Run on all ranks."""
     options = argparse.ArgumentParser(prog="layered_worker", description=__doc__)
     options.add_argument("--set", choices=SETS, required=True)
     options.add_argument("--members", type=int, required=True, metavar="K")

@@ -1,10 +1,10 @@
-"""Local SGD against PyTorch's own: PostLocalSGDOptimizer with a PeriodicModelAverager over Gloo.
+"""Local SGD against PyTorch's PostLocalSGDOptimizer with a PeriodicModelAverager over Gloo.
 
   python benchmarks/local_sgd.py torch        # as root, in a clone: on this machine and on emulated hosts
 
-Four ranks take real steps of SGD with momentum on the parameters of ResNet-20 and of ResNet-50; forward and backward
-are a sum over the parameters. Models are averaged every 4 steps. With groups of one nothing else is sent; with groups
-of two PyTorch averages gradients by DDP's post-local hook over a subgroup. Contestants take turns in one job.
+Four ranks take real steps of SGD with momentum on the parameters of ResNet-20 and of ResNet-50. Forward and backward
+are a sum over the parameters. Models are averaged every 4 steps. Groups of one send nothing else. With groups of two
+PyTorch averages gradients with DDP's post-local hook over a subgroup. Contestants take turns in one job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WORKER = "timings.local_sgd.beside_torch_worker"
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """Not slower than PyTorch anywhere."""
+    """Return the targets: never slower than PyTorch."""
     return [
         verdicts.target(f"{row['set']}, K={row['members']}, {row['place']}: PyTorch over {name}", ratio, 1.0, True)
         for row in rows
@@ -32,7 +32,7 @@ def targets(rows: Sequence[Results]) -> list[Results]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Starts the jobs. Status 1 if a job failed or computed something wrong, 2 if there can be no cluster."""
+    """Start the jobs. Status 1 if a job failed or has a wrong result, 2 if no cluster can be made."""
     options = command_line.parser("local_sgd torch", __doc__, 20.0, "job")
     options.add_argument("--mbps", type=float, default=500.0, metavar="RATE", help="of each link (default 500)")
     chosen = options.parse_args(argv)

@@ -1,4 +1,4 @@
-"""One rank of local SGD beside PyTorch's own. Started by local_sgd_torch; rank 0 prints a line of JSON."""
+"""One rank of the comparison with PyTorch's local SGD. Started by beside_torch.py; rank 0 prints a line of JSON."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _theirs(model: _Sums, members: int, distributed: Any) -> tuple[Callable[[], 
         return model, optimizer
     subgroup, _ = distributed.new_subgroups(members)
     parallel = torch.nn.parallel.DistributedDataParallel(model)
-    # Its hook averages over the subgroup once the iteration is above the start.
+    # The hook averages over the subgroup when the iteration is above the start.
     state = PostLocalSGDState(process_group=None, subgroup=subgroup, start_localSGD_iter=-1)
     parallel.register_comm_hook(state, post_localSGD_hook)
     return parallel, optimizer
@@ -68,7 +68,7 @@ def _steps(forward: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer
 
 
 def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
-    """Every contestant. Collective."""
+    """Time every contestant. Collective."""
     found = baselines.open_all(["gloo"], participants)
     if found.gloo is None:
         raise NotBuilt(f"Gloo: {found.notes['gloo']}")
@@ -82,7 +82,7 @@ def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
         else:
             runs[name] = _steps(*_ours(model, LocalSGD(INTERVAL, chosen.members, name)))  # type: ignore[arg-type]
         runs[name]()
-    # After the same gradients; at which steps models are averaged does not change their mean.
+    # All have had the same gradients; the steps at which models are averaged do not change their mean.
     means = {name: hvd.allreduce(one.weights[0].detach(), name="bench.mean") for name, one in models.items()}
     wrong = [name for name, mean in means.items() if not torch.allclose(mean, means["torch"], rtol=1e-4)]
     samples = race(runs, participants, chosen.budget, rounds=15, warmup=2)
@@ -103,7 +103,7 @@ def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs on all ranks."""
+    """Run on all ranks."""
     options = argparse.ArgumentParser(prog="local_sgd_torch_worker", description=__doc__)
     options.add_argument("--set", choices=SETS, required=True)
     options.add_argument("--members", type=int, required=True, metavar="K")

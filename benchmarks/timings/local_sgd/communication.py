@@ -1,12 +1,13 @@
-"""What communication takes in a step of synchronous SGD, of local SGD that averages whole models, and of local SGD that
-averages shards: Figures 6 and 10 of hierarchical local SGD, and how well the cost model predicts it.
+"""Time of communication per step of synchronous SGD, and of local SGD that averages whole models or shards.
+
+These are Figures 6 and 10 of hierarchical local SGD. The times are compared with predictions of the cost model.
 
   python benchmarks/local_sgd.py communication        # as root, in a clone
 
-P groups of K ranks, on one machine, and on emulated hosts with links of --mbps each way, one rank a host or a group a
-host. Gradients and models are averaged as in training and nothing is computed, so nothing hides. A model is averaged
-every 8 steps (ResNet-20) or 4 (EDSR), as in the source: what averaging takes is divided by that. alpha and beta are
-measured in the same job.
+P groups of K ranks run on one machine, and on emulated hosts with links of --mbps each way, with one rank or one group
+per host. Gradients and models are averaged as in training without computation, so nothing hides. A model is averaged
+every 8 steps (ResNet-20) or 4 (EDSR), as in the source, and the time of averaging is divided by that interval. alpha
+and beta are measured in the same job.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ _SHAPES = ((2, 1), (4, 1), (2, 2), (4, 2))  # P and K
 
 
 def errors(rows: Sequence[Results]) -> dict[str, Results]:
-    """How far predictions were from measurements on emulated hosts, by contestant: the median of absolute values, and
-    the largest."""
+    """Return the errors of predictions on emulated hosts by contestant: median of absolute values, largest, count."""
     found: dict[str, list[float]] = {}
     for row in rows:
         if row["place"] == "here":
@@ -43,7 +43,7 @@ def errors(rows: Sequence[Results]) -> dict[str, Results]:
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """What the source claims, and the accuracy of the predictions."""
+    """Return targets for the source's claims and for the accuracy of predictions."""
     entries = []
     for row in rows:
         where = f"{row['set']}, {row['place']}, P={row['groups']}, K={row['members']}"
@@ -64,7 +64,7 @@ def targets(rows: Sequence[Results]) -> list[Results]:
 
 
 def jobs(sets: Sequence[str], quick: bool) -> list[tuple[str, str, int, int]]:
-    """Set, place, P and K of each."""
+    """Return set, place, P and K of each job."""
     found = []
     for name in sets:
         for groups, members in _SHAPES[2:3] if quick else _SHAPES:
@@ -74,7 +74,7 @@ def jobs(sets: Sequence[str], quick: bool) -> list[tuple[str, str, int, int]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Starts the jobs. Status 1 if a job failed or computed something wrong, 2 if there can be no cluster."""
+    """Start the jobs. Status 1 if a job failed or has a wrong result, 2 if no cluster can be made."""
     options = command_line.parser("local_sgd communication", __doc__, 20.0, "job to measure its links")
     options.add_argument("--mbps", type=float, default=500.0, metavar="RATE", help="of each link (default 500)")
     options.add_argument("--sets", default="resnet20,edsr", metavar="LIST", help="of parameters (default both)")

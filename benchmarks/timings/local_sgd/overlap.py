@@ -1,11 +1,11 @@
-"""What a step of sharded local SGD takes when the all-gather of parameters goes on under what follows `step()`, over
-one that waits for it.
+"""Time of a step of sharded local SGD whose all-gather of parameters overlaps with the code after `step()`.
 
   python benchmarks/local_sgd.py overlap        # as root, in a clone
 
 A group of two ranks trains a model of equal layers, here and on two emulated hosts with links of --mbps each way. After
-`step()` a batch is loaded for 0, 1/2, 1 and 2 times what a `step()` takes that waits, and then forward begins. Both
-ways take turns in one job. Figures are ratios of the slowest rank's times: of `step()`, and of all but loading.
+`step()` a batch is loaded for 0, 1/2, 1 and 2 times the time of a `step()` that waits for the all-gather, and then
+forward begins. Both ways take turns in one job. The results are ratios of the slowest rank's times, overlapped over
+waiting: of `step()`, and of all but loading.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WORKER = "timings.local_sgd.overlap_worker"
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """What is to be won between hosts when there is a batch to load, and not to be lost anywhere."""
+    """Return the targets: a gain between hosts when a batch is loaded, and no loss elsewhere."""
     entries = []
     for row in rows:
         for load, ratios in row["contestants"]["overlap"]["ratios"].items():
@@ -33,7 +33,7 @@ def targets(rows: Sequence[Results]) -> list[Results]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Starts the jobs. Status 1 if a job failed or computed something wrong, 2 if there can be no cluster."""
+    """Start the jobs. Status 1 if a job failed or has a wrong result, 2 if no cluster can be made."""
     options = command_line.parser("local_sgd overlap", __doc__)
     options.add_argument("--mbps", type=float, default=500.0, metavar="RATE", help="of each link (default 500)")
     chosen = options.parse_args(argv)

@@ -1,7 +1,7 @@
-"""One rank of the benchmark of overlapped gathers: what `step()` and a whole step take, with a batch to load.
+"""One rank of the benchmark of overlapped gathers: times of `step()` and of a whole step, with loading of a batch.
 
-Started by timings.local_sgd.overlap; rank 0 prints what it found as a line of JSON. Both ways train the same model in
-turns; loading is sleep.
+Started by timings.local_sgd.overlap; rank 0 prints its results as a line of JSON. Both ways train the same model in
+turns. Loading is a sleep.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from sordino.report import Results
 from sordino.timing import Participants
 
 LOADS = (0.0, 0.5, 1.0, 2.0)
-"""Of the time that a `step()` takes that waits."""
+"""Loading, as a multiple of the time of a `step()` that waits."""
 _WARM_UP = 3
 _BATCH = 8
 
 
 class Contestant:
-    """A model of layers of one size, and its sharded optimizer."""
+    """A model of equal layers, and its sharded optimizer."""
 
     def __init__(self, overlap: bool, participants: Participants, layers: int, width: int) -> None:
         torch.manual_seed(1)
@@ -54,7 +54,7 @@ class Contestant:
 
 
 def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
-    """Both ways in turns, with every load. Collective."""
+    """Time both ways in turns with every load. Collective."""
     both = [Contestant(overlap, participants, chosen.layers, chosen.width) for overlap in (False, True)]
     before = np.array([[one.step(0.0)[0] for one in both] for _ in range(_WARM_UP + 5)])
     whole = float(np.median(participants.maximum(before[_WARM_UP:, 0])))
@@ -73,7 +73,7 @@ def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs on all ranks."""
+    """Run on all ranks."""
     options = argparse.ArgumentParser(prog="overlap_worker", description=__doc__)
     options.add_argument("--layers", type=int, required=True, metavar="N")
     options.add_argument("--width", type=int, required=True, metavar="N")

@@ -1,10 +1,10 @@
-"""How well `sordino plan` predicts what every algorithm takes on emulated hosts.
+"""Accuracy of the predictions of `sordino plan` for every algorithm on emulated hosts.
 
   python benchmarks/local_sgd.py plan                     # as root, in a clone: by mpirun, over MPI
   python benchmarks/local_sgd.py plan --starter torchrun  # over UCX
 
-Makes the plan several times on each of a few clusters, with links of --mbps each way: alpha and beta are measured anew
-each time, and each algorithm is run beside its prediction.
+Makes the plan several times on each of a few clusters, with links of --mbps each way. Each plan measures alpha and beta
+again, and runs each algorithm after its prediction.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sordino.errors import SordinoError
 from sordino.report import Results, records, verdicts
 from timings.local_sgd.report import REPORTS
 
-_NAMES = {"mpirun": "local_sgd_plan", "torchrun": "local_sgd_plan_ucx"}  # of the results, by who starts the ranks
-_CLUSTERS = ((2, 1), (4, 1), (4, 2), (8, 1))  # hosts, and ranks a host
+_NAMES = {"mpirun": "local_sgd_plan", "torchrun": "local_sgd_plan_ucx"}  # names of the results by launcher
+_CLUSTERS = ((2, 1), (4, 1), (4, 2), (8, 1))  # hosts, and ranks on each
 
 
 def errors(rows: Sequence[Results]) -> dict[str, Results]:
-    """By algorithm: the median of absolute errors, the largest, and how many there are."""
+    """Return the errors by algorithm: median of absolute values, largest, count."""
     found: dict[str, list[float]] = {}
     for row in rows:
         for one in row["rows"]:
@@ -37,7 +37,7 @@ def errors(rows: Sequence[Results]) -> dict[str, Results]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Makes the plans. Status 1 if one failed, 2 if there can be no cluster."""
+    """Make the plans. Status 1 if one failed, 2 if no cluster can be made."""
     options = command_line.parser("local_sgd plan", __doc__, 60.0, "plan")
     options.add_argument("--mbps", type=float, default=500.0, metavar="RATE", help="of each link (default 500)")
     options.add_argument("--parameters", default="2.5M", metavar="N", help="of the model (default 2.5M)")

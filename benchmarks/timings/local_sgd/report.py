@@ -9,13 +9,18 @@ from sordino.report.records import Report
 from sordino.report.tables import format_seconds, table
 
 _METHODS = {"synchronous": "synchronous SGD", "allreduce": "whole models", "sharded": "shards"}
-_PLACES = {"here": "one machine", "ranks": "one rank a host", "groups": "a group a host", "hosts": "one rank a host"}
+_PLACES = {
+    "here": "one machine",
+    "ranks": "one rank per host",
+    "groups": "one group per host",
+    "hosts": "one rank per host",
+}
 _SETS = {"resnet20": "ResNet-20", "edsr": "EDSR", "resnet50": "ResNet-50"}
 _COLOURS = {"gradients": "#3d5a80", "averaging": "#c8553d", "ratios": "#0b6e4f"}
 
 
 def per_step(entry: Results, name: str, interval: int) -> dict[str, float]:
-    """Seconds a step of each part, measured and predicted."""
+    """Return the seconds per step of each part, measured and predicted."""
     local = name != "synchronous"
     measured = entry["averaging"]["median"] / interval if local else 0.0
     return {
@@ -27,11 +32,11 @@ def per_step(entry: Results, name: str, interval: int) -> dict[str, float]:
 
 
 def communication(results: Results) -> str:
-    """Milliseconds a step of each part, beside the prediction."""
+    """Return the times per step of each part and the predictions as Markdown."""
     what = (
-        f"What communication takes in a step when nothing is computed, on this machine and over emulated hosts with "
-        f"links of {results['mbps']:g} Mbps each way: synchronous SGD (AllReduce over all P K ranks), and local SGD "
-        "of P groups of K, averaging whole models or shards of them. Gradients are averaged every step, models every "
+        f"Time of communication per step without computation, on this machine and on emulated hosts with links of "
+        f"{results['mbps']:g} Mbps each way: synchronous SGD (AllReduce over all P K ranks), and local SGD of P "
+        "groups of K ranks that averages whole models or shards. Gradients are averaged every step, models every "
         + " and ".join(f"{interval} ({_SETS[name]})" for name, interval in results["intervals"].items())
         + ". Predictions are T = s α + w β with α and β measured in the same job. Medians of the slowest rank's times."
     )
@@ -59,7 +64,7 @@ def communication(results: Results) -> str:
 
 
 def draw_communication(results: Results, figure: Any) -> None:
-    """Stacked bars as in the source's Figures 6 and 10, a panel for each set and place."""
+    """Draw stacked bars as in the source's Figures 6 and 10, one panel per set and place."""
     places = list(dict.fromkeys((row["set"], row["place"]) for row in results["rows"]))
     panels = figure.subplots(1, len(places), squeeze=False)[0]
     for axes, (name, place) in zip(panels, places, strict=True):
@@ -84,12 +89,12 @@ def draw_communication(results: Results, figure: Any) -> None:
 
 
 def against_torch(results: Results) -> str:
-    """Seconds a step, and PyTorch's over ours."""
+    """Return times per step, and PyTorch's over ours, as Markdown."""
     what = (
         f"{results['ranks']} ranks, models averaged every {results['interval']} steps, SGD with momentum; forward and "
         "backward are a sum over the parameters. PyTorch: PostLocalSGDOptimizer with a PeriodicModelAverager, and with "
         f"groups of two DDP's post-local hook, over Gloo. Emulated hosts have links of {results['mbps']:g} Mbps. "
-        "A step is the mean of an interval's, with what is computed; ratios are medians over rounds."
+        "The time of a step is the mean over an interval and includes computation. Ratios are medians over rounds."
     )
     lines = []
     for row in results["rows"]:
@@ -99,11 +104,11 @@ def against_torch(results: Results) -> str:
         label = f"{_SETS[row['set']]}, K={row['members']}, {_PLACES[row['place']]}"
         lines.append([label, *[cells.get(name, "–") for name in ("allreduce", "sharded", "torch")], *ratios])
     heads = ["", "Whole models", "Shards", "PyTorch", "PyTorch / whole models", "PyTorch / shards"]
-    return "\n\n".join([*verdicts.head(results, "Local SGD beside PyTorch's own", what), table(heads, lines)])
+    return "\n\n".join([*verdicts.head(results, "Local SGD against PyTorch's", what), table(heads, lines)])
 
 
 def draw_torch(results: Results, figure: Any) -> None:
-    """Times faster than PyTorch."""
+    """Draw PyTorch's times over ours."""
     axes = figure.subplots()
     labels, values = [], []
     for row in results["rows"]:
@@ -117,12 +122,12 @@ def draw_torch(results: Results, figure: Any) -> None:
 
 
 def plan(results: Results) -> str:
-    """Errors by algorithm, and all predictions."""
+    """Return errors by algorithm, and all predictions, as Markdown."""
     by = {"mpirun": "mpirun, over MPI", "torchrun": "torchrun, over UCX"}[results.get("starter", "mpirun")]
     what = (
         f"`sordino plan` on emulated hosts with links of {results['mbps']:g} Mbps, started by {by}, "
-        f"{results['parameters'] / 1e6:.3g} M parameters: predicted communication a step over measured, less one. α "
-        "and β are measured anew in each plan."
+        f"{results['parameters'] / 1e6:.3g} M parameters: predicted over measured communication per step, less one. α "
+        "and β are measured again in each plan."
     )
     lines = [
         [name, f"{one['median']:.0%}", f"{one['most']:+.0%}", str(one["count"])]
@@ -144,7 +149,7 @@ def plan(results: Results) -> str:
 
 
 def draw_plan(results: Results, figure: Any) -> None:
-    """Predictions over measurements."""
+    """Draw predictions against measurements."""
     axes = figure.subplots()
     for name in results["errors"]:
         found = [
@@ -165,12 +170,12 @@ def draw_plan(results: Results, figure: Any) -> None:
 
 
 def overlap(results: Results) -> str:
-    """Ratios, with more and more to load."""
+    """Return the ratios by loading as Markdown."""
     what = (
         f"A group of two ranks trains a model of {results['bytes'] / 1e6:.3g} MB with sharded local SGD. After "
-        "`step()` a batch is loaded (sleep) for 0, ½, 1 and 2 times what a `step()` takes that waits for the gather; "
-        "then forward begins. Figures are what it takes with overlap=True over what it takes without, in turns: "
-        f"`step()`, and all but loading. Hosts are emulated, with links of {results['mbps']:g} Mbps each way. Medians "
+        "`step()` a batch is loaded (sleep) for 0, ½, 1 and 2 times the time of a `step()` that waits for the gather; "
+        "then forward begins. Values are times with overlap=True over times without, in turns: of `step()`, and of all "
+        f"but loading. Hosts are emulated, with links of {results['mbps']:g} Mbps each way. Medians "
         "of ratios of the slowest rank's times."
     )
     lines = [
@@ -178,12 +183,12 @@ def overlap(results: Results) -> str:
         for row in results["rows"]
         for part, label in (("step", "`step()`"), ("all", "all but loading"))
     ]
-    blocks = verdicts.head(results, "Local SGD: gathers that are overlapped", what)
+    blocks = verdicts.head(results, "Local SGD: overlapped gathers", what)
     return "\n\n".join([*blocks, table(["", "Load 0", "½", "1", "2"], lines)])
 
 
 def draw_overlap(results: Results, figure: Any) -> None:
-    """Ratios against loading, a panel for each place."""
+    """Draw ratios against loading, one panel per place."""
     for axes, row in zip(figure.subplots(1, len(results["rows"]), sharey=True), results["rows"]):
         ratios = row["contestants"]["overlap"]["ratios"]
         for part, label in (("step", "step()"), ("all", "all but loading")):

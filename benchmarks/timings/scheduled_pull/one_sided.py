@@ -1,15 +1,15 @@
-"""Two ways to have the bytes of a rank that computes: a request that its progress thread answers, and MPI's one-sided.
+"""Two ways to get bytes from a rank that computes: a request that its progress thread answers, and MPI_Get.
 
   python benchmarks/scheduled_pull.py one_sided            # as root, in a clone: two of the jobs are on emulated hosts
 
-Rank 1 computes for --turn-ms, rank 0 takes the same bytes of it meanwhile, over and over:
-  snapshot       a pull as of scheduled pull gossip: on one machine a copy, else request and reply
-  get            MPI_Get under MPI_Win_lock, the window made by MPI_Win_create; rank 1 makes no MPI call
+Rank 1 computes for --turn-ms. Meanwhile rank 0 gets the same bytes from it again and again:
+  snapshot       a pull as in scheduled pull gossip: on one machine a copy, otherwise request and reply
+  get            MPI_Get under MPI_Win_lock with a window of MPI_Win_create; rank 1 makes no MPI call
   get_calls      the same while rank 1 calls MPI_Iprobe every millisecond
-  get_allocated  as get, the window made by MPI_Win_allocate
-  get_beside     as get, while Sordino is initialized: its progress thread, too, calls MPI
-  nobody         nothing is taken: what rank 1 computes undisturbed
-A Get that lasts until rank 1 has computed and calls MPI again has a time that is this benchmark's choice; it is marked.
+  get_allocated  like get, with a window of MPI_Win_allocate
+  get_beside     like get, while Sordino is initialized, whose progress thread also calls MPI
+  nobody         no gets, to measure the undisturbed computation of rank 1
+A Get that lasts until rank 1 has finished computing and calls MPI again is marked: its time is set by --turn-ms.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _QUICK = {"sizes": (256 << 10,), "turn-ms": 150.0, "rounds": 1}
 
 
 def rows_of(job: Results, mbps: float | None) -> list[Results]:
-    """A row a size: what each way took, how often that was until rank 1 called MPI, and how it compares."""
+    """Return one row per size: times of each way, number of late turns, and ratios to the snapshot."""
     rows = []
     for size in job["sizes"]:
         ways: dict[str, Results] = {}
@@ -54,7 +54,7 @@ def rows_of(job: Results, mbps: float | None) -> list[Results]:
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """What the core does must be no slower than a Get while the target computes."""
+    """Return the targets: a snapshot must be no slower than a Get while the target computes."""
     entries = []
     for row in rows:
         place, ratios = f"{format_bytes(row['bytes'])}, {where(row)}", row["ratios"]
@@ -66,7 +66,7 @@ def targets(rows: Sequence[Results]) -> list[Results]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Starts the jobs. Status 1 if a job failed or brought wrong bytes, 2 if there can be no cluster."""
+    """Start the jobs. Status 1 if a job failed or got wrong bytes, 2 if no cluster can be made."""
     options = command_line.parser("scheduled_pull one_sided", __doc__, 0.0, "(not used)")
     options.add_argument("--turn-ms", type=float, metavar="MS", help="that rank 1 computes in a turn (default 700)")
     chosen = options.parse_args(argv)

@@ -1,9 +1,9 @@
-"""One rank of the wide-area benchmark's one_sided part: rank 0 gets bytes of rank 1's, which computes meanwhile.
+"""One rank of the wide-area benchmark's one_sided part: rank 0 gets bytes from rank 1 while rank 1 computes.
 
-Started by timings.scheduled_pull.one_sided; rank 0 prints what it found as a line of JSON. A turn begins with MPI's
-barrier. For so many milliseconds rank 1 computes and rank 0 gets, over and over; then rank 1 enters MPI's barrier,
-which also ends what waits for it to call MPI, so no turn takes much longer. Sordino is initialized only for the ways
-that are its own, or that ask what its threads do for others.
+Started by timings.scheduled_pull.one_sided; rank 0 prints its results as a line of JSON. A turn begins with an MPI
+barrier. For --turn-ms rank 1 computes and rank 0 gets bytes repeatedly. Then rank 1 enters an MPI barrier, which also
+completes gets that wait for it to call MPI, so no turn takes much longer. Sordino is initialized only for its own ways
+and for those that test the effect of its threads.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ import sordino.torch as hvd
 from claims.scheduled_pull.snapshots import Computation, Snapshots
 from sordino.report import Results
 
-ALONE = ("nobody", "get", "get_calls", "get_allocated")  # before Sordino is initialized
-BESIDE = ("snapshot", "get_beside")  # after that
-_HEAD_START = 0.02  # seconds until rank 1 surely computes
+ALONE = ("nobody", "get", "get_calls", "get_allocated")  # without Sordino
+BESIDE = ("snapshot", "get_beside")  # with Sordino initialized
+_HEAD_START = 0.02  # seconds in which rank 1 begins to compute
 _PAUSE = 2e-3  # seconds between two gets
-_LATE = 0.9  # of the time that rank 1 computes for
-_TORN_DOWN = 120.0  # seconds beyond what is to be expected, after which the process is ended
+_LATE = 0.9  # share of rank 1's time; a first get that lasts longer is late
+_TORN_DOWN = 120.0  # seconds after the expected end at which the process is ended
 
 
 class Turns:
-    """What both ranks do in a turn.
+    """Turns of both ranks.
 
     Args:
         mpi: mpi4py.MPI.
-        seconds: that rank 1 computes.
+        seconds: time that rank 1 computes in a turn.
     """
 
     def __init__(self, mpi: Any, seconds: float) -> None:
@@ -48,8 +48,7 @@ class Turns:
         self._computation = Computation()
 
     def take(self, get: Callable[[], object] | None, calls: bool) -> Results:
-        """One turn: the seconds of each get, whether already the first lasted until rank 1 was done, and how many
-        pieces a second that has computed."""
+        """Take one turn; return the seconds of each get, whether the first was late, and rank 1's pieces per second."""
         self.meet()
         begin = time.perf_counter()
         until = begin + self._seconds
@@ -73,14 +72,14 @@ class Turns:
         return {"seconds": times, "late": late, "pieces": self.communicator.allreduce(pieces) / self._seconds}
 
     def meet(self) -> None:
-        """A barrier that leaves the cores to others."""
+        """Wait in a barrier that sleeps instead of spinning."""
         request = self.communicator.Ibarrier()
         while not request.Test():
             time.sleep(2e-4)
 
 
 class Window:
-    """Memory of rank 1's that rank 0 gets under a passive-target lock."""
+    """Memory of rank 1 that rank 0 gets under a passive-target lock."""
 
     def __init__(self, turns: Turns, mpi: Any, count: int, allocated: bool) -> None:
         self._mpi, self._memory = mpi, np.full(count, turns.rank + 1, dtype=np.uint8)
@@ -92,19 +91,19 @@ class Window:
         self.received = np.zeros(count, dtype=np.uint8)
 
     def get(self) -> None:
-        """All of it. Returns when the bytes are here."""
+        """Get all bytes; return when they have arrived."""
         self._window.Lock(1, self._mpi.LOCK_SHARED)
         self._window.Get(self.received, 1)
         self._window.Unlock(1)
 
     def close(self) -> bool:
-        """Whether what came is what was there."""
+        """Free the window; return whether the bytes are right."""
         self._window.Free()
         return bool((self.received == 2).all())
 
 
 def measure(mpi: Any, chosen: argparse.Namespace) -> Results:
-    """Every size, and every way in turn. Collective."""
+    """Time every size and every way in turn. Collective."""
     turns = Turns(mpi, chosen.turn_ms / 1e3)
     sizes, missing = [], {}
     for size in chosen.sizes:
@@ -135,7 +134,7 @@ def measure(mpi: Any, chosen: argparse.Namespace) -> Results:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs on both ranks."""
+    """Run on both ranks."""
     options = argparse.ArgumentParser(prog="scheduled_pull_one_sided_worker", description=__doc__)
     options.add_argument("--sizes", type=int, nargs="+", required=True, metavar="N", help="bytes to get")
     options.add_argument("--turn-ms", type=float, required=True, metavar="MS", help="that rank 1 computes")

@@ -1,16 +1,15 @@
-"""What steps wait for pulled models, and how old these are, over links of which some are wide.
+"""Waiting of steps for pulled models, and ages of these models, over links of which some are wide.
 
   python benchmarks/scheduled_pull.py pulls                # as root, in a clone: it makes hosts and starts the ranks
 
-Four emulated hosts with a rank each; 0, 2 and 4 of them have links of 10 Gbps, the others of 1 Gbps. A step sleeps, so
-that the hosts, which share this machine's cores, do not share its computation; then it changes parameters (3.5 MiB with
---model small, 25 MiB with --model large). A window has 16 steps. Contestants take turns in one job for each number of
-wide links:
-  alone         the steps, without any communication
+Four emulated hosts have one rank each; 0, 2 and 4 of them have links of 10 Gbps, the others of 1 Gbps. A step sleeps,
+because the hosts share this machine's cores; then it changes parameters (3.5 MiB with --model small, 25 MiB with
+--model large). A window has 16 steps. Contestants take turns in one job for each number of wide links:
+  alone         the steps without communication
   none          scheduled pull gossip that pulls at the end of a window
-  naive         that pulls from the beginning of a window on
-  manager       that pulls so late that the pull ends with the window, scheduled by a manager
-  autonomous    the same, agreed upon among the workers
+  naive         the same, with pulls that begin with the window
+  manager       the same, with pulls that end with the window, scheduled by a manager
+  autonomous    the same, agreed on among the workers
   local_sgd     LocalSGD that averages all models every 16 steps by AllReduce
   crossover     Crossover every 16 steps
 """
@@ -34,7 +33,7 @@ INTERVAL = 16
 HOSTS = 4
 NARROW, WIDE = 1000.0, 10000.0  # Mbps
 _WORKER = "timings.scheduled_pull.pulls_worker"
-_MODELS = {  # compute in a step leaves the source's proportions: a pull over a narrow link takes less than a window
+_MODELS = {  # compute-ms keeps the source's proportions: a pull over a narrow link takes less than a window
     "small": {"model-bytes": 3670016, "compute-ms": 10.0, "rounds": 5, "warm-up": 3, "windows": 10},
     "large": {"model-bytes": 25 << 20, "compute-ms": 30.0, "rounds": 3, "warm-up": 3, "windows": 6},
 }
@@ -43,8 +42,10 @@ _SCHEDULED = ("manager", "autonomous")
 
 
 def row_of(job: Results, wide: int, model_bytes: int) -> Results:
-    """Medians and quartiles over the rounds (of the ranks' means) and over all pulls; the numbers of each rank and
-    round remain beside them."""
+    """Return the results of a job: medians and quartiles over rounds (of the ranks' means) and over all pulls.
+
+    The values of each rank and round are kept too.
+    """
     entries: dict[str, Results] = {}
     for name, rounds in job["rounds"].items():
         one: Results = {"right": all(told["right"] for turn in rounds for told in turn)}
@@ -65,7 +66,7 @@ def row_of(job: Results, wide: int, model_bytes: int) -> Results:
 
 
 def _of_pulls(pulled: Sequence[Results]) -> Results:
-    """Ages, what pulls took and what ages are beyond that, of all of them."""
+    """Return ages, durations of pulls, and the difference of both, over all pulls."""
     keys = ("ages", "seconds", "behind")
     ages, seconds, behind = (np.array([value for told in pulled for value in told[key]]) for key in keys)
     if ages.size == 0:
@@ -75,7 +76,7 @@ def _of_pulls(pulled: Sequence[Results]) -> Results:
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """What scheduling is for: steps as fast as alone, and models fresher than naive ones."""
+    """Return the targets: steps are as fast as alone, and models are fresher than with naive overlap."""
     entries = []
     for row in rows:
         where, found = f"{row['wide']} of {row['hosts']} links wide", row["contestants"]
@@ -92,7 +93,7 @@ def targets(rows: Sequence[Results]) -> list[Results]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Starts the jobs. Status 1 if a job failed or computed something wrong, 2 if there can be no cluster."""
+    """Start the jobs. Status 1 if a job failed or has a wrong result, 2 if no cluster can be made."""
     options = command_line.parser("scheduled_pull pulls", __doc__, 0.0, "(not used)")
     options.add_argument("--model", choices=_MODELS, default="small", help="3.5 or 25 MiB (default small)")
     options.add_argument(

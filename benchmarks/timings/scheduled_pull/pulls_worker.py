@@ -1,8 +1,8 @@
-"""One rank of the wide-area benchmark's pulls: steps that sleep, and what they wait for averaging now and then.
+"""One rank of the wide-area benchmark's pulls: steps that sleep, and their waiting for averaging at intervals.
 
-Started by timings.scheduled_pull.pulls in a cluster of emulated hosts; rank 0 prints what it found as a line of JSON.
-Every turn of a contestant has an optimizer of its own, with a warm-up in which it learns what windows and pulls take:
-its pulls go by the clock, which runs on in the turns of others.
+Started by timings.scheduled_pull.pulls on emulated hosts; rank 0 prints its results as a line of JSON. Every turn of a
+contestant has its own optimizer, with a warm-up in which the optimizer learns the times of windows and pulls. It cannot
+be kept between turns, because its schedule goes by the clock.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sordino.algorithms import Algorithm, Crossover, LocalSGD, ScheduledPull
 from sordino.report import Results
 from sordino.timing import Participants, rotated
 
-_BLOCKS = 16  # of the model: what Crossover exchanges one by one
+_BLOCKS = 16  # of the model; Crossover exchanges them one by one
 _RATE = 1e-3
 
 
 def contestants(interval: int) -> dict[str, Algorithm | None]:
-    """By name; None computes and averages nothing."""
+    """Return all contestants by name; None averages nothing."""
     return {
         "alone": None,
         "none": ScheduledPull(interval=interval, overlap="none"),
@@ -39,22 +39,25 @@ def contestants(interval: int) -> dict[str, Algorithm | None]:
 
 
 class Training:
-    """Steps that sleep. In the first of each window all parameters change by as much, on every rank by something else,
-    so that whoever has something of two snapshots has unequal elements."""
+    """Steps that sleep.
+
+    In the first step of each window all parameters of a rank change by the same number, which differs between ranks. So
+    a model that mixes two snapshots has unequal elements.
+    """
 
     def __init__(self, algorithm: Algorithm | None, model_bytes: int, seconds: float, interval: int) -> None:
         count = model_bytes // 4 // _BLOCKS
         named = [(f"block{k}.weight", torch.nn.Parameter(torch.zeros(count))) for k in range(_BLOCKS)]
         self.parameters = [parameter for _, parameter in named]
         sgd = torch.optim.SGD(self.parameters, lr=_RATE)
-        self._whole = isinstance(algorithm, ScheduledPull)  # models are averaged as they are, not by blocks
+        self._whole = isinstance(algorithm, ScheduledPull)  # averages whole models, not blocks
         self.optimizer: Any = hvd.DistributedOptimizer(sgd, named, algorithm=algorithm) if algorithm else sgd
         self._seconds, self._interval = seconds, interval
         self._gradient = torch.tensor(-(hvd.rank() + 1.0)).expand(count)
         self._windows = 0
 
     def run(self, windows: int) -> None:
-        """Takes so many windows' steps."""
+        """Take the steps of some windows."""
         for _ in range(windows):
             for step in range(self._interval):
                 time.sleep(self._seconds)
@@ -64,12 +67,12 @@ class Training:
         self._windows += windows
 
     def counters(self) -> Results:
-        """What this rank has counted so far."""
+        """Return the counters of this rank."""
         found: Results = {key: hvd.stats()[key] for key in ("exposed_seconds", "bytes_sent")}
         return found | self.optimizer.statistics.as_dict() if self._whole else found
 
     def is_right(self) -> bool:
-        """Whether every block (for pulls: the model) is of one piece, and changed as far as it can have changed."""
+        """Return whether every block (with pulls: the model) has equal elements and a possible value."""
         ends = [tuple(map(float, parameter.detach().aminmax())) for parameter in self.parameters]
         most = _RATE * hvd.size() * self._windows
         even = all(low == high for low, high in ends) and (not self._whole or len(set(ends)) == 1)
@@ -77,7 +80,7 @@ class Training:
 
 
 def turn(algorithm: Algorithm | None, chosen: argparse.Namespace) -> list[Results]:
-    """What the ranks found in so many windows, in their order. Collective."""
+    """Take one turn of a contestant; return the results of all ranks in their order. Collective."""
     training = Training(algorithm, chosen.model_bytes, chosen.compute_ms / 1e3, chosen.interval)
     hvd.barrier()
     training.run(chosen.warm_up)
@@ -97,13 +100,13 @@ def turn(algorithm: Algorithm | None, chosen: argparse.Namespace) -> list[Result
     told: list[Results] = hvd.allgather_object(found, name="bench.turn")
     training.optimizer = None
     del training
-    gc.collect()  # what belongs to it ends here, and not during the turn of another
+    gc.collect()  # so that its threads end here, not during the next turn
     hvd.barrier()
     return told
 
 
 def measure(chosen: argparse.Namespace) -> Results:
-    """Every contestant in turn, as often as is asked for. Collective."""
+    """Take --rounds turns of every contestant. Collective."""
     everybody = contestants(chosen.interval)
     rounds: dict[str, list[list[Results]]] = {name: [] for name in everybody}
     for number in range(chosen.rounds):
@@ -113,7 +116,7 @@ def measure(chosen: argparse.Namespace) -> Results:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs on all ranks."""
+    """Run on all ranks."""
     options = argparse.ArgumentParser(prog="wide_area_worker", description=__doc__)
     options.add_argument("--model-bytes", type=int, required=True, metavar="N")
     options.add_argument("--compute-ms", type=float, required=True, metavar="MS", help="that a step sleeps")

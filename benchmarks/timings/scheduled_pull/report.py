@@ -20,7 +20,7 @@ _CONTESTANTS = {
 GETS = ("get", "get_calls", "get_allocated", "get_beside")
 _SERVING = {
     "alone": "alone",
-    "neighbour": "the other copies its own",
+    "neighbour": "the other rank copies",
     "pulled": "pulled from",
     "publishing": "publishing",
     "publishing_pulled": "publishing, pulled from",
@@ -30,8 +30,8 @@ _WAYS = {
     "get": "MPI_Get",
     "get_calls": "MPI_Get, MPI_Iprobe every ms",
     "get_allocated": "MPI_Get, allocated window",
-    "get_beside": "MPI_Get beside Sordino",
-    "nobody": "nothing is taken",
+    "get_beside": "MPI_Get with Sordino initialized",
+    "nobody": "no gets",
 }
 _COLOURS = {
     "alone": "#888888",
@@ -48,18 +48,18 @@ _COLOURS = {
 
 
 def pulls(results: Results) -> str:
-    """Steps, waiting, ages and messages, a table a number of wide links."""
+    """Return steps, waiting, ages and messages by the number of wide links as Markdown."""
     settings, mbps = results["settings"], results["mbps"]
     interval, compute = settings["interval"], settings["compute-ms"]
     what = (
-        f"A rank on each of {results['rows'][0]['hosts']} emulated hosts with links of {mbps['wide'] / 1e3:g} Gbps "
+        f"One rank on each of {results['rows'][0]['hosts']} emulated hosts with links of {mbps['wide'] / 1e3:g} Gbps "
         f"(wide) or {mbps['narrow'] / 1e3:g} Gbps; a model of {format_bytes(settings['model-bytes'])}; {interval} "
-        f"steps a window, each of which sleeps for {compute:g} ms, so that the machine's cores do not decide. "
-        f"{settings['rounds']} turns of {settings['windows']} windows after {settings['warm-up']} of warm-up, "
-        "contestants in turn. Median and quartiles: of steps and waiting over the turns (a turn's is the mean over the "
-        "ranks), of ages over all pulls. Age: of a pulled model when it is averaged in, since it was published. Pull: "
-        "what the pull took, so the age cannot be less; beyond: their difference. Behind: steps of the puller less "
-        "those of the peer when it published. Messages: a window and rank."
+        f"steps per window. Each step sleeps for {compute:g} ms, so that the machine's cores do not decide. "
+        f"{settings['rounds']} turns of {settings['windows']} windows after {settings['warm-up']} of warm-up; "
+        "contestants take turns. Median and quartiles are over the turns for steps and waiting (mean over the ranks), "
+        "and over all pulls for ages. Age: time from the publication of a pulled model to its averaging. Pull: "
+        "duration of the pull, a lower bound of the age. Beyond: their difference. Behind: steps of the puller less "
+        "steps of the peer at publication. Messages: per window and rank."
     )
     blocks = verdicts.head(results, "Pulls over links that differ", what, labels=_CONTESTANTS)
     for row in results["rows"]:
@@ -85,7 +85,7 @@ def pulls(results: Results) -> str:
 
 
 def draw_pulls(results: Results, figure: Any) -> None:
-    """Waiting, and ages over what pulls take, by the number of wide links."""
+    """Draw waiting, and ages over the durations of pulls, by the number of wide links."""
     left, right = figure.subplots(1, 2)
     rows = results["rows"]
     names = [name for name in rows[0]["contestants"] if name != "alone"]
@@ -106,7 +106,7 @@ def draw_pulls(results: Results, figure: Any) -> None:
 
 
 def where(row: Results) -> str:
-    """The place, in words."""
+    """Return a text for the place."""
     return "on one machine" if row["mbps"] is None else f"between hosts, {row['mbps'] / 1e3:g} Gbps"
 
 
@@ -114,14 +114,14 @@ def where(row: Results) -> str:
 
 
 def serving(results: Results) -> str:
-    """Step times and their ratios; snapshots beside copies."""
+    """Return step times and their ratios, and times of snapshots and copies, as Markdown."""
     settings = results["settings"]
     what = (
-        f"A rank computes, about {settings['step-ms']:g} ms a step on one core; another pulls its snapshots all the "
-        f"time. {settings['rounds']} turns of {settings['steps']} steps of each way. Ratios are of the turns' medians, "
-        'median (and quartiles) over the rounds. "The other copies its own" disturbs by using memory alone.'
+        f"One rank computes, about {settings['step-ms']:g} ms per step on one core; another rank pulls its snapshots "
+        f"continuously. {settings['rounds']} turns of {settings['steps']} steps of each way. Ratios are of the turns' "
+        'medians: median (and quartiles) over the rounds. "The other rank copies" disturbs by its use of memory alone.'
     )
-    blocks = verdicts.head(results, "What being pulled from costs", what)
+    blocks = verdicts.head(results, "Cost of serving pulls", what)
     for row in results["rows"]:
         lines = []
         for name, one in row["ways"].items():
@@ -139,12 +139,12 @@ def serving(results: Results) -> str:
         ]
         if row["mbps"] is None:
             times = ", ".join(f"{name} {format_quartiles(one)}" for name, one in row["publication"].items())
-            blocks.append(f"A snapshot and copies of as many bytes, nobody pulling: {times}.")
+            blocks.append(f"A snapshot and copies of as many bytes, without pulls: {times}.")
     return "\n\n".join(blocks)
 
 
 def draw_serving(results: Results, figure: Any) -> None:
-    """Ratios by place and size."""
+    """Draw ratios by place and size."""
     axes = figure.subplots()
     rows = results["rows"]
     pairs = list(rows[0]["ratios"])
@@ -163,15 +163,15 @@ def draw_serving(results: Results, figure: Any) -> None:
 
 
 def one_sided(results: Results) -> str:
-    """Times, what is late, ratios, and what the other rank computed."""
+    """Return times, late turns, ratios and the computation of the other rank as Markdown."""
     turn = results["settings"]["turn-ms"]
     what = (
-        f"Rank 1 computes for {turn:g} ms a turn; meanwhile rank 0 takes its bytes, over and over; "
-        f"{results['settings']['rounds']} turns of each way, in turn in one run. Late: turns in which already the "
-        "first Get lasted until rank 1 had computed and called MPI again; its time is then this benchmark's choice: "
-        "that of a step that makes no MPI call. Computed: what rank 1 got done, over what it did undisturbed."
+        f"Rank 1 computes for {turn:g} ms in a turn. Meanwhile rank 0 gets its bytes again and again. "
+        f"{results['settings']['rounds']} turns of each way, in turn in one run. Late: turns in which the first Get "
+        "lasted until rank 1 had finished computing and called MPI again. Its time is then set by this benchmark: it "
+        "is the time of a step without an MPI call. Computed: work of rank 1 over its work without gets."
     )
-    blocks = verdicts.head(results, "Having another rank's bytes: request and reply, or MPI's one-sided", what)
+    blocks = verdicts.head(results, "Bytes of another rank: request and reply, or MPI_Get", what)
     for row in results["rows"]:
         lines = []
         undisturbed = row["ways"]["nobody"]["computed"]["median"]
@@ -189,7 +189,7 @@ def one_sided(results: Results) -> str:
 
 
 def draw_one_sided(results: Results, figure: Any) -> None:
-    """Times by size, a panel a place; what was late is hollow."""
+    """Draw times by size, one panel per place. Late times are hollow."""
     places = list(dict.fromkeys(row["mbps"] for row in results["rows"]))
     panels = figure.subplots(1, len(places), sharey=True, squeeze=False)[0]
     for axes, mbps in zip(panels, places, strict=True):
@@ -203,7 +203,7 @@ def draw_one_sided(results: Results, figure: Any) -> None:
                 fill = "white" if one["late"] else f"C{k}"
                 axes.plot(size, 1e3 * one["seconds"]["median"], "o", ms=5, mec=f"C{k}", mfc=fill)
         axes.set(xscale="log", yscale="log", xlabel="MiB", title=where(rows[0]))
-    panels[0].set_ylabel("ms until the bytes are here (hollow: when rank 1 calls MPI)")
+    panels[0].set_ylabel("ms until the bytes are here (hollow: until rank 1 calls MPI)")
     panels[0].legend(fontsize=6)
 
 

@@ -1,12 +1,12 @@
-"""What being pulled from costs a rank that computes, and what a snapshot costs.
+"""Cost of serving pulls for a rank that computes, and cost of a snapshot.
 
   python benchmarks/scheduled_pull.py serving              # as root, in a clone: two of the jobs are on emulated hosts
 
-Two ranks: one computes products of matrices, about 10 ms a step, the other pulls its snapshots all the time, far more
-often than gossip would. Ways take turns: alone (the other sleeps), neighbour (the other copies as many bytes of its
-own, which disturbs as well where they share memory), pulled, publishing (a snapshot after each step), publishing and
-pulled. On this machine, where the other copies the snapshot itself, and over emulated hosts, where a thread of the one
-pulled from sends it. A snapshot itself is timed against copies of as many bytes.
+One rank computes products of matrices, about 10 ms per step. The other rank pulls its snapshots continuously, far more
+often than gossip would. Ways take turns: alone (the other rank sleeps), neighbour (the other rank copies as many of its
+own bytes, which also disturbs if both share memory), pulled, publishing (a snapshot after each step), publishing and
+pulled. They run on this machine, where the other rank copies the snapshot itself, and on emulated hosts, where a thread
+of the computing rank sends it. A snapshot is also timed against copies of as many bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMPARED = (("pulled", "alone"), ("pulled", "neighbour"), ("publishing_pulled", 
 
 
 def words_of(settings: Results) -> list[str]:
-    """Settings as options of a worker."""
+    """Return settings as options of a worker."""
     words = []
     for name, value in settings.items():
         values = value if isinstance(value, tuple) else (value,)
@@ -41,7 +41,7 @@ def words_of(settings: Results) -> list[str]:
 
 
 def rows_of(job: Results, mbps: float | None) -> list[Results]:
-    """A row a size, with the ratios of step times: of medians, round by round."""
+    """Return one row per size, with the ratios of median step times, round by round."""
     rows = []
     for size in job["sizes"]:
         ways = size["ways"]
@@ -56,7 +56,7 @@ def rows_of(job: Results, mbps: float | None) -> list[Results]:
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """A snapshot is a copy; the one pulled from goes on as before."""
+    """Return the targets: a snapshot is as fast as a copy, and pulls do not slow the computing rank down."""
     entries = []
     for row in rows:
         what = f"{format_bytes(row['bytes'])}, {where(row)}"
@@ -70,7 +70,7 @@ def targets(rows: Sequence[Results]) -> list[Results]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Starts the jobs. Status 1 if a job failed, 2 if there can be no cluster."""
+    """Start the jobs. Status 1 if a job failed, 2 if no cluster can be made."""
     options = command_line.parser("scheduled_pull serving", __doc__, _FULL["budget"], "size and place, of snapshots")
     chosen = options.parse_args(argv)
     settings = _QUICK if chosen.quick else _FULL | {"budget": chosen.budget}

@@ -1,7 +1,7 @@
-"""One rank of the wide-area benchmark's serving: rank 0 computes, rank 1 pulls from it all the time, or does not.
+"""One rank of the wide-area benchmark's serving: rank 0 computes, and rank 1 pulls from it, copies or sleeps.
 
-Started by timings.scheduled_pull.serving; rank 0 prints what it found as a line of JSON. Rank 0 rules by messages, for
-it must not wait in a collective operation while it is served.
+Started by timings.scheduled_pull.serving; rank 0 prints its results as a line of JSON. Rank 0 controls rank 1 by
+messages, because it must not wait in a collective operation while it serves pulls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cluster import jobs
 from sordino.report import Results
 from sordino.timing import Participants, Run, race, rotated, summarize
 
-WAYS = {  # what rank 1 does meanwhile, and whether rank 0 publishes after each step
+WAYS = {  # work of rank 1, and whether rank 0 publishes after each step
     "alone": ("rest", False),
     "neighbour": ("copy", False),
     "pulled": ("pull", False),
@@ -31,7 +31,7 @@ _WARM_UP = 2  # steps of a turn
 
 
 def serve(snapshots: Snapshots, chosen: argparse.Namespace) -> dict[str, Results]:
-    """What rank 0 does: turns of steps in every way."""
+    """Take turns of steps in every way, on rank 0."""
     computation = Computation()
     pieces = _pieces(computation, chosen.step_ms / 1e3)
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
@@ -61,7 +61,7 @@ def serve(snapshots: Snapshots, chosen: argparse.Namespace) -> dict[str, Results
 
 
 def follow(snapshots: Snapshots) -> None:
-    """What rank 1 does: what it is told to, until it is told to stop. Answers how often a second."""
+    """Carry out the commands of rank 0, on rank 1: repeat a work until "stop", and reply the rate per second."""
     source, target = torch.ones_like(snapshots.values), torch.ones_like(snapshots.values)
     work: dict[str, Callable[[], object]] = {
         "pull": lambda: snapshots.pull(0),
@@ -71,14 +71,14 @@ def follow(snapshots: Snapshots) -> None:
     while (what := snapshots.hear()) != "end":
         count, begin = 1, time.perf_counter()
         work[what]()
-        while snapshots.heard() is None:  # the next message can be nothing but "stop"
+        while snapshots.heard() is None:  # the next message is always "stop"
             work[what]()
             count += 1
         snapshots.tell(0, f"{count / (time.perf_counter() - begin):.6g}")
 
 
 def _pieces(computation: Computation, seconds: float) -> int:
-    """How many take so long."""
+    """Return the number of pieces that take `seconds`."""
     took = []
     for _ in range(20):
         begin = time.perf_counter()
@@ -88,7 +88,7 @@ def _pieces(computation: Computation, seconds: float) -> int:
 
 
 def publication(snapshots: Snapshots, budget: float) -> Results:
-    """What a snapshot costs, and copies of as many bytes, the peers: to three places in turn, as snapshots go."""
+    """Time a snapshot, and copies of as many bytes to three buffers in turn, like snapshots."""
     source, turn = snapshots.values, [0]
     targets = [torch.ones_like(source) for _ in range(3)]
     arrays = [target.numpy() for target in targets]
@@ -106,7 +106,7 @@ def publication(snapshots: Snapshots, budget: float) -> Results:
 
 
 def measure(chosen: argparse.Namespace) -> Results:
-    """Every size. Collective."""
+    """Measure every size. Collective."""
     found: Results = {"cores_per_rank": len(os.sched_getaffinity(0)), "sizes": []}
     for size in chosen.sizes:
         snapshots = Snapshots(size)
@@ -122,7 +122,7 @@ def measure(chosen: argparse.Namespace) -> Results:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs on both ranks."""
+    """Run on both ranks."""
     options = argparse.ArgumentParser(prog="scheduled_pull_serving_worker", description=__doc__)
     options.add_argument("--sizes", type=int, nargs="+", required=True, metavar="N", help="bytes of a model")
     options.add_argument("--step-ms", type=float, required=True, metavar="MS", help="that a step computes, about")

@@ -2,11 +2,11 @@
 
   python benchmarks/transports.py allreduce           # as root, in a clone
 
-Every contestant is alone in its job; jobs take turns, in another order each round. Hosts are emulated, their links have
---mbps each way (0: as fast as the machine). On one machine (--hosts 0,0x8) Sordino is started by `sordino run` and by
-mpirun, and is given tensors in shared and in ordinary memory; the floor is what reading and writing the bytes of an
-in-place average takes, without any communication. A time is the slowest rank's, from a common barrier to the return of
-the call; all give the average but MPI_Allreduce, which gives the sum. The limit is what 2 (H-1)/H of the bytes take at
+Each job has one contestant. Jobs take turns, in a different order each round. Hosts are emulated, with links of --mbps
+each way (0: as fast as the machine). On one machine (--hosts 0,0x8) Sordino is started by `sordino run` and by mpirun,
+with tensors in shared and in ordinary memory; the floor is the time to read and write the bytes of an in-place average
+without communication. A time is the slowest rank's, from a common barrier to the return of the call. All contestants
+compute the average, except MPI_Allreduce, which computes the sum. The limit is the time of 2 (H-1)/H of the bytes at
 the link's rate, headers included.
 """
 
@@ -26,10 +26,10 @@ from sordino.timing import summarize
 from timings.transports.report import REPORTS, place_of
 
 _WORKER = "timings.transports.allreduce_worker"
-_PAYLOAD = 0.956  # of a link's rate: what Ethernet's, IP's and TCP's headers leave
+_PAYLOAD = 0.956  # share of a link's rate without the headers of Ethernet, IP and TCP
 SIZES = "4,4KiB,16KiB,64KiB,1MiB,2MiB,4MiB,64MiB"
 PLACES = "0,2x1,2x2,4x1"
-# Who takes part: the contestant of the worker, and who starts it.
+# Contestant of the worker, and its launcher, by name.
 BETWEEN_HOSTS: dict[str, tuple[str, Starter]] = {
     "sordino_ucx": ("sordino", "torchrun"),
     "sordino_mpi": ("sordino", "mpirun"),
@@ -56,14 +56,14 @@ _TRANSPORTS = {
 
 
 def limit(size: int, hosts: int, mbps: float) -> float | None:
-    """The seconds that an all-reduce cannot be faster than; None where links have no rate."""
+    """Return the least seconds of an all-reduce; None if links have no rate."""
     if not mbps or hosts < 2:
         return None
     return size * 8 * 2 * (hosts - 1) / hosts / (mbps * 1e6 * _PAYLOAD)
 
 
 def measure(hosts: int, each: int, mbps: float, words: Sequence[str], rounds: int) -> list[Results]:
-    """A row a size of what all contestants took in one place. `hosts` is 0 for this machine itself."""
+    """Return one row per size with the times of all contestants in one place. `hosts` is 0 for this machine."""
     contestants = BETWEEN_HOSTS if hosts else HERE
     found: dict[str, list[Results]] = {name: [] for name in contestants}
     for number in range(rounds):
@@ -93,7 +93,7 @@ def measure(hosts: int, each: int, mbps: float, words: Sequence[str], rounds: in
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Starts the jobs. Status 1 if one failed or computed something wrong, 2 if there can be no cluster."""
+    """Start the jobs. Status 1 if one failed or has a wrong result, 2 if no cluster can be made."""
     options = command_line.parser("transports allreduce", __doc__, 2.0, "size and turn")
     options.add_argument("--sizes", default=SIZES, metavar="LIST", help=f"default {SIZES}")
     options.add_argument(

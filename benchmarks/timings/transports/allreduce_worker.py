@@ -1,4 +1,4 @@
-"""One rank of a job that all-reduces by one contestant alone: nothing else that talks is even imported.
+"""One rank of a job that all-reduces with one contestant. Other communication libraries are not imported.
 
 Started by timings.transports.allreduce; rank 0 prints the slowest rank's seconds as a line of JSON.
 """
@@ -19,20 +19,20 @@ import torch
 from sordino.timing import Participants, Seconds, time_block
 
 _WARMUP = 3
-_LEAST, _MOST = 3, 2000  # runs of one size
+_LEAST, _MOST = 3, 2000  # number of runs of one size
 
 
 @dataclass
 class Contestant:
-    """Reduces tensors, and says by what.
+    """A library that all-reduces tensors.
 
     Attributes:
-        participants: the ranks, which meet and compare by the contestant's own means.
-        empty: a vector of so many float32, where the contestant likes it best.
-        ready: prepares to reduce a vector in place; what it returns does it, any number of times.
-        close: ends it.
-        transport: what carries the bytes between hosts.
-        averages: whether the result is the average, or the sum.
+        participants: the ranks, which use the contestant's barrier and maximum.
+        empty: function that returns a vector of `count` float32 in the contestant's best memory.
+        ready: function that prepares to reduce a vector in place, and returns a function that does it repeatedly.
+        close: function that shuts the contestant down.
+        transport: transport between hosts.
+        averages: whether the result is the average and not the sum.
         reduces: whether there is a result.
     """
 
@@ -65,7 +65,7 @@ def _ordinary() -> Contestant:
 
 
 def _floor() -> Contestant:
-    """Reads and writes one rank's share of all ranks' tensors, as each must in an average in place."""
+    """Return the contestant that reads and writes one rank's share of all tensors, as an average in place must."""
     from sordino.bench.collectives import averaging_alone
 
     found = _sordino()
@@ -87,14 +87,14 @@ def _mpi() -> Contestant:
 
 
 class _GlooParticipants(Participants):
-    """Meets through torch.distributed."""
+    """Participants that use torch.distributed."""
 
     def barrier(self) -> None:
-        """Waits for all."""
+        """Wait for all ranks."""
         torch.distributed.barrier()
 
     def maximum(self, values: Seconds) -> Seconds:
-        """The element-wise maximum over the ranks."""
+        """Return the element-wise maximum over the ranks."""
         result = torch.from_numpy(values.copy())
         torch.distributed.all_reduce(result, torch.distributed.ReduceOp.MAX)
         return np.asarray(result.numpy())
@@ -115,11 +115,11 @@ CONTESTANTS = {"sordino": _sordino, "ordinary": _ordinary, "floor": _floor, "mpi
 
 
 def _nothing() -> None:
-    """MPI ends at exit."""
+    """Do nothing, because MPI ends at exit."""
 
 
 def measure(contestant: Contestant, size: int, budget: float) -> dict[str, Any]:
-    """The seconds of all-reduces of `size` bytes, and whether a result was right. Collective."""
+    """Return the seconds of all-reduces of `size` bytes, and whether the result is right. Collective."""
     participants = contestant.participants
     tensor = contestant.empty(size // 4)
     run = contestant.ready(tensor)
@@ -128,7 +128,7 @@ def measure(contestant: Contestant, size: int, budget: float) -> dict[str, Any]:
     expected = (participants.size + 1) / 2 * (1 if contestant.averages else participants.size)
     wrong = float(contestant.reduces and not bool((tensor == expected).all()))
     right = bool(participants.maximum(np.array([wrong]))[0] == 0)
-    tensor.zero_()  # sums stay what they are
+    tensor.zero_()  # sums of zeros do not grow
     estimate = float(np.median(participants.maximum(time_block(run, participants, _WARMUP))))
     count = int(np.clip(budget / estimate, _LEAST, _MOST))
     seconds = participants.maximum(time_block(run, participants, count))
@@ -136,7 +136,7 @@ def measure(contestant: Contestant, size: int, budget: float) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures and, on rank 0, prints."""
+    """Measure, and print on rank 0."""
     options = argparse.ArgumentParser(prog="allreduce_worker", description=__doc__)
     options.add_argument("--by", choices=CONTESTANTS, required=True)
     options.add_argument("--sizes", required=True)
@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [measure(contestant, int(size), chosen.budget) for size in chosen.sizes.split(",")]
     if contestant.participants.rank == 0:
         print(json.dumps({"transport": contestant.transport, "rows": rows}), flush=True)
-    # The last answer has left when the others end.
+    # The last messages leave before other ranks end.
     contestant.participants.barrier()
     time.sleep(0.1)
     contestant.close()

@@ -1,9 +1,9 @@
-"""From `kill -9` of a rank to the error in the others, which are in the middle of an all-reduce.
+"""Time from `kill -9` of a rank to the error in the other ranks, which are in the middle of an all-reduce.
 
   python benchmarks/transports.py loss                # as root, in a clone: half of the jobs are on emulated hosts
 
-Three ranks: of one machine, started by `sordino run` and by mpirun; on three hosts, by UCX and by MPI. Nothing ends the
-others meanwhile: MPI's launcher is told to let them live (--with-ft ulfm), and of the ranks by UCX there is none.
+Three ranks run on one machine, started by `sordino run` and by mpirun, and on three hosts, over UCX and over MPI. No
+launcher ends the other ranks: mpirun has the option --with-ft ulfm, and the ranks over UCX have no launcher.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ WAYS: Mapping[str, tuple[str, Callable[[Sequence[str]], None]]] = {
     "hosts_ucx": ("ucx", _hosts_ucx),
     "hosts_mpi": ("mpi", _hosts_mpi),
 }
-"""What carries the bytes, and what starts the job; by name."""
+"""Transport and start function of each way."""
 
 
 def once(name: str) -> list[float]:
-    """The seconds until each survivor was told.
+    """Return the seconds until the error in each surviving rank.
 
     Raises:
-        SordinoError: one was not, or the bytes went another way.
+        SordinoError: a survivor got no error, or the job used another transport.
     """
     transport, start = WAYS[name]
     with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +86,7 @@ def once(name: str) -> list[float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Starts the jobs. Status 1 if one failed, 2 if there can be no cluster."""
+    """Start the jobs. Status 1 if one failed, 2 if no cluster can be made."""
     options = command_line.parser("transports loss", __doc__, 0.0, "(not used)")
     options.add_argument("--rounds", type=int, default=10, metavar="N", help="losses of each (default 10)")
     chosen = options.parse_args(argv)

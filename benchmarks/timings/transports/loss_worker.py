@@ -1,6 +1,6 @@
-"""One rank of a job that averages over and over; rank 1 kills itself, and the others write when they were told.
+"""One rank of a job that averages repeatedly. Rank 1 kills itself, and the other ranks write the time of their error.
 
-Started by timings.transports.loss. Moments are by the clock of the whole machine.
+Started by timings.transports.loss. Times are by the clock of the machine.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import sordino.torch as hvd
 from sordino.errors import PeerLost
 
 _VICTIM = 1
-_STEPS = 200  # before it; a rank that has just started has more to do than to notice
+_STEPS = 200  # steps before the kill, because a rank that has just started is slower to notice it
 
 
 def main(folder: Path) -> int:
-    """Averages until the loss; the status is 1 where none came."""
+    """Average until the loss; return 1 if there is none."""
     hvd.init()
     rank, values = hvd.rank(), torch.ones(1 << 14)
     for step in range(100 * _STEPS):
@@ -33,7 +33,7 @@ def main(folder: Path) -> int:
             hvd.allreduce_(values, name="values")
         except PeerLost as error:
             (folder / f"told.{rank}").write_text(json.dumps({"at": time.time(), "said": str(error)}))
-            time.sleep(0.5)  # the others are told as well, and by the kill, not by this rank's end
+            time.sleep(0.5)  # so that other ranks learn of the kill, not of this rank's end
             return 0
     return 1
 

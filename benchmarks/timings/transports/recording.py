@@ -1,4 +1,4 @@
-"""The table and the plot of what a record costs."""
+"""Table and plot of the cost of a run record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LABELS = {"none": "no record", "lines": "a record", "spans": "a record that keep
 
 
 def markdown(results: Results) -> str:
-    """What a step takes with and without a record."""
+    """Return the times of a step with and without a record as Markdown."""
     what = (
         f"{results['ranks']} ranks, {results['tensors']} tensors, {results['turns']} turns of {results['steps']} steps "
         f"of each. A step's line takes {results['bytes']:.0f} bytes a rank."
@@ -30,7 +30,7 @@ def markdown(results: Results) -> str:
 
 
 def draw(results: Results, figure: Any) -> None:
-    """Draw what writing takes, beside a whole step."""
+    """Draw the time of writing and of a whole step."""
     axes = figure.subplots()
     bars = {"a step without a record": results["contestants"]["none"]["median"]}
     bars |= {f"writing of {LABELS[name]}": found["median"] for name, found in results["writing"].items()}

@@ -1,4 +1,4 @@
-"""Tables and plots of the ways to start and to carry bytes."""
+"""Tables and plots of launchers and transports."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from sordino.report.records import Report
 from sordino.report.tables import format_bytes, format_seconds, table
 
 MOMENTS = ("entered", "torch", "sordino", "met", "stepped", "ended")
-_HEADS = ("In the program", "torch imported", "Sordino imported", "All met", "First step", "All ended")
+_HEADS = ("In the program", "torch imported", "Sordino imported", "Initialized", "First step", "All ended")
 _LAUNCHERS = {
     "local": "`sordino run`",
     "mpi": "`sordino run --launcher mpi`",
     "torchrun": "torchrun",
-    "alone": "no launcher, nobody meets",
+    "alone": "no launcher, no communication",
 }
 _LABELS = {
     "sordino_ucx": "Sordino, UCX",
@@ -43,7 +43,7 @@ _WAYS = {
 
 
 def place_of(row: Results) -> str:
-    """Where a row was measured, in words."""
+    """Return a text for the place of a row."""
     ranks = row["ranks_per_host"]
     if not row["hosts"]:
         return f"one machine, {ranks} ranks"
@@ -59,11 +59,11 @@ def _by_place(results: Results) -> dict[str, list[Results]]:
 
 
 def allreduce(results: Results) -> str:
-    """Times by size and place, and the others over ours."""
+    """Return times by size and place, and ratios of the others to ours, as Markdown."""
     what = (
-        "In-place all-reduce of float32, each contestant alone in its job, jobs in turn; the average, but of "
-        "MPI_Allreduce (by mpi4py) the sum. Medians of the slowest rank's times over all jobs; in brackets the medians "
-        "of the quickest and the slowest job. Between hosts, the limit is what the link's rate allows."
+        "In-place all-reduce of float32, with one contestant per job and jobs in turn. All compute the average, except "
+        "MPI_Allreduce (by mpi4py), which computes the sum. Medians of the slowest rank's times over all jobs; in "
+        "brackets the medians of the fastest and the slowest job. The limit between hosts is the link's rate."
     )
     blocks = verdicts.head(results, "All-reduce by MPI, UCX and Gloo", what, labels=_LABELS)
     for place, rows in _by_place(results).items():
@@ -88,7 +88,7 @@ def allreduce(results: Results) -> str:
 
 
 def draw_allreduce(results: Results, figure: Any) -> None:
-    """Bytes a second by size, a panel for each place."""
+    """Draw bytes per second by size, one panel per place."""
     places = _by_place(results)
     panels = figure.subplots(1, len(places), squeeze=False)[0]
     for axes, (place, rows) in zip(panels, places.items(), strict=True):
@@ -107,10 +107,10 @@ def draw_allreduce(results: Results, figure: Any) -> None:
 
 
 def start(results: Results) -> str:
-    """The moments of a start, by launcher."""
+    """Return the times of a start by launcher as Markdown."""
     what = (
-        f"From the launcher's start, {results['ranks']} ranks: when the last of them was where. Medians, and the "
-        "quartiles of the first step. `sordino run` starts the ranks itself; with `--launcher mpi`, mpirun does."
+        f"Times from the launcher's start until the last of {results['ranks']} ranks reached each point. Medians, and "
+        "the quartiles of the first step. `sordino run` starts the ranks itself; with `--launcher mpi`, mpirun does."
     )
     lines = []
     for name, found in results["contestants"].items():
@@ -122,7 +122,7 @@ def start(results: Results) -> str:
 
 
 def draw_start(results: Results, figure: Any) -> None:
-    """What each launcher spends its time on."""
+    """Draw the parts of a start by launcher."""
     axes = figure.subplots()
     names = list(results["contestants"])
     before = dict.fromkeys(names, 0.0)
@@ -136,10 +136,10 @@ def draw_start(results: Results, figure: Any) -> None:
 
 
 def loss(results: Results) -> str:
-    """The seconds until the survivors are told."""
+    """Return the seconds until the error in surviving ranks as Markdown."""
     what = (
-        f"Three ranks average 64 KiB over and over; rank 1 of them is killed with SIGKILL. Seconds until `PeerLost` is "
-        f"raised in the two others, both counted. Hosts are emulated, with links of {results['mbps']} Mbps."
+        f"Three ranks average 64 KiB repeatedly; rank 1 is killed with SIGKILL. Seconds until `PeerLost` is raised in "
+        f"each of the two other ranks. Hosts are emulated, with links of {results['mbps']} Mbps."
     )
     lines = [
         [_WAYS[name], *[format_seconds(found[key]) for key in ("median", "q1", "q3", "most")], str(found["count"])]
@@ -150,7 +150,7 @@ def loss(results: Results) -> str:
 
 
 def draw_loss(results: Results, figure: Any) -> None:
-    """Medians and the longest."""
+    """Draw medians and the longest times."""
     axes = figure.subplots()
     found = results["contestants"]
     names = list(found)

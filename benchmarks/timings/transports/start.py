@@ -1,10 +1,10 @@
-"""From the command to the first step of four ranks: `sordino run` with and without MPI, torchrun, and no launcher.
+"""Time from the command to the first step of four ranks: `sordino run` with and without MPI, torchrun, no launcher.
 
   python benchmarks/transports.py start
 
-Launchers take turns, in another order each round. A moment is the last rank's, counted from the launcher's start: in
-its program, torch imported, Sordino imported, all met, first step done; then the launcher's end. `alone` is as many
-processes that import torch and take the same step by themselves.
+Launchers take turns, in a different order each round. A time is the last rank's, counted from the launcher's start: in
+the program, torch imported, Sordino imported, initialized, first step done; then the launcher's end. `alone` is the
+same number of processes that import torch and take the same step without communication.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LIMIT_S = 120.0
 
 
 def once(name: str, ranks: int) -> Results:
-    """The last rank's moments of one start, and the end of all."""
+    """Start one job; return the last rank's times, and the end of all processes."""
     with tempfile.TemporaryDirectory() as folder:
         by = "alone" if name == "alone" else "sordino"
         words = ["python", str(_WORKER), by, folder]
@@ -59,14 +59,14 @@ def once(name: str, ranks: int) -> Results:
 
 
 def command(name: str, ranks: int, words: Sequence[str]) -> list[str]:
-    """The words that start a job by this launcher."""
+    """Return the words that start a job with this launcher."""
     if name == "torchrun":
         return words_here(ranks, words, "torchrun")
     return [sys.executable, "-m", "sordino.cli", "run", "-np", str(ranks), "--launcher", name, "--", *words]
 
 
 def targets(found: Mapping[str, Results]) -> list[Results]:
-    """Starting ranks of one machine costs no more than importing torch, which they do as well."""
+    """Return the target: starting ranks on one machine takes no longer than their import of torch."""
     local, alone = found["local"], found["alone"]
     starting = local["entered"]["median"] + local["met"]["median"] - local["sordino"]["median"]
     importing = alone["torch"]["median"] - alone["entered"]["median"]
@@ -76,7 +76,7 @@ def targets(found: Mapping[str, Results]) -> list[Results]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Starts the jobs. Status 1 if one failed, 2 if there is no mpirun."""
+    """Start the jobs. Status 1 if one failed, 2 if mpirun is not found."""
     options = command_line.parser("transports start", __doc__, 0.0, "(not used)")
     options.add_argument("--ranks", type=int, default=4, metavar="N", help="default 4")
     options.add_argument("--rounds", type=int, default=7, metavar="N", help="starts of each (default 7)")

@@ -1,6 +1,6 @@
-"""One rank that starts, trains one step and says when it was where: started by timings.transports.start.
+"""One rank that starts, trains one step and writes its times. Started by timings.transports.start.
 
-Moments are by the clock of the whole machine, in seconds since $WAYS_BEGIN.
+Times are by the clock of the machine, in seconds since $WAYS_BEGIN.
 """
 
 import time
@@ -18,7 +18,7 @@ imported_torch = time.time()
 
 
 def main(by: str, folder: Path) -> None:
-    """Starts, steps, writes. `by` is "sordino", or "alone": the same step and nobody else."""
+    """Train one step and write the times. `by` is "sordino", or "alone" for the same step without Sordino."""
     torch.set_num_threads(1)
     model = torch.nn.Linear(64, 8)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
