@@ -19,7 +19,7 @@ class Part {
   const std::byte* input() const { return input_; }
   std::byte* output() const { return output_; }
 
-  void gather(double pre) {
+  void pack(double pre) {
     if (runs_.size() == 1) {
       input_ = runs_[0].input;
       output_ = runs_[0].output;
@@ -42,7 +42,7 @@ class Part {
     scaling.put(channel_, dtype_, pre);
   }
 
-  void scatter(double post) {
+  void unpack(double post) {
     if (post == 1) {
       if (runs_.size() > 1) channel_.device().kernels().unflatten(output_, spans(&Piece::output), channel_.stream());
       return;
@@ -74,18 +74,19 @@ class Part {
 
 }  // namespace
 
-// All ranks make the same calls, wherever their tensors lie: `most` alone decides.
+// All ranks make the same calls of NCCL, wherever their tensors lie: the number depends only on `most` and the number
+// of elements.
 Task allreduce(Channel& channel, Pieces pieces, ReduceOp op, double pre, double post, std::size_t most) {
   const Folding how(pieces.dtype(), op, pre, post, channel.communicator().size());
   const std::size_t step = most / size_of(pieces.dtype());
   for (std::size_t begin = 0; begin < pieces.count(); begin += step) {
     Part part(channel, pieces, begin, std::min(begin + step, pieces.count()));
     co_await channel.ready();
-    part.gather(how.pre);
+    part.pack(how.pre);
     channel.communicator().all_reduce(part.input(), part.output(), part.count(), pieces.dtype(), how.op,
                                       channel.stream());
     co_await channel.ready();
-    part.scatter(how.post);
+    part.unpack(how.post);
   }
 }
 

@@ -32,7 +32,7 @@ class OnHost : public Compute {
   std::shared_ptr<std::byte> scratch(std::size_t bytes) override {
     try {
       return {new std::byte[bytes], std::default_delete<std::byte[]>()};
-    } catch (const std::bad_alloc&) {  // peers influence the size of a result
+    } catch (const std::bad_alloc&) {  // the size may come from a peer, so it may be too large
       throw TransportError("no memory for " + std::to_string(bytes) + " bytes");
     }
   }

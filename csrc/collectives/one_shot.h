@@ -4,7 +4,7 @@
 // Each operation that all ranks of a set have done together has a number, equal on all ranks. All ranks go through the
 // same sequence of turns. In a turn, each rank publishes once, in a slot that its node peers map:
 //
-//   enter       its input, and the number of the operation that the input is for
+//   enter     its input, and the number of the operation that the input is for
 //   decline   number 0: it has submitted the operation to the negotiation, has joined, or is late
 //
 // If all ranks enter the same number, they fold the inputs. Otherwise the turn has no result, and the ranks that

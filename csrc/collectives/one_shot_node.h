@@ -1,11 +1,12 @@
 // One-shot all-reduce among the ranks of one node.
 //
-//   enter    my input, and the number of the operation -> my slot, which the peers map
-//   over   whether all ranks have published for this turn
-//   take   if all numbers are equal: each rank folds all inputs in rank order, so all get the same bits
+//   enter   my input, and the number of the operation -> my slot, which the peers map
+//   over    whether all ranks have published for this turn
+//   take    if all numbers are equal: each rank folds all inputs in rank order, so all get the same bits
 //
-// Turns use two slots alternately, and no barrier closes a turn. A rank that publishes for turn t + 1 has folded turn
-// t. So once all have published for turn t + 1, no rank reads the slots of turn t any more, and turn t + 2 reuses them.
+// Turns use two slots alternately, and no barrier closes a turn. A rank that publishes for turn t + 1 has folded the
+// inputs of turn t. So once all have published for turn t + 1, no rank reads the slots of turn t any more, and turn
+// t + 2 reuses them.
 #pragma once
 
 #include "collectives/one_shot.h"

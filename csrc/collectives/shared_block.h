@@ -15,13 +15,14 @@ namespace sordino {
 // A counter holds (sequence of the operation, stage within it). So it only grows, and a late reader never mistakes one
 // operation for another.
 struct alignas(64) SharedBlock {
-  alignas(64) std::atomic<std::uint64_t> offered;   // inputs up to this stage may be read
-  alignas(64) std::atomic<std::uint64_t> reduced;   // results up to this stage may be read
-  alignas(64) std::atomic<std::uint64_t> finished;  // this rank no longer reads its peers' data up to this stage
-  alignas(64) Location location;                    // where the operation's tensor lies, if in shared memory
-  Location result, buffer;                          // of an exchange: its result, and the data of other nodes
-  bool reaches_devices, waits_for_devices;          // this rank's device could map, and wait for, all peers' devices
-  std::atomic<bool> let_go;                         // this rank's device waits for no peer, and its results are invalid
+  alignas(64) std::atomic<std::uint64_t> offered;  // inputs up to this stage may be read
+  alignas(64) std::atomic<std::uint64_t> reduced;  // results up to this stage may be read
+  // Up to this stage, this rank has read all that it needs of its peers' data.
+  alignas(64) std::atomic<std::uint64_t> finished;
+  alignas(64) Location location;            // where the operation's tensor lies, if in shared memory
+  Location result, buffer;                  // of an exchange: its result, and the data of other nodes
+  bool reaches_devices, waits_for_devices;  // this rank's device could map, and wait for, all peers' devices
+  std::atomic<bool> let_go;                 // this rank's device waits for no peer, and its results are invalid
   static constexpr std::size_t kTold = 256;
   alignas(64) std::atomic<std::uint64_t> told[kTold];  // by member: latest stamp of its device (queue_barrier.h)
   static constexpr std::size_t kOneShotBegin = 4096;   // offsets in bytes

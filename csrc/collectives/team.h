@@ -1,5 +1,5 @@
-// A team: some of an operation's participants, in their own order, which do a part of it among themselves by messages.
-// All members know which participants are in it.
+// A team: some participants of an operation, in an order of their own. They do a part of the operation by messages
+// among themselves. Each of them knows all members.
 #pragma once
 
 #include <numeric>

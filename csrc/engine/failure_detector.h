@@ -3,8 +3,8 @@
 // when a rank is lost depends on the world:
 //
 //   Peers::tolerates_losses()         only operations that need the lost rank; the world goes on
-//   else, with a membership   the world, on all ranks; the membership learns which ranks are to blame
-//   else                      the world, on all ranks
+//   else, with a membership           the world, on all ranks; the membership learns which ranks are to blame
+//   else                              the world, on all ranks
 #pragma once
 
 #include <algorithm>
@@ -41,7 +41,7 @@ class FailureDetector {
   // A rank has said goodbye, or (not `certain`) cannot be reached. `cause`: the error because of which it has shut
   // down, if any.
   void leave(int rank, bool certain, std::string cause = "");
-  // Another rank reports that it has failed. Throws the error that this is on this rank.
+  // Another rank reports that it has failed. Throws the error that this rank raises because of it.
   void receive_failure(int from, Reader& reader);
   // Handles an exception that was thrown while this rank polled.
   void caught(std::exception_ptr failure) { fail(std::move(failure), !told_); }

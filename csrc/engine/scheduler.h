@@ -31,7 +31,8 @@ namespace sordino {
 
 class Scheduler {
  public:
-  // `patience`: how many times a task looks again at a peer's counter (Participants). Makes set 0, which has all ranks.
+  // `patience`: how many times a task looks again at a peer's counter (Participants). The constructor makes set 0,
+  // which has all ranks.
   Scheduler(Common& common, const Config& config, int patience);
 
   // ---- may be called from any thread

@@ -17,7 +17,8 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kWatchEvery{10};
-// Looks at memory that other ranks write, between two polls of a waiting thread: a poll costs as much as some yields.
+// Number of looks at memory that other ranks write, between two polls of a waiting thread: a poll costs as much as some
+// yields.
 constexpr int kLooks = 8;
 
 // Ranks that have a core each may spin while they wait. Ranks that outnumber the cores must leave them to each other.

@@ -42,7 +42,7 @@ class Consensus {
   // This rank has used no tag from `next` on.
   void count_tags(int next) { next_tag_ = std::max(next_tag_, next); }
 
-  // This rank wants another epoch. Every rank that receives a message of the agreement then begins, too.
+  // This rank wants another epoch. Every rank that receives a message of the consensus then begins, too.
   void begin();
   bool begun() const { return begun_; }
   void receive(int from, Reader& message);

@@ -34,10 +34,10 @@ Membership::Membership(std::unique_ptr<Transport> transport, double silence_s)
   transport_->tolerate_losses();
   view_.members.resize(heard_.size());
   std::iota(view_.members.begin(), view_.members.end(), 0);
-  consensus_ = make_agreement();
+  consensus_ = make_consensus();
 }
 
-std::unique_ptr<Consensus> Membership::make_agreement() {
+std::unique_ptr<Consensus> Membership::make_consensus() {
   auto made = std::make_unique<Consensus>(view_, self_, [this, epoch = view_.epoch](int to, const Bytes& message) {
     send(to, Notice::kAgree, epoch, message);
   });
@@ -150,7 +150,7 @@ void Membership::follow() {
   view_ = next;
   tolerates_losses_ = false;  // until the next world asks for it
   losses_.clear();
-  consensus_ = make_agreement();
+  consensus_ = make_consensus();
   for (const int rank : view_.members) heard_[static_cast<std::size_t>(rank)] = clock_.now();
   for (const auto& [rank, cause] : dead_) consensus_->bury(rank, cause);
   for (const auto& [rank, cause] : dead_) {

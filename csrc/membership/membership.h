@@ -2,13 +2,13 @@
 // epoch. Messages of an older epoch are dropped, and those of a later epoch are held.
 //
 //   in an epoch    a world uses the transport that enter() gives; messages of the epoch are delivered
-//   agreeing       begun by a loss (agreement.h); the epoch is over(), and its messages are dropped
+//   agreeing       begun by a loss (consensus.h); the epoch is over(), and its messages are dropped
 //   next epoch     view() is the agreed one; the old epoch is past()
-//   ended          the others go on without this rank, or it has departed (kEvicted); it hears of too few (kNoQuorum)
+//   ended          kEvicted: the others go on without this rank, or it has departed; kNoQuorum: too few ranks answer it
 //
 // A death is certain if the kernel has seen the process end, or if the rank has said that it leaves. It is suspected if
-// a rank has been silent for longer than the deadline. All ranks report several times within it that they are alive,
-// from the polling thread, which needs no interpreter lock.
+// a rank has been silent for longer than the deadline. Within the deadline, all ranks report several times that they
+// are alive, from the polling thread, which needs no interpreter lock.
 #pragma once
 
 #include <map>
@@ -82,7 +82,7 @@ class Membership : public std::enable_shared_from_this<Membership> {
   std::vector<int> watched() const;
   void follow();
   void send(int to, Notice kind, std::uint32_t epoch, const Bytes& rest = {});
-  std::unique_ptr<Consensus> make_agreement();
+  std::unique_ptr<Consensus> make_consensus();
 
   const std::unique_ptr<Transport> transport_;
   const double silence_s_;

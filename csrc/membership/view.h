@@ -1,5 +1,5 @@
 // View: the ranks that form a world from one loss to the next. Epoch 0 has all ranks that were started. The remaining
-// ranks agree on each later epoch (agreement.h).
+// ranks agree on each later epoch (consensus.h).
 #pragma once
 
 #include <algorithm>

@@ -14,9 +14,9 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 // Poll intervals of the thread. kTick: while nothing is under way, for lost peers, stalled operations that this rank
-// coordinates, and the clock of deadlines (it takes a much longer interval for one in which the process was stopped).
-// kTickForRemains: while work may remain. It is not shorter because a thread that has just waited is likely to poll
-// again, and should not be disturbed.
+// coordinates, and the clock of deadlines (the clock counts a much longer interval as time in which the process was
+// stopped). kTickForRemains: while work may remain. It is not shorter because a thread that has just waited is likely
+// to poll again, and should not be disturbed.
 constexpr microseconds kTick{50000}, kTickForRemains{1000};
 constexpr microseconds kSleepWithBell{2000};
 // If ranks outnumber cores, a thread that waits for a computing rank first yields the core to it. It then goes on as
@@ -107,7 +107,7 @@ void Progress::wait(const std::function<bool()>& done, const std::function<void(
     if (interrupts.due()) interrupts.call(waiter);
     std::unique_lock turn(turn_, std::try_to_lock);
     if (!turn) {
-      // Another waiter polls, or the thread does, which is about to see that it need not.
+      // Another waiter polls, or the world's thread, which is about to notice this waiter and stop.
       std::unique_lock lock(mutex_);
       changed_.wait_for(lock, microseconds(50));
       continue;

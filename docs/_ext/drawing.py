@@ -125,7 +125,7 @@ def _panel(plot: Any, title: str, operations: Sequence[Operation]) -> None:
 
 
 def _ring(plot: Any, members: Sequence[int], colour: str) -> None:
-    """Draw a ring: lines between neighbours, and from the last member to the first. These members average together."""
+    """Draw a ring: lines between neighbors, and from the last member to the first. These members average together."""
     if len(members) < 2:
         return
     pairs = list(zip(members, [*members[1:], members[0]]))

@@ -177,7 +177,7 @@ def _dataset(
     test_images: Bytes,
     test_labels: npt.NDArray[np.int64],
 ) -> Dataset:
-    """Normalise the images.
+    """Normalize the images.
 
     Pixels are bytes, so a table of 256 floats is enough, and no float64 copy of the images is made.
     """

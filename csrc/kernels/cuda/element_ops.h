@@ -7,8 +7,8 @@ namespace sordino::kernels::cuda {
 
 struct Nothing {};
 
-// Loads in flight: enough to hide the memory's latency without taking registers that other blocks need. For operations
-// that keep all of them unpacked: narrow elements then take four to eight times their size.
+// Packs loaded at once: enough to hide the latency of memory, few enough to leave registers to other blocks. For
+// operations that unpack all of these packs; a narrow element unpacked takes four to eight times its size.
 template <class T, int kWidth>
 inline constexpr int kInFlight = kWidth == 1 || sizeof(T) >= sizeof(float) ? 4 : static_cast<int>(sizeof(T));
 
@@ -34,7 +34,8 @@ SORDINO_BOTH inline void fold(ReduceOp op, Stage (&values)[kCount], const Stage 
   }
 }
 
-// A row is `sources` sources, then destinations. Floats times 1 are exact, so there is no case without a scale.
+// A row has `sources` sources, then destinations. Multiplying a float by 1 is exact, so there is no separate code
+// without a scale.
 template <class T>
 struct Reduce {
   using Element = T;
@@ -191,8 +192,9 @@ struct Lars {
   }
 };
 
-// Copies bytes from the first address of a row to all others. One access at the first destination is split into several
-// at an address with less alignment, so that a tensor of odd size does not slow down all tensors behind it.
+// Copies bytes from the first address of a row to all others. Packs are aligned at the first destination. At an address
+// with less alignment, an access is split into narrower ones. So a tensor of odd size does not slow down the tensors
+// behind it.
 struct Copy {
   using Element = std::uint8_t;
   using State = Nothing;
@@ -208,7 +210,7 @@ struct Copy {
     const std::byte* const from = row.at(0) + i;
     in_words<kWidth>(from, [&](auto word) {
       using Word = decltype(word);
-      // A pack of narrow accesses has enough of them in flight by itself.
+      // If accesses are narrow, one pack has enough of them in flight.
       constexpr int kPacks = sizeof(Word) * 4 < kWidth ? 1 : 4;
       SORDINO_NO_UNROLL
       for (int first = 0; first < live; first += kPacks) {

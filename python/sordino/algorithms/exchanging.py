@@ -124,7 +124,8 @@ class ExchangingStrategy(Strategy):
                     self._level_group(tensors)
                     work()
             except LOSSES:
-                raise  # `_exchanging` stays True, so that `renew` counts this exchange as over
+                # `_exchanging` stays True: `renew` undoes this exchange, and counts it because the mean replaces it.
+                raise
             except BaseException:
                 self._exchanging = False
                 raise

@@ -22,9 +22,16 @@ _UCX = "`pip install libucx-cu13` (without CUDA, too)"
 
 
 def check_mpi_build(build: Mapping[str, Any]) -> Check:
-    """Report the MPIs that the core was built for. Without an MPI, mpirun cannot start ranks; other launchers can."""
+    """Report the MPIs that the core was built for.
+
+    mpirun needs one, and so does srun with PMI; `sordino run` on one machine and torchrun do not.
+    """
     if not build["mpi"]:
-        return Check("MPI of the build", "ok", "none: only mpirun and srun need it, not `sordino run` or torchrun")
+        return Check(
+            "MPI of the build",
+            "ok",
+            "none: mpirun and srun with PMI need one; torchrun and `sordino run` without --hosts do not",
+        )
     built = [_mpi_version(one) for one in build["mpi"]["library"].split("; ")]
     return Check("MPI of the build", "ok", " and ".join(built))
 
@@ -55,7 +62,7 @@ def check_ucx(build: Mapping[str, Any], probe: Mapping[str, Any], mpi_is_there: 
     if absent:
         fix = _UCX if build["ucx"] else f"{_UCX}; then {REBUILD}"
         if mpi_is_there:
-            return Check("UCX", "ok", f"none: machines are connected by MPI only; for UCX {fix}")
+            return Check("UCX", "ok", f"none: machines are connected by MPI only; to add UCX: {fix}")
         return Check("UCX", "warn", "none, and no MPI: all ranks must be on one machine", fix)
     if not probe["library"]:
         return Check("UCX", "fail", _first_line(probe["error"]), f"{_UCX}, or build again: {REBUILD}")
@@ -67,9 +74,10 @@ def check_choice(there: Mapping[str, bool], environment: Mapping[str, str]) -> C
     chosen = environment.get("SORDINO_TRANSPORT", "auto")
     if chosen != "auto":
         return Check("transport", "ok", f"{chosen} (from SORDINO_TRANSPORT)")
-    ways = ["started by mpirun or srun: MPI"] * there["mpi"]
-    ways += ["else on one machine: shared memory", *["on several: UCX"] * there["ucx"]]
-    return Check("transport", "ok", ", ".join(ways).removeprefix("else "))
+    ways = ", ".join(["shared memory on one machine", *["UCX on several"] * there["ucx"]])
+    if there["mpi"]:
+        ways = f"MPI if started by mpirun or by srun with PMI; otherwise {ways}"
+    return Check("transport", "ok", ways)
 
 
 def check_mpirun(build: Mapping[str, Any], wanted: bool) -> tuple[mpi.Launcher | None, Check]:

@@ -191,7 +191,7 @@ def find_start(
     if group is not None and mpi_size <= 1:
         if place is not None and (place.rank, place.size) != (group.rank, group.size):
             raise UsageError(
-                f"{place.launch}, and this is rank {place.rank}, but torch.distributed was initialised as rank "
+                f"{place.launch}, and this is rank {place.rank}, but torch.distributed was initialized as rank "
                 f"{group.rank} of {group.size}: it is unclear which rank this is. Call init() before "
                 "init_process_group(), or init(store=..., rank=..., world_size=...)"
             )
@@ -342,7 +342,7 @@ class _Group:
 
 
 def _default_group() -> _Group | None:
-    """Return torch.distributed's default group; None if it is not initialised or has one rank only."""
+    """Return torch.distributed's default group; None if it is not initialized or has one rank only."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -353,7 +353,7 @@ def _default_group() -> _Group | None:
 
 
 def _mpi_in_use() -> bool:
-    # Only a script that uses mpi4py has MPI initialised without a launcher. The check for it loads the library.
+    # Only a script that uses mpi4py has MPI initialized without a launcher. The check for it loads the library.
     return _core.build_info()["mpi"] is not None and "mpi4py.MPI" in sys.modules and _core.mpi_initialized()
 
 

@@ -62,14 +62,15 @@ class Recoverable:
     """An object that is renewed when the remaining ranks meet after a loss.
 
     Attributes:
-        renew: weak method that renews the object, if all of its ranks still have it.
-        give_up: weak method that undoes what the loss has interrupted, if some of its ranks no longer have the object.
+        weak_renew: weak method that renews the object, if all of its ranks still have it.
+        weak_give_up: weak method that undoes what the loss has interrupted, if some of its ranks no longer have the
+            object.
         name: name, the same on all ranks that renew it together; "" if each rank renews it alone.
         process_set: the ranks that have the object.
     """
 
-    renew: Callable[[], Callable[[], None] | None]
-    give_up: Callable[[], Callable[[], None] | None]
+    weak_renew: Callable[[], Callable[[], None] | None]
+    weak_give_up: Callable[[], Callable[[], None] | None]
     name: str = ""
     process_set: Any = None
 
@@ -105,7 +106,7 @@ class LossState:
 
     def living_recoverables(self) -> list[Recoverable]:
         """Return the objects to renew after a loss that still exist."""
-        self.recoverables = {key: one for key, one in self.recoverables.items() if one.renew() is not None}
+        self.recoverables = {key: one for key, one in self.recoverables.items() if one.weak_renew() is not None}
         return list(self.recoverables.values())
 
     @contextmanager

@@ -1,8 +1,8 @@
 """Input and output of a simulation.
 
-An engine is a function `run(job, progress) -> Outcome`: `sordino.simulate.lockstep.run` if workers take their steps
-together, else the world that the algorithm names. It calls `progress` from time to time with the completed fraction,
-from 0 to 1. It evaluates at virtual time 0, then every `job.horizon / job.points` seconds (if workers step together:
+The simulation is run by `lockstep.run(job, progress)` if workers take their steps together, otherwise by `run()` of the
+class that the algorithm names (`Simulation.world`). Both call `progress` from time to time with the completed fraction,
+from 0 to 1. They evaluate at virtual time 0, then every `job.horizon / job.points` seconds (if workers step together:
 after the first step that ends at or after that time), and at the end.
 """
 
@@ -31,10 +31,12 @@ class Job:
         algorithm: the algorithm with its settings.
         workers: number of workers. They are numbered from 0.
         links: links of the workers.
-        compute: seconds of a step by worker, float64 [workers]. Made exact (see `sordino.simulate.links.exact`).
-        message_bytes: bytes of a whole model on the links.
+        compute: seconds of a step by worker, float64 [workers]. Rounded so that sums are exact (see
+            `sordino.simulate.links.exact`).
+        message_bytes: bytes of a model when it is sent.
         steps: steps of each worker, or None.
-        seconds: virtual seconds after which all workers stop, or None. Exactly one of the two is given.
+        seconds: virtual seconds after which all workers stop, or None. Exactly one of `steps` and `seconds` is
+            given.
         seed: seed of the initial parameters (the same for all workers), the order of the images, and the draws of
             peers.
         data: the data set.
@@ -44,7 +46,7 @@ class Job:
         batch: images per step and worker.
         dimension: dimension of the quadratic.
         load: seconds of data loading between two steps, which can hide the communication of some algorithms.
-        points: evaluations in a run, without the one at the beginning.
+        points: number of evaluations, without the first.
         images: number of training images to use; None: all.
         channels: channels of the network's first layer. The second layer has twice, the third eight times as many.
         sharing: whether simultaneous transfers share the links of their ends ("fair", see `sordino.simulate.sharing`),

@@ -156,7 +156,7 @@ def _require_the_same(context: Context, given: dict[str, Any]) -> None:
             same = _comparable(value) == _comparable(first[name])
         if not same:
             raise UsageError(
-                f"init({name}={value!r}): Sordino has already been initialised, with {name}={first[name]!r}. Give the "
+                f"init({name}={value!r}): Sordino has already been initialized, with {name}={first[name]!r}. Give the "
                 "same arguments, or call shutdown() first"
             )
 

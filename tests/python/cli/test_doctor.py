@@ -102,9 +102,9 @@ def test_ucx_and_which_way_is_taken() -> None:
         assert without.status == "warn" and "pip install libucx-cu13" in without.fix
         assert ("checkout" in without.fix) == (not build["ucx"])
     both, neither = {"mpi": True, "ucx": True}, {"mpi": False, "ucx": False}
-    by_itself = "started by mpirun or srun: MPI, else on one machine: shared memory, on several: UCX"
+    by_itself = "MPI if started by mpirun or by srun with PMI; otherwise shared memory on one machine, UCX on several"
     assert check_transports.check_choice(both, {}).found == by_itself
-    assert check_transports.check_choice(neither, {}).found == "on one machine: shared memory"
+    assert check_transports.check_choice(neither, {}).found == "shared memory on one machine"
     assert check_transports.check_choice(both, {"SORDINO_TRANSPORT": "ucx"}).found == "ucx (from SORDINO_TRANSPORT)"
 
 

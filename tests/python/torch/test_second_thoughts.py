@@ -25,7 +25,7 @@ def refused(**arguments):
     try:
         hvd.init(**arguments)
     except hvd.UsageError as error:
-        assert "has already been initialised" in str(error), error
+        assert "has already been initialized" in str(error), error
         return True
     return False
 

@@ -1,4 +1,4 @@
-"""EASGD, elastic averaging: workers move towards a shared centre, and the centre moves towards their mean."""
+"""EASGD, elastic averaging: workers move towards a shared center, and the center moves towards their mean."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ElasticAveraging(Gossip):
-    """EASGD, elastic averaging: every `interval` steps workers and a centre move towards each other.
+    """EASGD, elastic averaging: every `interval` steps workers and a center move towards each other.
 
-    Each worker moves towards the centre, and the centre towards the mean of the workers.
+    Each worker moves towards the center, and the center towards the mean of the workers.
 
     With alpha = moving_rate / N: w_i = w_i - alpha (w_i - c) and c = c + alpha * sum over j of (w_j - c), both from the
-    values before the exchange. Every worker holds an equal copy of the centre, so no server is needed. The centre
+    values before the exchange. Every worker holds an equal copy of the center, so no server is needed. The center
     starts as the mean of the workers' parameters before the first step, and is part of `state_dict()`.
 
     Sent per exchange and worker: 2(N - 1)/N times the bytes of the parameters (an all-reduce). Staleness: none. Memory:
@@ -31,7 +31,7 @@ class ElasticAveraging(Gossip):
     the exchange. Source: Zhang, Choromanska and LeCun 2015, Algorithm 1 (synchronous), beta = moving_rate.
 
     Attributes:
-        moving_rate: fraction of the way to the mean that the centre moves, above 0 and up to 1; the source's beta.
+        moving_rate: fraction of the way to the mean that the center moves, above 0 and up to 1; the source's beta.
     """
 
     moving_rate: float = 0.9
@@ -53,7 +53,7 @@ class ElasticAveraging(Gossip):
 
     def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
         mean = Reduction(groups_of(len(nodes), len(nodes)), [model.bytes])
-        # The copy that is averaged, and the movements of the worker and of its centre.
+        # The copy that is averaged, and the movements of the worker and of its center.
         movements = Copies(8 * model.bytes)
-        # Before the first step the mean of all parameters becomes the centre.
+        # Before the first step the mean of all parameters becomes the center.
         return Traffic([Phase([mean], until=1), Phase([mean, movements], self.interval)])

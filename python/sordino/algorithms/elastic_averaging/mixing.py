@@ -14,7 +14,7 @@ from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
 
 
 class ElasticMixing:
-    """Mixing that moves every worker towards the centre, and the centre towards the mean of the workers."""
+    """Mixing that moves every worker towards the center, and the center towards the mean of the workers."""
 
     def __init__(self, peers: Peers, arena: ParameterBuffer, algorithm: ElasticAveraging) -> None:
         self._peers = peers
@@ -33,7 +33,7 @@ class ElasticMixing:
             self._begun = True
 
     def all_are_alike(self) -> None:
-        # The centre is the value that all ranks now have. Computing it in the next step (`begin`) could hang: after a
+        # The center is the value that all ranks now have. Computing it in the next step (`begin`) could hang: after a
         # loss some ranks may be a step behind, so a rank could wait for ranks that take no further step.
         self._arena.adopt()
         self._centre.copy_(self._arena)
@@ -55,7 +55,7 @@ class ElasticMixing:
     def load_state(self, state: dict[str, Any]) -> None:
         saved = state.get("centre", [])
         shapes = [(run.dtype, run.shape) for _, run in self._centre.runs]
-        # If the state is of other parameters, `begin` computes the centre again.
+        # If the state is of other parameters, `begin` computes the center again.
         self._begun = [(run.dtype, run.shape) for run in saved] == shapes
         if self._begun:
             for (_, run), values in zip(self._centre.runs, saved):

@@ -20,29 +20,29 @@ from sordino.errors import UsageError
 class ScheduledPull(Asynchronous):
     """Scheduled pull gossip: every `interval` steps each worker averages with a copy of one peer's parameters.
 
-    These steps are a window, after which w_i = (w_i + w_j) / 2. The copy is pulled during the steps. No worker waits
-    for the steps of another, and pulling from a worker needs no action of its training thread.
+    These steps are a window, after which w_i = (w_i + w_j) / 2. With overlap, the copy is pulled during the steps. No
+    worker waits for the steps of another, and pulling from a worker needs no action of its training thread.
 
     overlap: "none" pulls after the window has ended, and waits; "naive" starts to pull when the window begins, so the
     copy is old when it is used; "scheduled" starts as late as possible, so that the pull ends with the window. For
     that it predicts the end of the window from earlier windows, and the duration of the pull from earlier pulls between
-    the two workers. At most one worker pulls from a given worker at a time: with schedule="manager" rank `manager`
-    tracks free workers and transfer times, in a service thread that carries no models; with "autonomous" workers agree
-    among themselves. When the manager is lost, all continue autonomously, after a warning.
+    the two workers. With "scheduled", at most one worker pulls from a given worker at a time: with schedule="manager"
+    rank `manager` tracks free workers and transfer times, in a service thread through which no models pass; with
+    "autonomous" workers agree among themselves. When the manager is lost, all continue autonomously, after a warning.
 
-    Sent per window and worker: the bytes of the parameters (on average; as the one pulled from) in one message, and a
-    few messages of some bytes for the scheduling; within a node only the latter. Staleness: the duration of a pull, or
-    of a window ("naive"). Memory: the parameters four times (three snapshots, so that one stays complete and unchanged
-    while another is written, and the pulled copy). When a peer dies: it is not pulled from any more, and the remaining
-    workers train on; collective operations that need it raise `PeerLost`.
+    Sent per window and worker: its parameters to each worker that pulls them, on average one, in one message each; and
+    a few messages of some bytes for the scheduling. Within a node only the latter are sent. Staleness: the duration of
+    a pull, or of a window ("naive"). Memory: the parameters four times (three snapshots: the newest, one that is on its
+    way to another node, and the next one; and the pulled copy). When a peer dies: it is not pulled from any more, and
+    the remaining workers train on; collective operations that need it raise `PeerLost`.
     Source: Oguni and Shudo, "Communication scheduling for wide-area deep learning" (in Japanese), Algorithms 1 and 2.
     `docs/design/asynchronous-algorithms.md` lists the differences.
 
     Attributes:
         overlap: "none", "naive" or "scheduled".
         schedule: the scheduler for overlap="scheduled": "manager" or "autonomous".
-        threshold: relative difference from which on a measured transfer time replaces the estimate; a smaller
-            difference moves the estimate half the way.
+        threshold: a measured transfer time that differs from the estimate by at least this fraction replaces it;
+            otherwise the estimate moves half the way.
         manager: the rank whose service thread is the manager.
         patience: seconds after which a pull or a question without an answer is given up. Its peer then counts as gone
             until it sends a message.

@@ -98,7 +98,7 @@ def part_of(context: Context, process_set: ProcessSet, key: tuple[str, int], par
 
 
 def group_of(context: Context, process_set: ProcessSet, size: int) -> ProcessSet:
-    """Return the group of `size` neighbouring ranks that contains this rank.
+    """Return the group of `size` neighboring ranks that contains this rank.
 
     Collective over `process_set` the first time.
     """

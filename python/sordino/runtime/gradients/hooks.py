@@ -187,7 +187,7 @@ class GradientHooks(ABC):
         )
 
     def _watch_end(self, number: int) -> None:
-        """Register `_ended` to be called at the end of the backward with this number, which runs in this thread."""
+        """Let autograd call `_ended` at the end of backward `number`, which runs in this thread."""
         if number < 0 or number in self.backwards:
             return
         watcher = weakref.ref(self)

@@ -63,7 +63,9 @@ class Places:
         self._storages = [view.untyped_storage() for view in views]
         # Reference counts of each view, of its storage, and of that memory, when only this object refers to them.
         stores = self._storages
-        self._unseen = [(_count(views[k]), _count(stores[k]), _sharers(stores[k]._cdata)) for k in range(len(views))]
+        self._counts_when_unused = [
+            (_count(views[k]), _count(stores[k]), _sharers(stores[k]._cdata)) for k in range(len(views))
+        ]
 
     def described(self) -> list[Described]:
         """Return descriptions of the places and flags for the core."""
@@ -94,7 +96,7 @@ class Places:
             # A sparse gradient must become sparse again, so it has no place.
             if tensor.is_sparse or tensor.shape != views[k].shape or tensor.dtype != views[k].dtype:
                 raise Unfit
-            if (_count(views[k]), _count(stores[k]), _sharers(stores[k]._cdata)) != self._unseen[k]:
+            if (_count(views[k]), _count(stores[k]), _sharers(stores[k]._cdata)) != self._counts_when_unused[k]:
                 raise Unfit  # an object still refers to an earlier gradient there
             if gradient is None:
                 none.append(k)

@@ -82,7 +82,8 @@ class GradientReducer(GradientHooks):
     """Reduces the gradients of `parameters` over a process set.
 
     Attributes:
-        instead_of_sparse: alternative for users of sparse gradients, for an error message; None if they are supported.
+        instead_of_sparse: alternative for users of sparse gradients, for an error message; None if sparse gradients
+            are supported.
         has_changed: returns whether the optimizer's parameters differ from this reducer's; None: not compared.
 
     Args:
@@ -117,7 +118,8 @@ class GradientReducer(GradientHooks):
         self._unused: set[int] = set()  # parameters that no rank used in the last cycle
         self._sparse_finish: dict[int, Callable[[], torch.Tensor]] = {}
         self._looked: dict[int, Any] = {}  # evidence for sparse gradients sent last, with check_finite
-        self._watched: list[Bucket | int] = []  # by the counter's numbers; int: a parameter with sparse gradients
+        # By number of the counter's set: its bucket, or the index of a parameter with sparse gradients.
+        self._watched: list[Bucket | int] = []
         self._refused: NonFinite | None = None  # to be raised by step()
         self._plan = ""  # name of the plan
         self._again = 0  # number of repeated reductions of the current step's gradients

@@ -246,6 +246,7 @@ def _meet_again(context: Context) -> None:
         register_again(context, process_set)
     for one in recoverables:
         others = one.process_set.ranks if one.name else []
-        method = one.renew() if all(one.name in gathered[rank][2] for rank in others) else one.give_up()
+        on_all = all(one.name in gathered[rank][2] for rank in others)
+        method = one.weak_renew() if on_all else one.weak_give_up()
         if method is not None:
             method()

@@ -1,7 +1,8 @@
-"""Copies of nested state in reused memory: taking another one copies each tensor once, and pickles nothing.
+"""Copies of nested state. A new copy reuses the memory of the last one: each tensor is copied once, nothing is pickled.
 
-A tree (dicts, lists and tuples of any values) is divided into a list of its tensors and the rest, in which a place
-stands for each tensor. So one call copies all tensors, and another rank receives the rest first, then each tensor.
+A tree (dicts, lists and tuples of any values) is divided into a list of its tensors and the rest, in which a `_Place`
+stands for each tensor. So one call copies all tensors, and another rank receives the rest first, then each tensor. For
+sending, everything except tensors is pickled.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class _Place:
     number: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-    device_type: str  # not the device, because ranks may number theirs differently
+    device_type: str  # not the whole device: ranks may number their devices differently
 
 
 class Snapshot:
@@ -51,8 +52,8 @@ class Snapshot:
         """Replace the copy. If a value of the tree cannot be copied, the old copy is kept.
 
         Args:
-            tree: the tree. Tensors are copied as memory; other values except dicts, lists and tuples by
-                `copy.deepcopy`.
+            tree: the tree. Tensors are copied into the snapshot's memory, dicts, lists and tuples are copied part by
+                part, all other values by `copy.deepcopy`.
         """
         found: list[torch.Tensor] = []
 
@@ -119,7 +120,7 @@ def _alike(kept: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:
 def _mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
     """Return the tree with `function` applied to each leaf, always in the same order."""
     if type(tree) in _DICTS:
-        result = copy.copy(tree)  # with attributes that a state_dict() has in addition to its entries
+        result = copy.copy(tree)  # keeps attributes, such as those of a state_dict()
         for key, value in tree.items():
             result[key] = _mapped(value, function)
         return result
