@@ -153,10 +153,10 @@ void register_handles(py::module_& module) {
             }
             return all;
           },
-          "Tensors that the operation created (allgather, alltoall, reducescatter).")
+          "Tensors that the core allocated, of operations without an output.")
       .def_property_readonly(
           "rows", [](const PyHandle& self) { return self.handle->rows; },
-          "Rows that came from each member, tensor by tensor (allgather, alltoall).")
+          "Rows that came from each member, tensor by tensor, of operations that count them.")
       .def_property_readonly(
           "last_rank", [](const PyHandle& self) { return self.handle->last_rank; }, "The last rank to join (join).")
       .def_property_readonly(

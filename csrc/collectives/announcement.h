@@ -42,7 +42,8 @@ inline constexpr Verdict kLastVerdict = Verdict::kPeerLost;
 
 // Facts that no participant knows by itself, merged from all announcements.
 struct Merged {
-  // All-gather: first extents, tensor by tensor, of each participant. All-to-all: splits, participant by participant.
+  // Numbers of rows of all participants, in the order that the operation's `merge` defines; of operations that have
+  // them.
   std::vector<std::int64_t> rows;
   int last_rank = -1;  // world rank that has joined last
   int set_id = 0;      // of the new process set

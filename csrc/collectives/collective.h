@@ -1,5 +1,6 @@
 // Description of one operation: all that the engine knows about it. To add an operation, define its Collective in a
-// file of this folder, its code in opcode.h, its line in the table in collective.cc, and its name in the bindings.
+// file of this folder, its code in opcode.h, its declaration below, its line in the table in collective.cc, and its
+// name in the bindings.
 //
 //   announce   each member sends its arguments to the coordinator             Announcement
 //   compare    the coordinator refuses announcements that differ              difference(), Collective::complaint
@@ -74,6 +75,7 @@ struct Collective {
   bool small_ones_repeat = false;  // small ones are fused, and skip the negotiation when they repeat
 
   // Returns why a member cannot take part, as the text after "rank 3 ", or "" if it can. Null: every member can.
+  // Announcements come from other processes: the number of tensors is not checked.
   std::string (*complaint)(const Announcement& said, std::size_t members) = nullptr;
   // Adds the facts of all announcements to `merged`. Null: no facts to merge.
   void (*merge)(const Announced& announced, Merged& merged) = nullptr;

@@ -14,8 +14,7 @@
 
 namespace sordino {
 
-// One tensor of a request: contiguous, row-major. `output` is null where the core allocates the result (allgather,
-// alltoall, reducescatter).
+// One tensor of a request: contiguous, row-major. `output` is null where the core allocates the result.
 struct Tensor {
   DType dtype;
   std::vector<std::int64_t> shape;
@@ -45,9 +44,9 @@ struct Request {
   int set = 0;
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1, postscale = 1;
-  int root = 0;                      // world rank, of a broadcast
+  int root = 0;                      // world rank, of operations that have one
   std::vector<Tensor> tensors;       // several: a grouped operation
-  std::vector<std::int64_t> splits;  // rows for each member, of an all-to-all
+  std::vector<std::int64_t> splits;  // rows for each member, of operations that have them
   SetChange set_change;              // of operations that add or remove a process set
   // For an exchange: its data, its round, and the operation that it comes after. On this rank it begins when that
   // operation is done, and fails if that failed. So no thread has to wait in between.
@@ -85,7 +84,7 @@ class Handle {
   bool submitted = false;  // false for a mere promise of an operation; constant once other threads see it
   std::exception_ptr error;
   std::vector<Result> results;
-  std::vector<std::int64_t> rows;  // received from each member, tensor by tensor (all-gather, all-to-all)
+  std::vector<std::int64_t> rows;  // received from each member, tensor by tensor, of operations that count them
   int last_rank = -1;              // rank that joined last (join)
   int set_id = 0;                  // of the new process set
   // For an operation on device memory: its results are valid after the event.

@@ -2,9 +2,9 @@
 
 | to | there are |
 |---|---|
-| describe the algorithm | `Algorithm`, `Traits`, `Simulation`, `require` |
+| describe the algorithm | `Algorithm`, `Traits`, `Simulation`, `require`, `group_size_among` |
 | derive a gossip algorithm that only chooses its peers | `Gossip`, `MixingGossip`, `RandomGossip` |
-| describe its communication | `Traffic`, `Phase`, `Exchange`, `Reduction`, `Copies`, `Model`, `groups_of` |
+| describe its traffic | `Traffic`, `Phase`, `Exchange`, `Reduction`, `Copies`, `Model`, `gradients`, `groups_of` |
 | choose peers | `Topology` and the topologies of the core |
 | run in an optimizer | `Strategy`, `ExchangingStrategy`, `Runtime`, `Closure` |
 | exchange parameters | `ParameterBuffer`, `FlatBuffer`, `Channel`, `new_channel`, `group_of`, `peers_of` |
@@ -27,12 +27,12 @@ from sordino._core import (
     ToOwner,
     Topology,
 )
-from sordino.algorithms.base import Algorithm, Simulation, Traits
+from sordino.algorithms.base import Algorithm, Simulation, Traits, group_size_among
 from sordino.algorithms.checks import require
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.gossip import Gossip, MixingGossip, RandomGossip
 from sordino.algorithms.strategy import Closure, Runtime, Strategy
-from sordino.algorithms.traffic import Copies, Exchange, Model, Phase, Reduction, Traffic, groups_of
+from sordino.algorithms.traffic import Copies, Exchange, Model, Phase, Reduction, Traffic, gradients, groups_of
 from sordino.errors import SordinoError, UsageError
 from sordino.runtime.collectives.autograd import allreduce
 from sordino.runtime.collectives.objects import allgather_object, broadcast_object
@@ -81,7 +81,9 @@ __all__ = [
     "allgather_object",
     "allreduce",
     "broadcast_object",
+    "gradients",
     "group_of",
+    "group_size_among",
     "groups_of",
     "new_channel",
     "peers_of",

@@ -58,8 +58,8 @@ class Program:
     def run(self, steps: int = STEPS) -> None:
         """Run all calls, then join."""
         kinds: Sequence[Callable[[Team], Callable[[], None]]] = (
-            self.reduce, self.reduce, self.reduce, self.group, self.at_once, self.broadcast, self.gather, self.scatter,
-            self.exchange, self.meet, self.objects, self.disagree,
+            self.reduce, self.reduce, self.reduce, self.group, self.at_once, self.broadcast, self.gather,
+            self.reduce_scatter, self.exchange, self.meet, self.objects, self.disagree,
         )  # fmt: skip
         for self.step in range(steps):
             team = self.draw.choice(self.teams)
@@ -184,7 +184,7 @@ class Program:
 
         return call
 
-    def scatter(self, team: Team) -> Callable[[], None]:
+    def reduce_scatter(self, team: Team) -> Callable[[], None]:
         dtype, op = self.draw.choice(DTYPES), self.draw.choice((hvd.Sum, hvd.Average, hvd.Min, hvd.Max))
         width = self.draw.randint(1, 4)
         rows = self.count(dtype) // width

@@ -14,7 +14,6 @@ from sordino._core import Grouped, RandomCycle, Roulette, Star, Topology
 from sordino.algorithms.base import Algorithm, Simulation, Traits, group_size_among
 from sordino.algorithms.checks import NO_BUFFERS, require
 from sordino.algorithms.gossip import RandomGossip
-from sordino.algorithms.traffic import Model, Traffic, gradients, groups_of
 from sordino.errors import UsageError
 from sordino.runtime.exchange.segments import Segments
 
@@ -99,13 +98,6 @@ class Crossover(RandomGossip):
             return [among]
         rounds: list[Topology] = [Grouped(among, self.group_size, self.leaders_only)] if groups > 1 else []
         return [*rounds, Star(size, self.group_size)] if self.leaders_only else rounds
-
-    def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
-        size = len(nodes)
-        exchanges = self._exchanges(size, model.segments(self.segments))
-        if self.group_size == 1:
-            return Traffic([exchanges])
-        return Traffic([gradients(groups_of(size, self.group_size), model, self.bucket_bytes), exchanges])
 
     def fitted(self, before: Sequence[int], now: Sequence[int]) -> Crossover:
         group_size = group_size_among(self.group_size, len(now))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sordino._core import Topology
 from sordino.algorithms.base import Algorithm, Simulation, Traits, made
 from sordino.algorithms.checks import NO_BUFFERS, Buffers, is_count, require
-from sordino.algorithms.traffic import Exchange, Model, Phase, Sent, Traffic, groups_of
+from sordino.algorithms.traffic import Exchange, Model, Phase, Sent, Traffic, gradients, groups_of
 from sordino.runtime.exchange.segments import Segments
 
 if TYPE_CHECKING:
@@ -109,7 +109,11 @@ class MixingGossip(Gossip):
         return mixing
 
     def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
-        return Traffic([self._exchanges(len(nodes), model.segments(self.segments))])
+        size, members = len(nodes), self.workers_in_group
+        exchanges = self._exchanges(size, model.segments(self.segments))
+        if members == 1:
+            return Traffic([exchanges])
+        return Traffic([gradients(groups_of(size, members), model, self.traits.bucket_bytes), exchanges])
 
     def _exchanges(self, size: int, segments: Sequence[float], **options: Any) -> Phase:
         """Return the phase of the exchanges among `size` ranks; `segments` are the bytes of each segment."""
