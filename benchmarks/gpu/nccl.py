@@ -34,9 +34,9 @@ def unpack(archive: Path, folder: Path) -> Path:
     words = ["tar", "--extract", "--gzip", "--file", str(archive), "--directory", str(folder)]
     done = subprocess.run(words, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
-        found = done.stderr.strip().splitlines()
+        lines = done.stderr.strip().splitlines()
         raise ValueError(
-            f"{archive}: {found[0] if found else 'tar failed'}; give a .tar.gz of NCCL's source, as GitHub has one for "
+            f"{archive}: {lines[0] if lines else 'tar failed'}; give a .tar.gz of NCCL's source, as GitHub has one for "
             "each tag"
         )
     for version in sorted(folder.glob("**/makefiles/version.mk")):
