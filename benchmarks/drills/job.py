@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -115,7 +116,7 @@ class Job:
         while (processes := self._processes()) and time.monotonic() < until:
             time.sleep(0.05)
         found = [f"process {_words(pid)}" for pid in processes]
-        found += [str(file) for file in sorted(self._files) if file.exists()]
+        found += [str(file) for file in sorted(self._files) if file.exists() and not is_locked(file)]
         return found + [str(file) for file in sorted(self._temporary.iterdir())]
 
     def stuck(self, what: str) -> SordinoError:
@@ -160,6 +161,23 @@ class Job:
                 continue
             shared = {name for name in names if name.startswith("/dev/shm/") and not name.endswith(" (deleted)")}
             self._files |= {Path(name) for name in shared}
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a running job has this folder. A launcher opens the folders of other jobs to see whether they ended.
+
+    See `sordino.launcher.scratch`.
+    """
+    if not folder.is_dir():
+        return False
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -221,7 +221,7 @@ def steps_of_the_bare_optimizer_are_refused(seat: Seat, algorithm: str) -> None:
         optimizer.step()
         optimizer.flush()
         if turn:
-            raises(StepOrderError, "bare SGD", plain.step)
+            raises(StepOrderError, "step() of an unwrapped SGD", plain.step)
     optimizer.state_dict()
     del optimizer
     gc.collect()

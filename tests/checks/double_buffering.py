@@ -195,7 +195,7 @@ def impossible_double_buffering_is_refused(seat: Seat) -> None:
         hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), op=hvd.Adasum, algorithm=LATE)
     optimizer = wrap(model, LATE)
     inputs, targets = batch(seat.rank, 0)
-    with pytest.raises(UsageError, match="the step before"):
+    with pytest.raises(UsageError, match="the previous step"):
         optimizer.step(lambda: 0.0)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.nn.functional.mse_loss(model(inputs), targets)).backward()

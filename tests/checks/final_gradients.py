@@ -274,7 +274,7 @@ def who_uses_a_gradient_under_way_is_told(seat: Seat, algorithm: str) -> None:
         else:
             optimizer.step()
         if algorithm == "sharded" and turn != 1:
-            raises(StepOrderError, "its own", model.first.grad.norm)
+            raises(StepOrderError, "this rank's own gradient", model.first.grad.norm)
             model.zero_grad(set_to_none=False)
         model.zero_grad()
     inputs, targets = batch(seat.rank, 9)

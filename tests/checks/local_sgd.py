@@ -203,7 +203,9 @@ def impossible_local_sgd_is_refused(seat: Seat) -> None:
     with pytest.raises(UsageError, match="does not divide"):
         wrap(Odd(), LocalSGD(group_size=seat.size + 1))
     model = Odd()
-    with pytest.raises(UsageError, match=r"would let LARS see slices.*SGD, Adam.*exchange=\"allreduce\""):
+    with pytest.raises(
+        UsageError, match=r"needs an element-wise optimizer.*SGD, Adam.*If LARS is, too.*exchange=\"allreduce\""
+    ):
         wrap(model, LocalSGD(group_size=seat.size), lambda p: hvd.LARS(p, lr=0.1))
     optimizer = wrap(model, LocalSGD(group_size=seat.size))
     with pytest.raises(UsageError, match="report_metric"):

@@ -78,7 +78,7 @@ def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [path.name for path in tmp_path.iterdir()] == ["minimal.py"]
     assert (tmp_path / "minimal.py").read_text() == "mine"
     assert command("no-such") == 2
-    assert "there is no example 'no-such'; there are " in capsys.readouterr().err
+    assert "there is no example 'no-such'; use one of " in capsys.readouterr().err
 
 
 def test_what_an_example_needs_is_said(

@@ -98,7 +98,7 @@ def test_hosts_that_mpirun_hears_of_elsewhere_are_not_judged_by_this_machine() -
         ([], {"PBS_NODEFILE": "h"}),
     ):
         capacity.check(64, [], extra, environment, TWO_CORES, False)
-        with pytest.raises(UsageError, match="no more than 65536 ranks"):
+        with pytest.raises(UsageError, match="the limit is 65536 ranks"):
             capacity.check(65537, [], extra, environment, TWO_CORES, True)
     with pytest.raises(UsageError, match="room for 8"):
         capacity.check(64, [], ["--map-by", "core"], {}, TWO_CORES, False)

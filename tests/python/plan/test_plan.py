@@ -147,8 +147,8 @@ def test_the_rule_names_the_last_proportional_number(distances: dict[int, float]
 def test_impossible_trials_are_refused() -> None:
     task = tasks.images("digits", None)
     for arguments, said in (
-        ({"workers": (4, 2)}, "rising"),
-        ({"workers": ()}, "rising"),
+        ({"workers": (4, 2)}, "must be increasing"),
+        ({"workers": ()}, "must be increasing"),
         ({"workers": (1, 2)}, "from 2 on"),
         ({"interval": 0}, "interval=0"),
         ({"averagings": 1}, "averagings=1"),

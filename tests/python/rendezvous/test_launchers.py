@@ -104,10 +104,10 @@ def test_who_is_alone_or_of_mpi_has_no_such_place(environment: dict[str, str], m
         ({**TORCHRUN, "RANK": "-1"}, NOBODY, "RANK='-1' is not a rank of WORLD_SIZE=4"),
         ({"HOROVOD_SIZE": "3", "HOROVOD_RANK": "0"}, NOBODY, "HOROVOD_SIZE=3, HOROVOD_RANK=0: horovodrun has started"),
         ({"WORLD_SIZE": "1", "JSM_NAMESPACE_SIZE": "6"}, NOBODY, "JSM_NAMESPACE_SIZE=6: jsrun has started 6 processes"),
-        (TORCHRUN, by(2, MPI), "torchrun has started 4 processes, and OMPI_COMM_WORLD_SIZE=2: MPI's launcher"),
-        (KUBEFLOW, by(1, MPI), "has started 4 processes, and OMPI_COMM_WORLD_SIZE=1"),  # mpirun -np 1 in each pod
-        ({**OURS, **TORCHRUN}, NOBODY, "torchrun has started 4 processes, and SORDINO_SIZE=3, SORDINO_RANK=2: "),
-        ({**OURS, "SORDINO_SIZE": ""}, NOBODY, "SORDINO_RENDEZVOUS is set and SORDINO_SIZE is not"),
+        (TORCHRUN, by(2, MPI), "torchrun has started 4 processes, but OMPI_COMM_WORLD_SIZE=2: MPI's launcher"),
+        (KUBEFLOW, by(1, MPI), "has started 4 processes, but OMPI_COMM_WORLD_SIZE=1"),  # mpirun -np 1 in each pod
+        ({**OURS, **TORCHRUN}, NOBODY, "torchrun has started 4 processes, but SORDINO_SIZE=3, SORDINO_RANK=2: "),
+        ({**OURS, "SORDINO_SIZE": ""}, NOBODY, "SORDINO_RENDEZVOUS is set, but SORDINO_SIZE is not"),
         ({**OURS, "SORDINO_RANK": "3"}, NOBODY, "SORDINO_RANK='3' is not a rank of SORDINO_SIZE=3"),
         ({"WORLD_SIZE": "many"}, NOBODY, "WORLD_SIZE='many' is not a number of processes; correct it or unset it"),
         ({"WORLD_SIZE": "0"}, NOBODY, "WORLD_SIZE='0' is not a number of processes; correct it or unset it"),

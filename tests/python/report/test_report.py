@@ -56,7 +56,7 @@ def test_a_line_that_was_torn_before_a_restart_stays_a_line_by_itself(tmp_path: 
     again.write("rank", rank=3, start=1, time=recorded.ZERO + 9, size=4)
     again.write("end", step=100, time=recorded.ZERO + 10)
     found = shown(tmp_path / "run")
-    assert [note for note in found["notes"] if note.startswith("rank-00003.jsonl: 1 torn line was left out")]
+    assert [note for note in found["notes"] if note.startswith("rank-00003.jsonl: 1 incomplete line was skipped")]
     assert found["ranks"][3]["fate"] == "finished"
 
 
