@@ -42,6 +42,14 @@ ERRORS = [
         (tests("plan"),),
     ),
     Error(
+        "the gradients of groups are not counted",
+        "lost message",
+        "python/sordino/algorithms/gossip/__init__.py",
+        "        if members == 1:\n            return Traffic([exchanges])\n",
+        "        if members:\n            return Traffic([exchanges])\n",
+        (tests("custom_algorithm"),),
+    ),
+    Error(
         "a word in place of a number is not refused",
         "wrong weight",
         "python/sordino/algorithms/base.py",

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,24 @@ def test_a_gossip_algorithm_that_only_chooses_its_peers_is_short() -> None:
         for topology in algorithm.rounds_of(size, 1):
             weights = mixed(topology, round, weights)
     assert sim.run(size, train) == pytest.approx(weights)
+
+
+@dataclass(frozen=True)
+class InPairs(extend.MixingGossip):
+    """Gossip of pairs of ranks, which average their gradients."""
+
+    @property
+    def workers_in_group(self) -> int:
+        return 2
+
+    def rounds_of(self, size: int, segment_count: int) -> list[extend.Topology]:
+        return [extend.Grouped(extend.Ring(size // 2), 2, False)]
+
+
+def test_the_gradients_of_groups_are_counted() -> None:
+    traffic = InPairs().traffic(Model(["w"], [1000.0]), [0, 0, 1, 1])
+    [reduction] = traffic.phases[0].at(0)
+    assert isinstance(reduction, extend.Reduction) and len(traffic.phases) == 2
 
 
 def by_formula(algorithm: EmaGossip, size: int) -> list[float]:
