@@ -164,9 +164,9 @@ class Job:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a running job has this folder. A launcher opens the folders of other jobs to see whether they ended.
+    """Return whether a running job has this folder (`sordino.launcher.scratch`).
 
-    See `sordino.launcher.scratch`.
+    A launcher opens the folders of other jobs to see whether these have ended.
     """
     if not folder.is_dir():
         return False
