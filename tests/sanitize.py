@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = {"thread": "thread", "address": "address,undefined"}
 # These C++ tests have one thread, and take minutes under ThreadSanitizer.
-SINGLE_THREADED = "agreement|arena|cuda|kernels|negotiation|unchanged"
+SINGLE_THREADED = "consensus|arena|cuda|kernels|negotiation|unchanged"
 # Checks that move much data, in worlds of one node and of several.
 CHECKS = "(allreduce or gossip or process_sets or repeated) and (sim-3- or sim-5x2-)"
 CHECKS_LIMIT = 900

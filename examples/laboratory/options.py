@@ -105,6 +105,7 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     for name, value in vars(RECIPES[args.recipe]).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
+    args.algorithm = sordino.algorithms.current_name(args.algorithm)
     names = sordino.algorithms.names()
     if args.algorithm not in names and ":" not in args.algorithm:
         raise UsageError(f"--algorithm {args.algorithm}: unknown; use one of {', '.join(names)}, or module:Class")

@@ -290,9 +290,12 @@ class NoMoreFiles {
   rlimit before_{};
 };
 
+// The error of a call that finds no free descriptor. It is read when there are some again, because
+// UndefinedBehaviorSanitizer needs some to look at it.
 template <class Call>
-std::string text_of(Call&& call) {
+std::string text_without_files(Call&& call) {
   try {
+    const NoMoreFiles limit;
     call();
   } catch (const Error& error) {
     return error.what();
@@ -306,21 +309,20 @@ void memory_that_is_gone_is_told_from_memory_that_cannot_be_mapped() {
   peer.introduce(3, getpid());
   auto segment = owner.allocate(1000);
   const Location place = owner.locate(segment->data, 1000);
-  {
-    const NoMoreFiles limit;
-    for (const auto& text : {text_of([&] { peer.map(3, place); }), text_of([&] { owner.allocate(1); })}) {
-      CHECK(text.find("Too many open files: this process may have 3 open at once") != std::string::npos, text);
-      CHECK(text.find("ulimit -n") != std::string::npos, text);
-    }
-    bool gone = false;
-    try {
-      peer.map(3, place);
-    } catch (const MemoryGone&) {
-      gone = true;
-    } catch (const TransportError&) {
-    }
-    CHECK(!gone);
+  for (const auto& text :
+       {text_without_files([&] { peer.map(3, place); }), text_without_files([&] { owner.allocate(1); })}) {
+    CHECK(text.find("Too many open files: this process may have 3 open at once") != std::string::npos, text);
+    CHECK(text.find("ulimit -n") != std::string::npos, text);
   }
+  bool gone = false;
+  try {
+    const NoMoreFiles limit;
+    peer.map(3, place);
+  } catch (const MemoryGone&) {
+    gone = true;
+  } catch (const TransportError&) {
+  }
+  CHECK(!gone);
   segment.reset();
   CHECK_THROWS(MemoryGone, peer.map(3, place));
   const auto another = owner.allocate(1000);  // it has the same descriptor

@@ -42,6 +42,22 @@ ERRORS = [
         (tests("plan"),),
     ),
     Error(
+        "a former name of an algorithm is unknown",
+        "dropped state in a checkpoint",
+        "python/sordino/algorithms/registry.py",
+        "    return _FORMER.get(name, name)\n",
+        "    return name\n",
+        (tests("former_names"),),
+    ),
+    Error(
+        "a checkpoint with a former name is refused",
+        "dropped state in a checkpoint",
+        "python/sordino/torch/optimizer.py",
+        "not in (algorithm.label, *algorithm.former_labels)",
+        "!= algorithm.label",
+        (tests("former_names"),),
+    ),
+    Error(
         "the gradients of groups are not counted",
         "lost message",
         "python/sordino/algorithms/gossip/__init__.py",

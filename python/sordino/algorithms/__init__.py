@@ -21,7 +21,7 @@ from sordino.algorithms.gossipgrad import GossipGraD
 from sordino.algorithms.layered import Layered
 from sordino.algorithms.local_sgd import AdaptiveInterval, LocalSGD
 from sordino.algorithms.push_sum import PushSum
-from sordino.algorithms.registry import AlgorithmName, class_of, names, resolve
+from sordino.algorithms.registry import AlgorithmName, class_of, current_name, names, resolve
 from sordino.algorithms.scheduled_pull import ScheduledPull
 from sordino.algorithms.segmented_gossip import SegmentedGossip
 from sordino.algorithms.settings import configured
@@ -47,6 +47,7 @@ __all__ = [
     "Traits",
     "class_of",
     "configured",
+    "current_name",
     "names",
     "resolve",
 ]

@@ -67,15 +67,20 @@ def names() -> list[str]:
     return sorted(_known())
 
 
+def current_name(name: str) -> str:
+    """Return the present name of an algorithm. A former name works with a FutureWarning, other names are returned."""
+    if name in _FORMER:
+        warnings.warn(f"algorithm {name!r} is called {_FORMER[name]!r} now", FutureWarning, stacklevel=3)
+    return _FORMER.get(name, name)
+
+
 def class_of(name: str) -> type[Algorithm]:
     """Return the class of an algorithm, by its name or as module:Class. A former name works with a FutureWarning.
 
     Raises:
         UsageError: the name is unknown, the class cannot be imported, or it is not an algorithm.
     """
-    if name in _FORMER:
-        warnings.warn(f"algorithm {name!r} is called {_FORMER[name]!r} now", FutureWarning, stacklevel=3)
-        name = _FORMER[name]
+    name = current_name(name)
     known = _known().get(name)
     if known is None and ":" not in name:
         raise UsageError(

@@ -103,7 +103,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
 
 
 def _class_of(name: str) -> type[Algorithm]:
-    known = sordino.algorithms.names()
+    name, known = sordino.algorithms.current_name(name), sordino.algorithms.names()
     if name not in known and ":" not in name:
         raise UsageError(
             f"--algorithm {name}: unknown; use one of {', '.join(known)}, or module:Class{meant(name, known)}"
