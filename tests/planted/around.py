@@ -145,6 +145,14 @@ ERRORS = [
     ),
     # ---- checkpoints
     Error(
+        "a part of a checkpoint may claim to be a folder",
+        "dropped state in a checkpoint",
+        "python/sordino/checkpoint/files.py",
+        "            sound = sound and not any(part.external_attr & _IS_FOLDER for part in parts)\n",
+        "",
+        (tests("checkpoint"),),
+    ),
+    Error(
         "checksums are not verified",
         "stale copy",
         "python/sordino/checkpoint/files.py",

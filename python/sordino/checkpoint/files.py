@@ -26,6 +26,7 @@ _SCALARS = (str, int, float, bool, type(None))
 _LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _LONGEST = 80  # characters of a key in an error
 # Functions that `weights_only=True` lets a pickle call with a number of bytes to allocate. No checkpoint needs them.
+_IS_FOLDER = 0x10  # of the attributes of a part of an archive
 _UNFOLDS = (b"c__builtin__\nbytearray\n", b"cbuiltins\nbytearray\n")
 _LONGEST_INT = 2000  # bits
 _KEY = "a key"
@@ -102,6 +103,8 @@ def decode(data: bytes, source: str) -> dict[str, Any]:
             # The parts are not compressed, and together no longer than the file, so no file expands in memory.
             stored = all(part.compress_type == zipfile.ZIP_STORED for part in parts)
             sound = stored and sum(part.file_size for part in parts) <= len(data)
+            # Of a part that claims to be a folder torch reads nothing, and returns memory as it is.
+            sound = sound and not any(part.external_attr & _IS_FOLDER for part in parts)
             damaged = archive.testzip() if sound else None
     except MemoryError:
         raise
@@ -109,7 +112,8 @@ def decode(data: bytes, source: str) -> dict[str, Any]:
         raise UsageError(f"{source}: truncated, damaged, or not a checkpoint ({error})") from error
     if not sound:
         raise UsageError(
-            f"{source}: not a checkpoint written by sordino.checkpoint.save: its parts are compressed, or overlap"
+            f"{source}: not a checkpoint written by sordino.checkpoint.save: its parts are compressed, overlap, or "
+            "claim to be folders"
         )
     if damaged is not None:
         raise UsageError(f"{source}: damaged: the checksum of its part {damaged} is wrong")

@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -312,6 +313,20 @@ def test_no_flipped_bit_changes_the_state_unnoticed(tmp_path: Path, where: float
         assert str(error).startswith("here: ")
     else:
         assert equal(state, STATE)
+
+
+def test_a_part_that_claims_to_be_a_folder_is_refused(tmp_path: Path) -> None:
+    """One bit in the directory of the archive, which no checksum covers: torch would return memory as it is."""
+    path = tmp_path / "c.pt"
+    checkpoint.save(path, STATE)
+    whole = path.read_bytes()
+    headers = [found.start() for found in re.finditer(rb"PK\x01\x02", whole)]
+    assert len(headers) > 3
+    for header in headers:
+        damaged = bytearray(whole)
+        damaged[header + 38] |= 0x10
+        with pytest.raises(UsageError, match="claim to be folders"):
+            checkpoint.decode(bytes(damaged), "here")
 
 
 class Evil:
