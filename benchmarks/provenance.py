@@ -67,12 +67,12 @@ def git(root: Path, *words: str) -> str:
 
 def origins(results: Path = RESULTS) -> list[Origin]:
     """Return the origin of each JSON file in a folder of results."""
-    return [_origin(file) for file in sorted(results.rglob("*.json"))]
-
-
-def _origin(file: Path) -> Origin:
-    found = json.loads(file.read_text(encoding="utf-8"))
     tree = Tree(ROOT)
+    return [_origin(file, tree) for file in sorted(results.rglob("*.json"))]
+
+
+def _origin(file: Path, tree: Tree) -> Origin:
+    found = json.loads(file.read_text(encoding="utf-8"))
     if "claim" in found:
         commits = [match[1] for line in found["machines"] if (match := _CLAIMED.search(line))]
         commits = commits if len(commits) == len(found["machines"]) else []
@@ -107,9 +107,8 @@ class Tree:
     def __init__(self, root: Path, commit: str | None = None) -> None:
         self._root, self._commit = root, commit
         if commit is None:
-            self._files = {
-                path.relative_to(root).as_posix() for path in root.rglob("*.py") if ".venv" not in path.parts
-            }
+            paths = (path for folder in _ROOMS.values() for path in (root / folder).rglob("*.py"))
+            self._files = {path.relative_to(root).as_posix() for path in paths}
         else:
             self._files = set(git(root, "ls-tree", "-r", "--name-only", commit).splitlines())
         self._modules: dict[str, _Module] = {}
@@ -248,7 +247,7 @@ def changed(origin: Origin, root: Path = ROOT) -> list[str]:
     """
     if not origin.commits:
         raise LookupError("it names no commit")
-    now = _now(root).definitions(origin.starts)
+    now = Tree(root).definitions(origin.starts)
     different: set[str] = set()
     for commit in origin.commits:
         try:
@@ -260,9 +259,6 @@ def changed(origin: Origin, root: Path = ROOT) -> list[str]:
         before = _at(root, commit).definitions(starts)
         different |= {name for name in {*now, *before} if now.get(name) != before.get(name)}
     return sorted(different)
-
-
-_now = Tree
 
 
 @cache

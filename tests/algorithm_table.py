@@ -38,13 +38,15 @@ def keeps_the_sum(algorithm: Algorithm) -> bool:
     """Return whether a mixing leaves the sum over the workers unchanged."""
     if not isinstance(algorithm, MixingGossip):
         return False
-    size, sums = 4, [0.0] * 4
-    for topology in algorithm.rounds_of(size, 1):
+    size = 4
+    topologies = algorithm.rounds_of(size, 1)
+    sums = [0.0] * size
+    for topology in topologies:
         for rank in range(size):
             sources, keeps_own, scale = topology.row(0, 0, rank)
             for one in [*sources, *[rank] * keeps_own]:
-                sums[one] += scale / len(algorithm.rounds_of(size, 1))
-    return algorithm.weighted or all(abs(one - 1) < 1e-9 for one in sums)
+                sums[one] += scale
+    return algorithm.weighted or all(abs(one - len(topologies)) < 1e-9 for one in sums)
 
 
 SYNCHRONOUS = chosen(lambda one: one.traits.synchronous)

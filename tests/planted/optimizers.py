@@ -388,8 +388,8 @@ ERRORS = [
         "gossip restarts with its first peers",
         "dropped state in a checkpoint",
         "python/sordino/algorithms/gossip/strategy.py",
-        'return {"steps": self.steps, "round": self.round, **mixing}',
-        'return {"steps": self.steps, "round": 0, **mixing}',
+        "return {**super().state_dict(), **mixing}",
+        'return {**super().state_dict(), "round": 0, **mixing}',
         (checks("gossip or push_sum"),),
     ),
     Error(

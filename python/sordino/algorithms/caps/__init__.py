@@ -10,7 +10,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from sordino.algorithms.base import Algorithm, Simulation, Traits, made
-from sordino.algorithms.checks import NO_BUFFERS, Buffers, is_count, require
+from sordino.algorithms.checks import NO_BUFFERS, Buffers, check_kinds, require
 from sordino.algorithms.traffic import (
     Model,
     Operation,
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 
 Detection = Literal["naive", "random", "history", "movement"]
 _MOST_MESSAGES = 10_000_000  # per step of all workers, in a simulation
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -61,14 +57,12 @@ class ThresholdScheduler:
     improving: Literal["lower", "keep"] = "lower"
 
     def __post_init__(self) -> None:
-        fine = is_count(self.history_length, 2)
-        require(fine, self, "history_length", "must be at least 2, to show a trend")
-        require(is_count(self.frequency, 1), self, "frequency", "must be at least 1")
-        require(_is_number(self.step) and self.step > 0, self, "step", "must be above 0")
-        require(_is_number(self.lower) and self.lower >= 0, self, "lower", "must be at least 0")
-        require(
-            _is_number(self.upper) and self.upper >= self.lower, self, "upper", f"must be at least lower={self.lower}"
-        )
+        check_kinds(type(self), vars(self))
+        require(self.history_length >= 2, self, "history_length", "must be at least 2, to show a trend")
+        require(self.frequency >= 1, self, "frequency", "must be at least 1")
+        require(self.step > 0, self, "step", "must be above 0")
+        require(self.lower >= 0, self, "lower", "must be at least 0")
+        require(self.upper >= self.lower, self, "upper", f"must be at least lower={self.lower}")
         require(self.mode in ("min", "max"), self, "mode", "must be 'min' or 'max'")
         require(self.improving in ("lower", "keep"), self, "improving", "must be 'lower' or 'keep'")
 
@@ -171,17 +165,15 @@ class CaPS(Algorithm):
     def __post_init__(self) -> None:
         fine = self.detector in ("naive", "random", "history", "movement")
         require(fine, self, "detector", "must be 'naive', 'random', 'history' or 'movement'")
-        fine = _is_number(self.threshold) and self.threshold >= 0
-        require(fine, self, "threshold", "must be at least 0 (percent)")
-        fine = self.digits is None or (is_count(self.digits, 0) and self.digits <= 15)
+        require(self.threshold >= 0, self, "threshold", "must be at least 0 (percent)")
+        fine = self.digits is None or 0 <= self.digits <= 15
         require(fine, self, "digits", "must be from 0 to 15, or None for exact comparison")
         fine = self.digits is None or self.detector != "movement"
         require(fine, self, "digits", "has no effect with detector='movement', which compares no elements")
-        require(_is_number(self.memory) and 0 <= self.memory < 1, self, "memory", "must be at least 0 and below 1")
-        fine = _is_number(self.sample_ratio) and 0 < self.sample_ratio <= 1
-        require(fine, self, "sample_ratio", "must be above 0 and at most 1")
+        require(0 <= self.memory < 1, self, "memory", "must be at least 0 and below 1")
+        require(0 < self.sample_ratio <= 1, self, "sample_ratio", "must be above 0 and at most 1")
         for name in ("survey_interval", "probe_interval", "block_bytes", "statistics_interval"):
-            require(is_count(getattr(self, name), 1), self, name, "must be at least 1")
+            require(getattr(self, name) >= 1, self, name, "must be at least 1")
         require(self.block_bytes % 64 == 0, self, "block_bytes", "must be a multiple of 64")
         scheduler = self.scheduler
         require(
@@ -196,7 +188,7 @@ class CaPS(Algorithm):
             require(fine, self, "threshold", bounds)
         fine = self.exchange in ("allreduce", "parameter-server")
         require(fine, self, "exchange", "must be 'allreduce' or 'parameter-server'")
-        fine = self.servers is None or is_count(self.servers, 1)
+        fine = self.servers is None or self.servers >= 1
         require(fine, self, "servers", "must be at least 1, or None for all workers")
         served = self.exchange == "parameter-server"
         require(served or self.servers is None, self, "servers", 'needs exchange="parameter-server"')
@@ -204,7 +196,7 @@ class CaPS(Algorithm):
         require(fine, self, "dedicated_servers", 'needs exchange="parameter-server" and servers=N')
         require(self.granularity in ("tensor", "block"), self, "granularity", "must be 'tensor' or 'block'")
         require(self.buffers in ("local", "average"), self, "buffers", "must be 'local' or 'average'")
-        require(is_count(self.seed, 0) and self.seed < 2**64, self, "seed", "must be an integer from 0 to 2^64 - 1")
+        require(0 <= self.seed < 1 << 64, self, "seed", "must be an integer from 0 to 2^64 - 1")
 
     parts: ClassVar = {"scheduler": ThresholdScheduler}
     steps = "sordino.algorithms.caps.strategy:CaPSStrategy"

@@ -67,13 +67,13 @@ class GossipStrategy(ExchangingStrategy):
 
     def state_dict(self) -> dict[str, Any]:
         mixing = self._loaded if self._mixing is None else self._mixing.state()
-        return {"steps": self.steps, "round": self.round, **mixing}
+        return {**super().state_dict(), **mixing}
 
     def carried_state(self) -> dict[str, Any]:
-        return {"steps": self.steps, "round": self.round}
+        return super().state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps, self.round = state["steps"], state["round"]
+        super().load_state_dict(state)
         self._loaded = {key: value for key, value in state.items() if key not in ("steps", "round")}
         if self._mixing is not None:
             self._mixing.load_state(self._loaded)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from sordino.algorithms.base import Algorithm, Simulation, Traits, group_size_among
-from sordino.algorithms.checks import NO_BUFFERS, Buffers, is_count, require
+from sordino.algorithms.checks import NO_BUFFERS, Buffers, check_kinds, is_count, require
 from sordino.algorithms.traffic import (
     Model,
     Phase,
@@ -37,7 +37,8 @@ class AdaptiveInterval:
     block: int
 
     def __post_init__(self) -> None:
-        require(is_count(self.block, 1), self, "block", "must be an integer, at least 1")
+        check_kinds(type(self), vars(self))
+        require(self.block >= 1, self, "block", "must be at least 1")
 
 
 @dataclass(frozen=True)
