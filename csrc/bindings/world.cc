@@ -25,7 +25,6 @@ py::tuple take_ledger(World& self) {
 }  // namespace
 
 void register_world(py::module_& module) {
-  module.attr("MOST_IN_ONE_SHOT") = OneShotSlots::kMostBytes;  // bytes of a tensor
   auto world = py::class_<World, std::shared_ptr<World>>(module, "World", "One rank's view of the ranks of a job.");
   world
       .def(
@@ -36,8 +35,8 @@ void register_world(py::module_& module) {
           "run", [](std::shared_ptr<World> self, const PyRequest& what) { return start(std::move(self), what, true); },
           py::arg("what"),
           "submit() and wait in one, without waking another thread. Errors are raised by Handle.wait().")
-      .def("allreduce_again", &allreduce_again_of, py::arg("tensor_type"), py::arg("dtypes"), py::arg("note_change"),
-           "Create the function that repeats small all-reduces (allreduce_again.cc). dtypes: the core's code of each.")
+      .def("repeating", &repeat_of, py::arg("tensor_type"), py::arg("dtypes"), py::arg("note_change"),
+           "Create the function that repeats blocking operations (repeat.cc). dtypes: the core's code of each.")
       .def(
           "exchange",
           [](std::shared_ptr<World> self, const PyExchange& what, std::string name, std::uint64_t round,

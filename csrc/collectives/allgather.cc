@@ -163,11 +163,27 @@ Task run(Operation& operation) {
     std::vector<std::int64_t> shape = tensor.shape;
     shape[0] = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
     const std::size_t total = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
-    std::byte* output = new_result(*submission.handle, operation, std::move(shape), total).data.get();
+    std::byte* output = result_memory(*submission.handle, operation, tensor, std::move(shape), total);
     co_await participants.compute->idle();
     co_await allgather(participants, tensor.input, std::move(sizes), output);
     submission.handle->rows.insert(submission.handle->rows.end(), rows.begin(), rows.end());
   }
+}
+
+Recipe recipe(const Request& request, const Merged& merged, const std::vector<int>&, std::size_t me) {
+  const Tensor& tensor = request.tensors[0];
+  Recipe made;
+  made.shape = tensor.shape;
+  made.shape[0] = 0;
+  made.rows = merged.rows;
+  for (const std::int64_t rows : merged.rows) {
+    made.takes.push_back({0, static_cast<std::size_t>(rows) * tensor.row_bytes()});
+    made.most = std::max(made.most, made.takes.back().bytes);
+    made.shape[0] += rows;
+  }
+  made.published = made.takes[me].bytes;
+  made.gives.assign(merged.rows.size(), made.published);
+  return made;
 }
 
 }  // namespace
@@ -175,8 +191,10 @@ Task run(Operation& operation) {
 const Collective kAllgather{
     .name = "allgather",
     .rows_may_differ = true,
+    .repeats = true,
     .merge = merge,
     .fits = fits,
+    .recipe = recipe,
     .run = run,
 };
 

@@ -72,6 +72,12 @@ Task run(Operation& operation) {
   }
 }
 
+Recipe recipe(const Request& request, const Merged&, const std::vector<int>& ranks, std::size_t) {
+  const std::size_t bytes = request.tensors[0].bytes();
+  return {true, {ranks.size(), {0, bytes}}, std::vector(ranks.size(), bytes), bytes, bytes, request.tensors[0].shape,
+          {}};
+}
+
 }  // namespace
 
 const Collective kAllreduce{
@@ -79,7 +85,9 @@ const Collective kAllreduce{
     .zeros_stand_in = true,
     .reduces = true,
     .maps_devices = true,
-    .small_ones_repeat = true,
+    .fuses = true,
+    .repeats = true,
+    .recipe = recipe,
     .run = run,
 };
 

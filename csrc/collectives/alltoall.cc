@@ -1,4 +1,6 @@
 // All-to-all: each rank gets a part of each rank's values, by messages between pairs, or by NCCL.
+#include <algorithm>
+
 #include "collectives/collective.h"
 #include "collectives/operations.h"
 
@@ -94,11 +96,33 @@ Task run(Operation& operation) {
   }
   std::vector<std::int64_t> shape = tensor.shape;
   shape[0] = rows;
-  std::byte* output =
-      new_result(*submission.handle, operation, std::move(shape), static_cast<std::size_t>(rows) * tensor.row_bytes())
-          .data.get();
+  std::byte* output = result_memory(*submission.handle, operation, tensor, std::move(shape),
+                                    static_cast<std::size_t>(rows) * tensor.row_bytes());
   co_await participants.compute->idle();
   co_await alltoall(participants, tensor.input, std::move(send_sizes), output, std::move(receive_sizes));
+}
+
+Recipe recipe(const Request& request, const Merged& merged, const std::vector<int>& ranks, std::size_t me) {
+  const Tensor& tensor = request.tensors[0];
+  const std::size_t parts = ranks.size(), row = tensor.row_bytes();
+  Recipe made;
+  made.shape = tensor.shape;
+  made.shape[0] = 0;
+  for (std::size_t member = 0; member < parts; ++member) {
+    const auto* rows = merged.rows.data() + member * parts;
+    std::size_t before = 0, all = 0;
+    for (std::size_t to = 0; to < parts; ++to) {
+      if (to < me) before += static_cast<std::size_t>(rows[to]) * row;
+      all += static_cast<std::size_t>(rows[to]) * row;
+      if (member == me) made.gives.push_back(static_cast<std::size_t>(rows[to]) * row);
+    }
+    made.takes.push_back({before, static_cast<std::size_t>(rows[me]) * row});
+    made.rows.push_back(rows[me]);
+    made.shape[0] += rows[me];
+    made.most = std::max(made.most, all);
+    if (member == me) made.published = all;
+  }
+  return made;
 }
 
 }  // namespace
@@ -106,9 +130,11 @@ Task run(Operation& operation) {
 const Collective kAlltoall{
     .name = "alltoall",
     .rows_may_differ = true,
+    .repeats = true,
     .complaint = complaint,
     .merge = merge,
     .fits = fits,
+    .recipe = recipe,
     .run = run,
 };
 

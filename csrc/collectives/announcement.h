@@ -59,7 +59,8 @@ struct Decision {
   Merged merged;
   // For operations on device memory: abilities of all participants. kNccl only with kNcclShared, if two share a device.
   Abilities abilities = 0;
-  int last = -1;  // world rank that announced it last; -1 where no rank did
+  int last = -1;          // world rank that announced it last; -1 where no rank did
+  bool repeated = false;  // made by this rank, after all agreed in a turn
 
   static Decision read(Reader& reader);
   void write(Writer& writer) const;

@@ -12,9 +12,14 @@ Task run_join(Operation& operation) {
   co_return;
 }
 
+Recipe recipe(const Request&, const Merged&, const std::vector<int>& ranks, std::size_t) {
+  return {false, std::vector<Recipe::Part>(ranks.size()), std::vector<std::size_t>(ranks.size()), 0, 0, {0}, {}};
+}
+
 }  // namespace
 
-const Collective kBarrier{.name = "barrier", .zeros_stand_in = true, .run = move_nothing};
+const Collective kBarrier{
+    .name = "barrier", .zeros_stand_in = true, .repeats = true, .recipe = recipe, .run = move_nothing};
 const Collective kJoin{.name = "join", .effect = Effect::kJoins, .merge = merge_join, .run = run_join};
 
 }  // namespace sordino::collectives

@@ -72,9 +72,25 @@ Task run(Operation& operation) {
   }
 }
 
+Recipe recipe(const Request& request, const Merged&, const std::vector<int>& ranks, std::size_t me) {
+  const auto root = static_cast<std::size_t>(std::find(ranks.begin(), ranks.end(), request.root) - ranks.begin());
+  const std::size_t bytes = request.tensors[0].bytes();
+  Recipe made;
+  made.shape = request.tensors[0].shape;
+  made.takes.resize(ranks.size());
+  made.takes.at(root).bytes = made.most = bytes;
+  made.gives.resize(ranks.size());
+  if (me == root) {
+    made.gives.assign(ranks.size(), bytes);
+    made.published = bytes;
+  }
+  return made;
+}
+
 }  // namespace
 
-const Collective kBroadcast{.name = "broadcast", .only_root_gives = true, .run = run};
+const Collective kBroadcast{
+    .name = "broadcast", .only_root_gives = true, .repeats = true, .recipe = recipe, .run = run};
 
 }  // namespace collectives
 }  // namespace sordino

@@ -15,21 +15,28 @@ const Collective& collective(Opcode opcode) {
   return *kTable[static_cast<std::size_t>(opcode)];
 }
 
+Result host_result(std::vector<std::int64_t> shape, std::size_t bytes) {
+  return {host_compute().scratch(bytes), nullptr, nullptr, bytes, std::move(shape)};
+}
+
 Result& new_result(Handle& handle, const Operation& operation, std::vector<std::int64_t> shape, std::size_t bytes) {
+  const auto& device = operation.participants->compute->device();
+  if (!device) return handle.results.emplace_back(host_result(std::move(shape), bytes));
   Result& result = handle.results.emplace_back();
-  const Participants& participants = *operation.participants;
-  result.device = participants.compute->device();
-  if (const auto& device = result.device) {
-    const Stream queue = operation.queue;
-    result.reader = std::make_shared<Stream>(queue);
-    result.data = {device->take(std::max<std::size_t>(bytes, 1), queue),
-                   [device, reader = result.reader](std::byte* data) { device->give_back(data, *reader); }};
-  } else {
-    result.data = participants.compute->scratch(bytes);
-  }
+  const Stream queue = operation.queue;
+  result.device = device;
+  result.reader = std::make_shared<Stream>(queue);
+  result.data = {device->take(std::max<std::size_t>(bytes, 1), queue),
+                 [device, reader = result.reader](std::byte* data) { device->give_back(data, *reader); }};
   result.bytes = bytes;
   result.shape = std::move(shape);
   return result;
+}
+
+std::byte* result_memory(Handle& handle, const Operation& operation, const Tensor& tensor,
+                         std::vector<std::int64_t> shape, std::size_t bytes) {
+  if (tensor.output && tensor.room == bytes) return tensor.output;
+  return new_result(handle, operation, std::move(shape), bytes).data.get();
 }
 
 bool rows_fit(const Tensor& tensor, std::span<const std::int64_t> rows) {

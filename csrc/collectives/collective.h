@@ -7,6 +7,8 @@
 //   merge      the coordinator merges facts that no participant has alone     Collective::merge
 //   check      each participant refuses a decision that cannot be right       Collective::fits
 //   run        each participant moves its data                                Collective::run
+//   repeat     small operations that all members have done before skip all    Collective::recipe
+//              this (one_shot.h)
 #pragma once
 
 #include <memory>
@@ -18,6 +20,7 @@
 #include "base/time.h"
 #include "collectives/announcement.h"
 #include "collectives/participants.h"
+#include "collectives/repeat.h"
 #include "progress/task.h"
 
 namespace sordino {
@@ -67,12 +70,13 @@ struct Collective {
   const char* name;  // in messages and traces
   Effect effect = Effect::kNone;
   bool negotiated = true;  // false: ranks run it in the order of their calls, on a set that has no other operations
-  bool rows_may_differ = false;    // members may differ in the first extent of their tensors
-  bool zeros_stand_in = false;     // members that have joined contribute zeros; if false, all members must take part
-  bool only_root_gives = false;    // the input of other ranks is not read
-  bool reduces = false;            // it folds values, which NCCL supports for some types and reductions only
-  bool maps_devices = false;       // it works on device memory that all ranks of a node map
-  bool small_ones_repeat = false;  // small ones are fused, and skip the negotiation when they repeat
+  bool rows_may_differ = false;  // members may differ in the first extent of their tensors
+  bool zeros_stand_in = false;   // members that have joined contribute zeros; if false, all members must take part
+  bool only_root_gives = false;  // the input of other ranks is not read
+  bool reduces = false;          // it folds values, which NCCL supports for some types and reductions only
+  bool maps_devices = false;     // it works on device memory that all ranks of a node map
+  bool fuses = false;            // small ones that are ready together run as one
+  bool repeats = false;          // members that have done it before may agree on it in a turn (one_shot.h)
 
   // Returns why a member cannot take part, as the text after "rank 3 ", or "" if it can. Null: every member can.
   // Announcements come from other processes: the number of tensors is not checked.
@@ -81,6 +85,10 @@ struct Collective {
   void (*merge)(const Announced& announced, Merged& merged) = nullptr;
   // Whether the merged facts fit this rank's request, as participant `me` of `parts`. Null: they always fit.
   bool (*fits)(const Request& request, const Merged& merged, std::size_t parts, std::size_t me) = nullptr;
+  // How members get their results from published inputs, for member `me` of the set with these ranks; not called for
+  // several tensors. Null: it never repeats in one shot.
+  Recipe (*recipe)(const Request& request, const Merged& merged, const std::vector<int>& ranks,
+                   std::size_t me) = nullptr;
   // Moves the data, and fills the results of the handles.
   Task (*run)(Operation& operation);
 
@@ -96,6 +104,13 @@ const Collective& collective(Opcode opcode);
 // Allocates a result in the memory that the operation computes in, and adds it to the handle's results. Throws
 // TransportError if there is no room.
 Result& new_result(Handle& handle, const Operation& operation, std::vector<std::int64_t> shape, std::size_t bytes);
+
+// A result in host memory.
+Result host_result(std::vector<std::int64_t> shape, std::size_t bytes);
+
+// Memory for the result of a tensor: its output if that has the right size, else a new result.
+std::byte* result_memory(Handle& handle, const Operation& operation, const Tensor& tensor,
+                         std::vector<std::int64_t> shape, std::size_t bytes);
 
 // Whether these numbers of rows of the tensor have at most 2^62 bytes in all, so that their sum cannot overflow.
 bool rows_fit(const Tensor& tensor, std::span<const std::int64_t> rows);

@@ -6,32 +6,33 @@
 
 namespace sordino {
 
-void OneShot::remember(std::string_view name, What what, Number number) {
-  auto found = known_.find(name);
+void OneShot::remember(Repeat repeat) {
+  auto found = known_.find(repeat.name);
   if (found == known_.end()) {
     if (known_.size() >= kMostKnown) {
       known_.clear();
-      names_.clear();
+      numbered_.clear();
     }
-    found = known_.emplace(name, Known{}).first;
+    found = known_.emplace(repeat.name, nullptr).first;
+  } else {
+    numbered_.erase(found->second->number);
   }
-  names_.erase(found->second.number);
-  names_.emplace(number, name);
-  found->second = {std::move(what), number};
+  found->second = std::make_shared<const Repeat>(std::move(repeat));
+  numbered_.emplace(found->second->number, found->second);
 }
 
-std::string_view OneShot::name_of(Number number) const {
-  const auto found = names_.find(number);
-  return found == names_.end() ? std::string_view{} : found->second;
-}
-
-OneShot::Number OneShot::number_of(std::string_view name, const What& what) const {
+std::shared_ptr<const Repeat> OneShot::find(std::string_view name, const Signature& what) const {
   const auto found = known_.find(name);
-  return found != known_.end() && found->second.what == what ? found->second.number : 0;
+  return found != known_.end() && found->second->what == what ? found->second : nullptr;
+}
+
+std::shared_ptr<const Repeat> OneShot::find(Number number) const {
+  const auto found = numbered_.find(number);
+  return found == numbered_.end() ? nullptr : found->second;
 }
 
 void OneShot::decline() {
-  publish(0, nullptr, 0);
+  publish({}, nullptr, 0, 0);
   ++turn_;
 }
 
@@ -40,10 +41,11 @@ void OneShot::receive(int member, const Partial&, std::span<const std::byte>) {
                        " of a process set sent a one-shot message to a member that leads no node");
 }
 
-void OneShot::publish(Number number, const std::byte* data, std::size_t bytes) {
+void OneShot::publish(Entry entry, const std::byte* data, std::size_t bytes, std::size_t most) {
   OneShotSlots::Slot& own = slot(me_, turn_);
-  if (bytes > 0) std::memcpy(own.data(bytes), data, bytes);
-  own.operation = number;
+  if (bytes > 0) std::memcpy(own.data(most), data, bytes);
+  own.operation = entry.number;
+  own.after = entry.after;
   // Sequentially consistent with has_entered() and `resting`: either this rank sees `resting`, or the resting rank sees
   // this stamp.
   own.stamp.store(turn_);

@@ -1,14 +1,18 @@
-// All-reduce of a small tensor in one shot: ranks need no negotiation for an operation that they have done before under
-// the same name.
+// Turns: ranks repeat an operation that they have done before under the same name (repeat.h) without a negotiation.
 //
 // Each operation that all ranks of a set have done together has a number, equal on all ranks. All ranks go through the
 // same sequence of turns. In a turn, each rank publishes once, in a slot that its node peers map:
 //
-//   enter     its input, and the number of the operation that the input is for
+//   enter     the number of the operation, and its input if that is small
 //   decline   number 0: it has submitted the operation to the negotiation, has joined, or is late
 //
-// If all ranks enter the same number, they fold the inputs. Otherwise the turn has no result, and the ranks that
-// entered an input submit their operation to the negotiation, which also reports any error.
+// If all ranks enter the same number, they have agreed. Then a small operation is done in one shot: each rank takes its
+// result from the published inputs. A larger one runs as if it had been decided (Scheduler). It has a place in the
+// order of the set's operations, so ranks agree on it only if they have run equally many: they publish this number,
+// too.
+//
+// Otherwise the turn has no result, and the ranks that entered submit their operation to the negotiation, which also
+// reports any error.
 //
 // one_shot_node.h is for the ranks of one node, one_shot_nodes.h for ranks on several nodes.
 #pragma once
@@ -17,25 +21,27 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
-#include "base/dtype.h"
 #include "base/time.h"
+#include "collectives/repeat.h"
 
 namespace sordino {
 
 // Memory in which one rank publishes. Its node peers map it.
 struct OneShotSlots {
   static constexpr std::size_t kMostBytes = 64 * 1024;
-  static constexpr std::size_t kBeside = 48;  // bytes that fit next to the stamp, so that a peer reads one cache line
+  static constexpr std::size_t kBeside = 40;  // bytes that fit next to the stamp, so that a peer reads one cache line
 
   struct alignas(64) Slot {
     std::atomic<std::uint64_t> stamp;  // turn that the other fields belong to
     std::uint64_t operation;           // 0: declined
+    std::uint64_t after;               // operations that the rank has run before; 0 if that does not matter
     std::byte few[kBeside];
     std::byte many[kMostBytes];
 
@@ -49,51 +55,49 @@ struct OneShotSlots {
   std::atomic<std::uint64_t> late;  // turn * ranks + member: the leader has waited long for the member in this turn
 };
 
-// One-shot all-reduce of one process set. Only the thread that polls may call it.
+// An operation that a rank enters for a turn. Ranks agree if all are equal.
+struct Entry {
+  std::uint64_t number = 0;  // 0: none
+  std::uint64_t after = 0;   // see OneShotSlots
+
+  bool operator==(const Entry&) const = default;
+};
+
+// The turns of one process set. Only the thread that polls may call it.
 class OneShot {
  public:
-  // An operation apart from its name. If ranks differ in it, they have different operations.
-  struct What {
-    ReduceOp op;
-    DType dtype;
-    double prescale, postscale;
-    std::vector<std::int64_t> shape;
-
-    std::size_t count() const { return count_of(shape); }
-    std::size_t bytes() const { return count() * size_of(dtype); }
-    bool operator==(const What&) const = default;
-  };
   using Number = std::uint64_t;
   // Message between the leaders of nodes, apart from its data.
   struct Partial {
     std::uint64_t turn;
-    Number number;  // operation that the data belong to; 0: no result
+    Entry entry;    // operation that the data belong to; 0: no result
     bool call;      // no data yet: some rank waits for this operation
     int late = -1;  // member that the sender waits for; -1 if unknown
   };
 
   virtual ~OneShot() = default;
 
-  // Whether a tensor of this size is small enough.
-  virtual bool fits(std::size_t bytes) const = 0;
-  // Records that all ranks of the set have done this operation, as the `number`th that they did together (not 0).
-  void remember(std::string_view name, What what, Number number);
-  // The number of an operation; 0 if this rank does not know it.
-  Number number_of(std::string_view name, const What& what) const;
-  // The name of an operation; empty if this rank does not know it.
-  std::string_view name_of(Number number) const;
+  // Whether a small operation with this recipe is done in one shot.
+  virtual bool carries(const Signature& what, const Recipe& recipe) const = 0;
+  // Remembers an operation that all ranks of the set have done together.
+  void remember(Repeat repeat);
+  // The operation with this name and signature, or with this number; null if this rank does not know it.
+  std::shared_ptr<const Repeat> find(std::string_view name, const Signature& what) const;
+  std::shared_ptr<const Repeat> find(Number number) const;
 
-  // Whether this rank may enter an input: no rank waits any more in a turn that this rank declined.
+  // Whether this rank may enter: no rank waits any more in a turn that this rank declined.
   virtual bool free() = 0;
-  // Lays an input for this turn. It must stay unchanged until the turn is over.
-  virtual void enter(Number number, const What& what, const std::byte* input) = 0;
+  // Enters an operation. Its input must stay unchanged until the turn is over.
+  virtual void enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) = 0;
   // Whether the outcome of the turn is known.
   virtual bool over() const = 0;
   // Whether the outcome will never be known.
   virtual bool in_vain() const = 0;
-  // Ends a turn for which this rank has entered an input. Returns whether all ranks entered the same number; then
-  // `output` holds the result.
-  virtual bool take(const What& what, const std::byte* input, std::byte* output) = 0;
+  // Ends the turn that this rank has entered. Returns whether all ranks entered the same operation.
+  virtual bool close() = 0;
+  // Writes the result of a small operation that ranks have agreed on. Call it at once after close(): peers may then
+  // write their next input.
+  virtual void deliver(const Repeat& repeat, const std::byte* input, std::byte* output) = 0;
 
   // Numbers of the operations for which other ranks wait for this rank in this turn.
   virtual std::vector<Number> awaited() = 0;
@@ -104,7 +108,7 @@ class OneShot {
   virtual bool advance(Time) { return false; }
   virtual void receive(int member, const Partial& what, std::span<const std::byte> data);
 
-  // A member has left: nothing is done in one shot any more, except operations that it has already entered.
+  // A member has left: nothing is agreed on in turns any more, except operations that it has already entered.
   virtual void leave(int) { closed_ = true; }
   bool closed() const { return closed_; }
   // The set is about to be removed, and the peers' slots with it. They are not read any more.
@@ -134,8 +138,8 @@ class OneShot {
 
   OneShotSlots::Slot& slot(std::size_t place, std::uint64_t turn) const { return slots_[place]->slots[turn % 2]; }
   bool has_entered(std::size_t place, std::uint64_t turn) const { return slot(place, turn).stamp.load() >= turn; }
-  // Publishes data and number for this rank's turn.
-  void publish(Number number, const std::byte* data, std::size_t bytes);
+  // Publishes an entry and data for this rank's turn. `most`: largest number of bytes that a rank publishes with it.
+  void publish(Entry entry, const std::byte* data, std::size_t bytes, std::size_t most);
 
   const std::vector<OneShotSlots*> slots_;  // by place
   const std::vector<int> members_;
@@ -150,12 +154,8 @@ class OneShot {
     using is_transparent = void;
     std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
   };
-  struct Known {
-    What what;
-    Number number = 0;
-  };
-  std::unordered_map<std::string, Known, Hash, std::equal_to<>> known_;
-  std::unordered_map<Number, std::string> names_;  // of the operations in known_
+  std::unordered_map<std::string, std::shared_ptr<const Repeat>, Hash, std::equal_to<>> known_;
+  std::unordered_map<Number, std::shared_ptr<const Repeat>> numbered_;
 };
 
 }  // namespace sordino

@@ -6,7 +6,7 @@ namespace sordino {
 
 // Declines turns that were over before this rank entered an input for them.
 void OneShotFollower::pass_over() {
-  while (!abandoned_ && !laid_ && has_entered(0, turn_)) decline();
+  while (!abandoned_ && !entered_ && has_entered(0, turn_)) decline();
 }
 
 bool OneShotFollower::free() {
@@ -14,24 +14,25 @@ bool OneShotFollower::free() {
   return !abandoned_ && has_entered(0, turn_ - 1);
 }
 
-void OneShotFollower::enter(Number number, const What& what, const std::byte* input) {
-  laid_ = true;
-  publish(number, input, what.bytes());
+void OneShotFollower::enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) {
+  entered_ = true;
+  publish(entry, input, repeat->recipe.published, repeat->recipe.most);
 }
 
-bool OneShotFollower::take(const What& what, const std::byte*, std::byte* output) {
+bool OneShotFollower::close() {
   if (!over()) return false;
-  OneShotSlots::Slot& result = slot(0, turn_);
-  laid_ = false;
-  ++turn_;
-  if (result.operation == 0) return false;
-  if (const std::size_t bytes = what.bytes(); bytes > 0) std::memcpy(output, result.data(bytes), bytes);
-  return true;
+  entered_ = false;
+  return slot(0, turn_++).operation != 0;
+}
+
+void OneShotFollower::deliver(const Repeat& repeat, const std::byte*, std::byte* output) {
+  if (const std::size_t bytes = repeat.recipe.published; bytes > 0)
+    std::memcpy(output, slot(0, turn_ - 1).data(bytes), bytes);
 }
 
 std::vector<OneShot::Number> OneShotFollower::awaited() {
   std::vector<Number> numbers;
-  if (in_vain() || laid_) return numbers;
+  if (in_vain() || entered_) return numbers;
   pass_over();
   const OneShotSlots& leader = *slots_[0];
   if (leader.called.load() >= turn_) numbers.push_back(leader.called_for.load());

@@ -1,9 +1,5 @@
 #include "collectives/one_shot_node.h"
 
-#include <array>
-
-#include "kernels/kernels.h"
-
 namespace sordino {
 
 bool OneShotNode::all_entered(std::uint64_t turn) const {
@@ -14,31 +10,32 @@ bool OneShotNode::all_entered(std::uint64_t turn) const {
   return true;
 }
 
-bool OneShotNode::take(const What& what, const std::byte* input, std::byte* output) {
-  if (!over()) return false;
-  const std::uint64_t turn = turn_++;
-  if (!agreed(turn)) return false;
-  fold(turn, what, input, output);
-  return true;
+// Where ranks fold, each reads all inputs, so the limit is on the bytes of all ranks.
+bool OneShotNode::carries(const Signature&, const Recipe& recipe) const {
+  return recipe.most * (recipe.folds ? ranks_ : 2) <= 2 * OneShotSlots::kMostBytes;
 }
+
+void OneShotNode::enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) {
+  publish(entry, input, repeat->recipe.published, repeat->recipe.most);
+}
+
+bool OneShotNode::close() { return over() && agreed(turn_++); }
 
 bool OneShotNode::agreed(std::uint64_t turn) const {
-  const Number first = slot(0, turn).operation;
+  const auto entry = [&](std::size_t place) { return Entry{slot(place, turn).operation, slot(place, turn).after}; };
+  const Entry first = entry(0);
   for (std::size_t place = 1; place < slots_.size(); ++place) {
-    if (slot(place, turn).operation != first) return false;
+    if (entry(place) != first) return false;
   }
-  return first != 0;
+  return first.number != 0;
 }
 
-// Reads the slots of this turn, so it must run before this rank publishes for the next turn.
-void OneShotNode::fold(std::uint64_t turn, const What& what, const std::byte* input, std::byte* output) {
-  const std::size_t bytes = what.bytes();
+// Reads the slots of the last turn, so it must run before this rank publishes for the next turn.
+void OneShotNode::deliver(const Repeat& repeat, const std::byte* input, std::byte* output) {
   sources_.resize(slots_.size());
   for (std::size_t place = 0; place < slots_.size(); ++place)
-    sources_[place] = place == me_ ? input : slot(place, turn).data(bytes);
-  const auto [op, post] = folding_of(what.op, what.postscale, static_cast<int>(ranks_));
-  const std::array<std::byte*, 1> destinations{output};
-  kernels::reduce(op, what.dtype, sources_, destinations, what.count(), what.prescale, post);
+    sources_[place] = place == me_ ? input : slot(place, turn_ - 1).data(repeat.recipe.most);
+  assemble(repeat.what, repeat.recipe, sources_, output);
 }
 
 std::vector<OneShot::Number> OneShotNode::awaited() {

@@ -19,7 +19,7 @@ struct Scaling {
 };
 
 // As in a negotiated all-reduce (collectives/allreduce.cc).
-Scaling scaling_of(const OneShot::What& what, std::size_t ranks) {
+Scaling scaling_of(const Signature& what, std::size_t ranks) {
   const auto [op, post] = folding_of(what.op, what.postscale, static_cast<int>(ranks));
   Scaling scaling{op, what.prescale, post};
   divide_first(what.dtype, op, scaling.pre, scaling.post);
@@ -47,22 +47,25 @@ OneShotLeader::OneShotLeader(std::vector<OneShotSlots*> slots, const std::vector
   }
 }
 
-void OneShotLeader::enter(Number number, const What& what, const std::byte* input) {
-  own_ = Own::kLaid;
-  what_ = what;
+void OneShotLeader::enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) {
+  own_ = Own::kEntered;
+  repeat_ = std::move(repeat);
+  entry_ = entry;
   input_ = input;
-  number_ = number;
 }
 
-bool OneShotLeader::take(const What& what, const std::byte*, std::byte* output) {
+bool OneShotLeader::close() {
   if (!over()) {
     abandon();  // the world has failed: the input of this rank is not valid any more
     return false;
   }
-  const bool agreed = number_ != 0;
-  if (const std::size_t bytes = what.bytes(); agreed && bytes > 0) std::memcpy(output, partial_.data(), bytes);
+  const bool agreed = entry_.number != 0;
   next_turn();
   return agreed;
+}
+
+void OneShotLeader::deliver(const Repeat&, const std::byte*, std::byte* output) {
+  if (!partial_.empty()) std::memcpy(output, partial_.data(), partial_.size());
 }
 
 std::vector<OneShot::Number> OneShotLeader::awaited() {
@@ -72,7 +75,7 @@ std::vector<OneShot::Number> OneShotLeader::awaited() {
     if (has_entered(place, turn_)) numbers.push_back(slot(place, turn_).operation);
   }
   for (std::size_t site = 0; site < partners_.size(); ++site) {
-    if (arrived(site).turn == turn_) numbers.push_back(arrived(site).number);
+    if (arrived(site).turn == turn_) numbers.push_back(arrived(site).entry.number);
     if (partners_[site].called == turn_) numbers.push_back(partners_[site].called_for);
   }
   return numbers;
@@ -97,13 +100,13 @@ void OneShotLeader::receive(int member, const Partial& what, std::span<const std
     throw TransportError("member " + std::to_string(member) + " of a process set sent a one-shot message out of turn");
   if (what.call) {
     from->called = what.turn;
-    from->called_for = what.number;
+    from->called_for = what.entry.number;
     from->late = what.late;
     return;
   }
   Arrived& arrived = from->arrived[what.turn % 2];
   arrived.turn = what.turn;
-  arrived.number = what.number;
+  arrived.entry = what.entry;
   arrived.data.assign(data.begin(), data.end());
 }
 
@@ -131,13 +134,13 @@ void OneShotLeader::name_late() {
   for (std::size_t later = step_; later < steps_.size(); ++later) {
     const Partner& partner = partners_[steps_[later].site];
     if (steps_[later].does == Step::Does::kSend && !partner.gone)
-      send_(partner.member, {turn_, number_, true, late_}, {});
+      send_(partner.member, {turn_, entry_, true, late_}, {});
   }
 }
 
 // Shows the ranks of the node that some rank waits in this turn. Returns false if none does.
 bool OneShotLeader::show_call(Time now) {
-  Number number = own_ == Own::kLaid ? number_ : 0;
+  Number number = own_ == Own::kEntered ? entry_.number : 0;
   if (own_ == Own::kNothing) {
     const std::vector<Number> numbers = awaited();
     if (numbers.empty()) return false;
@@ -154,14 +157,14 @@ bool OneShotLeader::show_call(Time now) {
 // Begins the turn if the outcome of this node is known: a partial result, or "no result". Returns whether it is.
 bool OneShotLeader::begin(Time now) {
   if (!show_call(now)) return false;
-  bool complete = own_ == Own::kLaid, none = own_ == Own::kDeclined;
-  std::optional<Number> first;
-  if (own_ == Own::kLaid) first = number_;
+  bool complete = own_ == Own::kEntered, none = own_ == Own::kDeclined;
+  std::optional<Entry> first;
+  if (own_ == Own::kEntered) first = entry_;
   for (std::size_t place = 1; place < slots_.size(); ++place) {
     if (has_entered(place, turn_)) {
-      const Number number = slot(place, turn_).operation;
-      none |= number == 0 || number != first.value_or(number);
-      first = number;
+      const Entry entry{slot(place, turn_).operation, slot(place, turn_).after};
+      none |= entry.number == 0 || entry != first.value_or(entry);
+      first = entry;
     } else if (gone_[place]) {
       none = true;
     } else if (has_entered(place, turn_ - 1)) {
@@ -171,11 +174,11 @@ bool OneShotLeader::begin(Time now) {
     }
   }
   for (std::size_t site = 0; site < partners_.size(); ++site)
-    none |= arrived(site).turn == turn_ && arrived(site).number == 0;
+    none |= arrived(site).turn == turn_ && arrived(site).entry.number == 0;
   none |= now - *since_ > kStandsStill;
   if (!complete && !none) return false;
   if (none) {
-    number_ = 0;
+    entry_ = {};
   } else {
     fold();
   }
@@ -183,14 +186,20 @@ bool OneShotLeader::begin(Time now) {
 }
 
 void OneShotLeader::fold() {
-  const std::size_t bytes = what_.bytes();
-  partial_.resize(bytes);
+  const Recipe& recipe = repeat_->recipe;
+  partial_.resize(recipe.published);
+  if (partial_.empty()) return;
   sources_.resize(slots_.size());
   sources_[0] = input_;
-  for (std::size_t place = 1; place < slots_.size(); ++place) sources_[place] = slot(place, turn_).data(bytes);
-  const Scaling scaling = scaling_of(what_, ranks_);
+  for (std::size_t place = 1; place < slots_.size(); ++place) sources_[place] = slot(place, turn_).data(recipe.most);
+  reduce_partial(sources_, scaling_of(repeat_->what, ranks_).pre);
+}
+
+void OneShotLeader::reduce_partial(std::span<const std::byte* const> sources, double pre) {
+  const Signature& what = repeat_->what;
   std::byte* into = partial_.data();
-  kernels::reduce(scaling.op, what_.dtype, sources_, {&into, 1}, what_.count(), scaling.pre, 1);
+  kernels::reduce(scaling_of(what, ranks_).op, what.dtype, sources, {&into, 1}, partial_.size() / size_of(what.dtype),
+                  pre, 1);
 }
 
 // Returns whether the step is done.
@@ -200,18 +209,18 @@ bool OneShotLeader::follow(const Step& step) {
   const bool here = theirs.turn == turn_;
   switch (step.does) {
     case Step::Does::kCall:
-      if (!here && !partner.gone) send_(partner.member, {turn_, number_, true}, {});
+      if (!here && !partner.gone) send_(partner.member, {turn_, entry_, true}, {});
       return true;
     case Step::Does::kSend:
       if (!partner.gone)
-        send_(partner.member, {turn_, number_, false}, number_ == 0 ? std::span<std::byte>() : partial_);
+        send_(partner.member, {turn_, entry_, false}, entry_.number == 0 ? std::span<std::byte>() : partial_);
       return true;
     case Step::Does::kMerge:
     case Step::Does::kReplace:
       if (here) {
         combine(theirs, step);
       } else if (partner.gone) {
-        number_ = 0;
+        entry_ = {};
       }
       return here || partner.gone;
   }
@@ -219,31 +228,33 @@ bool OneShotLeader::follow(const Step& step) {
 }
 
 void OneShotLeader::combine(Arrived& theirs, const Step& step) {
-  if (theirs.number != number_) number_ = 0;
-  if (number_ == 0) return;
+  if (theirs.entry != entry_) entry_ = {};
+  if (entry_.number == 0) return;
   if (theirs.data.size() != partial_.size())
     throw TransportError("member " + std::to_string(partners_[step.site].member) + " of a process set sent " +
                          std::to_string(theirs.data.size()) + " bytes where " + std::to_string(partial_.size()) +
                          " were expected");
   if (step.does == Step::Does::kReplace) {
     partial_.swap(theirs.data);
-    return;
+  } else if (!partial_.empty()) {
+    const bool lower = mine_ < step.site;
+    const std::byte* sources[] = {lower ? partial_.data() : theirs.data.data(),
+                                  lower ? theirs.data.data() : partial_.data()};
+    reduce_partial(sources, 1);
   }
-  const bool lower = mine_ < step.site;
-  const std::byte* sources[] = {lower ? partial_.data() : theirs.data.data(),
-                                lower ? theirs.data.data() : partial_.data()};
-  std::byte* into = partial_.data();
-  kernels::reduce(scaling_of(what_, ranks_).op, what_.dtype, sources, {&into, 1}, what_.count(), 1, 1);
 }
 
 void OneShotLeader::tell() {
-  if (number_ != 0) {
-    const double post = scaling_of(what_, ranks_).post;
-    if (post != 1) kernels::scale(what_.dtype, partial_.data(), what_.count(), post);
+  const bool result = entry_.number != 0;
+  if (result && !partial_.empty()) {
+    const Signature& what = repeat_->what;
+    const double post = scaling_of(what, ranks_).post;
+    if (post != 1) kernels::scale(what.dtype, partial_.data(), partial_.size() / size_of(what.dtype), post);
   }
   told_ = turn_;
-  if (slots_.size() > 1) publish(number_, partial_.data(), number_ == 0 ? 0 : partial_.size());
-  if (own_ != Own::kLaid) next_turn();
+  const std::size_t bytes = result ? partial_.size() : 0;
+  if (slots_.size() > 1) publish(entry_, partial_.data(), bytes, bytes);
+  if (own_ != Own::kEntered) next_turn();
 }
 
 void OneShotLeader::next_turn() {
@@ -251,7 +262,7 @@ void OneShotLeader::next_turn() {
   own_ = Own::kNothing;
   since_.reset();
   begun_ = false;
-  number_ = 0;
+  entry_ = {};
   step_ = 0;
   late_ = -1;
 }

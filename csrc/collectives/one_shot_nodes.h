@@ -1,6 +1,7 @@
-// One-shot all-reduce among ranks on several nodes. The first rank of each node is its leader.
+// Turns among ranks on several nodes. The first rank of each node is its leader. Only all-reduces are done in one shot;
+// on other operations ranks agree, without data.
 //
-//   enter      follower: its input, and the number of the operation -> its slot, which its leader maps
+//   enter      follower: the number of the operation, and its input -> its slot, which its leader maps
 //   fold     leader, once all of its node have entered: their inputs, in rank order -> the node's partial result
 //   double   leaders: exchange numbers and partial results in the tree of recursive_doubling.h, so that all get the
 //            same bits, which are those of a negotiated operation
@@ -10,7 +11,7 @@
 //
 //   !begun_          begin() waits for the partial result of the node, or for "no result" (number 0)
 //   begun_           follow() runs the steps with the leaders of other nodes, one after the other
-//   told_ == turn_   tell() has published the outcome. If the leader itself has entered, take() ends the turn
+//   told_ == turn_   tell() has published the outcome. If the leader itself has entered, close() ends the turn
 //
 // In a turn, a leader sends each partner one partial result, or "no result" if a rank declined or numbers differ. A
 // leader that receives "no result" forwards it, so all leaders agree on the outcome. None starts turn t + 1 before all
@@ -35,19 +36,25 @@
 
 namespace sordino {
 
-// One-shot all-reduce on a rank that is no leader.
+// Whether the messages between nodes carry the operation's data.
+inline bool is_carried(const Signature& what, const Recipe& recipe) {
+  return what.opcode == Opcode::kAllreduce && recipe.most <= OneShotSlots::kMostBytes;
+}
+
+// Turns of a rank that is no leader.
 class OneShotFollower : public OneShot {
  public:
   // `slots`: of the members on its node.
   OneShotFollower(std::vector<OneShotSlots*> slots, std::vector<int> members, std::size_t me, std::size_t ranks)
       : OneShot(std::move(slots), std::move(members), me, ranks) {}
 
-  bool fits(std::size_t bytes) const override { return bytes <= OneShotSlots::kMostBytes; }
+  bool carries(const Signature& what, const Recipe& recipe) const override { return is_carried(what, recipe); }
   bool free() override;
-  void enter(Number number, const What& what, const std::byte* input) override;
+  void enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) override;
   bool over() const override { return !abandoned_ && has_entered(0, turn_); }
   bool in_vain() const override { return abandoned_ || leader_left_; }
-  bool take(const What& what, const std::byte* input, std::byte* output) override;
+  bool close() override;
+  void deliver(const Repeat& repeat, const std::byte* input, std::byte* output) override;
   std::vector<Number> awaited() override;
   void leave(int member) override;
   std::vector<int> missing() const override;
@@ -55,7 +62,7 @@ class OneShotFollower : public OneShot {
  private:
   void pass_over();
 
-  bool laid_ = false;  // in this turn
+  bool entered_ = false;  // in this turn
   bool leader_left_ = false;
 };
 
@@ -68,12 +75,13 @@ class OneShotLeader : public OneShot {
   OneShotLeader(std::vector<OneShotSlots*> slots, const std::vector<std::vector<int>>& sites, std::size_t mine,
                 std::size_t ranks, Send send);
 
-  bool fits(std::size_t bytes) const override { return bytes <= OneShotSlots::kMostBytes; }
+  bool carries(const Signature& what, const Recipe& recipe) const override { return is_carried(what, recipe); }
   bool free() override { return own_ == Own::kNothing && !begun_; }
-  void enter(Number number, const What& what, const std::byte* input) override;
-  bool over() const override { return !abandoned_ && own_ == Own::kLaid && told_ == turn_; }
+  void enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) override;
+  bool over() const override { return !abandoned_ && own_ == Own::kEntered && told_ == turn_; }
   bool in_vain() const override { return abandoned_; }
-  bool take(const What& what, const std::byte* input, std::byte* output) override;
+  bool close() override;
+  void deliver(const Repeat& repeat, const std::byte* input, std::byte* output) override;
   std::vector<Number> awaited() override;
   void decline() override { own_ = Own::kDeclined; }
   bool advance(Time now) override;
@@ -84,14 +92,14 @@ class OneShotLeader : public OneShot {
   void receive(int member, const Partial& what, std::span<const std::byte> data) override;
 
  private:
-  enum class Own { kNothing, kLaid, kDeclined };  // this rank in this turn
+  enum class Own { kNothing, kEntered, kDeclined };  // this rank in this turn
   struct Step {
     enum class Does { kCall, kSend, kMerge, kReplace } does;
     std::size_t site;
   };
   struct Arrived {
     std::uint64_t turn = 0;
-    Number number = 0;
+    Entry entry;
     Bytes data;
   };
   // The leader of one node.
@@ -111,6 +119,7 @@ class OneShotLeader : public OneShot {
   void name_late();
   void combine(Arrived& theirs, const Step& step);
   void fold();
+  void reduce_partial(std::span<const std::byte* const> sources, double pre);
   void tell();
   void next_turn();
 
@@ -122,11 +131,11 @@ class OneShotLeader : public OneShot {
 
   // State of this turn.
   Own own_ = Own::kNothing;
-  What what_;  // the operation that this rank has entered
+  std::shared_ptr<const Repeat> repeat_;  // that this rank has entered
   const std::byte* input_ = nullptr;
   std::optional<Time> since_;  // when a rank was first seen to wait
   bool begun_ = false;         // the outcome of this node is known
-  Number number_ = 0;          // of the values folded so far; 0: no result
+  Entry entry_;                // of the values folded so far; 0: no result
   std::size_t step_ = 0;
   int late_ = -1;           // member that this rank has named as late
   std::uint64_t told_ = 0;  // the latest turn whose outcome is published

@@ -153,23 +153,40 @@ Task reducescatter(Channel& channel, DType dtype, const std::byte* input, std::v
 namespace collectives {
 namespace {
 
+// First row of each of `parts` members, and the end of the last. The first members get one row more, as in Horovod.
+std::vector<std::size_t> first_rows(std::int64_t rows, std::int64_t parts) {
+  std::vector<std::size_t> bounds;
+  for (std::int64_t index = 0; index <= parts; ++index)
+    bounds.push_back(static_cast<std::size_t>(index * (rows / parts) + std::min(index, rows % parts)));
+  return bounds;
+}
+
+Recipe recipe(const Request& request, const Merged&, const std::vector<int>& ranks, std::size_t me) {
+  const Tensor& tensor = request.tensors[0];
+  const auto bounds = first_rows(tensor.shape[0], static_cast<std::int64_t>(ranks.size()));
+  const auto bytes = [&](std::size_t member) { return (bounds[member + 1] - bounds[member]) * tensor.row_bytes(); };
+  Recipe made;
+  made.folds = true;
+  made.takes.assign(ranks.size(), {bounds[me] * tensor.row_bytes(), bytes(me)});
+  for (std::size_t member = 0; member < ranks.size(); ++member) made.gives.push_back(bytes(member));
+  made.published = made.most = tensor.bytes();
+  made.shape = tensor.shape;
+  made.shape[0] = static_cast<std::int64_t>(bounds[me + 1] - bounds[me]);
+  return made;
+}
+
 Task run(Operation& operation) {
   Participants& participants = *operation.participants;
   const Submission& submission = operation.submissions.front();
   const Request& request = submission.request;
-  const auto parts = static_cast<std::int64_t>(participants.size());
+  const auto me = static_cast<std::size_t>(participants.me);
   for (const Tensor& tensor : request.tensors) {
-    const std::int64_t rows = tensor.shape[0];
-    const std::size_t row = tensor.row_bytes() / size_of(tensor.dtype);
-    // The first rows % parts members get one row more, as in Horovod.
-    std::vector<std::size_t> bounds;
-    for (std::int64_t index = 0; index <= parts; ++index) {
-      bounds.push_back(static_cast<std::size_t>(index * (rows / parts) + std::min(index, rows % parts)) * row);
-    }
+    std::vector<std::size_t> bounds = first_rows(tensor.shape[0], participants.size());
     std::vector<std::int64_t> shape = tensor.shape;
-    shape[0] = rows / parts + (participants.me < rows % parts ? 1 : 0);
+    shape[0] = static_cast<std::int64_t>(bounds[me + 1] - bounds[me]);
     const std::size_t bytes = static_cast<std::size_t>(shape[0]) * tensor.row_bytes();
-    std::byte* output = new_result(*submission.handle, operation, std::move(shape), bytes).data.get();
+    for (std::size_t& bound : bounds) bound *= tensor.row_bytes() / size_of(tensor.dtype);  // in elements
+    std::byte* output = result_memory(*submission.handle, operation, tensor, std::move(shape), bytes);
     const auto [op, post] = folding_of(request.op, request.postscale, participants.set_size);
     co_await participants.compute->idle();
     co_await reducescatter(participants, tensor.dtype, tensor.input, std::move(bounds), output, op, request.prescale,
@@ -179,7 +196,8 @@ Task run(Operation& operation) {
 
 }  // namespace
 
-const Collective kReducescatter{.name = "reducescatter", .reduces = true, .run = run};
+const Collective kReducescatter{
+    .name = "reducescatter", .reduces = true, .repeats = true, .recipe = recipe, .run = run};
 
 }  // namespace collectives
 }  // namespace sordino

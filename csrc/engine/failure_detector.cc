@@ -92,10 +92,10 @@ void FailureDetector::watch_running(Running& running, AwakeTime now) const {
 
 // Ranks that make no progress at all do not decline either, so this wait needs its own deadline.
 void FailureDetector::watch_entered(ProcessSet& set, AwakeTime now) const {
-  ProcessSet::InOneShot& entered = *set.entered;
+  ProcessSet::InTurn& entered = *set.entered;
   const double waited = seconds(entered.awaited_since, now);
   if (!is_late(waited)) return;
-  const std::string name = kAllreduceLabel + std::string(entered.name);
+  const std::string& name = entered.name.empty() ? entered.repeat->name : entered.name;
   std::vector<int> late;
   for (const int member : set.one_shot()->missing()) late.push_back(set.ranks[static_cast<std::size_t>(member)]);
   const std::string text = "'" + name + "' has waited " + whole(waited) + " s for ranks " + list(late);
@@ -139,7 +139,8 @@ void FailureDetector::watch_own(AwakeTime now) {
   std::vector<Submission> deserted;
   scheduler_.visit_announced([&](Submission& submission, const ProcessSet& set) {
     const int coordinator = set.coordinator();
-    if (set.running || !set.decisions.empty() || set.negotiation) return;
+    const bool in_turn = set.entered && set.entered->name == submission.request.name;  // watch_entered()
+    if (set.running || !set.decisions.empty() || set.negotiation || in_turn) return;
     if (common_.peers.gone(coordinator)) deserted.push_back(submission);
     if (collective(submission.request.opcode).effect == Effect::kJoins) return;
     const double waited = seconds(submission.awaited_since, now);

@@ -114,8 +114,8 @@ void Negotiation::fuse(std::vector<Decision>& decisions, Decision next, const Pe
   const Announcement& what = *pending.said[static_cast<std::size_t>(next.participants.front())];
   std::vector<std::uint64_t> devices;
   const std::size_t bytes = what.bytes();
-  const bool fusible = next.verdict == Verdict::kRun && collective(what.opcode).small_ones_repeat &&
-                       what.op != ReduceOp::kAdasum && bytes <= kSmall;
+  const bool fusible =
+      next.verdict == Verdict::kRun && collective(what.opcode).fuses && what.op != ReduceOp::kAdasum && bytes <= kSmall;
   if (fusible) {
     for (const int member : next.participants)
       devices.push_back(pending.said[static_cast<std::size_t>(member)]->device);

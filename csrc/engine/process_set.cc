@@ -15,14 +15,6 @@ Tag tag_of(int set, std::uint64_t sequence) {
          static_cast<Tag>((sequence << kTagLaneBits) & ((1 << kTagSequenceBits) - 1));
 }
 
-// Name that a blocking call would use to repeat this operation; empty if it was not a blocking call.
-std::string_view name_again(std::string_view name) {
-  const std::string_view label = kAllreduceLabel;
-  if (!name.starts_with(label)) return {};
-  name.remove_prefix(label.size());
-  return name.starts_with(kUnnamed) ? kUnnamed : name;  // matched by their order, whatever their number
-}
-
 }  // namespace
 
 ProcessSet::ProcessSet(int id, std::vector<int> members, Transport& transport, TrafficCounters& traffic,
@@ -105,25 +97,34 @@ void ProcessSet::send_partial(int member, const OneShot::Partial& what, std::spa
   const int to = ranks[static_cast<std::size_t>(member)];
   traffic_.count(transport_, to, data.size());
   Writer writer;
-  writer.put(Message::kOneShot).put(id).put(what.turn).put(what.number).put(what.call).put(what.late).put_rest(data);
+  writer.put(Message::kOneShot).put(id).put(what.turn).put(what.entry.number).put(what.entry.after);
+  writer.put(what.call).put(what.late).put_rest(data);
   transport_.post(to, writer.take());
 }
 
 void ProcessSet::remember(Running& over) {
   slot_use_ = std::move(over.participants->slot_use);
-  if (!one_shot_ || over.participants->size() < static_cast<int>(ranks.size())) return;
+  if (!one_shot_ || over.decision.repeated || over.participants->size() < static_cast<int>(ranks.size())) return;
   constexpr int kIndexBits = 20;
+  // Facts of all pairs of many members would take more memory than they save time.
+  constexpr std::size_t kMostFacts = 4096;
   const std::size_t most = std::min(over.submissions.size(), std::size_t{1} << kIndexBits);
   for (std::size_t index = 0; index < most; ++index) {
     const Request& request = over.submissions[index].request;
-    if (!collective(request.opcode).small_ones_repeat || request.device || request.tensors.size() != 1 ||
-        request.op == ReduceOp::kAdasum || !one_shot_->fits(request.tensors[0].bytes()))
-      continue;
-    const std::string_view name = name_again(request.name);
-    if (name.empty()) continue;
-    const Tensor& tensor = request.tensors[0];
-    one_shot_->remember(name, {request.op, tensor.dtype, request.prescale, request.postscale, tensor.shape},
-                        over.participants->sequence << kIndexBits | index);
+    const Collective& what = collective(request.opcode);
+    if (!what.repeats || request.device || over.decision.merged.rows.size() > kMostFacts) continue;
+    Repeat repeat{std::string(name_of_repeats(request.name)),
+                  Signature::of(request),
+                  over.participants->sequence << kIndexBits | index,
+                  over.decision.merged,
+                  false,
+                  {}};
+    if (what.recipe && request.tensors.size() <= 1 && request.op != ReduceOp::kAdasum) {
+      repeat.recipe = what.recipe(request, repeat.merged, ranks, static_cast<std::size_t>(me));
+      repeat.carried = one_shot_->carries(repeat.what, repeat.recipe);
+      if (!repeat.carried) repeat.recipe.published = repeat.recipe.most = 0;
+    }
+    one_shot_->remember(std::move(repeat));
   }
 }
 

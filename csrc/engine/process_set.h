@@ -18,10 +18,6 @@
 
 namespace sordino {
 
-// Names of blocking all-reduces begin with this label. Unnamed ones are numbered after kUnnamed.
-inline constexpr const char* kAllreduceLabel = "allreduce.";
-inline constexpr std::string_view kUnnamed = "noname.";
-
 // Settings that all sets of a world share.
 struct SetOptions {
   std::size_t slot_bytes;  // 0 if the ranks of a node do not share memory
@@ -55,7 +51,7 @@ class ProcessSet {
   std::uint64_t sequence() const { return sequence_; }
   // World ranks of the members that share memory with this rank, but ended before it could map their blocks.
   std::vector<int> unmapped(const std::vector<int>& members) const;
-  // Keeps what an ended operation leaves to the next, and remembers its small all-reduces for one-shot repeats.
+  // Keeps what an ended operation leaves to the next, and remembers its operations for repeats.
   void remember(Running& over);
   // Null until all members of this node have sent the locations of their blocks.
   OneShot* one_shot() { return one_shot_.get(); }
@@ -82,16 +78,27 @@ class ProcessSet {
   NcclChannels channels;
   std::atomic<int> in_flight{0};  // operations between submit and finish
 
-  // A one-shot all-reduce for which this rank has published its input. `awaited_since` below is the reverse case:
-  // others have published, and wait for this rank.
-  struct InOneShot {
-    std::string_view name;
+  // A turn that this rank has entered. `awaited_since` below is the reverse case: others have entered, and wait for
+  // this rank.
+  struct InTurn {
+    std::shared_ptr<const Repeat> repeat;
+    std::string name;  // of the submission; empty if a thread waits in the call (World::repeat)
     Time since;
     AwakeTime awaited_since;
     bool warned = false;
   };
-  std::optional<InOneShot> entered;
+  std::optional<InTurn> entered;
   std::optional<Time> awaited_since;
+  // The operation on which the ranks have not agreed last: it has been announced, or will be. So this rank announces
+  // it, too, when it comes to it.
+  std::shared_ptr<const Repeat> refused;
+  bool take_refused(const std::shared_ptr<const Repeat>& repeat) {
+    if (refused != repeat) return false;
+    refused.reset();
+    return true;
+  }
+  // Decisions wait while the turn is open in which this rank has entered an operation that has a place in their order.
+  bool holds_decisions() const { return entered && !entered->repeat->carried; }
 
  private:
   void open_one_shot();

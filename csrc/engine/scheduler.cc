@@ -14,6 +14,7 @@ Scheduler::Scheduler(Common& common, const Config& config, int patience)
     : common_(common),
       set_options_{common.transport.shares_memory() ? config.chunk_bytes : 0, patience, config.fusion_bytes,
                    std::make_shared<GivenIds>()},
+      repeats_submissions_(!config.survive_losses),
       device_routes_(common.transport, config),
       device_in_flight_(common.transport.rank(), config.stall_warn_s, config.timeout_s),
       staging_(common.transport.node_memory()) {
@@ -228,6 +229,7 @@ void Scheduler::end(const std::exception_ptr& failure, bool broken) {
   }
   removals_.clear();  // they are outstanding, too
   for (auto& [id, set] : sets_) {
+    if (set->entered && !set->entered->name.empty()) give_up_entered(*set);
     // Transfers may still be under way into memory that a task owns, so the task has to survive the failure.
     if (set->running) given_up_.push_back(std::move(*set->running));
     set->running.reset();

@@ -52,7 +52,7 @@ class Scheduler {
   bool on_devices() const { return on_devices_.load() > 0; }
   // True while outgoing messages are queued that other ranks may be waiting for.
   bool posting() const { return posting_.load(); }
-  // True while other ranks wait for a small operation that this rank has not begun and has not declined yet.
+  // True while other ranks wait in a turn that this rank has not entered and not declined yet.
   bool awaited() const { return awaited_.load(); }
 
   // ---- called by the polling thread only; the first three return whether anything moved
@@ -68,15 +68,20 @@ class Scheduler {
   // A rank has left: fails the operations that wait for it.
   void leave(int rank);
 
-  // One-shot all-reduce: a small one that all ranks of its set have done before (collectives/one_shot.h;
-  // scheduler_one_shot.cc). Publishes its input to the other ranks. Null if the operation has to be submitted instead.
-  std::shared_ptr<ProcessSet> enter(int set, std::string_view name, const OneShot::What& what, const std::byte* input);
-  // Collects the result once all ranks have published. False if the operation has to be submitted after all.
-  bool collect(ProcessSet& set, const OneShot::What& what, const std::byte* input, std::byte* output);
+  // Turns, in which ranks repeat operations without a negotiation (collectives/one_shot.h; scheduler_one_shot.cc).
+  //
+  // find(): what this rank knows of an operation; null if it does not know it, or if turns are not used.
+  std::shared_ptr<const Repeat> find(int set, std::string_view name, const Signature& what);
+  // For a thread that waits in its call: enters a small operation. Null if it has to be submitted instead.
+  std::shared_ptr<ProcessSet> enter(int set, const std::shared_ptr<const Repeat>& repeat, const std::byte* input);
+  // Collects its result once the turn is over. False if the operation has to be submitted after all.
+  bool collect(ProcessSet& set, const std::byte* input, std::byte* output);
   // Drops an input that this rank has published, because the caller leaves with its memory. The world fails after this.
   void give_up_entered(ProcessSet& set);
-  // Declines the one-shot all-reduces that other ranks wait for if this rank does something else, or nothing, for long.
-  // True if there were any.
+  // Ends the turns that submissions have entered and that are over. True if there were any.
+  bool end_turns();
+  // Declines the turns in which other ranks wait for this rank if it does something else, or nothing, for long. True if
+  // there were any.
   bool decline(Time now);
   // Moves one-shot messages between nodes. True if anything moved.
   bool relay(Time now);
@@ -127,7 +132,15 @@ class Scheduler {
   bool is_free(int id) const;
   void require_idle(int set) const;  // with mutex_ held
   void abandon_one_shots(int set);
+  bool enter(ProcessSet& set, const Submission& submission);
+  void enter(ProcessSet& set, std::shared_ptr<const Repeat> repeat, std::string name, const std::byte* input);
+  void end_turn(ProcessSet& set);
+  bool close_turn(ProcessSet& set);
+  void count_repeat(ProcessSet& set, const Repeat& repeat);
+  Announcement announcement_of(const Request& request) const;
+  void announce(ProcessSet& set, Announcement announcement);
   bool has_submitted(const ProcessSet& set, std::string_view name) const;
+  bool has_announced(const ProcessSet& set, std::string_view name) const;
   bool must_decline(ProcessSet& set, const std::vector<OneShot::Number>& awaited, Time now) const;
   bool advance(ProcessSet& set);
   bool resume(Running& running);
@@ -146,6 +159,7 @@ class Scheduler {
 
   Common& common_;
   const SetOptions set_options_;
+  const bool repeats_submissions_;  // where ranks survive losses, they must agree on each end of an operation
   const DeviceRoutes device_routes_;
 
   mutable std::mutex mutex_;  // guards the next four members, which other threads share with the polling thread

@@ -1,6 +1,17 @@
-// One-shot all-reduces, which need no negotiation (collectives/one_shot.h): when a rank may publish, and when it
-// declines.
+// Turns, in which operations are repeated without a negotiation (collectives/one_shot.h): when a rank enters, when it
+// declines, and what follows. A rank enters from a call that waits for a small operation (World::repeat), or for a
+// submission:
+//
+//   | agreed | small operation                                    | larger one | | ------ |
+//   -------------------------------------------------- | ---------------------------------------------------- | | yes
+//   | its result is there                                | runs next: decisions that came meanwhile have waited | | no
+//   | the submission is announced, the call submits one  | the submission is announced                          |
+//
+// A small operation needs no place in the order of the set's operations, so others may be in flight. A larger one is
+// entered only if nothing else of this rank is in flight on the set. Then every other operation is decided before all
+// ranks enter it, or after: a decision needs the announcements of all.
 #include <algorithm>
+#include <numeric>
 
 #include "engine/control.h"
 #include "engine/scheduler.h"
@@ -8,9 +19,14 @@
 namespace sordino {
 namespace {
 
+using std::chrono::steady_clock;
+
 // Longest wait of other ranks for a rank that is not in the library. Then the operation is done the usual way, which
 // reports stalls and losses.
 constexpr std::chrono::milliseconds kPatience{10};
+// Longest wait, in an operation that needs a place in the order, for a rank that has others in flight. They may be
+// about to end, or wait for the rank that waits here.
+constexpr std::chrono::microseconds kPatienceOfBusy{200};
 
 void ring_resting(Transport& transport, ProcessSet& set) {
   set.one_shot()->wake([&](int member) { transport.ring(set.ranks[static_cast<std::size_t>(member)]); });
@@ -18,41 +34,135 @@ void ring_resting(Transport& transport, ProcessSet& set) {
 
 }  // namespace
 
-std::shared_ptr<ProcessSet> Scheduler::enter(int id, std::string_view name, const OneShot::What& what,
+std::shared_ptr<const Repeat> Scheduler::find(int id, std::string_view name, const Signature& what) {
+  const auto found = sets_.find(id);
+  if (found == sets_.end()) return nullptr;
+  OneShot* shot = found->second->one_shot();
+  return shot && !shot->closed() ? shot->find(name, what) : nullptr;
+}
+
+std::shared_ptr<ProcessSet> Scheduler::enter(int id, const std::shared_ptr<const Repeat>& repeat,
                                              const std::byte* input) {
   if (common_.failure.latched() || common_.trace.on()) return nullptr;
   const auto found = sets_.find(id);
-  if (found == sets_.end()) return nullptr;
+  if (found == sets_.end() || found->second->entered) return nullptr;  // by another thread, or by an interrupted call
   ProcessSet& set = *found->second;
-  if (set.entered) return nullptr;  // by another thread, or by the call that a signal handler has interrupted
   OneShot* shot = set.one_shot();
-  if (!shot || shot->closed() || !shot->free()) return nullptr;
-  const OneShot::Number number = shot->number_of(name, what);
-  if (number == 0 || has_submitted(set, name)) return nullptr;
-  shot->enter(number, what, input);
-  set.entered = {name, std::chrono::steady_clock::now(), common_.clock.now()};
-  ring_resting(common_.transport, set);
+  if (!shot || shot->closed() || !shot->free() || set.take_refused(repeat) || has_submitted(set, repeat->name))
+    return nullptr;
+  enter(set, repeat, "", input);
   return found->second;
 }
 
-bool Scheduler::collect(ProcessSet& set, const OneShot::What& what, const std::byte* input, std::byte* output) {
+// With mutex_ held, for a submission that is not outstanding yet. Returns whether it has entered.
+bool Scheduler::enter(ProcessSet& set, const Submission& submission) {
+  const Request& request = submission.request;
+  if (!repeats_submissions_ || !collective(request.opcode).repeats || request.device || set.entered ||
+      common_.trace.on() || common_.ledger.keeps_spans())
+    return false;
+  OneShot* shot = set.one_shot();
+  if (!shot || shot->closed() || !shot->free()) return false;
+  const std::string_view name = name_of_repeats(request.name);
+  const auto repeat = shot->find(name, Signature::of(request));
+  if (!repeat || set.take_refused(repeat) || (!repeat->carried && set.in_flight.load() > 1) || has_announced(set, name))
+    return false;
+  enter(set, repeat, request.name, request.tensors.empty() ? nullptr : request.tensors[0].input);
+  shot->rest(true);
+  return true;
+}
+
+void Scheduler::enter(ProcessSet& set, std::shared_ptr<const Repeat> repeat, std::string name, const std::byte* input) {
+  // An unnamed submission has used up a number of its rank, and a waiting call has not. So they are different.
+  const bool numbered = is_unnamed(repeat->name) && !name.empty();
+  const Entry entry{repeat->number << 1 | static_cast<std::uint64_t>(numbered), repeat->carried ? 0 : set.sequence()};
+  set.one_shot()->enter(repeat, entry, input);
+  set.entered = {std::move(repeat), std::move(name), steady_clock::now(), common_.clock.now(), false};
+  ring_resting(common_.transport, set);
+}
+
+bool Scheduler::collect(ProcessSet& set, const std::byte* input, std::byte* output) {
+  const auto repeat = set.entered->repeat;
+  if (!close_turn(set)) return false;
+  set.one_shot()->deliver(*repeat, input, output);
+  count_repeat(set, *repeat);
+  return true;
+}
+
+bool Scheduler::close_turn(ProcessSet& set) {
   OneShot& shot = *set.one_shot();
+  const bool agreed = shot.close();
+  if (!agreed) set.refused = set.entered->repeat;
   set.entered.reset();
-  const bool done = shot.take(what, input, output);
   // Transports whose messages ring no bell are polled for unsent messages anyway (World::work).
   if (shot.relays() && common_.transport.rings_always()) posting_ = !common_.transport.idle();
-  if (!done) return false;
-  const std::vector<int>& here = shot.members_of_node();
-  common_.traffic.count_all_reduce(what.bytes(), here.size(), shot.place(),
-                                   [&](std::size_t place) { return set.ranks[static_cast<std::size_t>(here[place])]; });
+  return agreed;
+}
+
+void Scheduler::count_repeat(ProcessSet& set, const Repeat& repeat) {
+  const auto& [folds, takes, gives, published, most, shape, rows] = repeat.recipe;
+  if (repeat.what.opcode == Opcode::kAllreduce) {
+    const std::vector<int>& here = set.one_shot()->members_of_node();
+    common_.traffic.count_all_reduce(published, here.size(), set.one_shot()->place(), [&](std::size_t place) {
+      return set.ranks[static_cast<std::size_t>(here[place])];
+    });
+  } else {
+    for (std::size_t member = 0; member < gives.size(); ++member) {
+      if (static_cast<int>(member) != set.me && gives[member] > 0)
+        common_.traffic.count(common_.transport, set.ranks[member], gives[member]);
+    }
+  }
   common_.traffic.operations.fetch_add(1);
   common_.traffic.one_shot.fetch_add(1);
-  return true;
 }
 
 void Scheduler::give_up_entered(ProcessSet& set) {
   set.entered.reset();
   set.one_shot()->abandon();
+}
+
+bool Scheduler::end_turns() {
+  bool ended = false;
+  for (auto& [id, set] : sets_) {
+    if (!set->entered || set->entered->name.empty()) continue;
+    if (!set->one_shot()->over() && !set->one_shot()->in_vain()) continue;
+    end_turn(*set);
+    ended = true;
+  }
+  return ended;
+}
+
+void Scheduler::end_turn(ProcessSet& set) {
+  OneShot& shot = *set.one_shot();
+  const auto repeat = set.entered->repeat;
+  Submission submission;
+  {
+    std::lock_guard lock(mutex_);
+    submission = outstanding_.at(key_of(set.id, set.entered->name));
+  }
+  shot.rest(false);
+  if (!close_turn(set)) {
+    set.refused.reset();
+    return announce(set, announcement_of(submission.request));
+  }
+  if (!repeat->carried) {
+    Decision& decision = set.decisions.emplace_front();
+    decision.names = {submission.request.name};
+    decision.participants.resize(set.ranks.size());
+    std::iota(decision.participants.begin(), decision.participants.end(), 0);
+    decision.merged = repeat->merged;
+    decision.repeated = true;
+    return;
+  }
+  const Tensor tensor = submission.request.tensors.empty() ? Tensor{} : submission.request.tensors[0];
+  const std::size_t bytes = repeat->recipe.result_bytes();
+  std::byte* output = tensor.output;
+  if (!output && !submission.request.tensors.empty()) {
+    output = submission.handle->results.emplace_back(host_result(repeat->recipe.shape, bytes)).data.get();
+    submission.handle->rows = repeat->recipe.rows;
+  }
+  shot.deliver(*repeat, tensor.input, output);
+  count_repeat(set, *repeat);
+  finish(submission, nullptr);
 }
 
 // The set is about to be removed. All ranks announce that before the first of them removes it.
@@ -66,20 +176,29 @@ void Scheduler::abandon_one_shots(int set) {
 bool Scheduler::has_submitted(const ProcessSet& set, std::string_view name) const {
   if (set.in_flight.load() == 0) return false;
   std::lock_guard lock(mutex_);
-  const std::string key = key_of(set.id, kAllreduceLabel);
-  if (name != kUnnamed && outstanding_.contains(key + std::string(name))) return true;
+  return outstanding_.contains(key_of(set.id, std::string(name))) || has_announced(set, name);
+}
+
+// The same with mutex_ held, apart from submissions that have not been announced.
+bool Scheduler::has_announced(const ProcessSet& set, std::string_view name) const {
   return std::any_of(outstanding_.begin(), outstanding_.end(), [&](const auto& entry) {
-    return (name == kUnnamed && entry.first.starts_with(key + std::string(kUnnamed))) ||
-           (entry.second.handle && collective(entry.second.request.opcode).effect == Effect::kJoins &&
-            entry.second.request.set == set.id);
+    const auto& [request, handle, since, awaited_since, warned, begun] = entry.second;
+    return handle && request.set == set.id &&
+           (name_of_repeats(request.name) == name || collective(request.opcode).effect == Effect::kJoins);
   });
 }
 
 bool Scheduler::must_decline(ProcessSet& set, const std::vector<OneShot::Number>& awaited, Time now) const {
   if (!set.awaited_since) set.awaited_since = now;
-  return set.one_shot()->closed() || now - *set.awaited_since >= kPatience ||
-         std::any_of(awaited.begin(), awaited.end(),
-                     [&](OneShot::Number number) { return has_submitted(set, set.one_shot()->name_of(number)); });
+  const OneShot& shot = *set.one_shot();
+  const Time::duration waited = now - *set.awaited_since;
+  return shot.closed() || waited >= kPatience ||
+         std::any_of(awaited.begin(), awaited.end(), [&](OneShot::Number number) {
+           const auto repeat = shot.find(number >> 1);
+           if (!repeat || set.in_flight.load() == 0) return false;
+           std::lock_guard lock(mutex_);
+           return has_announced(set, repeat->name) || (!repeat->carried && waited >= kPatienceOfBusy);
+         });
 }
 
 bool Scheduler::decline(Time now) {
@@ -94,6 +213,7 @@ bool Scheduler::decline(Time now) {
     }
     set->awaited_since.reset();
     if (awaited.empty()) continue;
+    if (const auto repeat = shot->find(awaited.front() >> 1)) set->refused = repeat;
     shot->decline();
     ring_resting(common_.transport, *set);
     declined = true;

@@ -40,30 +40,36 @@ bool Scheduler::announce() {
         Decision& decision = set.decisions.emplace_back();
         decision.names = {request.name};
         decision.participants = std::move(all_members);
-      } else {
+      } else if (!enter(set, submission)) {
         if (what.effect == Effect::kRemovesSet) abandon_one_shots(request.set_change.removed);
-        Announcement& mine = said.emplace_back(&set, Announcement::of(request)).second;
-        if (what.effect == Effect::kAddsSet) {
-          mine.known_sets.newest = *made_.rbegin();
-          for (const auto& [id, living] : sets_) mine.known_sets.ids.push_back(id);
-        }
-        if (const auto& device = request.device)
-          mine.abilities = abilities(*device) | (request.runs_ahead ? kRunsAhead : 0);
+        said.emplace_back(&set, announcement_of(request));
       }
       outstanding_[key_of(set.id, submission.request.name)] = std::move(submission);
     }
   }
-  for (auto& [set, announcement] : said) {
-    if (set->negotiation) {
-      set->negotiation->announce(set->me, std::move(announcement), common_.clock.now());
-    } else {
-      Writer writer;
-      writer.put(Message::kAnnounce).put(set->id);
-      announcement.write(writer);
-      common_.transport.post(set->coordinator(), writer.take());
-    }
-  }
+  for (auto& [set, announcement] : said) announce(*set, std::move(announcement));
   return true;
+}
+
+Announcement Scheduler::announcement_of(const Request& request) const {
+  Announcement mine = Announcement::of(request);
+  if (collective(request.opcode).effect == Effect::kAddsSet) {
+    mine.known_sets.newest = *made_.rbegin();
+    for (const auto& [id, living] : sets_) mine.known_sets.ids.push_back(id);
+  }
+  if (const auto& device = request.device) mine.abilities = abilities(*device) | (request.runs_ahead ? kRunsAhead : 0);
+  return mine;
+}
+
+void Scheduler::announce(ProcessSet& set, Announcement announcement) {
+  if (set.negotiation) {
+    set.negotiation->announce(set.me, std::move(announcement), common_.clock.now());
+  } else {
+    Writer writer;
+    writer.put(Message::kAnnounce).put(set.id);
+    announcement.write(writer);
+    common_.transport.post(set.coordinator(), writer.take());
+  }
 }
 
 bool Scheduler::decide() {
@@ -121,9 +127,10 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
     case Message::kOneShot: {
       const auto turn = reader.get<std::uint64_t>();
       const auto number = reader.get<OneShot::Number>();
+      const auto after = reader.get<std::uint64_t>();
       const bool call = reader.get<std::uint8_t>() != 0;
       const int late = reader.get<int>();
-      if (OneShot* shot = set.one_shot()) shot->receive(index, {turn, number, call, late}, reader.rest());
+      if (OneShot* shot = set.one_shot()) shot->receive(index, {turn, {number, after}, call, late}, reader.rest());
       break;
     }
     case Message::kGaveUp: {
@@ -171,7 +178,7 @@ bool Scheduler::resume(Running& running) {
 
 bool Scheduler::advance(ProcessSet& set) {
   if (!set.running) {
-    if (!set.ready()) return false;
+    if (!set.ready() || set.holds_decisions()) return false;
     Decision decision = std::move(set.decisions.front());
     set.decisions.pop_front();
     execute(set, std::move(decision));
@@ -251,8 +258,8 @@ void Scheduler::check(const ProcessSet& set, const Decision& decision,
   refuse_unless(what.zeros_stand_in || members.size() == set.ranks.size());
   for (const Submission& submission : submissions) {
     const Request& next = submission.request;
-    refuse_unless(submissions.size() == 1 || (what.small_ones_repeat && next.opcode == first.opcode &&
-                                              next.op == first.op && next.device == first.device));
+    refuse_unless(submissions.size() == 1 ||
+                  (what.fuses && next.opcode == first.opcode && next.op == first.op && next.device == first.device));
   }
   const auto me = static_cast<std::size_t>(std::find(members.begin(), members.end(), set.me) - members.begin());
   refuse_unless(!what.fits || what.fits(first, decision.merged, members.size(), me));

@@ -180,11 +180,15 @@ void World::open_ledger(bool opened) {
   common_.ledger.open(opened);
 }
 
-bool World::allreduce_again(int set, std::string_view name, const OneShot::What& what, const std::byte* input,
-                            std::byte* output) {
-  if (forked()) return false;
+std::shared_ptr<const Repeat> World::find(int set, std::string_view name, const Signature& what) {
+  if (forked()) return nullptr;
+  const auto turn = progress_->take_turn();
+  return scheduler_->find(set, name, what);
+}
+
+bool World::repeat(int set, const std::shared_ptr<const Repeat>& what, const std::byte* input, std::byte* output) {
   auto turn = progress_->take_turn();
-  const std::shared_ptr<ProcessSet> entered = scheduler_->enter(set, name, what, input);
+  const std::shared_ptr<ProcessSet> entered = scheduler_->enter(set, what, input);
   if (!entered) return false;
   const Time begin = entered->entered->since;
   OneShot& shot = *entered->one_shot();
@@ -196,14 +200,14 @@ bool World::allreduce_again(int set, std::string_view name, const OneShot::What&
       progress_->poll_until(turn, over, shot.relays() ? 0 : kLooks, interrupt_);
     } catch (...) {
       progress_->alone([&] { scheduler_->give_up_entered(*entered); });
-      interrupted(kAllreduceLabel + std::string(name));
+      interrupted(what->name);
       throw;
     }
     shot.rest(false);
   }
   count_wait(begin);
   if (common_.ledger.open_now()) common_.ledger.beside(begin, steady_clock::now());
-  const bool done = scheduler_->collect(*entered, what, input, output);
+  const bool done = scheduler_->collect(*entered, input, output);
   if (scheduler_->posting()) progress_->notify();
   return done;
 }
@@ -250,6 +254,7 @@ bool World::poll() {
     const Time now = steady_clock::now();
     moved |= scheduler_->decline(now);
     moved |= scheduler_->relay(now);
+    moved |= scheduler_->end_turns();
     moved |= scheduler_->advance();
     moved |= services_->advance(now);
     if (moved) last_move_ = now;

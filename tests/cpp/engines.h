@@ -46,6 +46,7 @@ struct Engine {
     moved |= transport->poll(sink);
     moved |= scheduler.decide();
     moved |= scheduler.relay(now);
+    moved |= scheduler.end_turns();
     moved |= scheduler.advance();
     moved |= services.advance(now);
     return moved;
@@ -86,7 +87,10 @@ class Engines {
   void settle() {
     for (bool moved = true; moved;) {
       moved = false;
-      for (const auto& one : all_) moved |= one->poll();
+      for (const auto& one : all_) {
+        moved |= one->scheduler.decline(std::chrono::steady_clock::now());
+        moved |= one->poll();
+      }
     }
   }
 

@@ -1,17 +1,18 @@
-// All-reduces of a few floats in one shot, with the steps of one rank's blocking call.
+// All-reduces of a few floats that repeat, with the steps of one rank's blocking call.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "check.h"
+#include "engine/world.h"
 #include "engines.h"
 
 namespace sordino::test {
 
 using Values = std::vector<float>;
 
-inline const OneShot::What kSum{ReduceOp::kSum, DType::kFloat32, 1, 1, {3}};
+inline const Signature kSum{ReduceOp::kSum, DType::kFloat32, 1, 1, {3}};
 
 class Call {
  public:
@@ -20,16 +21,17 @@ class Call {
     what_.shape = {static_cast<std::int64_t>(length)};
   }
   // Publishes the input; returns whether that worked.
-  bool enter(const OneShot::What& what) {
-    set_ = engine_->scheduler.enter(0, name_, what, data());
+  bool enter(const Signature& what) {
+    const auto repeat = engine_->scheduler.find(0, "allreduce." + name_, what);
+    set_ = repeat ? engine_->scheduler.enter(0, repeat, data()) : nullptr;
     return set_ != nullptr;
   }
   bool enter() { return enter(what_); }
   bool over() const { return set_->one_shot()->over(); }
   bool in_vain() const { return set_->one_shot()->in_vain(); }
   // Returns whether the result is there, and collects it.
-  bool collect() { return engine_->scheduler.collect(*set_, what_, data(), data()); }
-  std::shared_ptr<Handle> submit() { return engine_->scheduler.submit(allreduce_of(kAllreduceLabel + name_, values_)); }
+  bool collect() { return engine_->scheduler.collect(*set_, data(), data()); }
+  std::shared_ptr<Handle> submit() { return engine_->scheduler.submit(allreduce_of("allreduce." + name_, values_)); }
   bool has(float value) const { return values_ == Values(values_.size(), value); }
 
  private:
@@ -38,9 +40,15 @@ class Call {
   Engine* engine_;
   std::string name_;
   Values values_;
-  OneShot::What what_ = kSum;
+  Signature what_ = kSum;
   std::shared_ptr<ProcessSet> set_;
 };
+
+// Does an operation again as a blocking call does: in one shot if possible.
+inline bool again(World& world, const Signature& what, std::byte* data) {
+  const auto repeat = world.find(0, "allreduce.x", what);
+  return repeat && world.repeat(0, repeat, data, data);
+}
 
 // Runs these operations on all ranks in the usual way.
 inline void agree(Engines& ranks, const std::vector<std::string>& names) {

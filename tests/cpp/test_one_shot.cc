@@ -71,34 +71,104 @@ void others_names_at_the_same_time_agree_on_nothing() {
   CHECK(one.enter() && other.enter() && one.collect() && other.collect() && one.has(3) && other.has(3));
 }
 
-void who_has_something_under_way_declines_at_once() {
+void who_has_announced_it_declines_at_once() {
   Engines ranks({0, 0});
-  agree(ranks, {"x"});
-  Call waiting(ranks[0], "x", 1), submitted(ranks[1], "x", 2);
-  const auto theirs = submitted.submit();
+  agree(ranks, {"x", "y"});
+  Call x(ranks[0], "x", 1), y(ranks[0], "y", 2), their_x(ranks[1], "x", 10), their_y(ranks[1], "y", 20);
+  const auto theirs = their_x.submit(), their_other = their_y.submit();
   CHECK(!Call(ranks[1], "x", 3).enter());
-  CHECK(waiting.enter() && !waiting.over());
+  ranks[1].poll();  // x enters a turn, and y is announced
+  CHECK(y.enter() && y.over() && !y.collect());
+  ranks[1].poll();  // now x is announced, too
+  CHECK(x.enter() && !x.over());
   CHECK(ranks[1].scheduler.decline(std::chrono::steady_clock::now()));
   CHECK(!ranks[0].scheduler.decline(std::chrono::steady_clock::now()));
-  CHECK(waiting.over() && !waiting.collect() && waiting.has(1));
-  const auto mine = waiting.submit();
+  CHECK(x.over() && !x.collect() && x.has(1));
+  const auto mine = x.submit(), other = y.submit();
   ranks.settle();
-  CHECK(mine->done() && theirs->done() && waiting.has(3) && submitted.has(3));
+  CHECK(mine->done() && theirs->done() && x.has(11) && their_x.has(11));
+  CHECK(other->done() && their_other->done() && y.has(22) && their_y.has(22));
+}
+
+// Submissions enter turns like calls, and need no messages either.
+void submissions_repeat() {
+  Engines ranks({0, 0, 0});
+  agree(ranks, {"x"});
+  for (int turn = 1; turn < 5; ++turn) {
+    std::vector<Call> calls;
+    std::vector<std::shared_ptr<Handle>> handles;
+    for (int rank = 0; rank < 3; ++rank)
+      handles.push_back(calls.emplace_back(ranks[rank], "x", static_cast<float>(turn * (rank + 1))).submit());
+    for (int rank = 0; rank < 3; ++rank) {
+      ranks[rank].scheduler.announce();
+      CHECK(!ranks[rank].scheduler.end_turns() || rank == 2);
+    }
+    for (int rank = 0; rank < 2; ++rank) CHECK(ranks[rank].scheduler.end_turns());
+    for (const auto& handle : handles) CHECK(handle->done() && !handle->error);
+    for (const Call& call : calls) CHECK(call.has(static_cast<float>(6 * turn)));
+    CHECK(ranks[0].common.traffic.one_shot.load() == static_cast<std::uint64_t>(turn));
+  }
+}
+
+// An unnamed submission has used up a number, and a call has not. If they did it together, the next numbers would
+// differ.
+void unnamed_submissions_and_calls_do_not_meet() {
+  Engines ranks({0, 0});
+  agree(ranks, {"noname."});
+  Call call(ranks[0], "noname.", 1), submitted(ranks[1], "noname.", 2);
+  const auto theirs = submitted.submit();
+  ranks[1].poll();
+  CHECK(call.enter() && call.over() && !call.collect());
+  const auto mine = call.submit();
+  ranks.settle();
+  CHECK(mine->done() && theirs->done() && call.has(3) && submitted.has(3));
+}
+
+// A large operation has a place in the order of the set's operations. A barrier ends without the data of others, so
+// rank 1 can have run it when rank 0 has not: their sequences differ, and they do not agree.
+void large_ones_agree_only_at_the_same_place_of_the_order() {
+  Engines ranks({0, 0});
+  constexpr std::size_t kLarge = 100'000;
+  const auto large_of = [&](int rank, float value) { return Call(ranks[rank], "large", value, kLarge); };
+  std::vector<Call> calls{large_of(0, 1), large_of(1, 2)};
+  const auto submit_all = [&] {
+    std::vector<std::shared_ptr<Handle>> handles{calls[0].submit(), calls[1].submit()};
+    ranks.settle();
+    CHECK(handles[0]->done() && handles[1]->done());
+  };
+  submit_all();
+  CHECK(calls[0].has(3) && calls[1].has(3));
+  const std::uint64_t before = ranks[0].scheduler.sets().at(0)->sequence();
+  submit_all();  // in a turn
+  CHECK(calls[0].has(6) && calls[1].has(6) && ranks[0].scheduler.sets().at(0)->sequence() == before + 1);
+  const auto first = calls[0].submit();
+  ranks[0].poll();  // has entered
+  const auto barrier = ranks[0].scheduler.submit(barrier_called("new")),
+             theirs = ranks[1].scheduler.submit(barrier_called("new"));
+  for (int times = 0; times < 5; ++times) {
+    ranks[0].poll();
+    ranks[1].poll();
+  }
+  CHECK(theirs->done() && !barrier->done());  // rank 0 holds the decision
+  const auto second = calls[1].submit();
+  ranks.settle();
+  CHECK(first->done() && second->done() && barrier->done() && calls[0].has(12) && calls[1].has(12));
 }
 
 void who_has_joined_declines_at_once_and_who_does_something_else_later() {
   Engines ranks({0, 0});
   agree(ranks, {"x", "y"});
-  Call waiting(ranks[0], "x", 1), other(ranks[1], "y", 2);
+  Call waiting(ranks[0], "x", 1);
   const Time now = std::chrono::steady_clock::now();
-  other.submit();
+  ranks[1].scheduler.submit(barrier_called("unknown"));
   CHECK(waiting.enter() && !ranks[1].scheduler.decline(now) && ranks[1].scheduler.decline(now + milliseconds(10)));
   CHECK(!waiting.collect());
   Request join = barrier_called("join");
   join.opcode = Opcode::kJoin;
   ranks[1].scheduler.submit(std::move(join));
   ranks[1].poll();
-  CHECK(waiting.enter() && ranks[1].scheduler.decline(now) && !waiting.collect());
+  Call other(ranks[0], "y", 1);
+  CHECK(other.enter() && ranks[1].scheduler.decline(now) && !other.collect());
 }
 
 void who_does_nothing_declines_after_a_while() {
@@ -116,7 +186,7 @@ void who_does_nothing_declines_after_a_while() {
 // A rank that has declined turns t and t + 1 may not publish for t + 2 before all ranks have read the data of turn t.
 void who_has_declined_waits_for_who_is_slow() {
   Engines ranks({0, 0, 0});
-  agree(ranks, {"x"});
+  agree(ranks, {"x", "y", "z"});
   const Time now = std::chrono::steady_clock::now(), later = now + milliseconds(20);
   const auto decline = [&] {
     ranks[2].scheduler.decline(now);
@@ -126,13 +196,13 @@ void who_has_declined_waits_for_who_is_slow() {
   CHECK(fast.enter() && slow.enter());
   decline();
   CHECK(!fast.collect());
-  Call next(ranks[0], "x", 3);
+  Call next(ranks[0], "y", 3);
   CHECK(next.enter());
   decline();
   Call last(ranks[2], "x", 4);
   CHECK(!last.enter());
   CHECK(!slow.collect() && slow.has(2));
-  Call behind(ranks[1], "x", 5);
+  Call behind(ranks[1], "z", 5);
   CHECK(behind.enter() && !behind.collect() && !next.collect());
   CHECK(last.enter());
 }
@@ -231,8 +301,7 @@ void threads_in_any_order() {
         auto* data = reinterpret_cast<std::byte*>(values.data());
         if (turn % 500 == 100 * rank) std::this_thread::sleep_for(milliseconds(1));
         const bool usual = turn % 97 == rank;
-        if (usual || !world.allreduce_again(0, "x", kSum, data, data))
-          world.wait(*world.submit_to_wait(allreduce_of(std::string(kAllreduceLabel) + "x", values)));
+        if (usual || !again(world, kSum, data)) world.wait(*world.submit_to_wait(allreduce_of("allreduce.x", values)));
         wrong[static_cast<std::size_t>(rank)] += values != Values(3, static_cast<float>(turn * 6));
       }
     });
@@ -281,9 +350,9 @@ void a_slot_is_complete_when_it_is_seen() {
     ++looks;
     seen = first.over();
   });
-  const auto set = ranks[1].scheduler.enter(0, "x", kSum, input.data());
+  const auto set = ranks[1].scheduler.enter(0, ranks[1].scheduler.find(0, "allreduce.x", kSum), input.data());
   CHECK(set && looks == 1 && !seen && first.over());
-  CHECK(ranks[1].scheduler.collect(*set, kSum, input.data(), input.data()) && first.collect() && first.has(1));
+  CHECK(ranks[1].scheduler.collect(*set, input.data(), input.data()) && first.collect() && first.has(1));
 }
 
 }  // namespace
@@ -293,7 +362,10 @@ int main() {
   what_was_not_is_to_be_submitted();
   a_slow_rank_reads_what_was_laid_for_its_turn();
   others_names_at_the_same_time_agree_on_nothing();
-  who_has_something_under_way_declines_at_once();
+  who_has_announced_it_declines_at_once();
+  submissions_repeat();
+  unnamed_submissions_and_calls_do_not_meet();
+  large_ones_agree_only_at_the_same_place_of_the_order();
   who_has_joined_declines_at_once_and_who_does_something_else_later();
   who_does_nothing_declines_after_a_while();
   who_has_declined_waits_for_who_is_slow();

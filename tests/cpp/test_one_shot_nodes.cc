@@ -48,34 +48,35 @@ void numbers_that_differ_agree_on_nothing() {
   }
 }
 
-// On whatever node the rank is, and whichever other ranks have come.
-void who_has_the_same_under_way_brings_all_to_the_usual_way() {
+// A submission enters the turn of the calls that wait. An unnamed one has used up a number, and they have not: all do
+// it the usual way. On whatever node the rank is, and whichever other ranks have come.
+void who_has_submitted_it_enters_too() {
   for (const std::vector<int>& nodes : {std::vector{0, 1, 2}, {0, 0, 1, 1}, {0, 0, 1, 1, 2}}) {
-    for (int odd = 0; odd < static_cast<int>(nodes.size()); ++odd) {
-      Engines ranks(nodes);
-      agree(ranks, {"x"});
-      std::vector<Call> calls = calls_of(ranks, "x");
-      std::vector<std::shared_ptr<Handle>> handles{calls[static_cast<std::size_t>(odd)].submit()};
-      const Time now = std::chrono::steady_clock::now();
-      std::set<int> waiting;
-      for (int rank = 0; rank < ranks.size(); ++rank) {
-        if (rank != odd && calls[static_cast<std::size_t>(rank)].enter()) waiting.insert(rank);
-      }
-      CHECK(waiting.size() + 1 == nodes.size());
-      for (int times = 0; times < 10; ++times) {  // at once, without waiting for a late rank
-        for (int rank = 0; rank < ranks.size(); ++rank) {
-          ranks[rank].scheduler.decline(now);
-          ranks[rank].poll(now);
+    for (const std::string name : {"x", "noname."}) {
+      for (int odd = 0; odd < static_cast<int>(nodes.size()); ++odd) {
+        Engines ranks(nodes);
+        agree(ranks, {name});
+        std::vector<Call> calls = calls_of(ranks, name);
+        std::vector<std::shared_ptr<Handle>> handles{calls[static_cast<std::size_t>(odd)].submit()};
+        const Time now = std::chrono::steady_clock::now();
+        for (int rank = 0; rank < ranks.size(); ++rank)
+          CHECK(rank == odd || calls[static_cast<std::size_t>(rank)].enter());
+        for (int times = 0; times < 10; ++times) {  // at once, without waiting for a late rank
+          for (int rank = 0; rank < ranks.size(); ++rank) {
+            ranks[rank].scheduler.decline(now);
+            ranks[rank].poll(now);
+          }
         }
+        for (int rank = 0; rank < ranks.size(); ++rank) {
+          Call& call = calls[static_cast<std::size_t>(rank)];
+          if (rank == odd) continue;
+          CHECK(call.over() && call.collect() == (name == "x"), "rank", rank, "odd", odd);
+          if (name != "x") handles.push_back(call.submit());
+        }
+        ranks.settle();
+        for (const auto& handle : handles) CHECK(handle->done() && !handle->error);
+        for (const Call& call : calls) CHECK(call.has(static_cast<float>(ranks.size() * (ranks.size() + 1) / 2)));
       }
-      for (const int rank : waiting) {
-        Call& call = calls[static_cast<std::size_t>(rank)];
-        CHECK(call.over() && !call.collect(), "rank", rank, "odd", odd);
-        handles.push_back(call.submit());
-      }
-      ranks.settle();
-      for (const auto& handle : handles) CHECK(handle->done() && !handle->error);
-      for (const Call& call : calls) CHECK(call.has(static_cast<float>(ranks.size() * (ranks.size() + 1) / 2)));
     }
   }
 }
@@ -113,6 +114,7 @@ void a_node_does_not_wait_for_a_rank_that_stands_still() {
   }
   for (const int rank : {0, 2, 3}) CHECK(!calls[static_cast<std::size_t>(rank)].collect());
   // When the rank wakes, that turn is over.
+  agree(ranks, {"x"});
   std::vector<Call> next = calls_of(ranks, "x");
   for (Call& call : next) CHECK(call.enter());
   ranks.settle();
@@ -234,7 +236,8 @@ void what_makes_no_sense_is_refused() {
         .put(Message::kOneShot)
         .put(0)
         .put(turn)
-        .put(std::uint64_t{9})
+        .put(OneShot::Number{9})
+        .put(std::uint64_t{0})
         .put(false)
         .put(-1)
         .put_rest(data)
@@ -259,11 +262,11 @@ void what_makes_no_sense_is_refused() {
   agree(others, {"x"});
   std::vector<Call> calls = calls_of(others, "x");
   CHECK(calls[0].enter());
-  const auto number = others[0].scheduler.sets().at(0)->one_shot()->number_of("x", kSum);
+  const auto number = others[0].scheduler.find(0, "allreduce.x", kSum)->number << 1;
   const Bytes few(8);
-  others[1].transport->post(
-      0,
-      Writer().put(Message::kOneShot).put(0).put(std::uint64_t{1}).put(number).put(false).put(-1).put_rest(few).take());
+  Writer short_one;
+  short_one.put(Message::kOneShot).put(0).put(std::uint64_t{1}).put(number).put(std::uint64_t{0}).put(false).put(-1);
+  others[1].transport->post(0, short_one.put_rest(few).take());
   CHECK_THROWS(TransportError, others[0].poll());  // fewer bytes than this rank has
 }
 
@@ -272,7 +275,7 @@ void what_makes_no_sense_is_refused() {
 int main() {
   what_was_done_before_needs_one_message_of_a_node();
   numbers_that_differ_agree_on_nothing();
-  who_has_the_same_under_way_brings_all_to_the_usual_way();
+  who_has_submitted_it_enters_too();
   nobody_waits_long_for_a_node_that_does_nothing();
   a_node_does_not_wait_for_a_rank_that_stands_still();
   an_earlier_turn_is_long_ago();

@@ -149,8 +149,7 @@ void threads_in_any_order() {
         auto* data = reinterpret_cast<std::byte*>(values.data());
         if (turn % 500 == 90 * rank) std::this_thread::sleep_for(milliseconds(1));
         const bool usual = turn % 97 == rank;
-        if (usual || !world.allreduce_again(0, "x", kSum, data, data))
-          world.wait(*world.submit_to_wait(allreduce_of(std::string(kAllreduceLabel) + "x", values)));
+        if (usual || !again(world, kSum, data)) world.wait(*world.submit_to_wait(allreduce_of("allreduce.x", values)));
         wrong[static_cast<std::size_t>(rank)] += values != Values(3, static_cast<float>(turn * 15));
       }
       world.shutdown();

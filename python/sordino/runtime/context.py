@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from sordino.runtime.recorder import Recorder
 
 
-def _not(*_: object) -> bool:
-    """Decline an all-reduce, which then takes the normal path."""
-    return False
+def _not(*_: object) -> None:
+    """Decline an operation, which then takes the normal path."""
 
 
 @dataclass
@@ -105,11 +104,9 @@ class Context:
         self.is_homogeneous = len(set(sizes)) == 1
         self.epoch = self.names.epoch = self.world.epoch
         self.survives_losses = self.losses.survivable = self.world.survives_losses
-        # If ranks survive losses, operations are repeated after a loss, which the ranks must agree on. The fast path of
-        # small all-reduces does not do that.
-        self.allreduce_again = (
-            _not if self.survives_losses else self.world.allreduce_again(torch.Tensor, DTYPE_CODES, note_change)
-        )
+        # If ranks survive losses, operations are done again after a loss, which the ranks must agree on. The fast path
+        # does not do that.
+        self.repeat = _not if self.survives_losses else self.world.repeating(torch.Tensor, DTYPE_CODES, note_change)
         self.identity = self.world.identities[self.rank]
         """Number of this rank in the first world. It never changes."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sordino._core import MOST_IN_ONE_SHOT
+from sordino.runtime import opcode
 from sordino.runtime.collectives.compression import Compression, Compressor
 from sordino.runtime.collectives.operation import Average, Reduction, Sum, resolve_op
 from sordino.runtime.collectives.ops import (
@@ -15,8 +15,10 @@ from sordino.runtime.collectives.ops import (
     allreduce_operation,
     alltoall_operation,
     broadcast_operation,
+    even_splits,
     reducescatter_operation,
 )
+from sordino.runtime.collectives.repeats import is_constant, put, repeat
 from sordino.runtime.context import current
 from sordino.runtime.process_set import ProcessSet, global_process_set
 
@@ -125,15 +127,6 @@ class _Reducescatter(torch.autograd.Function):
         return (None, None, *outputs)
 
 
-def _is_small_constant(tensor: object) -> bool:
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.layout is torch.strided
-        and tensor.nbytes <= MOST_IN_ONE_SHOT
-        and not (tensor.requires_grad and torch.is_grad_enabled())
-    )
-
-
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -165,13 +158,9 @@ def allreduce(
         OperationMismatch, PeerLost, Timeout, TransportError: see `synchronize`.
     """
     factors = (prescale_factor, postscale_factor)
-    if average is None and compression is Compression.none and _is_small_constant(tensor):
-        context = current()
-        result = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        if context.allreduce_again(
-            tensor, result, name, op, *factors, process_set.process_set_id, context.pending.taken
-        ):
-            context.note_return()
+    if average is None and compression is Compression.none and is_constant(tensor):
+        result: torch.Tensor | None = repeat(opcode.ALLREDUCE, tensor, None, name, process_set, op, *factors)
+        if result is not None:
             return result
     return grouped_allreduce([tensor], average, name, compression, op, *factors, process_set)[0]
 
@@ -197,14 +186,26 @@ def grouped_allreduce(
 
 
 def allgather(
-    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensor: torch.Tensor,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Concatenate the tensors of all ranks along the first dimension, in which they may differ. Differentiable.
 
     A 0-d tensor counts as one row. Every rank gets the rows of all ranks, in rank order. `name`, `process_set` and
     errors are those of `allreduce`.
+
+    Args:
+        out: tensor for the result, of its shape and dtype, which is returned. Not differentiable. `tensor` may be a part
+            of it, at the place of this rank's rows. UsageError, after the operation, if shape or dtype differ.
     """
-    return grouped_allgather([tensor], name, process_set)[0]
+    if is_constant(tensor):
+        result: torch.Tensor | None = repeat(opcode.ALLGATHER, tensor, out, name, process_set)
+        if result is not None:
+            return result
+    result = grouped_allgather([tensor], name, process_set)[0]
+    return result if out is None else put(result, out)
 
 
 def grouped_allgather(
@@ -226,12 +227,20 @@ def broadcast(
     Shape and dtype must be the same on all ranks. `name`, `process_set` and errors are those of `allreduce`; UsageError
     also if the root is not in the process set.
     """
+    if is_constant(tensor):
+        again: torch.Tensor | None = repeat(opcode.BROADCAST, tensor, None, name, process_set, root=root_rank)
+        if again is not None:
+            return again
     result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
     return result
 
 
 def alltoall(
-    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensor: torch.Tensor,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    out: torch.Tensor | None = None,
 ) -> Any:
     """Send `splits[i]` rows to rank i and return the rows received; (output, received_splits) if splits were given.
 
@@ -240,13 +249,20 @@ def alltoall(
         splits: int32, one entry per rank; None: the same number of rows for each rank.
         name: ranks match operations by name; unnamed operations match in order of submission.
         process_set: the ranks that take part.
+        out: tensor for the rows received, of their shape and dtype, which is returned. Not differentiable.
 
     Raises:
         UsageError: as in `allreduce`; also if the number of splits differs from the number of ranks, a split is
-            negative, or their sum exceeds the number of rows.
+            negative, or their sum exceeds the number of rows; after the operation, if `out` does not fit.
         OperationMismatch, PeerLost, Timeout, TransportError: see `synchronize`.
     """
+    if splits is None and is_constant(tensor) and (counts := even_splits(tensor, process_set)):
+        result = repeat(opcode.ALLTOALL, tensor, out, name, process_set, splits=counts)
+        if result is not None:
+            return result
     output, received = _Alltoall.apply(tensor, splits, name, process_set)
+    if out is not None:
+        output = put(output, out)
     return output if splits is None else (output, received)
 
 
@@ -258,13 +274,24 @@ def reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Reduce over the ranks and return this rank's rows. The first ranks get the rows that do not divide evenly.
 
     The tensor needs at least one dimension, along which it is divided. Arguments and errors are those of `allreduce`;
     UsageError also for Adasum and for 0-d tensors.
+
+    Args:
+        out: tensor for the result, of its shape and dtype, which is returned. Not differentiable. It may be this rank's
+            rows of `tensor`. UsageError, after the operation, if shape or dtype differ.
     """
-    return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
+    factors = (prescale_factor, postscale_factor)
+    if compression is Compression.none and is_constant(tensor):
+        result: torch.Tensor | None = repeat(opcode.REDUCESCATTER, tensor, out, name, process_set, op, *factors)
+        if result is not None:
+            return result
+    result = grouped_reducescatter([tensor], name, compression, op, process_set, *factors)[0]
+    return result if out is None else put(result, out)
 
 
 def grouped_reducescatter(

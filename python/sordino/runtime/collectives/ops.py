@@ -14,6 +14,7 @@ from sordino._core import Handle, Request
 from sordino.errors import UsageError
 from sordino.runtime import opcode
 from sordino.runtime.collectives.operation import Adasum, Average, Operation, Reduction, resolve_op
+from sordino.runtime.collectives.repeats import repeat
 from sordino.runtime.context import Context, current, use
 from sordino.runtime.devices import HOST
 from sordino.runtime.process_set import ProcessSet, global_process_set
@@ -119,11 +120,8 @@ def allreduce_(
 
     Arguments and errors are those of `allreduce`.
     """
-    context = current()
-    if average is None and context.allreduce_again(
-        tensor, tensor, name, op, prescale_factor, postscale_factor, process_set.process_set_id, context.pending.taken
-    ):
-        context.note_return()
+    factors = (prescale_factor, postscale_factor)
+    if average is None and repeat(opcode.ALLREDUCE, tensor, tensor, name, process_set, op, *factors) is not None:
         return tensor
     reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     result: torch.Tensor = allreduce_operation([tensor], True, "allreduce", name, reduction, _first).run()
@@ -234,6 +232,8 @@ def broadcast_(
 
     Arguments and errors are those of `broadcast`.
     """
+    if repeat(opcode.BROADCAST, tensor, tensor, name, process_set, root=root_rank) is not None:
+        return tensor
     result: torch.Tensor = broadcast_operation(tensor, True, root_rank, name, process_set).run()
     return result
 
@@ -285,6 +285,13 @@ def grouped_allgather_async(
     ).start()
 
 
+def even_splits(tensor: torch.Tensor, process_set: ProcessSet) -> list[int]:
+    """Return the same number of rows for each member; [] if the rows cannot be divided, or if there are no members."""
+    members = process_set.size() or 0
+    rows = tensor.shape[0] if tensor.dim() else 1
+    return [rows // members] * members if members and rows % members == 0 else []
+
+
 def alltoall_operation(
     tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet, collect: Callable[..., Any]
 ) -> Operation:
@@ -294,12 +301,12 @@ def alltoall_operation(
     members = process_set.size() or 0
     rows = source.shape[0]
     if splits is None or len(splits) == 0:
-        if members and rows % members:
+        counts = even_splits(source, process_set)
+        if members and not counts:
             raise UsageError(
                 f"splits not provided, but first dimension of tensor ({rows}) is not an even multiple of the number of "
                 f"workers ({members})."
             )
-        counts = [rows // members] * members if members else []
     else:
         table = torch.as_tensor(splits, dtype=None if isinstance(splits, torch.Tensor) else torch.int32, device=HOST)
         if table.dim() != 1:
@@ -438,4 +445,5 @@ def join(device: int = -1) -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all ranks of the set have called this. Collective."""
-    Operation(opcode.BARRIER, "barrier", "barrier", [], lambda _: None, process_set).run()
+    if repeat(opcode.BARRIER, None, None, "barrier", process_set) is None:
+        Operation(opcode.BARRIER, "barrier", "barrier", [], lambda _: None, process_set).run()

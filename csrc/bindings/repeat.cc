@@ -1,0 +1,248 @@
+// Python function for blocking operations that ranks have done before (World::repeat). It reads the tensor's attributes
+// itself and converts only what it needs: pybind11's conversion of ten arguments takes as long as all the rest.
+//
+//   small and agreed on   done in one shot; returns the result
+//   larger                submitted and waited for, with memory of the caller for the result; returns the result
+//   anything else         returns None: the caller does it the usual way, which raises the errors
+#include <algorithm>
+#include <array>
+
+#include "bindings/operations.h"
+#include "collectives/collective.h"
+
+namespace sordino::bindings {
+namespace {
+
+// State of the function.
+struct Caller {
+  std::shared_ptr<World> world;
+  py::object tensor_type;
+  std::array<py::object, kDTypeCount> dtypes;  // by the core's code
+  py::object note_change;                      // called with a tuple of the tensor that was reduced in place
+};
+
+constexpr const char* kCapsule = "sordino.Caller";
+
+struct Names {
+  PyObject *dtype, *shape, *is_cpu, *is_contiguous, *is_neg, *data_ptr, *new_empty;
+};
+
+const Names& names() {
+  static const Names interned{PyUnicode_InternFromString("dtype"),    PyUnicode_InternFromString("shape"),
+                              PyUnicode_InternFromString("is_cpu"),   PyUnicode_InternFromString("is_contiguous"),
+                              PyUnicode_InternFromString("is_neg"),   PyUnicode_InternFromString("data_ptr"),
+                              PyUnicode_InternFromString("new_empty")};
+  return interned;
+}
+
+py::object taken(PyObject* object) { return py::reinterpret_steal<py::object>(object); }
+
+bool is_true(const py::object& value) { return value.ptr() == Py_True; }
+
+std::byte* data_of(PyObject* tensor) {
+  const py::object address = taken(PyObject_CallMethodNoArgs(tensor, names().data_ptr));
+  return address ? static_cast<std::byte*>(PyLong_AsVoidPtr(address.ptr())) : nullptr;
+}
+
+// Reads a tensor's type and shape. False for tensors that the usual path has to handle, or refuse with an error.
+bool describe(const Caller& caller, PyObject* tensor, DType& type, std::vector<std::int64_t>& extents) {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) != caller.tensor_type.ptr()) return false;
+  if (!is_true(taken(PyObject_GetAttr(tensor, names().is_cpu)))) return false;
+  if (!is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_contiguous))))
+    return false;  // raises if it is sparse
+  // A tensor with the negative bit (the imaginary part of a conjugate) stores its values negated.
+  if (is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_neg)))) return false;
+  const py::object dtype = taken(PyObject_GetAttr(tensor, names().dtype));
+  const py::object shape = taken(PyObject_GetAttr(tensor, names().shape));
+  if (!dtype || !shape || !PyTuple_Check(shape.ptr())) return false;
+  int code = 0;
+  while (code < kDTypeCount && caller.dtypes[static_cast<std::size_t>(code)].ptr() != dtype.ptr()) ++code;
+  if (code == kDTypeCount) return false;
+  type = static_cast<DType>(code);
+  extents.clear();
+  for (Py_ssize_t axis = 0; axis < PyTuple_GET_SIZE(shape.ptr()); ++axis)
+    extents.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(shape.ptr(), axis)));
+  return PyErr_Occurred() == nullptr;
+}
+
+bool read_op(PyObject* given, ReduceOp& op) {
+  if (given == Py_None) {
+    op = ReduceOp::kAverage;
+    return true;
+  }
+  if (!PyLong_CheckExact(given)) return false;
+  const long code = PyLong_AsLong(given);
+  op = static_cast<ReduceOp>(code);
+  return code >= 0 && code <= static_cast<long>(ReduceOp::kProduct);
+}
+
+bool read_splits(PyObject* given, std::vector<std::int64_t>& splits) {
+  splits.clear();
+  if (given == Py_None) return true;
+  if (!PyList_CheckExact(given)) return false;
+  for (Py_ssize_t index = 0; index < PyList_GET_SIZE(given); ++index)
+    splits.push_back(PyLong_AsLongLong(PyList_GET_ITEM(given, index)));
+  return PyErr_Occurred() == nullptr;
+}
+
+// The name of the request, such as "allreduce.loss", or that of its repeats if it is unnamed. False if it is no name,
+// or that of an operation that no call has waited for yet.
+bool read_name(PyObject* given, Opcode opcode, PyObject* set, PyObject* in_flight, std::string& name) {
+  name = collective(opcode).name;
+  if (given == Py_None) {
+    name += kUnnamed;
+    return true;
+  }
+  Py_ssize_t length = 0;
+  const char* text = PyUnicode_CheckExact(given) ? PyUnicode_AsUTF8AndSize(given, &length) : nullptr;
+  if (!text) return false;
+  (name += '.').append(text, static_cast<std::size_t>(length));
+  if (PyDict_GET_SIZE(in_flight) == 0) return true;
+  const py::object label = taken(PyUnicode_FromStringAndSize(name.data(), static_cast<Py_ssize_t>(name.size())));
+  const py::object key = label ? taken(PyTuple_Pack(2, set, label.ptr())) : py::object();
+  return key && PyDict_Contains(in_flight, key.ptr()) == 0;
+}
+
+// One call. Members keep their memory between calls of a thread.
+struct Call {
+  enum Argument {
+    kOpcode,
+    kSource,
+    kTarget,
+    kName,
+    kOp,
+    kPrescale,
+    kPostscale,
+    kRoot,
+    kSplits,
+    kSet,
+    kInFlight,
+    kCount
+  };
+
+  std::string name;
+  Signature what;
+  std::vector<std::int64_t> shape;  // of the target
+  int set = 0;
+
+  bool read(const Caller& caller, PyObject* const* given) {
+    if (!PyLong_Check(given[kOpcode]) || !PyLong_CheckExact(given[kSet]) || !PyDict_Check(given[kInFlight]) ||
+        !PyFloat_CheckExact(given[kPrescale]) || !PyFloat_CheckExact(given[kPostscale]) || !PyLong_Check(given[kRoot]))
+      return false;
+    what.opcode = static_cast<Opcode>(PyLong_AsLong(given[kOpcode]));
+    what.prescale = PyFloat_AS_DOUBLE(given[kPrescale]);
+    what.postscale = PyFloat_AS_DOUBLE(given[kPostscale]);
+    what.root = static_cast<int>(PyLong_AsLong(given[kRoot]));
+    set = static_cast<int>(PyLong_AsLong(given[kSet]));
+    if (PyErr_Occurred() || !read_op(given[kOp], what.op) || !read_splits(given[kSplits], what.splits) ||
+        !read_name(given[kName], what.opcode, given[kSet], given[kInFlight], name))
+      return false;
+    if (given[kSource] != Py_None) return describe(caller, given[kSource], what.dtype, what.shape);
+    what.dtype = Signature().dtype;
+    what.shape = Signature().shape;
+    return true;
+  }
+
+  // The tensor for the result: the one that was given, or a new one. Null if the given one does not fit.
+  py::object target(const Caller& caller, const Repeat& repeat, PyObject* source, PyObject* given) {
+    const std::vector<std::int64_t>& wanted = repeat.recipe.takes.empty() ? what.shape : repeat.recipe.shape;
+    if (given == Py_None) {
+      const py::object extents = taken(PyTuple_New(static_cast<Py_ssize_t>(wanted.size())));
+      for (std::size_t axis = 0; axis < wanted.size(); ++axis)
+        PyTuple_SET_ITEM(extents.ptr(), static_cast<Py_ssize_t>(axis), PyLong_FromLongLong(wanted[axis]));
+      return taken(PyObject_CallMethodOneArg(source, names().new_empty, extents.ptr()));
+    }
+    DType dtype;
+    if (given != source && (!describe(caller, given, dtype, shape) || dtype != what.dtype || shape != wanted))
+      return {};
+    return py::reinterpret_borrow<py::object>(given);
+  }
+};
+
+py::object repeat(const Caller& caller, PyObject* const* given) {
+  thread_local Call call;
+  if (!call.read(caller, given)) return {};
+  std::shared_ptr<const Repeat> found;
+  {
+    py::gil_scoped_release released;
+    found = caller.world->find(call.set, call.name, call.what);
+  }
+  if (!found || (!found->carried && is_unnamed(found->name))) return {};
+  PyObject* const source = given[Call::kSource];
+  if (source == Py_None) {
+    py::gil_scoped_release released;
+    const bool done = found->carried && caller.world->repeat(call.set, found, nullptr, nullptr);
+    return done ? py::object(py::bool_(true)) : py::object();
+  }
+  const py::object target = call.target(caller, *found, source, given[Call::kTarget]);
+  if (!target) return {};
+  std::byte *const input = data_of(source), *const output = target.ptr() == source ? input : data_of(target.ptr());
+  const std::size_t bytes = count_of(call.what.shape) * size_of(call.what.dtype);
+  if (PyErr_Occurred() || (!input && bytes > 0)) return {};  // a tensor without storage
+  std::unique_ptr<PyHandle> handle;
+  if (found->carried) {
+    if (!output && found->recipe.result_bytes() > 0) return {};
+    py::gil_scoped_release released;
+    if (!caller.world->repeat(call.set, found, input, output)) return {};
+  } else {
+    const Signature& what = call.what;
+    PyRequest request;
+    Request& made = request.request;
+    made.name = call.name;
+    made.opcode = what.opcode;
+    made.set = call.set;
+    made.op = what.op;
+    made.prescale = what.prescale;
+    made.postscale = what.postscale;
+    made.root = what.root;
+    made.splits = what.splits;
+    const std::size_t room = (found->recipe.takes.empty() ? bytes : found->recipe.result_bytes());
+    made.tensors = {{what.dtype, what.shape, input, output, room}};
+    request.keep = py::make_tuple(py::reinterpret_borrow<py::object>(source), target);
+    handle = start(caller.world, request, true);
+    handle->wait();
+  }
+  if (given[Call::kTarget] != Py_None) {
+    const py::object changed = taken(PyTuple_Pack(1, target.ptr()));
+    if (changed) taken(PyObject_CallOneArg(caller.note_change.ptr(), changed.ptr()));
+  }
+  if (handle && !handle->handle->results.empty()) return py::cast(std::move(handle));  // of another size than before
+  return target;
+}
+
+PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count) {
+  if (count != Call::kCount) {
+    PyErr_SetString(PyExc_TypeError, "repeat() takes 11 arguments");
+    return nullptr;
+  }
+  try {
+    py::object result = repeat(*static_cast<Caller*>(PyCapsule_GetPointer(self, kCapsule)), given);
+    if (result) return PyErr_Occurred() ? nullptr : result.release().ptr();
+    PyErr_Clear();  // the usual path raises the error
+    Py_RETURN_NONE;
+  } catch (py::error_already_set& error) {  // from a signal handler
+    error.restore();
+  } catch (...) {
+    py::detail::try_translate_exceptions();
+  }
+  return nullptr;
+}
+
+PyMethodDef kMethod{
+    "repeat", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call)), METH_FASTCALL,
+    "repeat(opcode, source, target, name, op, prescale, postscale, root, splits, process_set, in_flight) "
+    "-> the result, a Handle with the result, or None if the operation has to be submitted"};
+
+}  // namespace
+
+py::object repeat_of(std::shared_ptr<World> world, py::object tensor_type, const py::dict& codes,
+                     py::object note_change) {
+  auto caller = std::make_unique<Caller>(Caller{std::move(world), std::move(tensor_type), {}, std::move(note_change)});
+  for (const auto& [dtype, code] : codes)
+    caller->dtypes[static_cast<std::size_t>(dtype_of(code.cast<int>()))] = py::reinterpret_borrow<py::object>(dtype);
+  py::capsule self(caller.release(), kCapsule,
+                   [](PyObject* capsule) { delete static_cast<Caller*>(PyCapsule_GetPointer(capsule, kCapsule)); });
+  return taken(PyCFunction_NewEx(&kMethod, self.ptr(), nullptr));
+}
+
+}  // namespace sordino::bindings

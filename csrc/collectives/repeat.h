@@ -1,0 +1,79 @@
+// Repeats: what a rank remembers of an operation that all ranks of a set have done together, so that they can do it
+// again without a negotiation (one_shot.h).
+//
+// In a small repeat each member publishes its input, and takes a part of each member's input. It folds these parts, or
+// lays them one after the other:
+//
+//   all-reduce       every whole input             folds them
+//   reduce-scatter   my rows of every input        folds them
+//   all-gather       every whole input             lays them out
+//   all-to-all       the rows for me               lays them out
+//   broadcast        the root's whole input only   lays it out
+//   barrier          nothing
+//
+// This table is the Recipe of each operation, which its file in this folder makes (Collective::recipe).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "collectives/announcement.h"
+
+namespace sordino {
+
+// An operation apart from its name and its memory. If ranks differ in it, they have different operations.
+struct Signature {
+  ReduceOp op = ReduceOp::kSum;
+  DType dtype = DType::kUInt8;
+  double prescale = 1, postscale = 1;
+  std::vector<std::int64_t> shape{0};  // of the first tensor, or of none
+  Opcode opcode = Opcode::kAllreduce;
+  int root = 0;
+  std::vector<std::int64_t> splits{};
+  std::vector<std::pair<DType, std::vector<std::int64_t>>> more{};  // further tensors
+
+  static Signature of(const Request& request);
+  bool operator==(const Signature&) const = default;
+};
+
+struct Recipe {
+  struct Part {
+    std::size_t begin = 0, bytes = 0;
+  };
+  bool folds = false;
+  std::vector<Part> takes;          // by member: the part of its input that this rank takes
+  std::vector<std::size_t> gives;   // by member: bytes of this rank's input that it takes
+  std::size_t published = 0;        // bytes of this rank's input
+  std::size_t most = 0;             // bytes of the largest input
+  std::vector<std::int64_t> shape;  // of the result
+  std::vector<std::int64_t> rows;   // received from each member, of operations that count them
+
+  std::size_t result_bytes() const;
+};
+
+// Writes the result that the recipe makes of the members' inputs. `output` may be the memory of the part that this rank
+// takes of its own input.
+void assemble(const Signature& what, const Recipe& recipe, std::span<const std::byte* const> inputs, std::byte* output);
+
+struct Repeat {
+  std::string name;  // that of the request; without its number if the user gave it none
+  Signature what;
+  std::uint64_t number = 0;  // equal on all ranks, never 0
+  Merged merged;
+  bool carried = false;  // small enough to be published; else the ranks only agree to run it
+  Recipe recipe;         // if carried
+};
+
+// Unnamed operations have names such as "allreduce.noname.0.7". They are matched by their order, whatever their number.
+inline constexpr std::string_view kUnnamed = ".noname.";
+// The name of a repeat of an operation with this name.
+std::string_view name_of_repeats(std::string_view name);
+inline bool is_unnamed(std::string_view name_of_repeats) { return name_of_repeats.ends_with(kUnnamed); }
+
+}  // namespace sordino
