@@ -7,6 +7,8 @@ from planted.error import Error, checks
 
 _HOOKS = "python/sordino/runtime/gradients/hooks.py"
 _REDUCER = "python/sordino/runtime/gradients/reducer.py"
+_BUCKET = "python/sordino/runtime/gradients/bucket.py"
+_CLOSURES = "python/sordino/runtime/gradients/closures.py"
 _CLAIMS = "python/sordino/torch/claims.py"
 _OPTIMIZER = "python/sordino/torch/optimizer.py"
 
@@ -119,7 +121,7 @@ ERRORS = [
         "a rank does not report that its parameters changed",
         "lost message",
         _REDUCER,
-        "            bucket.shape_flags(len(bucket.members) + 1)\n",
+        "            bucket.send_change(True)\n",
         "            pass\n",
         (checks("claims.parameters_changed_on_one"),),
     ),
@@ -127,7 +129,7 @@ ERRORS = [
         "flags keep the shape of a step that failed",
         "forgotten rollback",
         _REDUCER,
-        "                bucket.shape_flags(len(bucket.members))\n",
+        "                bucket.send_change(False)\n",
         "                pass\n",
         (checks("claims.parameters_changed_on_one"),),
     ),
@@ -182,25 +184,25 @@ ERRORS = [
     Error(
         "the loss of an ordinary optimizer is sent",
         "lost message",
-        _REDUCER,
-        "            return loss if self.settings.evaluates_once else self._loss_of_all(loss)\n",
-        "            return self._loss_of_all(loss)\n",
+        _CLOSURES,
+        "        return loss if reducer.settings.evaluates_once else _loss_of_all(reducer, loss)\n",
+        "        return _loss_of_all(reducer, loss)\n",
         (checks("final_gradients.a_loss_is_reduced"),),
     ),
     Error(
         "an optimizer that evaluates a closure again decides by its own loss",
         "wrong weight",
-        _REDUCER,
-        "            return loss if self.settings.evaluates_once else self._loss_of_all(loss)\n",
-        "            return loss\n",
+        _CLOSURES,
+        "        return loss if reducer.settings.evaluates_once else _loss_of_all(reducer, loss)\n",
+        "        return loss\n",
         (checks("final_gradients.a_loss_is_reduced"),),
     ),
     Error(
         "requests of repeated reductions are kept",
         "stale copy",
-        _REDUCER,
-        "            if self._again:  #",
-        "            if False:  #",
+        _BUCKET,
+        "if places is None or repeated else places.requests",
+        "if places is None else places.requests",
         (checks("hooks.repeated_reductions"),),
     ),
     Error(

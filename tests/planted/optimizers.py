@@ -32,9 +32,9 @@ ERRORS = [
     Error(
         "predivided gradients are not multiplied afterwards",
         "wrong weight",
-        "python/sordino/runtime/gradients/reducer.py",
-        "            predivide,\n",
-        "            1.0,\n",
+        "python/sordino/runtime/gradients/bucket.py",
+        "                predivide,\n",
+        "                1.0,\n",
         (checks("optimizer_options.gradient_predivide_factor"),),
     ),
     Error(
@@ -104,8 +104,8 @@ ERRORS = [
     Error(
         "sparse gradients are not divided",
         "wrong weight",
-        "python/sordino/runtime/gradients/reducer.py",
-        "op = Sum if self.settings.op != Average else Average",
+        "python/sordino/runtime/gradients/sparse_gradients.py",
+        "op = Sum if self._settings.op != Average else Average",
         "op = Sum",
         (checks("optimizer_gradients.sparse"),),
     ),

@@ -1,8 +1,8 @@
 """Base class of strategies: the part of an algorithm that runs in one optimizer on one rank.
 
-`DistributedOptimizer` calls this class alone. Every method except `step` has a default, so an algorithm overrides only
-what it adds. An algorithm that changes parameters outside the optimizer's step derives from
-`sordino.algorithms.exchanging.ExchangingStrategy`.
+`DistributedOptimizer` calls this class, and its `reducer` where only gradients matter. Every method except `step` has a
+default, so an algorithm overrides only what it adds. An algorithm that changes parameters outside the optimizer's step
+derives from `sordino.algorithms.exchanging.ExchangingStrategy`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 
 from sordino.algorithms.base import Algorithm
 from sordino.algorithms.traffic import Sent
-from sordino.errors import NoSuchAttribute, StepOrderError, UsageError
+from sordino.errors import NoSuchAttribute, UsageError
 from sordino.runtime.collectives.operation import Adasum
 from sordino.runtime.context import Context
-from sordino.runtime.gradients.bucket import Settings
 from sordino.runtime.gradients.reducer import GradientReducer
+from sordino.runtime.gradients.settings import Settings
 from sordino.runtime.process_set import ProcessSet
 
 Named = Sequence[tuple[str, torch.Tensor]]
@@ -135,23 +135,6 @@ class Strategy(ABC):
         """Begin a new cycle. The gradients of this cycle have been used or replaced."""
         if self.reducer is not None:
             self.reducer.reset()
-
-    def clear(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
-        """Clear the gradients, as `zero_grad()`.
-
-        Raises:
-            StepOrderError: gradients are being reduced.
-        """
-        reducer = self.reducer
-        if reducer is not None and reducer.touched:
-            if self.in_flight:
-                reducer.require_whole("zero_grad()")
-                raise StepOrderError(
-                    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-                    "optimizer.synchronize(). This is prohibited as it can cause a race condition."
-                )
-            reducer.reset()  # no step will use these gradients
-        optimizer.zero_grad(set_to_none=set_to_none)
 
     # ---- steps -------------------------------------------------------------------------------------------------
 

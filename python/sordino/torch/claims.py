@@ -27,7 +27,7 @@ from sordino.errors import StepOrderError, UsageError
 
 _PACKAGE = str(Path(sordino.__file__).parent)
 
-_claims: dict[int, weakref.ref[Claim]] = {}
+_claims: weakref.WeakValueDictionary[int, Claim] = weakref.WeakValueDictionary()
 """Claims by the id() of a parameter. The claim keeps the parameter alive."""
 _changing = threading.RLock()
 
@@ -55,7 +55,6 @@ class Claim:
         self.steps = 0
         self._groups: list[list[torch.Tensor]] = []
         self.keys: set[int] = set()
-        weakref.finalize(self, _forget, self.keys)
         _refuse_ddp(list(chain.from_iterable(_groups_of(optimizer))), names, self._where)
         self.take(names)
         _watch_others()
@@ -83,13 +82,13 @@ class Claim:
                 )
             _forget(self.keys)
             self.keys.update(map(id, parameters))
-            _claims.update(dict.fromkeys(self.keys, weakref.ref(self)))
+            _claims.update(dict.fromkeys(self.keys, self))
             self._groups, self._names = groups, names
 
     def _rival(self, parameters: Iterable[torch.Tensor]) -> tuple[torch.Tensor, Claim] | None:
         """Return a parameter that belongs to another claim, with that claim; or None."""
         for parameter in parameters:
-            other = _claim_of(parameter)
+            other = _claims.get(id(parameter))
             if other is not None and other is not self:
                 return parameter, other
         return None
@@ -124,11 +123,6 @@ def _groups_of(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
     return [list(group["params"]) for group in optimizer.param_groups]
 
 
-def _claim_of(parameter: torch.Tensor) -> Claim | None:
-    found = _claims.get(id(parameter))
-    return None if found is None else found()
-
-
 def _forget(keys: set[int]) -> None:
     while keys:
         _claims.pop(keys.pop(), None)
@@ -153,7 +147,7 @@ step that raises leaves its entry."""
 def _before_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
     """Refuse a step of the wrapped optimizer outside of its wrapper's step, and note steps of other optimizers."""
     for group in optimizer.param_groups:
-        claim = _claim_of(group["params"][0]) if group["params"] else None
+        claim = _claims.get(id(group["params"][0])) if group["params"] else None
         if claim is None or claim.open:
             continue
         if claim._optimizer is optimizer:
@@ -214,7 +208,7 @@ _plain_init: Callable[..., None] = DistributedDataParallel.__init__
 @wraps(_plain_init)
 def _watched_init(ddp: DistributedDataParallel, module: torch.nn.Module, *arguments: Any, **keywords: Any) -> None:
     for name, parameter in module.named_parameters():
-        claim = _claim_of(parameter)
+        claim = _claims.get(id(parameter))
         if claim is not None and parameter.requires_grad:
             raise UsageError(_BESIDE.format(name=name, ours=claim._where, theirs=f" made at {_caller()}"))
     _plain_init(ddp, module, *arguments, **keywords)

@@ -10,9 +10,9 @@ from sordino.algorithms.strategy import Runtime, Strategy
 from sordino.errors import UsageError
 from sordino.runtime.collectives.operation import Product, Sum, name_of_op
 from sordino.runtime.context import current
-from sordino.runtime.gradients.bucket import Settings
 from sordino.runtime.gradients.nonfinite import FiniteCheck
 from sordino.runtime.gradients.options import Options
+from sordino.runtime.gradients.settings import Settings
 from sordino.runtime.gradients.settings_check import SettingsCheck, fingerprint_of
 from sordino.runtime.tensors import address_of
 from sordino.torch.arguments import group_indices

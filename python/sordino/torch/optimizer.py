@@ -493,4 +493,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         StepOrderError while gradients are being reduced (`gradients_ready()`).
         """
-        self._strategy.clear(self._inner, set_to_none)
+        reducer = self._strategy.reducer
+        if reducer is not None and reducer.touched:
+            reducer.clear(self._inner, set_to_none)
+        else:
+            self._inner.zero_grad(set_to_none=set_to_none)

@@ -11,7 +11,7 @@ from sordino.algorithms.strategy import Closure, Runtime, Strategy
 from sordino.errors import NonFinite, UsageError
 from sordino.runtime.collectives.operation import Adasum
 from sordino.runtime.collectives.ops import grouped_allreduce_
-from sordino.runtime.gradients.bucket import whole_layout
+from sordino.runtime.gradients.plan import whole_layout
 
 
 class AdasumStrategy(Strategy):

@@ -18,8 +18,9 @@ from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.strategy import Closure
 from sordino.errors import StepOrderError, UsageError
 from sordino.runtime.context import Context
-from sordino.runtime.gradients.bucket import Bucket, Settings
+from sordino.runtime.gradients.bucket import Bucket
 from sordino.runtime.gradients.reducer import QUIETLY, GradientReducer
+from sordino.runtime.gradients.settings import Settings
 
 
 class BufferedReducer(GradientReducer):
@@ -31,15 +32,18 @@ class BufferedReducer(GradientReducer):
         self, context: Context, names: Sequence[str], parameters: Sequence[torch.Tensor], settings: Settings
     ) -> None:
         super().__init__(context, names, parameters, settings, compare=True)
-        self._turn = 0
+        self._take_turn(0)
         self._set_aside: list[Bucket] = []  # buckets of the previous cycle, in flight
         self._landed: dict[int, torch.Tensor] | None = None  # their averages; None until `_wait`
 
-    def _operation_name(self, bucket: Bucket) -> str:
-        return f"{bucket.name}.{self._turn % 2}"  # the bucket of the previous cycle may be in flight
+    def _take_turn(self, turn: int) -> None:
+        self._turn = turn
+        self._suffix = f".{turn % 2}"  # the bucket of the previous cycle may be in flight
 
-    def _move(self, bucket: Bucket) -> list[int] | None:
-        return None  # a gradient's memory is still in use when backward computes the next one
+    def _make_bucket(self, name: str, members: list[int]) -> Bucket:
+        bucket = super()._make_bucket(name, members)
+        bucket.private = True  # a gradient's memory is still in use when backward computes the next one
+        return bucket
 
     def _begin_again(self, index: int) -> None:
         raise StepOrderError(
@@ -62,8 +66,14 @@ class BufferedReducer(GradientReducer):
         """Wait for the averages of the previous cycle, and return them by the parameter's number."""
         if self._landed is None:
             buckets, self._set_aside, self._unused = self._set_aside, [], set()
-            self.settings.refusals(buckets, ())  # here, so that errors come before the optimizer's step
-            self._landed = {i: grad for bucket in buckets for i, grad in self._collect(bucket).items()}
+            # Called here, so that errors come before the optimizer's step.
+            self.settings.refusals([bucket.looked for bucket in buckets])
+            landed: dict[int, torch.Tensor] = {}
+            for bucket in buckets:
+                self._wait_for(bucket)
+                landed.update(bucket.collect())
+                self._unused.update(i for i in bucket.members if i not in landed)
+            self._landed = landed
         return self._landed
 
     def restore(self, averages: dict[int, torch.Tensor]) -> None:
@@ -91,8 +101,13 @@ class BufferedReducer(GradientReducer):
         self._landed = None
         for bucket in buckets:
             bucket.handle, bucket.sent, bucket.states = None, [], []
-        self._turn += 1
-        self._counter.done = self._touched = True
+        self._take_turn(self._turn + 1)
+        self._counter.done = self.touched = True
+
+    def clear(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
+        if self._counter.done:
+            raise StepOrderError("zero_grad() between backward and step() would lose the gradient that is in flight")
+        super().clear(optimizer, set_to_none)
 
 
 class BufferedStrategy(ExchangingStrategy):
@@ -140,11 +155,6 @@ class BufferedStrategy(ExchangingStrategy):
 
     def state_of_copies(self) -> dict[str, Any]:
         return self.state_dict()
-
-    def clear(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
-        if self.done:
-            raise StepOrderError("zero_grad() between backward and step() would lose the gradient that is in flight")
-        super().clear(optimizer, set_to_none)
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         pass  # `state_dict` contains the averages

@@ -22,10 +22,11 @@ from sordino.runtime.context import Context
 from sordino.runtime.devices import common_device, on_stream, stream_of
 from sordino.runtime.exchange.flat_buffer import FlatBuffer
 from sordino.runtime.exchange.helpers import Helpers, helpers_of
-from sordino.runtime.gradients.bucket import Bucket, Settings
+from sordino.runtime.gradients.bucket import Bucket
 from sordino.runtime.gradients.deferred_step import hide, storage_of, watch, watch_modules
 from sordino.runtime.gradients.flat_reducer import FlatGradients, FlatReducer
 from sordino.runtime.gradients.reducer import versions_of
+from sordino.runtime.gradients.settings import Settings
 from sordino.runtime.tensors import dtype_code
 
 OpenRoute = Callable[[Sequence[BucketSpec], torch.device], Route]
@@ -87,11 +88,13 @@ class LayeredReducer(FlatReducer):
         self._open_route = open_route
         self._routes: dict[str, Route] = {}
         self._travelling: dict[str, Travelling] = {}
-        # Function that completes the step that uses this cycle's averages, if that step is postponed.
-        self._postponed: Callable[[], None] | None = None
+        self.postponed: Callable[[], None] | None = None
+        """Function that completes the step that uses this cycle's averages, if that step is postponed."""
+        self.clears: bool | None = None
+        """`set_to_none` of a zero_grad() that follows the postponed step; None: none follows."""
 
     def backward_adds(self, index: int) -> None:
-        complete = self._postponed
+        complete = self.postponed
         if complete is not None:  # this gradient belongs to a graph that was built before step()
             parameter = self.parameters[index]
             with torch.no_grad(), torch._C.DisableTorchFunction():
@@ -124,10 +127,19 @@ class LayeredReducer(FlatReducer):
         """Return the views of all gradients."""
         return [view for flat in self._flats.values() for view in flat.views]
 
-    def _take_over(self, bucket: Bucket) -> None:
+    def _finish(self, bucket: Bucket) -> None:
+        self._wait_for(bucket)
         flat = self._flats[bucket.name]
         for i, view, used in zip(bucket.members, flat.views, flat.used()):
             self.parameters[i].grad = view if used else None
+            if not used:
+                self._unused.add(i)
+
+    def clear(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
+        if self.postponed is None:
+            super().clear(optimizer, set_to_none)
+        else:
+            self.clears = set_to_none  # to be done after the postponed step
 
     def postpone(self, complete: Callable[[], None]) -> None:
         """Start the reductions that backward has not started, without waiting. Collective.
@@ -138,11 +150,10 @@ class LayeredReducer(FlatReducer):
         self._start_rest()
         for parameter in self.parameters:
             parameter.grad = None
-        self._postponed = complete
+        self.postponed, self.clears = complete, None
 
     def use(self) -> None:
         """Wait for the averages of a postponed step, and make them the parameters' gradients."""
-        self._postponed = None
         self._finish_all()
         self._counter.done = True
 
@@ -157,7 +168,7 @@ class LayeredReducer(FlatReducer):
                     bucket.handle = self._exchange(bucket, serving=True)
             self._finish_all()
             trains = self._travelling[self._buckets[-1].name].somebody_trains
-            self._begin_cycle()
+            self.begin_cycle()
             for parameter in self.parameters:
                 parameter.grad = None
 
@@ -174,7 +185,6 @@ class LayeredStrategy(ExchangingStrategy):
         # The optimizer, and the hyper-parameters of its groups when step() was called.
         self._postponed: tuple[torch.optim.Optimizer, list[dict[str, Any]]] | None = None
         self._stream: torch.cuda.Stream | None = None  # the stream on which step() was called
-        self._clears: bool | None = None  # set_to_none of a zero_grad() after step()
         self._show: Callable[[], None] | None = None  # undoes the hiding of check_stale
         self._lock = threading.RLock()  # makes a thread wait while another one completes the step
         self._watch = watch()
@@ -206,7 +216,7 @@ class LayeredStrategy(ExchangingStrategy):
             return super().step_optimizer(optimizer, closure, synchronize)
         self._layers.postpone(self.complete)
         rates = [{key: _copied(value) for key, value in g.items() if key != "params"} for g in optimizer.param_groups]
-        self._postponed, self._clears = (optimizer, rates), None
+        self._postponed = optimizer, rates
         self._stream = stream_of(self.parameters[0].device)
         self._storages = None
         if self.algorithm.check_stale:
@@ -243,7 +253,7 @@ class LayeredStrategy(ExchangingStrategy):
                     self._take(optimizer, rates)
 
     def _forget(self) -> None:
-        self._postponed = None
+        self._postponed = self._layers.postponed = None
         self._watch.remove(self)
         if self._show is not None:
             self._show()
@@ -265,20 +275,14 @@ class LayeredStrategy(ExchangingStrategy):
         finally:
             for group, changed in zip(optimizer.param_groups, later):
                 group.update(changed)
-            if self._clears is not None:
-                optimizer.zero_grad(self._clears)
+            if self._layers.clears is not None:
+                optimizer.zero_grad(self._layers.clears)
 
     def _before_shutdown(self) -> None:
         if self.context.world.failed:
             self._forget()  # the averages will never arrive
         else:
             self.complete()
-
-    def clear(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
-        if self._postponed is None:
-            super().clear(optimizer, set_to_none)
-        else:
-            self._clears = set_to_none  # to be done after the postponed step
 
     def after_step(self) -> None:
         self.steps += 1

@@ -82,8 +82,6 @@ def take_over_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -
 
     Empty entries are removed: reading `optimizer.state[parameter]` in a script creates them.
     """
-    if not any(parameter in optimizer.state for parameter in reducer.parameters):
-        return  # the usual case, at every step except the first
     owned = reducer.slices()
     for number, parameter in enumerate(reducer.parameters):
         kept, piece = optimizer.state.pop(parameter, None), owned.get(number)

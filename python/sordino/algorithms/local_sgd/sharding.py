@@ -26,9 +26,10 @@ from sordino.runtime.collectives.ops import grouped_allreduce_
 from sordino.runtime.context import Context
 from sordino.runtime.exchange.channel import Channel, wait_for_all
 from sordino.runtime.exchange.flat_buffer import FlatBuffer, move
-from sordino.runtime.gradients.bucket import Bucket, Settings
+from sordino.runtime.gradients.bucket import Bucket
 from sordino.runtime.gradients.flat_reducer import FlatGradients, FlatReducer, part_length
 from sordino.runtime.gradients.guard import uses_of
+from sordino.runtime.gradients.settings import Settings
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.tensors import dtype_code
 
@@ -182,8 +183,8 @@ class ShardedReducer(FlatReducer):
 
     # ---- gradients ---------------------------------------------------------------------------------------------
 
-    def _begin_cycle(self) -> None:
-        super()._begin_cycle()
+    def begin_cycle(self) -> None:
+        super().begin_cycle()
         self._handed_out = False
 
     def _exchange(self, bucket: Bucket) -> Handle:
@@ -272,7 +273,7 @@ class ShardedReducer(FlatReducer):
         self.reset()
         if not whole:
             self._pending.hide(used=True)
-            self._touched = True  # zero_grad() must make the hidden gradients visible again
+            self.touched = True  # zero_grad() must make the hidden gradients visible again
         return loss
 
     def hand_out(self) -> None:

@@ -154,7 +154,9 @@ class LocalSGDStrategy(ExchangingStrategy):
         if self._shards is None:
             return
         self._shards.prepare()
-        take_over_state(optimizer, self._shards)
+        # The state of whole parameters is from before the optimizer was wrapped, or made by a script that read it.
+        if not optimizer.state.keys().isdisjoint(self._shards.parameters):
+            take_over_state(optimizer, self._shards)
 
     def after_step(self) -> None:
         self.steps += 1

@@ -1,97 +1,159 @@
-"""Parts of gradient reduction: settings, buckets, and the layout of the parameters."""
+"""Buckets: gradients that are reduced as one operation.
+
+A bucket has one flag per member: whether this rank had a gradient for it. The flags are reduced with the gradients. A
+bucket passes these steps in each cycle; the reducer submits the request and waits:
+
+| method | effect |
+|---|---|
+| `request` | describes the gradients and flags to the core, in their places or where autograd put them |
+| `collect` | returns the reduced gradients |
+| `hand_out` | makes them the gradients of the members |
+"""
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from sordino._core import Device, Handle, Layout
-from sordino.runtime.collectives.compression import Compression, Compressor
-from sordino.runtime.gradients.nonfinite import Evidence, FiniteCheck
-from sordino.runtime.gradients.places import WHOLE, Places
-from sordino.runtime.gradients.settings_check import SettingsCheck
-from sordino.runtime.process_set import ProcessSet
-from sordino.runtime.tensors import Described, describe, dtype_code, label
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of gradient reduction.
-
-    The fields are arguments of `DistributedOptimizer`, the check of its ranks' settings, and values derived from them.
-    """
-
-    op: int
-    process_set: ProcessSet
-    bucket_bytes: int
-    check: SettingsCheck
-    compression: type[Compressor] = Compression.none
-    passes: int = 1
-    predivide: float = 1.0
-    sparse_as_dense: bool = False
-    groups: tuple[tuple[int, ...], ...] = ()  # parameter indices that the user wants reduced together
-    finite: FiniteCheck | None = None
-    members: tuple[int, ...] = ()  # identities in the process set when the algorithm was chosen
-    evaluates_once: bool = False  # the optimizer is known to evaluate a closure once in each step
-
-    def look(self, members: Sequence[int], gradients: Sequence[torch.Tensor]) -> Evidence | None:
-        """Return, with check_finite, which of the gradients to be sent are not finite; else None."""
-        return None if self.finite is None else Evidence(members, gradients)
-
-    def judge(self, names: Sequence[str], tensors: Sequence[torch.Tensor], together: bool = False) -> None:
-        """Check, with check_finite, that parameters to be exchanged are finite; raise NonFinite if not.
-
-        Collective if `together`, or if the ranks ask each other (`FiniteCheck`).
-        """
-        if self.finite is not None:
-            self.finite.judge_parameters(names, tensors, together)
-
-    def guarded(self, optimizer: Any, refused: Callable[[], None]) -> Any:
-        """Return the optimizer; with check_finite a wrapper that checks gradients before it steps.
-
-        The wrapper calls `refused` if it does not step.
-        """
-        return optimizer if self.finite is None else self.finite.guard(optimizer, refused)
-
-    def refusals(self, buckets: Iterable[Bucket], others: Iterable[Evidence | None]) -> list[Exception]:
-        """Return, with check_finite, the errors to raise after gradients have been reduced.
-
-        Args:
-            buckets: buckets that this rank has sent.
-            others: evidence of the other gradients that it has sent.
-        """
-        if self.finite is None:
-            return []
-        return self.finite.verdict([*(bucket.looked for bucket in buckets), *others])
+from sordino._core import Device, Handle, Request
+from sordino.errors import TransportError
+from sordino.runtime import opcode
+from sordino.runtime.collectives.compression import Compression
+from sordino.runtime.collectives.operation import Average, Sum
+from sordino.runtime.context import Context
+from sordino.runtime.devices import HOST
+from sordino.runtime.gradients.nonfinite import Evidence
+from sordino.runtime.gradients.places import Places, Unfit, spec_of
+from sordino.runtime.gradients.settings import Settings
+from sordino.runtime.tensors import Described, check, dense_strides, describe
 
 
 @dataclass
 class Bucket:
-    """Bucket: parameters whose gradients are reduced as one operation."""
+    """Parameters whose gradients are reduced as one operation."""
 
     name: str
-    members: list[int]
+    members: list[int]  # indices of its parameters
+    names: Sequence[str]  # names of all parameters
+    parameters: Sequence[torch.Tensor]  # all parameters
+    settings: Settings
     flags: torch.Tensor
     layouts: list[tuple[torch.dtype, torch.Size, tuple[int, ...]]]  # dtype, shape and strides of each member
     device: Device | None = None  # of the core; None: the host
-    complete: bool = False  # every member had a gradient on this rank at the start
-    handle: Handle | None = None
+    private: bool = False  # the gradients never move to places
+    places: Places | None = None  # shared memory of the gradients, once they persist
+    changed: bool = False  # one more flag is sent; see `send_change`
+    templates: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # dtype and shape of `sent` and flags
+    missing: list[int] = field(default_factory=list)  # positions of members that had no gradient on this rank
     sent: list[torch.Tensor] = field(default_factory=list)  # tensors being reduced, by member
     states: list[Any] = field(default_factory=list)  # state for decompression
-    places: Places | None = None  # shared memory of the gradients, once they persist
-    private: bool = False  # no shared memory available
-    templates: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # dtype and shape of `sent`
-    results: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # reduced outside of `places`
-    looked: Evidence | None = None  # for the gradients sent last, with check_finite
     versions: list[int] = field(default_factory=list)  # torch's version counters of `sent` at the start
+    looked: Evidence | None = None  # for the gradients sent last, with check_finite
+    handle: Handle | None = None
+    results: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # reduced outside of `places`
 
-    def gradients(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None] | None:
+    # ---- the start ---------------------------------------------------------------------------------------------
+
+    def request(self, context: Context, name: str, repeated: bool) -> Request:
+        """Return the request that reduces the gradients.
+
+        While they stay in their places, the same request is used in every step.
+
+        Args:
+            context: the context of this rank.
+            name: name of the operation.
+            repeated: whether the gradients of this step have been reduced before, under another name.
+        """
+        places = self._move(context)
+        described = self._describe() if places is None else places.described
+        if self.missing:
+            self.flags.copy_(torch.tensor([k not in self.missing for k in range(len(self.flags))], device=HOST))
+        else:
+            self.flags.fill_(1)  # does not wait for a GPU
+        requests = {} if places is None or repeated else places.requests  # a repetition's name may not occur again
+        if name not in requests:
+            op = self.settings.op
+            predivide = self.settings.predivide if op == Average else 1.0
+            requests[name] = Request(
+                opcode.ALLREDUCE,
+                name,
+                described,
+                op,
+                1 / predivide,
+                predivide,
+                process_set=self.settings.process_set.process_set_id,
+                keep=(self.sent, self.flags),
+                device=self.device,
+            )
+        return requests[name]
+
+    def send_change(self, changed: bool) -> None:
+        """Send one more flag from now on if `changed`. The operation fails on all ranks unless all of them do so."""
+        self.changed = changed
+        self.flags, self.templates = self.flags.new_zeros(len(self.members) + changed), []
+
+    def _move(self, context: Context) -> Places | None:
+        """Move the gradients to their places, which are made once the gradients persist from step to step.
+
+        Returns:
+            the places; None if the gradients are to be reduced where they are.
+        """
+        if self.private or self.changed:
+            return None
+        try:
+            if self.places is None:
+                if not self._persists():
+                    return None
+                specs = [spec_of(self.names[i], self.parameters[i]) for i in self.members]
+                self.places = Places(context, self.name, specs, self.members, self.parameters, self.flags)
+            missing = self.places.take(self._persists)
+        except TransportError as error:
+            warnings.warn(f"gradients stay in private memory, where averaging is slower: {error}", stacklevel=2)
+            self.private = True
+            return None
+        except Unfit:
+            self.places = None
+            return None
+        if missing is None:
+            return None
+        self.missing, self.flags = missing, self.places.flags
+        self.sent, self.states = self.places.views, []
+        return self.places
+
+    def _persists(self) -> bool:
+        """Return whether every member still has the gradient from the last reduction."""
+        for i, kept in self.results.items():
+            gradient = self.parameters[i].grad
+            if gradient is None or gradient is not kept():
+                return False
+        return len(self.results) == len(self.members)
+
+    def _describe(self) -> list[Described]:
+        """Describe the gradients where they are, or compressed copies of them, and the flags."""
+        grads: Sequence[torch.Tensor | None] | None = self._gradients()
+        self.missing = []
+        if grads is None:
+            grads = [self._dense_gradient(i) for i in self.members]
+            self.missing = [k for k, grad in enumerate(grads) if grad is None]
+        if self.missing or self.settings.compression is not Compression.none:
+            return self._pack(grads)
+        self.sent, self.states, described = grads, [], []  # type: ignore[assignment]
+        if not self.templates:
+            self.templates = [(code, shape) for _, _, code, shape in map(describe, [*self.sent, self.flags])]
+        for tensor, (code, shape) in zip((*self.sent, self.flags), self.templates):
+            address = tensor.data_ptr()
+            described.append((address, address, code, shape))
+        return described
+
+    def _gradients(self) -> list[torch.Tensor] | None:
         """Return the gradients of the members; None if one is missing, or differs in dtype, shape or strides."""
-        found: list[torch.Tensor | None] = []
+        parameters = self.parameters
+        found: list[torch.Tensor] = []
         for i, (dtype, shape, strides) in zip(self.members, self.layouts):
             grad = parameters[i].grad
             if (
@@ -107,35 +169,69 @@ class Bucket:
             found.append(grad)
         return found
 
-    def describe_sent(self, grads: list[torch.Tensor]) -> list[Described]:
-        """Return descriptions for the core of gradients that are sent uncompressed, and of the flags."""
-        self.sent, self.states, described = grads, [], []
-        if not self.templates:
-            self.templates = [(code, shape) for _, _, code, shape in map(describe, [*grads, self.flags])]
-        for tensor, (code, shape) in zip((*grads, self.flags), self.templates):
-            address = tensor.data_ptr()
-            described.append((address, address, code, shape))
-        return described
+    def _dense_gradient(self, index: int) -> torch.Tensor | None:
+        """Return the parameter's gradient, dense and laid out like the parameter; None without a gradient."""
+        parameter = self.parameters[index]
+        grad = parameter.grad
+        if grad is None:
+            return None
+        if grad.is_sparse:
+            return torch.zeros_like(parameter).add_(grad)
+        if grad.stride() != dense_strides(parameter) or grad.is_neg():
+            grad = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(grad)
+            parameter.grad = grad
+        return grad
 
-    def shape_flags(self, count: int) -> None:
-        """Send `count` flags from now on."""
-        self.flags, self.templates = self.flags.new_zeros(count), []
+    def _pack(self, grads: Sequence[torch.Tensor | None]) -> list[Described]:
+        """Compress the gradients; zeros for a missing one."""
+        packed = [
+            self.settings.compression.compress(torch.zeros_like(self.parameters[i]) if grad is None else check(grad))
+            for i, grad in zip(self.members, grads)
+        ]
+        self.sent = [tensor for tensor, _ in packed]
+        self.states = [state for _, state in packed]
+        return [describe(tensor, tensor) for tensor in (*self.sent, self.flags)]
 
-    def persists(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Return whether every member still has the gradient from the last reduction."""
-        for i, kept in self.results.items():
-            gradient = parameters[i].grad
-            if gradient is None or gradient is not kept():
-                return False
-        return len(self.results) == len(self.members)
+    # ---- the end -----------------------------------------------------------------------------------------------
 
-    def has_reduced(self, parameters: Sequence[torch.Tensor]) -> bool:
+    def collect(self) -> dict[int, torch.Tensor]:
+        """Return the reduced gradients by parameter, except of parameters that no rank used."""
+        sent, states, self.sent, self.states = self.sent, self.states, [], []
+        if not self.missing and not states:
+            return dict(zip(self.members, sent))
+        # A flag is above zero if some rank had a gradient. Reductions other than sums make flags meaningless, so every
+        # parameter counts as used then. A rank that had all gradients skips the flags, as it would wait for its GPU.
+        on_all_ranks = not self.missing or self.settings.op not in (Average, Sum)
+        used = [True] * len(self.members) if on_all_ranks else (self.flags > 0).tolist()
+        return {
+            i: self.settings.compression.decompress(result, state)
+            for i, result, state, wanted in zip(self.members, sent, states or [None] * len(sent), used)
+            if wanted
+        }
+
+    def hand_out(self) -> list[int]:
+        """Make the reduced gradients those of the members. Return the members that no rank used."""
+        in_places = not self.missing and self.places is not None and self.sent is self.places.views
+        found = self.collect()
+        if in_places:
+            return []
+        results = self.results = {}
+        parameters = self.parameters
+        for i, grad in found.items():
+            parameter = parameters[i]
+            if parameter.grad is None:
+                parameter.grad = grad
+            elif parameter.grad.is_sparse:
+                # Optimizers of sparse gradients need them sparse.
+                parameter.grad = grad.to_sparse(parameter.grad.sparse_dim())
+            elif parameter.grad is not grad and grad.data_ptr() != parameter.grad.data_ptr():
+                parameter.grad.copy_(grad)
+            results[i] = weakref.ref(parameter.grad)
+        return [] if len(found) == len(self.members) else [i for i in self.members if i not in found]
+
+    def has_reduced(self) -> bool:
         """Return whether some member still has the gradient from the last reduction."""
-        return (self.places is not None and self.places.has_some()) or any(
-            parameters[i].grad is not None and parameters[i].grad is kept() for i, kept in self.results.items()
-        )
-
-
-def whole_layout(names: Sequence[str], parameters: Sequence[torch.Tensor]) -> Layout:
-    """Return all parameters as one layout, for its hash."""
-    return Layout([(label(name, p), dtype_code(p), tuple(p.shape)) for name, p in zip(names, parameters)], WHOLE)
+        if self.places is not None and self.places.has_some():
+            return True
+        gradients = ((self.parameters[i].grad, kept()) for i, kept in self.results.items())
+        return any(now is not None and now is reduced for now, reduced in gradients)

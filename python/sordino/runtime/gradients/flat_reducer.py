@@ -17,8 +17,10 @@ from sordino._core import Handle
 from sordino.errors import StepOrderError, UsageError
 from sordino.runtime.collectives.compression import Compression
 from sordino.runtime.context import Context
-from sordino.runtime.gradients.bucket import Bucket, Settings
-from sordino.runtime.gradients.reducer import GradientReducer, versions_of, write_flags
+from sordino.runtime.devices import HOST
+from sordino.runtime.gradients.bucket import Bucket
+from sordino.runtime.gradients.reducer import GradientReducer, versions_of
+from sordino.runtime.gradients.settings import Settings
 
 _NAMED = 8  # maximum number of tensors in an error
 ALIGNMENT = 64  # bytes; that of arenas, so that parts of equal size are adjacent
@@ -50,7 +52,10 @@ class FlatGradients:
         """Set the flags of members with a gradient on this rank, without waiting for a GPU if all have one."""
         self.complete = all(used)
         for flags in self.flags:
-            write_flags(flags, used)
+            if self.complete:
+                flags.fill_(1)
+            else:
+                flags.copy_(torch.tensor(used, device=HOST))
 
     def used(self) -> list[bool]:
         """Return, after the exchange, which members had a gradient on some rank."""
@@ -188,8 +193,8 @@ class FlatReducer(GradientReducer):
     def _exchange(self, bucket: Bucket) -> Handle:
         """Start the exchange that averages the gradients of a bucket."""
 
-    def _begin_cycle(self) -> None:
-        super()._begin_cycle()
+    def begin_cycle(self) -> None:
+        super().begin_cycle()
         self._pending.show()
         self._complete_buckets = set()
 
@@ -221,10 +226,6 @@ class FlatReducer(GradientReducer):
 
     def _finish(self, bucket: Bucket) -> None:
         self._wait_for(bucket)
-        self._take_over(bucket)
         for i in bucket.members:
             if self.parameters[i].grad is None:
                 self._unused.add(i)
-
-    def _take_over(self, bucket: Bucket) -> None:
-        """Process a bucket that has been averaged."""

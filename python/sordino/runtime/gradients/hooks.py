@@ -90,7 +90,8 @@ class GradientHooks(ABC):
             torch._C._current_graph_task_id,
             functools.partial(_untraced_tell(), weakref.ref(self)),
         )
-        self._touched = False  # something has happened in this cycle
+        self.touched = False
+        """Whether backward or a reduction has begun in this cycle."""
         self._has_end = True  # the current backward calls a callback at its end
         self._hooked: dict[int, ParameterHooks] = {}
         weakref.finalize(self, _remove_all, self._hooked)
@@ -106,11 +107,6 @@ class GradientHooks(ABC):
     @accumulates.setter
     def accumulates(self, accumulates: bool) -> None:
         self._counter.accumulates = accumulates
-
-    @property
-    def touched(self) -> bool:
-        """Whether backward or a reduction has begun in this cycle."""
-        return self._touched
 
     @property
     def done(self) -> bool:
@@ -141,8 +137,6 @@ class GradientHooks(ABC):
     def _watch_new(self) -> list[int]:
         """Register hooks of trainable parameters without hooks, such as unfrozen ones. Return their indices."""
         found: list[int] = []
-        if len(self._hooked) == len(self.parameters):
-            return found
         counter = self._counter
         for index, parameter in enumerate(self.parameters):
             if index not in self._hooked and parameter.requires_grad:
@@ -164,8 +158,8 @@ class GradientHooks(ABC):
             self._begin_after_cut_off()
         if self._counter.done:
             self._begin_again(index)
-            self._begin_cycle()
-        self._touched = True
+            self.begin_cycle()
+        self.touched = True
         if not self._counter.accumulates:
             # Compiled autograd evaluates no nodes, and does not call callbacks at the end.
             self._has_end = torch._C._current_autograd_node() is not None
@@ -175,7 +169,7 @@ class GradientHooks(ABC):
     def _begin_after_cut_off(self) -> None:
         """Begin a new cycle after an exception has ended a backward. Raises StepOrderError if it sent gradients."""
         self._forget_cut_off()
-        self._begin_cycle()
+        self.begin_cycle()
 
     def _forget_cut_off(self) -> None:
         self.backwards = {number: end for number, end in self.backwards.items() if end() is not None}
@@ -190,13 +184,7 @@ class GradientHooks(ABC):
         """Let autograd call `_ended` at the end of backward `number`, which runs in this thread."""
         if number < 0 or number in self.backwards:
             return
-        watcher = weakref.ref(self)
-
-        def ended() -> None:
-            alive = watcher()
-            if alive is not None:
-                alive._ended(number)
-
+        ended: Callable[[], None] = functools.partial(_tell, weakref.ref(self), "_ended", number)
         self.backwards[number] = weakref.ref(ended)
         torch.autograd.Variable._execution_engine.queue_callback(ended)
 
@@ -230,6 +218,7 @@ class GradientHooks(ABC):
         counter = self._counter
         return bool(counter.order) and counter.has_all([i for i in self._hooked if i not in but])
 
-    def _begin_cycle(self) -> None:
-        self._touched = False
+    def begin_cycle(self) -> None:
+        """Begin a new cycle, in which no gradient is complete."""
+        self.touched = False
         self._counter.begin_cycle()

@@ -22,6 +22,11 @@ WHOLE = 1 << 62  # bucket size in bytes of a layout that is not divided
 _count, _sharers = sys.getrefcount, torch._C._storage_Use_Count
 
 
+def spec_of(name: str, tensor: torch.Tensor) -> Spec:
+    """Return the specification of a tensor."""
+    return name, dtype_code(tensor), tuple(tensor.shape)
+
+
 class Unfit(Exception):
     """A gradient cannot be moved: it does not fit its place, or the place is in use."""
 
@@ -50,12 +55,14 @@ class Places:
         parameters: Sequence[torch.Tensor],
         flags: torch.Tensor,
     ) -> None:
-        layout = Layout([*specs, (f"{name}.flags", dtype_code(flags), (len(members),))], WHOLE)
+        layout = Layout([*specs, spec_of(f"{name}.flags", flags)], WHOLE)
         buffer = FlatBuffer(context, layout, flags.device)
         tensors = [*(parameters[i] for i in members), flags]
         *views, self.flags = (buffer.like(tensor, offset) for tensor, offset in zip(tensors, layout.offsets))
         self.flags.copy_(flags)
         self.views: list[torch.Tensor] = views
+        self.described: list[Described] = [describe(tensor, tensor) for tensor in (*views, self.flags)]
+        """Descriptions of the places and flags for the core."""
         self.requests: dict[str, Request] = {}
         """Requests that reduce the places, by name. A request never changes."""
         self._members, self._parameters = members, parameters
@@ -67,17 +74,13 @@ class Places:
             (_count(views[k]), _count(stores[k]), _sharers(stores[k]._cdata)) for k in range(len(views))
         ]
 
-    def described(self) -> list[Described]:
-        """Return descriptions of the places and flags for the core."""
-        return [describe(tensor, tensor) for tensor in (*self.views, self.flags)]
-
     def has_some(self) -> bool:
         """Return whether some member's gradient is in its place."""
         return any(self._parameters[i].grad is view for i, view in zip(self._members, self.views))
 
     @torch.no_grad()
-    def take(self, are_fresh: Callable[[], bool]) -> list[int] | None:
-        """Move gradients to their places, unless all are elsewhere and `are_fresh()`.
+    def take(self, persist: Callable[[], bool]) -> list[int] | None:
+        """Move gradients to their places, unless all are elsewhere and do not `persist()` from the last reduction.
 
         Returns:
             the members without a gradient, whose places are zero now; None if nothing was moved.
@@ -102,7 +105,7 @@ class Places:
                 none.append(k)
             else:
                 moving.append((self._parameters[i], gradient, views[k]))
-        if len(moving) + len(none) == len(views) and are_fresh():
+        if len(moving) + len(none) == len(views) and not persist():
             return None
         # A cast of the model gives `.grad` other memory, although it stays the same object.
         if list(map(torch.Tensor.data_ptr, views)) != self._addresses:
