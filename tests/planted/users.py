@@ -6,7 +6,7 @@ from planted.error import Error, checks, tests
 
 _LAUNCH = "python/sordino/launch/"
 _LOADERS = "tests/mp/test_data_loader_workers.py"
-_ERROR = "tests/faults/test_left_in_an_error.py"
+_ERROR = "tests/faults/test_stop_errors.py -k the_error_is_told"
 _TORCH = "python/sordino/torch/"
 
 ERRORS = [
@@ -120,7 +120,7 @@ ERRORS = [
         "python/sordino/launcher/outcomes.py",
         "sorted(new, key=lambda one: one.lstat().st_mtime_ns)",
         "sorted(new)",
-        (_ERROR + " -k the_order_of_errors",),
+        (tests("outcomes", "the_order_of_errors"),),
     ),
     Error(
         "a wrapper's name is a block",
