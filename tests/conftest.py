@@ -19,7 +19,7 @@ from sordino._core import kernels
 from sordino.errors import NotBuilt
 from sordino.launcher import mpi
 
-pytest_plugins = ["no_skips", "pace", "selection"]
+pytest_plugins = ["no_skips", "pace", "selection", "launched"]
 os.environ.setdefault("UCX_NET_DEVICES", "lo")  # UCX messages do not leave the machine
 torch.set_num_threads(1)
 # If two threads make the process's first matrix product at once, they may use another kernel, which gives other bits.

@@ -1,31 +1,32 @@
-"""The launchers of a drill's ranks: `sordino run` by itself, or by mpirun."""
+"""Fixtures of several files of this folder."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
-from launched import Launched
+from crew import Crew, MakeCrew
 
-
-def _start_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, starter: str) -> str:
-    if starter != "local" and request.getfixturevalue("launcher").family != "openmpi":
-        pytest.skip("written for Open MPI's launcher")
-    monkeypatch.setattr(Launched, "starter", starter)
-    return starter
-
-
-@pytest.fixture(params=["local", "mpi"])
-def starter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each launcher. `make test` runs a drill with one, which depends on its class (tests/selection.py)."""
-    return _start_by(request, monkeypatch, request.param)
-
-
-@pytest.fixture(params=["local", "mpi", "hosts"])
-def starter_anywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each launcher, and mpirun with a list of hosts, which learns its ranks in another way."""
-    return _start_by(request, monkeypatch, request.param)
+from sordino._core import build_info
 
 
 @pytest.fixture
-def by_mpirun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of mpirun itself."""
-    _start_by(request, monkeypatch, "mpi")
+def crew_of() -> Iterator[MakeCrew]:
+    """Return a function that starts a crew, with the arguments of `Crew`. All crews leave at the end."""
+    made: list[Crew] = []
+
+    def make(*args: object, **options: object) -> Crew:
+        made.append(Crew(*args, **options))
+        return made[-1]
+
+    yield make
+    for crew in made:
+        crew.end()
+
+
+@pytest.fixture(params=["mpi", "ucx"])
+def way(request: pytest.FixtureRequest, emulated_hosts: None) -> str:
+    """The transport between the emulated hosts."""
+    if request.param == "ucx" and not build_info()["ucx"]:
+        pytest.skip("this build has no UCX")
+    return str(request.param)

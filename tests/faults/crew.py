@@ -18,8 +18,8 @@ import sordino.torch as hvd
 from sordino import sim
 from sordino._core import SimNetwork
 from sordino.algorithms import Algorithm
-from sordino.errors import Evicted, NoQuorum, SordinoError
-from sordino.runtime.context import Context, current, use
+from sordino.errors import Evicted, NoQuorum
+from sordino.runtime.context import Context, use
 
 RATE, MOMENTUM = 0.1, 0.5
 SIZES = (3, 5, 2)  # of a small network's layers
@@ -113,6 +113,12 @@ class Member(threading.Thread):
         self.backward()
         self.finish_step()
 
+    def train(self) -> int:
+        """Take three steps; return the number of all steps."""
+        for _ in range(3):
+            self.step()
+        return self.steps
+
     def backward(self) -> None:
         """Begin a step."""
         self.optimizer.zero_grad()
@@ -129,10 +135,19 @@ class Member(threading.Thread):
 
 
 class Crew:
-    """All ranks of a job."""
+    """All ranks of a job.
 
-    def __init__(self, nodes: list[int], algorithm: Algorithm | str | None = None, check_finite: bool = False) -> None:
-        self.network = SimNetwork(nodes)
+    Args:
+        size: number of ranks.
+        algorithm: algorithm of their optimizers.
+        per_node: ranks of each node; 0 is all.
+        check_finite: as in `DistributedOptimizer`.
+    """
+
+    def __init__(
+        self, size: int, algorithm: Algorithm | str | None = None, per_node: int = 0, check_finite: bool = False
+    ) -> None:
+        self.network = SimNetwork([rank // per_node if per_node else 0 for rank in range(size)])
         contexts = sim._contexts(self.network, (), True)
         self.members = [Member(context, algorithm, check_finite) for context in contexts]
         for member in self.members:
@@ -187,6 +202,9 @@ class Crew:
             assert not member.is_alive(), f"rank {member.identity} does not end"
 
 
+MakeCrew = Callable[..., Crew]
+
+
 def subsets(sure: frozenset[int], unsure: Iterable[int]) -> list[frozenset[int]]:
     """Return the sets that have all of `sure` and some of `unsure`."""
     rest = list(unsure)
@@ -198,6 +216,3 @@ def metric(member: Member) -> tuple[int, int, float]:
     total = hvd.allreduce(torch.tensor([1.0, float(member.identity)], dtype=torch.float64), op=hvd.Sum)
     gathered: list[int] = hvd.allgather_object(member.identity)
     return int(total[0]), len(gathered), float(total[1])
-
-
-__all__ = ["Crew", "Member", "Reference", "SordinoError", "current", "metric", "subsets"]

@@ -1,8 +1,8 @@
 """A rank of a job whose ranks do not fit together: `python mismatch_worker.py FOLDER CASES ODD`.
 
-CASES are separated by commas. FOLDER gets pid.R, mapped.R (files of /dev/shm in its memory) and report.R. The report
-has, by case and attempt, the error, its time after the start of the attempt, and whether the world still works
-afterwards. See test_drill_mismatches.py.
+CASES are separated by commas. FOLDER gets report.R of each rank R. The report has, by case and attempt, the
+error, its time after the start of the attempt, and whether the world still works afterwards. See
+test_stop_mismatches.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ VARIABLES = (
 folder, cases, odd = Path(sys.argv[1]), sys.argv[2].split(","), int(sys.argv[3])
 me = int(os.environ.get("SORDINO_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 faulthandler.dump_traceback_later(STUCK_S, exit=True)
-(folder / f"pid.{me}").write_text(str(os.getpid()))
 if cases == ["version"] and me == odd:
     sys.path.insert(0, str(folder / "other"))  # the test has put another version here
 
@@ -174,9 +173,6 @@ def main() -> None:
     for case in cases:
         if case not in ("environments", "version") and not hvd.is_initialized():
             hvd.init()
-            maps = Path("/proc/self/maps").read_text().splitlines()
-            mapped = {line.split("/dev/shm/")[1].split()[0] for line in maps if "/dev/shm/" in line}
-            (folder / f"mapped.{me}").write_text("\n".join(mapped))
         CASES[case]()
         reports[case], attempts[:] = attempts[:], []
     hvd.shutdown()

@@ -1,6 +1,6 @@
 """Save in shards until step LAST, continuing from the newest checkpoint: `saving_worker.py FOLDER LAST`.
 
-Prints a line with the checkpoint that it found, and a line after each complete step (test_saving.py).
+Prints a line with the checkpoint that it found, and a line after each complete step (test_restart_checkpoints.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rank that averages until the file `enough` is there: `suspended_worker.py FOLDER` (test_suspended.py).
+"""A rank that averages until the file `enough` is there: `suspended_worker.py FOLDER` (test_suspend_jobs.py).
 
 FOLDER has pid.R and steps.R, which grows, of each rank R; the ranks end when there is `enough`.
 """

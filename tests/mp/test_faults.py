@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import forked
 import pytest
+from launched import eventually
 from pace import HANG_S, bound, stretched
 
 from sordino.launcher import mpi
@@ -46,15 +46,6 @@ class Fault:
             + f"-x{self.per_node}" * (self.per_node > 0)
         )
         return f"{self.what} rank {self.victim} {self.when}{tail}".replace(" ", "_")
-
-
-def eventually(condition: Callable[[], bool], seconds: float) -> bool:
-    limit = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > limit:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 class Running:

@@ -386,7 +386,7 @@ ERRORS = [
         "python/sordino/launcher/processes.py",
         "128 + (stopped or -status)",
         "128 - status",
-        ("tests/faults/test_launcher.py -k not_stop",),
+        ("tests/faults/test_kill_launcher.py -k not_stop",),
     ),
     Error(
         "a rank that was left out is waited for",
@@ -394,7 +394,7 @@ ERRORS = [
         "python/sordino/launcher/outcomes.py",
         'if left and left <= notices["left"]:',
         'if left and left <= notices["left"] & known.keys():',
-        ("tests/faults/test_meeting.py -k 'left_out'",),
+        (tests("outcomes", "left_out"),),
     ),
     Error(
         "every check restarts the deadline of the start",
@@ -402,7 +402,7 @@ ERRORS = [
         "python/sordino/launcher/outcomes.py",
         "        if self._since[0] != hopeless.cause:\n",
         "        if self._since[0] != hopeless.text:\n",
-        ("tests/faults/test_meeting.py -k 'deadline'",),
+        (tests("outcomes", "deadline"),),
     ),
     Error(
         "a single rank of mpirun is never part of a larger job",

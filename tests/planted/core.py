@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planted.error import Error, checks, tests
+from planted.error import KILLS, Error, checks, tests
 
 _TOPOLOGY = "csrc/topology/topology.cc"
 _EXCHANGE = "csrc/collectives/exchange.cc"
@@ -29,7 +29,6 @@ _TOPOLOGIES = (tests("topology", "destinations or rows or exponential or combo o
 _GOSSIP = (checks("gossip.an_exchange or gossip.two_workers or gossip.buffers"),)
 _ALLREDUCE = (checks("allreduce.every_op or allreduce.megabytes or allreduce.odd_lengths"),)
 _SERVICES = ("cpp.test_services", checks("scheduled_pull"))
-_LEFT = ("tests/faults/test_after_losses.py tests/faults/test_random_faults.py",)
 
 ERRORS = [
     # ---- messages
@@ -884,7 +883,7 @@ ERRORS = [
         "csrc/membership/membership.cc",
         "    held_.push_back({from, of, Bytes(message.begin(), message.end())});",
         "    return;",
-        _LEFT,
+        KILLS,
     ),
     Error(
         "dead ranks are asked in the next epoch",
@@ -892,7 +891,7 @@ ERRORS = [
         "csrc/membership/membership.cc",
         "  for (const auto& [rank, cause] : dead_) consensus_->bury(rank, cause);\n",
         "",
-        ("cpp.test_consensus", "tests/faults/test_surviving.py -k 'another_is_missed or attrition'", *_LEFT),
+        ("cpp.test_consensus", "tests/faults/test_kill_ranks.py -k 'another_is_missed or attrition'", *KILLS),
     ),
     # ---- progress, and transports
     Error(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planted.error import Error, tests
 
-_SUSPENDED = ("tests/faults/test_suspended.py -k 'local and continue'",)
+_SUSPENDED = ("tests/faults/test_suspend_jobs.py -k 'local and continue'",)
 _SERVICES = ("cpp.test_services",)
 _TRANSPORT = ("cpp.test_transport",)
 

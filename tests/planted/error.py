@@ -20,6 +20,11 @@ KINDS = (
     "forgotten rollback",
     "wrong bucket",
 )
+# Tests in which ranks, as threads, are killed at chosen and at random moments.
+KILLS = (
+    "tests/faults/test_kill_in_exchanges.py tests/faults/test_kill_in_operations.py tests/faults/test_kill_refit.py "
+    "tests/faults/test_random_against_reference.py",
+)
 
 
 @dataclass(frozen=True)

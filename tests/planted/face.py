@@ -15,7 +15,7 @@ ERRORS = [
         "csrc/engine/scheduler.cc",
         "  refuse_decided();\n  std::vector<Submission> lost;\n",
         "  std::vector<Submission> lost;\n",
-        ("tests/faults/test_refused.py",),
+        ("tests/faults/test_stop_mismatches.py -k slept",),
     ),
     Error(
         "measured slowdowns do not count",
@@ -87,7 +87,7 @@ ERRORS = [
         _CLI + "run.py",
         "capacity.this_machine().cores // job.ranks",
         "capacity.this_machine().cores",
-        ("tests/faults/test_launcher.py -k share_the_cores",),
+        ("tests/mp/test_sordino_run.py -k share_the_cores",),
     ),
     Error(
         "a failed start is tried for every rank",
@@ -95,7 +95,7 @@ ERRORS = [
         "python/sordino/launcher/local.py",
         "all(self._start(number) for number in range(self._size))",
         "all([self._start(number) for number in range(self._size)])",
-        ("tests/faults/test_launcher.py --tier all -k 'does_not_exist and local'",),
+        ("tests/mp/test_sordino_run.py --tier all -k 'does_not_exist and local'",),
     ),
     Error(
         "an example is copied without its package files",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from planted.error import Error, checks, tests
+from planted.error import KILLS, Error, checks, tests
 
-_LEFT = ("tests/faults/test_after_losses.py tests/faults/test_random_faults.py",)
 _GATHERING = (checks("gathering"),)
 _LOCAL = (checks("local_sgd"),)
 _PUSH = (checks("push_sum"),)
@@ -521,7 +520,7 @@ ERRORS = [
         "python/sordino/runtime/recovery/losses.py",
         "            lockstep.undo()",
         "            pass",
-        ("tests/faults/test_locksteps.py",),
+        ("tests/faults/test_kill_in_operations.py",),
     ),
     Error(
         "one rank with the result is enough",
@@ -529,7 +528,7 @@ ERRORS = [
         "python/sordino/runtime/recovery/losses.py",
         "max(min(received for received, _ in counts),",
         "max(max(received for received, _ in counts),",
-        ("tests/faults/test_locksteps.py", *_LEFT),
+        ("tests/faults/test_kill_in_operations.py", *KILLS),
     ),
     Error(
         "the end of backward is not noticed",
@@ -569,7 +568,7 @@ ERRORS = [
         "python/sordino/runtime/recovery/losses.py",
         "one.weak_renew() if on_all else one.weak_give_up()",
         "one.weak_renew()",
-        ("tests/faults/test_after_losses.py",),
+        ("tests/faults/test_kill_refit.py",),
     ),
     Error(
         "an exchange that was given up is not counted",
@@ -577,7 +576,7 @@ ERRORS = [
         "python/sordino/algorithms/exchanging.py",
         "round = self.round + int(self._exchanging)",
         "round = self.round",
-        ("tests/faults/test_after_losses.py", "tests/faults/test_random_losses.py"),
+        ("tests/faults/test_kill_in_exchanges.py", "tests/faults/test_random_algorithms.py"),
     ),
     # ---- other parts
     Error(

@@ -6,7 +6,6 @@ from planted.error import Error, checks, tests
 
 _LAUNCH = "python/sordino/launch/"
 _LOADERS = "tests/mp/test_data_loader_workers.py"
-_ERROR = "tests/faults/test_left_in_an_error.py"
 _TORCH = "python/sordino/torch/"
 
 ERRORS = [
@@ -104,7 +103,7 @@ ERRORS = [
         _TORCH + "lifecycle.py",
         "isinstance(error, Exception) and context.size > 1",
         "False and context.size > 1",
-        (_ERROR,),
+        ("tests/faults/test_stop_errors.py -k the_error_is_told",),
     ),
     Error(
         "the first rank that ends is blamed",
@@ -112,7 +111,7 @@ ERRORS = [
         "python/sordino/launcher/outcomes.py",
         "for rank in self._failures if rank in ended), None)",
         "for rank in () if rank in ended), None)",
-        (_ERROR,),
+        (tests("outcomes", "own_error"),),
     ),
     Error(
         "errors are in the order of the folder",
@@ -120,7 +119,7 @@ ERRORS = [
         "python/sordino/launcher/outcomes.py",
         "sorted(new, key=lambda one: one.lstat().st_mtime_ns)",
         "sorted(new)",
-        (_ERROR + " -k the_order_of_errors",),
+        (tests("outcomes", "the_order_of_errors"),),
     ),
     Error(
         "a wrapper's name is a block",

@@ -1,5 +1,5 @@
-"""A job that is stopped as a whole for longer than all its deadlines continues where it was: Ctrl-Z, a suspending batch
-system, a paused container. This holds in each mode and on each transport. The launcher is stopped with the job."""
+"""All processes of a job and its launcher are stopped for longer than the deadlines: Ctrl-Z, a suspending batch system,
+a paused container. The job continues where it was, in each mode and on each transport."""
 
 from __future__ import annotations
 

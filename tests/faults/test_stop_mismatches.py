@@ -1,4 +1,4 @@
-"""Drills with ranks that differ: other shapes and dtypes, missing tensors, NaN, other settings, another version.
+"""Ranks do not fit together: other shapes and dtypes, missing tensors, NaN, other settings, another version.
 
 Every rank soon names the values of each rank, and the job leaves nothing behind.
 """
@@ -8,18 +8,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import forked
 import pytest
-from pace import HANG_S, bound, stretched
+from launched import Launched, Started
+from pace import bound, stretched
 
 import sordino
 from sordino.launcher import mpi
@@ -29,38 +28,10 @@ RANKS = 3
 OTHERS = {0: "ranks 1-2", 1: "ranks 0, 2", 2: "ranks 0-1"}
 TIMEOUT_S = 3
 HEARS_WITHIN_S = 0.25  # on an idle machine
-SHM = Path("/dev/shm")
 
 Attempts = list[list[dict[str, Any]]]  # by rank
 Drill = Callable[[str, int], dict[str, Attempts]]
 WITHIN = "mismatches,settings,not finite,missing tensor"  # cases of one job; the last one ends its world
-
-
-def running(folder: Path) -> list[int]:
-    """Return the job's processes that are still running (and are not other processes with the same numbers)."""
-    found = []
-    for file in folder.glob("pid.*"):
-        process = Path("/proc", file.read_text())
-        try:
-            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-            if str(folder).encode() in (process / "cmdline").read_bytes() and state != "Z":
-                found.append(int(file.read_text()))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
-
-
-def names_of(folder: Path) -> set[str]:
-    """Return the job's files in /dev/shm; files of other jobs come and go meanwhile."""
-    mapped = {name.rpartition(".")[0] for file in folder.glob("mapped.*") for name in file.read_text().split()}
-    return {name for name in os.listdir(SHM) if name.rpartition(".")[0] in mapped}
-
-
-def eventually(condition: Callable[[], bool], seconds: float) -> bool:
-    limit = time.monotonic() + seconds
-    while not condition() and time.monotonic() < limit:
-        time.sleep(0.02)
-    return condition()
 
 
 @pytest.fixture(scope="module")
@@ -94,30 +65,16 @@ def drill(
 
 
 def run_job(launcher: mpi.Launcher, folder: Path, cases: str, odd: int, timeout_s: float) -> dict[str, Attempts]:
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("SORDINO_", "HOROVOD_"))},
-        "SORDINO_TIMEOUT_S": str(timeout_s),
-        "SORDINO_STALL_WARN_S": str(timeout_s / 3),
-    }
     if cases == "version":
         make_another_version(folder)
     python = [sys.executable] if cases == "version" else forked.python()  # a fork has already imported this version
     command = mpi.command_line(launcher, mpi.Job(RANKS, [*python, str(WORKER), str(folder), cases, str(odd)]))
-    job = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True, start_new_session=True
-    )
-    try:
-        output, _ = job.communicate(timeout=HANG_S)
-    except subprocess.TimeoutExpired:
-        job.kill()
-        for process in running(folder):
-            os.kill(process, signal.SIGKILL)
-        pytest.fail(f"still there after {HANG_S} s:\n{job.communicate()[0]}")
+    variables = {"SORDINO_TIMEOUT_S": str(timeout_s), "SORDINO_STALL_WARN_S": str(timeout_s / 3)}
     reports = [folder / f"report.{rank}" for rank in range(RANKS)]
-    missing = [file.name for file in reports if not file.exists()]
-    assert not missing, f"{missing} were not written:\n{output}"
-    assert eventually(lambda: not running(folder), HANG_S), f"left: {running(folder)}\n{output}"
-    assert eventually(lambda: not names_of(folder), HANG_S), f"left in /dev/shm: {names_of(folder)}"
+    with Started(folder, command, variables) as job:
+        job.wait_for(lambda: all(file.exists() for file in reports))
+        job.ends()
+        job.leaves_nothing()
     told = [json.loads(file.read_text()) for file in reports]
     return {case: [one[case] for one in told] for case in cases.split(",")}
 
@@ -132,7 +89,7 @@ def everywhere(attempts: Attempts, number: int, label: str, kind: str, expected_
     assert [one["kind"] for one in told] == [kind] * RANKS, f"{told} ({how_long})"
     assert len({one["text"] for one in told}) == 1, told
     assert seconds[-1] < bound(expected_s), f"{label}: {how_long}"
-    assert all(one.get("sum", 3.0) == 3.0 for one in told), "the world does not live"
+    assert all(one.get("sum", 3.0) == 3.0 for one in told), "the world does not work"
     return str(told[0]["text"])
 
 
@@ -255,3 +212,34 @@ def test_another_version(drill: Drill) -> None:
     text = everywhere(attempts, 0, "version", "ConfigurationMismatch", expected_s=START_OF_MPI_S)
     assert f"rank 1 has Sordino {another_version()}" in text, text
     assert f"ranks 0, 2 have Sordino {sordino.__version__}" in text, text
+
+
+# Rank 1 sleeps from its submission until rank 0, whose tensor differs, has raised and ended.
+SLEEPS = """
+import os, pathlib, signal, subprocess, sys, time, torch
+import sordino.torch as hvd
+place = pathlib.Path(sys.argv[1])
+hvd.init()
+if hvd.rank() == 1:
+    handle = hvd.allreduce_async(torch.ones(3), name="loss")
+    time.sleep(0.1)  # the coordinator has heard of it
+    (place / "new").write_text(str(os.getpid()))
+    os.rename(place / "new", place / "pid")
+    os.kill(os.getpid(), signal.SIGSTOP)
+    hvd.synchronize(handle)
+while not (place / "pid").exists():
+    time.sleep(0.01)
+time.sleep(0.2)
+wakes = f"while kill -0 {os.getpid()}; do sleep 0.01; done; kill -CONT " + (place / "pid").read_text()
+subprocess.Popen(["sh", "-c", wakes], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+hvd.allreduce(torch.ones(3, dtype=torch.float64), name="loss")
+"""
+
+
+@pytest.mark.drill("asleep while another refuses and ends")
+def test_a_rank_that_slept_raises_what_all_raise(tmp_path: Path) -> None:
+    with Launched(tmp_path, ["-np", "2", "--", "python", "-c", SLEEPS, str(tmp_path)]) as job:
+        assert job.ends() == 1, job.output
+        differ = "allreduce 'allreduce.loss': rank 0 and rank 1 differ in dtype: float64 against float32"
+        assert job.output.count(f"sordino.errors.OperationMismatch: {differ}") == 2, job.output
+        assert "PeerLost" not in job.output

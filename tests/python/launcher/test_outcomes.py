@@ -1,83 +1,79 @@
-"""Ranks that end before all have started: the others must not wait forever, as they would in MPI."""
+"""The launcher's knowledge of its ranks, and its verdict: which rank failed first, and whether the job is over."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from launched import Launched, eventually
-from pace import stretched
+from hypothesis import given
+from hypothesis import strategies as st
+from launched import eventually
 
 from sordino._core import variables
 from sordino.launcher import outcomes
-from sordino.launcher.outcomes import Deadlines, Outcomes
-
-CONTINUE = ["--on-peer-lost", "continue"]
-# Rank 1 ends in the job's first start, in the way that argv[1] says.
-PROGRAM = """
-import os, sys
-rank = os.environ.get("SORDINO_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
-if rank == "1" and os.environ["SORDINO_RESTART"] == "0":
-    exec(sys.argv[1])
-import sordino.torch as hvd
-hvd.init()
-print("met", hvd.allgather_object(hvd.rank()))
-"""
-LOST = "sordino.errors.PeerLost: rank 1 ended before all ranks had met"
-KILLED = "rank 1 was ended by signal 9 (SIGKILL) before all ranks had met"
+from sordino.launcher.outcomes import Deadlines, Outcome, Outcomes, over_stderr
 
 
-def words(how: str, *options: str) -> list[str]:
-    return ["-np", "2", *CONTINUE, *options, "--", "python", "-c", PROGRAM, how]
+@pytest.mark.parametrize(
+    ("codes", "of_mpirun", "status", "text"),
+    [
+        ({0: 0, 1: 0}, 0, 0, ""),
+        ({0: 0}, 0, 0, "the end of rank 1 is unknown; the others finished"),
+        ({0: 5}, 0, 5, "rank 0 ended with status 5; see its error above"),
+        ({}, 0, 1, "no rank has reported its end; mpirun's status is 0"),
+        ({}, 3, 3, "no rank has reported its end; mpirun's status is 3"),
+        ({0: -64, 1: -1}, 0, 192, "rank 0 was ended by signal 64 (SIGRTMAX) and was the first to fail"),
+    ],
+)
+def test_judgement(codes: dict[int, int], of_mpirun: int, status: int, text: str) -> None:
+    job = Outcomes(2)
+    for rank, code in codes.items():
+        job.note(rank, code, float(rank))
+    assert job.judge(of_mpirun) == (status, text)
 
 
-@pytest.mark.drill("killed before all have met")
-def test_a_rank_killed_before_it_meets_the_others_ends_this_start(starter_anywhere: str, tmp_path: Path) -> None:
-    with Launched(tmp_path, words("os.kill(os.getpid(), 9)", "--restarts", "1")) as job:
-        assert job.ends() == 0, job.output
-        job.leaves_nothing()
-        # The meeting place tells ranks that `sordino run` started itself. Ranks that wait in MPI do not hear of it.
-        said = LOST if starter_anywhere == "local" else f"{KILLED}, and the others cannot start without it"
-        assert said in job.output
-        assert "with status 137, which is signal 9 (SIGKILL); restart 1 of 1" in job.output
-        assert job.output.count("met [0, 1]") == 2
-        assert "\x1e" not in job.output
-
-
-@pytest.mark.drill("gone before all have met")
-@pytest.mark.parametrize(("how", "status"), [("sys.exit(0)", 1), ("sys.exit(3)", 3), ("raise ValueError", 1)])
-def test_a_rank_that_leaves_before_it_meets_the_others_fails_the_job(
-    starter: str, tmp_path: Path, how: str, status: int
+@given(texts=st.lists(st.binary(max_size=50), min_size=3, max_size=3), cut=st.integers(1, 40))
+def test_what_supervisors_say_is_taken_out_of_stderr(
+    capfdbinary: pytest.CaptureFixture[bytes], texts: list[bytes], cut: int
 ) -> None:
-    with Launched(tmp_path, words(how)) as job:
-        assert job.ends() == status, job.output
-        job.leaves_nothing()
-        # If the status is not 0, mpirun itself ends the other ranks.
-        assert ("before all ranks had met, and" in job.output) == (starter == "mpi" and how == "sys.exit(0)")
-        assert (LOST in job.output) == (starter == "local")
+    capfdbinary.readouterr()
+    with over_stderr(2) as (job, where, descriptor):
+        token = where.removeprefix("stderr:").encode()
+        lines = [b"\x1e%s 0 -9 12.5\n" % token, b"\x1e%s 1 0 13.25\r\n" % token, b""]
+        stream = b"".join(text + line for text, line in zip(texts, lines))
+        for begin in range(0, len(stream), cut):
+            os.write(descriptor, stream[begin : begin + cut])
+    assert {rank: (found.code, found.at) for rank, found in job.known().items()} == {0: (-9, 12.5), 1: (0, 13.25)}
+    sys.stderr.flush()
+    assert capfdbinary.readouterr().err == b"".join(texts)
 
 
-@pytest.mark.drill("gone before all have met")
-@pytest.mark.parametrize("options", [[], CONTINUE, ["--restarts", "1"]], ids=["raise", "continue", "restart"])
-def test_a_rank_that_does_not_come_ends_this_start(starter: str, tmp_path: Path, options: list[str]) -> None:
-    deadline_s = stretched(5)
-    deadlines = [f"-xSORDINO_TIMEOUT_S={deadline_s}", f"-xSORDINO_STALL_WARN_S={deadline_s / 5}"]
-    program = ["python", "-c", PROGRAM, "import time; time.sleep(300)"]
-    with Launched(tmp_path, ["-np", "2", *deadlines, *options, "--", *program]) as job:
-        again = "--restarts" in options
-        assert job.ends() == (0 if again else 1), job.output
-        job.leaves_nothing()
-        waits = "sordino run: {}in init() rank 0 waits for rank 1, for {}"
-        assert waits.format("stalled: ", "") in job.output
-        assert job.output.count("met [0, 1]") == 2 * again
-        assert f"{waits.format('', 'more than ')}{deadline_s:g} s (SORDINO_TIMEOUT_S)" in job.output
+def test_a_rank_whose_own_error_ends_it_is_the_first() -> None:
+    told = Outcomes(4)
+    told.hear(3, "fails")  # it has handled the error, and ends well
+    told.note(3, 0, 0.5)
+    told.hear(1, "fails")
+    told.hear(2, "fails")
+    for rank, code in ((0, 1), (2, 3), (1, -15)):
+        told.note(rank, code, float(rank))
+    assert told.judge(0) == (1, "rank 1 ended with status 1 and was the first to fail; see its error above")
+    assert told.first_of([Outcome(0.0, 0, 7)]).status == 7
 
 
-# --- The launcher's knowledge of the ranks ----------------------------------------------------------------------------
+def test_the_order_of_errors_is_that_of_their_links(tmp_path: Path) -> None:
+    """Errors are in the order of their links, not of the folder or the ranks."""
+    told = Outcomes(3, tmp_path)
+    for moment, rank in enumerate((2, 0, 1)):
+        link = tmp_path / f"fails.{rank}"
+        link.symlink_to(str(os.getpid()))
+        os.utime(link, ns=(moment, moment), follow_symlinks=False)
+    failed = [Outcome(float(rank), rank, 1) for rank in range(3)]
+    assert told.first_of(failed).rank == 2
 
 
 def over_after_a_while(job: Outcomes) -> bool:

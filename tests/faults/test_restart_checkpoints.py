@@ -1,4 +1,5 @@
-"""Training that continues from its checkpoints: ranks killed at any moment, damaged files, a full disk."""
+"""A job continues from its checkpoints after kills at any moment, with damaged files, on a full disk. The newest
+complete checkpoint counts, and the result is that of an undisturbed training."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ import forked
 import pytest
 from launched import Launched, own_mounts
 
+import soak
+from results import ResultsOf
 from sordino import checkpoint
+from sordino.launcher import mpi
 
 TRAIN = [str(Path(__file__).resolve().parents[2] / "examples" / "train.py"), "--max-steps", "60"]
 WORKER = Path(__file__).with_name("saving_worker.py")
@@ -111,3 +115,26 @@ def test_ranks_killed_while_saving_leave_whole_checkpoints(starter: str, tmp_pat
         job.leaves_nothing()
     assert folder.steps() == [last - 1, last]
     assert len(list(folder.path.iterdir())) == 2 * (1 + 3)
+
+
+SHORT = ["--data", "digits", "--minutes", "0.2", "--every", "6", "--checkpoint-every", "20"]
+
+
+@pytest.mark.timeout(900)  # on a machine with other load; alone it takes half a minute
+@pytest.mark.soak
+def test_kills_at_random_moments_cost_time_and_nothing_else(
+    launcher: mpi.Launcher, tmp_path: Path, results_of: ResultsOf
+) -> None:
+    if launcher.family != "openmpi":
+        pytest.skip("written for Open MPI's launcher")
+    words = [*SHORT, "--ranks", "2", "--steps", "400", "--results", str(tmp_path)]
+    status = soak.main(words)
+    found = results_of("soak_restart")
+    stormy = found["disturbed"]
+    assert status == 0 and all(one["met"] for one in found["targets"]), found
+    assert stormy["kills"] and stormy["steps_done"] == 400 and stormy["replicas_equal"]
+    assert not any(one["outlived"] for one in stormy["kills"])
+    assert stormy["restarts"] == len(stormy["kills"])
+    # They continue from the newest checkpoint or, if it was just being written, from the one before.
+    assert all((one["steps_repeated"] or 0) < 40 for one in stormy["kills"]), stormy["kills"]
+    assert stormy["parameters_sha256"] == found["undisturbed"]["parameters_sha256"]

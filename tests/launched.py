@@ -1,4 +1,5 @@
-"""A running job of `sordino run`: its processes, the files that it holds, and whether anything remains."""
+"""Running jobs of tests: their processes, the files that they hold, and whether anything remains after them. Fixtures
+select the launcher of a job's ranks: `sordino run` by itself, or by mpirun."""
 
 from __future__ import annotations
 
@@ -10,14 +11,18 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from checks.commands import SORDINO
 from pace import HANG_S
 
 from drills.job import is_locked
+
+if TYPE_CHECKING:
+    from typing import Self
 
 MARK = "DRILL"  # in the environment of all processes that the job starts
 
@@ -31,38 +36,38 @@ def eventually(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-class Launched:
-    """`BEFORE sordino run WORDS` in a session of its own, which the end of the block kills."""
+class Started:
+    """A command in a session of its own, and the processes that it starts. The end of the block kills all of them.
 
-    starter = "local"  # or "mpi", or "hosts"; set by the fixtures of conftest.py
+    Args:
+        folder: folder for the output.
+        command: words of the command.
+        variables: additional environment variables; those of Sordino and Horovod are not inherited.
+    """
 
-    def __init__(self, folder: Path, words: Sequence[str], before: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, command: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("SORDINO_", "HOROVOD_"))}
         self._mark = f"{MARK}={uuid.uuid4().hex}"
         self._output = folder / f"output.{uuid.uuid4().hex}"
         self.files: set[Path] = set()
-        self.begun = time.monotonic()
-        by = ["--launcher", "local" if self.starter == "local" else "mpi"]
-        if self.starter == "hosts":
-            by += ["--hosts", f"localhost:{words[words.index('-np') + 1]}"]
         with open(self._output, "wb") as output:
             self.front = subprocess.Popen(
-                [*before, *SORDINO, "run", *by, *words],
+                command,
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
-                env={**clean, MARK: self._mark.partition("=")[2]},
+                env={**clean, **(variables or {}), MARK: self._mark.partition("=")[2]},
                 start_new_session=True,
             )
 
-    def __enter__(self) -> Launched:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         for pid in self.processes():
             self.send(pid, signal.SIGKILL)
         self.front.wait(HANG_S)
-        for file in self.files:  # the job leaves these if it has no one to remove them
+        for file in self.files:  # the job leaves these if no process is left to remove them
             for folder in (file, *file.parents):
                 if folder.name.startswith("sordino-run-") and not is_locked(folder):
                     shutil.rmtree(folder, ignore_errors=True)
@@ -85,31 +90,6 @@ class Launched:
                 if self._mark in text and not dead:
                     found[int(entry.name)] = dict(word.split("=", 1) for word in text if "=" in word)
         return found
-
-    def _those(self, condition: Callable[[int, str, dict[str, str]], bool]) -> list[int]:
-        processes = self.processes()
-        return [pid for pid, environ in processes.items() if condition(pid, words_of(pid), environ)]
-
-    def copy(self) -> int:
-        """Return the process of the front's copy, which does its work."""
-        (pid,) = self._those(lambda pid, words, environ: pid != self.front.pid and "sordino.cli run" in words)
-        return pid
-
-    def mpirun(self) -> int:
-        (pid,) = self._those(lambda pid, words, environ: re.match(r"\S*(mpirun|prterun) ", words) is not None)
-        return pid
-
-    def rank(self, number: int) -> int:
-        """Return the rank's process: not its supervisor, its stand-in (tests/forked), or one of its children."""
-        here = self._those(
-            lambda pid, words, environ: (
-                environ.get("SORDINO_RANK", environ.get("OMPI_COMM_WORLD_RANK")) == str(number)
-                and "supervisor.py" not in words
-                and "forked/client.py" not in words
-            )
-        )
-        (pid,) = [pid for pid in here if parent_of(pid) not in here]
-        return pid
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = HANG_S) -> None:
         """Wait until the condition holds; note files that the job holds meanwhile."""
@@ -140,15 +120,13 @@ class Launched:
         if self._mark.encode() in environ_of(pid):
             os.kill(pid, number)
 
-    def ends(self, within: float = HANG_S, after: float | None = None) -> int:
-        """Return the status. The front must end `within` seconds after that moment of `time.monotonic()`, or from
-        now."""
-        after = time.monotonic() if after is None else after
+    def ends(self, within: float = HANG_S) -> int:
+        """Return the status. The command must end within this time, in seconds."""
         try:
-            return self.front.wait(max(0.1, after + within - time.monotonic()))
+            return self.front.wait(within)
         except subprocess.TimeoutExpired:
             left = {pid: words_of(pid) for pid in self.processes()}
-            raise AssertionError(f"still there {within} s after: {left}\n{self.output}") from None
+            raise AssertionError(f"still there after {within} s: {left}\n{self.output}") from None
 
     def leaves_nothing(self) -> None:
         """Check that neither processes nor files remain."""
@@ -159,6 +137,43 @@ class Launched:
     def leaves_no_process(self) -> None:
         gone = eventually(lambda: not self.processes(), HANG_S)
         assert gone, f"left behind: { {pid: words_of(pid) for pid in self.processes()} }\n{self.output}"
+
+
+class Launched(Started):
+    """`BEFORE sordino run WORDS`."""
+
+    starter = "local"  # or "mpi", or "hosts"; set by the fixtures
+
+    def __init__(self, folder: Path, words: Sequence[str], before: Sequence[str] = ()) -> None:
+        by = ["--launcher", "local" if self.starter == "local" else "mpi"]
+        if self.starter == "hosts":
+            by += ["--hosts", f"localhost:{words[words.index('-np') + 1]}"]
+        super().__init__(folder, [*before, *SORDINO, "run", *by, *words])
+
+    def _find(self, condition: Callable[[int, str, dict[str, str]], bool]) -> list[int]:
+        processes = self.processes()
+        return [pid for pid, environ in processes.items() if condition(pid, words_of(pid), environ)]
+
+    def copy(self) -> int:
+        """Return the process of the front's copy, which does its work."""
+        (pid,) = self._find(lambda pid, words, environ: pid != self.front.pid and "sordino.cli run" in words)
+        return pid
+
+    def mpirun(self) -> int:
+        (pid,) = self._find(lambda pid, words, environ: re.match(r"\S*(mpirun|prterun) ", words) is not None)
+        return pid
+
+    def rank(self, number: int) -> int:
+        """Return the rank's process: not its supervisor, its stand-in (tests/forked), or one of its children."""
+        here = self._find(
+            lambda pid, words, environ: (
+                environ.get("SORDINO_RANK", environ.get("OMPI_COMM_WORLD_RANK")) == str(number)
+                and "supervisor.py" not in words
+                and "forked/client.py" not in words
+            )
+        )
+        (pid,) = [pid for pid in here if parent_of(pid) not in here]
+        return pid
 
 
 def own_mounts(script: str, *words: str) -> list[str]:
@@ -190,3 +205,28 @@ def parent_of(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return 0
+
+
+def _start_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, starter: str) -> str:
+    if starter != "local" and request.getfixturevalue("launcher").family != "openmpi":
+        pytest.skip("written for Open MPI's launcher")
+    monkeypatch.setattr(Launched, "starter", starter)
+    return starter
+
+
+@pytest.fixture(params=["local", "mpi"])
+def starter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each launcher. `make test` runs a drill with one, which depends on its class (tests/selection.py)."""
+    return _start_by(request, monkeypatch, request.param)
+
+
+@pytest.fixture(params=["local", "mpi", "hosts"])
+def starter_anywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each launcher, and mpirun with a list of hosts, which learns its ranks in another way."""
+    return _start_by(request, monkeypatch, request.param)
+
+
+@pytest.fixture
+def by_mpirun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of mpirun itself."""
+    _start_by(request, monkeypatch, "mpi")

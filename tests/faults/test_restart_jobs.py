@@ -1,4 +1,5 @@
-"""Jobs that fail and are started again."""
+"""A job fails, and the launcher restarts it, up to the permitted number of times. A job that its user stops is not
+restarted."""
 
 from __future__ import annotations
 

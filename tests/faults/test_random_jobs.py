@@ -1,4 +1,4 @@
-"""Any fault, at any moment, with any algorithm, in any mode: real ranks of `examples/train.py` are struck from outside.
+"""Random faults strike real ranks of `examples/train.py` from outside: any fault, moment, algorithm and mode.
 
 In every case the job ends soon, with a status that shows the cause, and leaves nothing. Ranks that were not struck end
 by an error of ours, or train to the end. `SORDINO_TEST_STRIKES` is the number of cases (200), `SORDINO_TEST_SEED`
@@ -38,7 +38,7 @@ ALGORITHMS = [
     "local-sgd --set group_size=2 --set exchange=allreduce",
     "scheduled-pull --set patience=5 --set schedule=manager",
 ]
-NOT_OUTLIVED = ["layered", "local-sgd --set group_size=2"]  # refused in "continue"
+REFUSED = ["layered", "local-sgd --set group_size=2"]  # refused in "continue"
 STRIKES = {
     "kill": signal.SIGKILL,
     "segfault": signal.SIGSEGV,
@@ -103,7 +103,7 @@ def case(number: int) -> Case:
     """Return the case with this number; it is the same in every run with this seed."""
     draw = random.Random(f"{SEED}.{number}")
     mode = draw.choice(["raise", "continue", "restart"])
-    algorithm = draw.choice(ALGORITHMS + NOT_OUTLIVED * (mode != "continue"))
+    algorithm = draw.choice(ALGORITHMS + REFUSED * (mode != "continue"))
     ranks = 4 if "group_size" in algorithm else draw.choice([2, 3, 4])
     victims = draw.sample(range(ranks), draw.choice([1, 1, 2]))
     moment = draw.choice(["starting", "training", "training", "training", "ending"])

@@ -1,4 +1,5 @@
-"""A short run of the soak test: ranks killed at random moments cost only time, and the report about it is true."""
+"""The soak's parts: its job, its report, its plan and its verdict. A short run is in
+tests/faults/test_restart_checkpoints.py."""
 
 from __future__ import annotations
 
@@ -16,32 +17,9 @@ from pace import HANG_S
 import soak
 from drills.course import Line, course, lines_of, told
 from drills.job import Job, Kill
-from results import ResultsOf
 from sordino.launcher import mpi
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SHORT = ["--data", "digits", "--minutes", "0.2", "--every", "6", "--checkpoint-every", "20"]
-
-
-@pytest.mark.timeout(900)  # on a machine with other load; alone it takes half a minute
-@pytest.mark.soak
-def test_kills_at_random_moments_cost_time_and_nothing_else(
-    launcher: mpi.Launcher, tmp_path: Path, results_of: ResultsOf
-) -> None:
-    if launcher.family != "openmpi":
-        pytest.skip("written for Open MPI's launcher")
-    words = [*SHORT, "--ranks", "2", "--steps", "400", "--results", str(tmp_path)]
-    status = soak.main(words)
-    found = results_of("soak_restart")
-    stormy = found["disturbed"]
-    assert status == 0 and all(one["met"] for one in found["targets"]), found
-    assert stormy["kills"] and stormy["steps_done"] == 400 and stormy["replicas_equal"]
-    assert not any(one["outlived"] for one in stormy["kills"])
-    assert stormy["restarts"] == len(stormy["kills"])
-    # They continue from the newest checkpoint or, if it was just being written, from the one before.
-    assert all((one["steps_repeated"] or 0) < 40 for one in stormy["kills"]), stormy["kills"]
-    assert stormy["parameters_sha256"] == found["undisturbed"]["parameters_sha256"]
-
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 # --- A job and its processes ------------------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
-"""Ranks are lost at random moments, with every algorithm that survives losses. The other ranks take all their steps,
-and meet in all operations. `SORDINO_TEST_EXAMPLES` sets the number of examples."""
+"""Ranks, as threads, are killed at random moments, with every algorithm that survives losses. The other ranks take all
+their steps, and meet in all operations. `SORDINO_TEST_EXAMPLES` sets the number of examples."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ import time
 import pytest
 import torch
 from algorithm_table import EXCHANGING, SURVIVING, SYNCHRONOUS
-from crew import PATIENCE_S, Crew, Member, metric
+from crew import Crew, Member, metric
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sordino.torch as hvd
 from sordino.algorithms import (
     Algorithm,
     CaPS,
     Crossover,
-    ElasticAveraging,
     LocalSGD,
     PushSum,
     ScheduledPull,
     SegmentedGossip,
 )
-from sordino.runtime.recovery.losses import go_on_after
 
 STEPS = 9
 EXAMPLES = int(os.environ.get("SORDINO_TEST_EXAMPLES", 5))
@@ -64,8 +61,7 @@ NAMES = [f"{number}-{type(algorithm).__name__}" for number, algorithm in enumera
 def test_the_others_go_on(
     algorithm: Algorithm, victims: list[int], moments: list[tuple[int, int]], per_node: int, check_finite: bool
 ) -> None:
-    torch.set_num_threads(1)
-    crew = Crew([rank // per_node if per_node else 0 for rank in range(6)], algorithm, check_finite)
+    crew = Crew(6, algorithm, per_node, check_finite)
     try:
         crew.all(metric)
         crew.order(train)
@@ -94,13 +90,13 @@ def test_the_others_go_on(
 
 def groups(crew: Crew) -> list[list[int]]:
     """Return the groups of ranks that have one model after an exchange, for algorithms that exchange in every step."""
-    everybody = sorted(member.identity for member in crew.living)
-    algorithm = crew.members[everybody[0]].optimizer._strategy.algorithm
+    remaining = sorted(member.identity for member in crew.living)
+    algorithm = crew.members[remaining[0]].optimizer._strategy.algorithm
     if isinstance(algorithm, LocalSGD) and algorithm.interval == 1:
-        return [everybody]
+        return [remaining]
     if isinstance(algorithm, Crossover) and algorithm.interval == 1:
         size = algorithm.group_size
-        return [everybody[begin : begin + size] for begin in range(0, len(everybody), size)]
+        return [remaining[begin : begin + size] for begin in range(0, len(remaining), size)]
     return []
 
 
@@ -116,63 +112,3 @@ def train(member: Member) -> tuple[int, int, float]:
     for _ in range(STEPS):
         member.step()
     return metric(member)
-
-
-# --- Ranks that are at different places of the program when one is lost -----------------------------------------------
-
-
-def answer(member: Member) -> object:
-    """Return the answer of one rank while the others do nothing."""
-    return member.answers.get(timeout=PATIENCE_S)
-
-
-def test_who_is_a_step_behind_finds_the_centre_alone() -> None:
-    """ElasticAveraging: the other rank may have taken its last step, and then does not come to find a centre."""
-    torch.set_num_threads(1)
-    crew = Crew([0, 0, 0], ElasticAveraging())
-    try:
-        crew.all(Member.step)
-        crew.network.kill(2)
-        crew.all(Member.step)
-        assert [member.identity for member in crew.living] == [0, 1]
-        crew.members[0].orders.put(lambda member: member.optimizer._strategy.begin(member.optimizer) or "begun")
-        assert answer(crew.members[0]) == "begun"
-        one, other = crew.all(centre).values()
-        assert all(map(torch.equal, one, other))
-        crew.all(Member.step)
-    finally:
-        crew.end()
-
-
-def centre(member: Member) -> list[torch.Tensor]:
-    """Return the centre of elastic averaging. All remaining ranks have just averaged their parameters, and the centre
-    is this mean."""
-    found: list[torch.Tensor] = member.optimizer._strategy.state_dict()["centre"]
-    flat = torch.cat([value.flatten() for value in member.values()])
-    assert torch.equal(torch.cat(found)[: len(flat)], flat)
-    return found
-
-
-def test_who_asks_before_a_loss_is_answered_after_it() -> None:
-    """check_finite: one rank asks whether gradients are finite when another one is lost; a third one asks later."""
-    torch.set_num_threads(1)
-    crew = Crew([0, 0, 0], Crossover(), check_finite=True)
-    try:
-        crew.all(Member.step)
-        crew.members[0].orders.put(Member.step)
-        time.sleep(0.2)  # it waits for the others
-        crew.network.kill(2)
-        crew.members[1].orders.put(meet_then_step)
-        crew.members[2].orders.put(Member.step)
-        crew.collect()
-        assert [member.steps for member in crew.living] == [2, 2]
-    finally:
-        crew.end()
-
-
-def meet_then_step(member: Member) -> None:
-    """Hear of a loss, and then take the step."""
-    while not member.context.world.failed:
-        time.sleep(0.001)
-    go_on_after(member.context, hvd.HorovodInternalError("another rank is lost"))
-    member.step()

@@ -1,0 +1,222 @@
+"""A rank is killed between or within the exchanges of an algorithm; ranks are threads. The remaining ranks continue
+from the same values, and count the same exchanges."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from crew import PATIENCE_S, Crew, MakeCrew, Member, metric
+
+from sordino.algorithms import (
+    ADPSGD,
+    Algorithm,
+    CaPS,
+    Crossover,
+    ElasticAveraging,
+    LocalSGD,
+    PushSum,
+)
+from sordino.errors import PeerLost
+
+
+def steps_of(member: Member) -> Any:
+    return member.optimizer._strategy
+
+
+def flat(member: Member) -> torch.Tensor:
+    return torch.cat([value.flatten() for value in member.values()])
+
+
+def apart(crew: Crew) -> bool:
+    models = list(crew.all(flat).values())
+    assert len(models) > 1, [member.ended for member in crew.members]
+    return any(float((model - models[0]).abs().max()) > 1e-9 for model in models)
+
+
+@pytest.mark.parametrize("aggregate", ["parameters", "gradients"])
+def test_all_go_on_from_their_mean_and_begin_an_interval(crew_of: MakeCrew, aggregate: str) -> None:
+    crew = crew_of(4, LocalSGD(4, aggregate=aggregate))
+    for _ in range(3):
+        crew.all(Member.step)
+    before = crew.all(flat)
+    crew.network.kill(3)
+    crew.all(metric)
+    mean = torch.stack([before[rank] for rank in range(3)]).mean(0)
+    for model in crew.all(flat).values():
+        torch.testing.assert_close(model, mean, rtol=1e-12, atol=1e-12)
+    seen = []
+    for _ in range(4):
+        crew.all(Member.step)
+        seen.append(apart(crew))
+    assert seen == [True, True, True, False]
+
+
+def test_a_loss_before_the_first_step(crew_of: MakeCrew) -> None:
+    crew = crew_of(3, LocalSGD(2))
+    crew.all(metric)
+    crew.network.kill(2)
+    assert set(crew.all(metric).values()) == {(2, 2, 1.0)}
+    crew.all(Member.step)
+    assert apart(crew)
+    crew.all(Member.step)
+    assert not apart(crew)
+
+
+def test_one_that_is_on_its_own_takes_all_along(crew_of: MakeCrew) -> None:
+    """A rank may have taken the step from which groups are on their own before the others. Then all are on their
+    own."""
+    crew = crew_of(3, LocalSGD(2, start=100))
+    crew.all(Member.step)
+    steps_of(crew.members[1])._alone = True
+    crew.network.kill(2)
+    crew.all(metric)
+    assert list(crew.all(lambda member: steps_of(member)._alone).values()) == [True, True]
+    crew.all(Member.step)
+    assert apart(crew)
+
+
+def test_nobody_leaves_an_averaging_out(crew_of: MakeCrew) -> None:
+    """One rank may have counted an averaging that others have not. Then all make the next averaging."""
+    crew = crew_of(3, LocalSGD(1))
+    crew.all(Member.step)
+    steps_of(crew.members[1]).round += 1
+    crew.network.kill(2)
+    crew.all(metric)
+    for _ in range(2):
+        crew.all(Member.step)
+        assert not apart(crew)
+
+
+def test_a_loss_within_a_step(crew_of: MakeCrew) -> None:
+    """A rank whose group has lost a member completes the step, from the models with which all ranks have met."""
+    crew = crew_of(4, LocalSGD(1, group_size=2, exchange="allreduce", aggregate="gradients"))
+    crew.all(Member.step)
+    crew.network.kill(3)
+    crew.all(Member.step)
+    crew.all(metric)
+    assert [member.identity for member in crew.living] == [0, 1, 2]
+    crew.all(Member.step)
+    assert not apart(crew)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_groups_stay_together_until_the_rate_falls(crew_of: MakeCrew, size: int) -> None:
+    """A rank that hears of a loss does not take it for the end of a constant learning rate, however it hears. Until
+    groups are on their own, all ranks have one model."""
+    algorithm = LocalSGD(2, group_size=size, exchange="allreduce", start="decay")
+
+    def go_on(member: Member) -> tuple[int, int, float]:
+        for _ in range(12):
+            member.step()
+        return metric(member)
+
+    for delay_ms in (0, 1, 2, 3, 4, 6, 8, 12):
+        crew = crew_of(4, algorithm)
+        crew.all(Member.step)
+        crew.order(go_on)
+        time.sleep(delay_ms * 1e-3)
+        crew.network.kill(3)
+        crew.settle()
+        crew.all(Member.step)
+        assert len(crew.living) == 3
+        assert not any(crew.all(lambda member: member.optimizer._strategy._alone).values())  # type: ignore[union-attr]
+        models = list(crew.all(Member.values).values())
+        assert all(torch.equal(one, first) for model in models for one, first in zip(model, models[0]))
+
+
+@pytest.mark.parametrize("algorithm", [LocalSGD(1, exchange="allreduce"), Crossover()], ids=str)
+def test_an_exchange_that_one_had_to_give_up(crew_of: MakeCrew, algorithm: Algorithm) -> None:
+    """The exchange counts for all ranks. Otherwise a rank that gave it up would make one more than ranks that completed
+    it."""
+    crew = crew_of(4, algorithm)
+    crew.all(Member.step)
+    done, lost = threading.Event(), threading.Event()
+
+    def step(member: Member) -> None:
+        steps = member.optimizer._strategy
+        name = "_average" if isinstance(algorithm, LocalSGD) else "_mix"
+        exchange = getattr(steps, name)
+
+        def give_up() -> None:
+            setattr(steps, name, exchange)
+            exchange()
+            done.set()
+            assert lost.wait(PATIENCE_S)
+            raise PeerLost("rank 3 is gone", [3])
+
+        if member.identity == 1:
+            setattr(steps, name, give_up)
+        member.step()
+
+    crew.order(step)
+    assert done.wait(PATIENCE_S)
+    crew.network.kill(3)
+    lost.set()
+    crew.settle()
+    assert len(set(crew.all(lambda member: member.optimizer._strategy.round).values())) == 1
+    assert crew.all(Member.train) == dict.fromkeys(range(3), 5)
+
+
+def test_who_is_a_step_behind_finds_the_centre_alone(crew_of: MakeCrew) -> None:
+    """ElasticAveraging: the other rank may have taken its last step, and then does not come to find a centre."""
+    crew = crew_of(3, ElasticAveraging())
+    crew.all(Member.step)
+    crew.network.kill(2)
+    crew.all(Member.step)
+    assert [member.identity for member in crew.living] == [0, 1]
+    crew.members[0].orders.put(lambda member: member.optimizer._strategy.begin(member.optimizer) or "begun")
+    assert crew.members[0].answers.get(timeout=PATIENCE_S) == "begun"
+    one, other = crew.all(centre).values()
+    assert all(map(torch.equal, one, other))
+    crew.all(Member.step)
+
+
+def centre(member: Member) -> list[torch.Tensor]:
+    """Return the centre of elastic averaging. All remaining ranks have just averaged their parameters, and the centre
+    is this mean."""
+    found: list[torch.Tensor] = member.optimizer._strategy.state_dict()["centre"]
+    flat = torch.cat([value.flatten() for value in member.values()])
+    assert torch.equal(torch.cat(found)[: len(flat)], flat)
+    return found
+
+
+COLLECTED = [
+    CaPS(threshold=101),
+    PushSum(overlap=2),
+    ElasticAveraging(),
+    ADPSGD(),
+    LocalSGD(4, aggregate="gradients"),
+    LocalSGD(4, group_size=2, exchange="allreduce", aggregate="gradients"),
+    Crossover(group_size=2),
+]
+
+
+@pytest.mark.parametrize("algorithm", COLLECTED, ids=str)
+def test_losses_while_all_is_taken_in_and_parameters_are_added(crew_of: MakeCrew, algorithm: Algorithm) -> None:
+    def work(member: Member) -> tuple[int, int, float]:
+        for _ in range(3):
+            member.step()
+            member.optimizer.flush()
+        extra = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+        member.optimizer.add_param_group({"params": [extra]})
+        member.optimizer.flush()
+        member.flat = torch.cat([*map(torch.flatten, member.values()), extra.detach()])  # type: ignore[attr-defined]
+        return metric(member)
+
+    for delay_ms in (1, 3, 5, 7, 9, 12, 16, 20):
+        crew = crew_of(6, algorithm)
+        crew.all(metric)
+        crew.order(work)
+        time.sleep(delay_ms * 1e-3)
+        crew.network.kill(2)
+        crew.settle()
+        assert {member.identity for member in crew.living} == {0, 1, 3, 4, 5}, [one.ended for one in crew.members]
+        models: list[torch.Tensor] = list(crew.all(lambda member: member.flat).values())  # type: ignore[attr-defined]
+        assert all(bool(model.isfinite().all()) for model in models)
+        # No rank continues with the intermediate result of an averaging that was given up.
+        most = 9 if isinstance(algorithm, LocalSGD) else 4
+        assert all(float(model.abs().max()) < most for model in models)

@@ -1,0 +1,134 @@
+"""A rank is killed, and the algorithm is fitted to the remaining ranks (threads). They agree on groups, weights
+and the manager, and do not make dropped optimizers again. The last rank trains on alone."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from crew import PATIENCE_S, MakeCrew, Member, metric
+
+import sordino.torch as hvd
+from sordino.algorithms import ADPSGD, Algorithm, Crossover, LocalSGD, PushSum, ScheduledPull
+
+GROUPS = LocalSGD(4, group_size=2, exchange="allreduce")
+WEIGHTS = tuple(tuple(0.0 if i == j else float(j + 1) for j in range(4)) for i in range(4))
+
+
+def roulette(member: Member) -> Any:
+    return member.optimizer._strategy.algorithm.roulette  # type: ignore[union-attr]
+
+
+def manager(member: Member) -> int:
+    reducer: Any = member.optimizer._strategy
+    return member.context.world.identities[reducer.algorithm.manager]
+
+
+def group_size(member: Member) -> int:
+    reducer: Any = member.optimizer._strategy
+    return int(reducer.algorithm.group_size)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ask", "expected"),
+    [
+        (Crossover(roulette=WEIGHTS), roulette, ((0.0, 3.0, 4.0), (2.0, 0.0, 4.0), (2.0, 3.0, 0.0))),
+        (ScheduledPull(schedule="manager", manager=3), manager, 3),
+        (LocalSGD(2, group_size=2, exchange="allreduce"), group_size, 1),
+    ],
+    ids=["roulette", "manager", "groups"],
+)
+def test_what_was_chosen_for_all_is_fitted_once(
+    crew_of: MakeCrew, algorithm: Algorithm, ask: Callable[[Member], Any], expected: object
+) -> None:
+    """The algorithm is fitted once for all ranks, also if the optimizer gets more parameters later. The requested
+    settings are kept."""
+    crew = crew_of(4, algorithm)
+
+    def add(member: Member) -> Any:
+        more = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+        member.optimizer.add_param_group({"params": [more]})
+        return ask(member)
+
+    crew.all(Member.step)
+    crew.network.kill(0)
+    crew.all(Member.step)
+    crew.all(metric)
+    assert set(crew.all(ask).values()) == {expected}
+    assert set(crew.all(add).values()) == {expected}
+    if ask is group_size:
+        crew.network.kill(1)
+        crew.all(metric)
+        assert set(crew.all(ask).values()) == {2}
+
+
+@pytest.mark.parametrize("algorithm", [Crossover(group_size=2), GROUPS, ADPSGD(), PushSum(overlap=2)], ids=str)
+def test_some_have_let_their_optimizer_go_already(crew_of: MakeCrew, algorithm: Algorithm) -> None:
+    """A loss is noticed when one rank has dropped an optimizer that the others are just about to replace or drop. The
+    optimizer is not made again, and no rank waits for the rank without one."""
+
+    def let_go(member: Member) -> None:
+        vars(member).pop("optimizer", None)
+
+    def another(member: Member) -> None:
+        sgd = torch.optim.SGD(member.parameters, lr=0.1)
+        member.optimizer = hvd.DistributedOptimizer(sgd, algorithm=algorithm)
+
+    crew = crew_of(6, algorithm)
+    crew.all(Member.train)
+    crew.members[1].orders.put(let_go)
+    crew.members[1].answers.get(timeout=PATIENCE_S)
+    gc.collect()  # here, as only one thread at a time can do this
+    for victim in (4, 5):
+        crew.network.kill(victim)
+    assert crew.all(metric) == dict.fromkeys(range(4), (4, 4, 6.0))
+    crew.all(let_go)
+    gc.collect()
+    crew.all(another)
+    assert set(crew.all(Member.train).values()) == {6}
+    crew.network.kill(3)
+    assert crew.all(metric) == dict.fromkeys(range(3), (3, 3, 3.0))
+    assert set(crew.all(Member.train).values()) == {9}
+
+
+def test_who_is_told_of_ranks_may_call_operations(crew_of: MakeCrew) -> None:
+    crew = crew_of(4)
+
+    def register(member: Member) -> None:
+        def resized(before: int, now: int) -> None:
+            told.append((before, now, float(hvd.allreduce(torch.ones(1), op=hvd.Sum))))
+
+        told: list[tuple[int, int, float]] = []
+        member.told = told  # type: ignore[attr-defined]
+        hvd.on_resize(resized)
+
+    crew.all(register)
+    crew.all(Member.step)
+    crew.network.kill(3)
+    crew.all(Member.step)
+    crew.network.kill(1)
+    assert set(crew.all(metric).values()) == {(2, 2, 2.0)}
+    told = crew.all(lambda member: member.told)  # type: ignore[attr-defined]
+    assert list(told.values()) == [[(4, 3, 3.0), (3, 2, 2.0)]] * 2
+
+
+def test_distances_from_before_a_loss_are_kept(crew_of: MakeCrew) -> None:
+    crew = crew_of(3, LocalSGD(2, log_distance=1))
+    crew.all(Member.train)
+    crew.network.kill(2)
+    crew.all(Member.train)
+    for found in crew.all(lambda member: [step for step, _ in member.optimizer.distances]).values():
+        assert found[:3] == [1, 2, 3] and found[-1] == 6
+
+
+@pytest.mark.parametrize("algorithm", [None, GROUPS, LocalSGD(2, start=100), Crossover(group_size=2)], ids=str)
+def test_the_last_one_trains_on(crew_of: MakeCrew, algorithm: Algorithm | None) -> None:
+    crew = crew_of(3 if algorithm is None else 4, algorithm)
+    crew.all(Member.train)
+    for victim in range(1, len(crew.members)):
+        crew.network.kill(victim)
+    assert crew.all(Member.train) == {0: 6}
+    assert crew.all(Member.train) == {0: 9}
