@@ -1,4 +1,4 @@
-"""Sordino's all-reduce against MPI, Gloo, Horovod and the memory floor; see sordino.bench.collectives."""
+"""All collective operations of Sordino against MPI, Gloo and Horovod; see sordino.bench.collectives."""
 
 import sys
 

@@ -26,7 +26,18 @@ RESULTS = ROOT / "benchmarks" / "results"
 _ROOMS = {"": "benchmarks", "sordino.bench": "python/sordino/bench", "planted": "tests/planted"}  # folders of modules
 _SHOWING = frozenset(
     f"{name}.py"
-    for name in ("evidence", "claim", "paper", "papers", "report", "tables", "pictures", "command_line", "parts")
+    for name in (
+        "evidence",
+        "claim",
+        "paper",
+        "papers",
+        "report",
+        "tables",
+        "pictures",
+        "targets",
+        "command_line",
+        "parts",
+    )
 )
 """Modules that judge, describe or draw results, or parse options: a change of them makes no result old."""
 _REWRITTEN = {

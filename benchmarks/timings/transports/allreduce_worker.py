@@ -66,7 +66,7 @@ def _ordinary() -> Contestant:
 
 def _floor() -> Contestant:
     """Return the contestant that reads and writes one rank's share of all tensors, as an average in place must."""
-    from sordino.bench.collectives import averaging_alone
+    from sordino.bench.contestants.libraries import averaging_alone
 
     found = _sordino()
     size = found.participants.size

@@ -19,8 +19,7 @@ from sordino.errors import UsageError
 from sordino.report.machines import without_paths
 from sordino.timing import Participants
 
-KNOWN = ("mpi", "gloo", "horovod")
-LABELS = {"mpi": "MPI", "gloo": "Gloo", "horovod": "Horovod"}
+KNOWN = ("gloo", "horovod")
 
 
 @dataclass
@@ -28,13 +27,11 @@ class Baselines:
     """Baselines that were found.
 
     Attributes:
-        mpi: the module mpi4py.MPI, or None.
         gloo: torch.distributed with a default group over Gloo, or None.
         horovod: the module horovod.torch, or None; initialized only within `horovod_turn`.
         notes: for each requested baseline its version, or the reason why it was not found.
     """
 
-    mpi: Any = None
     gloo: Any = None
     horovod: Any = None
     notes: dict[str, str] = field(default_factory=dict)
@@ -105,7 +102,6 @@ def open_all(names: Sequence[str], participants: Participants) -> Baselines:
     """Load and initialize the baselines that every rank has. Collective. A missing baseline is no error."""
     found = Baselines()
     openers: dict[str, Callable[[Participants], tuple[Any, str]]] = {
-        "mpi": _open_mpi,
         "gloo": _open_gloo,
         "horovod": _open_horovod,
     }
@@ -126,15 +122,6 @@ def _import(name: str) -> tuple[Any, str]:
 
 def _on_all(participants: Participants, available: bool) -> bool:
     return bool(participants.maximum(np.array([0.0 if available else 1.0]))[0] == 0)
-
-
-def _open_mpi(participants: Participants) -> tuple[Any, str]:
-    module, problem = (
-        _import("mpi4py.MPI") if participants.communicator is not None else (None, "mpi4py is not installed")
-    )
-    if not _on_all(participants, module is not None):
-        return None, f"not found ({problem or 'other ranks lack it'})"
-    return module, _version(module)
 
 
 def _open_gloo(participants: Participants) -> tuple[Any, str]:

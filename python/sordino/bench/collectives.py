@@ -1,223 +1,184 @@
-"""All-reduce of float32 against MPI, Gloo, Horovod and the memory floor, interleaved in one run.
+"""All collective operations of Sordino against MPI, Gloo, Horovod and memory traffic, each alone in its own jobs.
 
-  mpirun -np 2 python benchmarks/collectives.py --baselines mpi,gloo,horovod
+  python benchmarks/collectives.py --ranks 2
+  python benchmarks/collectives.py --operations allgather,barrier --sizes 64,4KiB,1MiB --contestants ordinary,mpich
+  python benchmarks/collectives.py --contestants ordinary --format osu
 
-Contestants, each with its own memory, each checked once per size:
-  arena     sordino allreduce_(op=Average) of an hvd.shared_empty tensor, in place
-  ordinary  the same with an ordinary tensor
-  floor     no communication: all ranks at once read and write, in private memory, the bytes of an in-place average
-  mpi       MPI_Allreduce, in place, MPI_SUM (a plain sum, which is less work than an average)
-  gloo      torch.distributed.all_reduce, then the division
-  horovod   horovod.torch.allreduce_(op=Average)
-Calls are blocking and named, so that Horovod's response cache applies. Each time is that of the slowest rank, from a
-common barrier to the return of the call.
+This process starts the jobs: `sordino run` starts Sordino, mpirun or mpiexec.hydra the MPIs (through mpi4py), and
+torchrun Gloo. Under another launcher (mpirun -np 2 python benchmarks/collectives.py) rank 0 does this for the same
+number of ranks, and the other ranks end at once. Contestants:
+  ordinary      blocking calls of Sordino on ordinary tensors
+  arena         the same on tensors of hvd.shared_empty
+  asynchronous  Sordino's asynchronous calls, each followed by hvd.synchronize
+  openmpi, mpich, intelmpi, gloo, horovod
+  floor         memory traffic that cannot be avoided, in private memory and without communication
+A contestant that is not installed is reported with the reason. MPICH and Intel MPI have files of the same names as
+Open MPI, so they are installed apart: pip install --no-deps --prefix .venv/impi impi-rt
 
-Contestants take turns. Horovod is initialized before and shut down after each of its turns, because its thread slows
-down everything else in the process, MPI most of all.
+A size is the bytes of the tensor that a rank passes in: for allreduce, broadcast, reducescatter and alltoall its whole
+tensor, for allgather its part of the result, which has the size times the ranks. All data is float32, and reductions
+are sums. Each result is checked once per size and job. Each job measures all rows; the order of contestants changes
+from job to job. `worker.py` describes how a job measures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+import argparse
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-import numpy as np
-import torch
-
-import sordino.torch as hvd
-from sordino._core import kernels
-from sordino.bench import baselines, command_line
-from sordino.bench.baselines import Baselines
+from sordino.bench import command_line
+from sordino.bench.contestants import launching, tables
+from sordino.bench.contestants.launching import CONTESTANTS, PREFIXES, Start
+from sordino.bench.contestants.operations import OPERATIONS, job_bytes
+from sordino.bench.contestants.rows import PEERS, combine, rows_to_measure, wrong
+from sordino.bench.contestants.targets import targets
 from sordino.bench.report import REPORTS
-from sordino.report import Results, machines, records, verdicts
-from sordino.report.tables import format_bytes, format_seconds
-from sordino.runtime.collectives.operation import Sum
-from sordino.runtime.dtypes import DTYPE_CODES
-from sordino.timing import Participants, Watch, race
+from sordino.errors import NotBuilt, SordinoError, UsageError
+from sordino.report import Results, machines, records
+from sordino.report.tables import format_bytes
+from sordino.timing import Participants, Watch, rotated
 
-SIZES = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
-ORDER = ("arena", "ordinary", "floor", "mpi", "gloo", "horovod")
-
-
-@dataclass
-class Contestant:
-    """One implementation of the all-reduce.
-
-    Attributes:
-        tensor: the tensor to reduce. In the check all its elements are r + 1 on rank r.
-        run: function that makes one blocking call.
-        averages: whether the result is the average and not the sum.
-    """
-
-    tensor: torch.Tensor
-    run: Callable[[], object]
-    averages: bool = True
-
-    def is_right(self, participants: Participants) -> bool:
-        """Return whether a call on known input has the right result. Collective."""
-        self.tensor.fill_(participants.rank + 1)
-        self.run()
-        expected = participants.size * (participants.size + 1) / 2 / (participants.size if self.averages else 1)
-        wrong = not bool((self.tensor == expected).all())
-        return bool(participants.maximum(np.array([float(wrong)]))[0] == 0)
+SIZES = "4,64,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
+_QUICK_SIZES = "4,4KiB,1MiB"
+_BUDGET_S, _QUICK_BUDGET_S = 0.1, 0.005
+_MEMORY = 0.4  # part of the machine's memory that the buffers of a row may take
 
 
-def _arena(name: str, count: int) -> Contestant:
-    tensor = hvd.shared_empty(count, dtype=torch.float32)
-    return Contestant(tensor, lambda: hvd.allreduce_(tensor, name=name, op=hvd.Average))
-
-
-def _ordinary(name: str, count: int) -> Contestant:
-    tensor = torch.zeros(count)
-    return Contestant(tensor, lambda: hvd.allreduce_(tensor, name=name, op=hvd.Average))
-
-
-def averaging_alone(count: int, ranks: int) -> Callable[[], object]:
-    """Return a function that reads and writes a rank's share of `ranks` float32 arrays, like an in-place average."""
-    share = -(-count // ranks)
-    arrays = torch.full((ranks, share), 1.5)
-    places = [row.data_ptr() for row in arrays]
-    code = DTYPE_CODES[torch.float32]
-
-    def run(keep: torch.Tensor = arrays) -> None:
-        kernels.reduce(Sum, code, places, places, share, 1.0, 1 / ranks)
-
-    return run
-
-
-def _mpi(found: Baselines, participants: Participants, count: int) -> Contestant:
-    mpi, communicator = found.mpi, participants.communicator
-    tensor = torch.zeros(count)
-    buffer = tensor.numpy()
-    return Contestant(tensor, lambda: communicator.Allreduce(mpi.IN_PLACE, buffer, op=mpi.SUM), averages=False)
-
-
-def _gloo(found: Baselines, participants: Participants, count: int) -> Contestant:
-    tensor = torch.zeros(count)
-
-    def run() -> None:
-        found.gloo.all_reduce(tensor)
-        tensor.div_(participants.size)
-
-    return Contestant(tensor, run)
-
-
-def _horovod(found: Baselines, name: str, count: int) -> Contestant:
-    tensor = torch.zeros(count)
-    horovod = found.horovod
-    return Contestant(tensor, lambda: horovod.allreduce_(tensor, name=name, op=horovod.Average))
-
-
-def measure(size: int, found: Baselines, participants: Participants, budget: float) -> Results:
-    """Measure one row of the results: every contestant on `size` bytes. Collective."""
-    count = size // 4
-    name = f"bench.{size}"
-    contestants = {
-        "arena": _arena(f"{name}.arena", count),
-        "ordinary": _ordinary(f"{name}.ordinary", count),
-        "floor": Contestant(torch.empty(0), averaging_alone(count, participants.size)),
-    }
-    if found.mpi is not None:
-        contestants["mpi"] = _mpi(found, participants, count)
-    if found.gloo is not None:
-        contestants["gloo"] = _gloo(found, participants, count)
-    if found.horovod is not None:
-        contestants["horovod"] = _horovod(found, name, count)
-    right = {"floor": True}
-    for key, one in contestants.items():
-        if key != "floor":
-            with found.horovod_turn() if key == "horovod" else nullcontext():
-                right[key] = one.is_right(participants)
-        # Sums would grow from call to call unless all inputs are 0. Averages of equal numbers do not change.
-        one.tensor.fill_(1.5 if one.averages else 0.0)
-    watch = Watch(participants)
-    runs = {key: one.run for key, one in contestants.items()}
-    samples = race(runs, participants, budget, turns={"horovod": found.horovod_turn})
-    entries = {}
-    for key in contestants:
-        summary = samples[key].summary()
-        speed = size / summary["median"] / 1e9
-        entries[key] = summary | {
-            "algbw": speed,
-            "busbw": speed * 2 * (participants.size - 1) / participants.size,
-            "right": right[key],
-        }
-    return {"bytes": size, "contestants": entries, "others": watch.others()}
-
-
-def targets(rows: Sequence[Results]) -> list[Results]:
-    """Return the requirements on two ranks of one two-core machine."""
-    by_size = {row["bytes"]: row for row in rows}
-    large, small = by_size.get(64 << 20), by_size.get(64 << 10)
-    entries = []
-    for row, key, other, limit in (
-        (large, "arena", "horovod", 5.0),
-        (large, "arena", "mpi", 4.0),
-        (large, "ordinary", "horovod", 2.5),
-        (small, "ordinary", "horovod", 20.0),
-    ):
-        if row is not None:
-            what = f"{format_bytes(row['bytes'])}: {key} faster than {baselines.LABELS[other]}"
-            entries.append(verdicts.target(what, verdicts.ratio(row, other, key), limit, at_least=True))
-    if large is not None:
-        entries.append(
-            verdicts.target("64 MiB: arena against the floor", verdicts.ratio(large, "arena", "floor"), 1.5, False)
+def _parser() -> argparse.ArgumentParser:
+    options = command_line.parser("collectives", __doc__, _BUDGET_S, "row and job")
+    options.add_argument("--ranks", type=int, metavar="N", help="number of ranks (default 2, or the launcher's)")
+    options.add_argument("--sizes", metavar="LIST", help=f"bytes of a rank's tensor (default {SIZES})")
+    options.add_argument(
+        "--operations", default=",".join(OPERATIONS), metavar="LIST", help=f"default {','.join(OPERATIONS)}"
+    )
+    options.add_argument(
+        "--contestants", default=",".join(CONTESTANTS), metavar="LIST", help=f"default {','.join(CONTESTANTS)}"
+    )
+    options.add_argument("--jobs", type=int, metavar="N", help="jobs of each contestant (default 5; 1 with --quick)")
+    options.add_argument(
+        "--format", choices=("markdown", "osu"), default="markdown",
+        help="osu: print one contestant's times like the OSU micro-benchmarks, and write files only with --results",
+    )  # fmt: skip
+    for name, prefix in PREFIXES.items():
+        place = "this Python's" if prefix == PREFIXES["openmpi"] else f"{prefix.name} in this Python's"
+        options.add_argument(
+            f"--{name}", type=Path, default=prefix, metavar="DIR", help=f"installation (default: {place})"
         )
-    for key in ("arena", "ordinary"):
-        from_256k = [row for row in rows if row["bytes"] >= 256 << 10]
-        found = [(verdicts.ratio(row, "mpi", key), row["bytes"]) for row in from_256k]
-        worst = min(((value, size) for value, size in found if value is not None), default=None)
-        if from_256k:
-            where = f" (worst: {format_bytes(worst[1])})" if worst else ""
-            value = worst[0] if worst else None
-            entries.append(verdicts.target(f"from 256 KiB: {key} never slower than MPI{where}", value, 1.0, True))
-    return entries
+    return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark on all ranks. Return status 1 if a contestant had a wrong result."""
-    options = command_line.parser("collectives", __doc__, 8.0, "size")
-    options.add_argument(
-        "--baselines", default="mpi,gloo,horovod", metavar="LIST", help="of mpi, gloo, horovod; or none"
-    )
-    options.add_argument("--sizes", default=SIZES, metavar="LIST", help=f"default {SIZES}")
-    chosen = options.parse_args(argv)
-    sizes = [command_line.parse_bytes(text) for text in chosen.sizes.split(",")]
-    names = baselines.parse_names(chosen.baselines)
-    torch.set_num_threads(1)
-    participants, library = baselines.start()
-    found_machine, watch = machines.machine(library), Watch(participants)
-    found = baselines.open_all(names, participants)
-    rows = []
-    for size in sizes:
-        rows.append(measure(size, found, participants, 0.3 if chosen.quick else chosen.budget))
-        if participants.rank == 0:
-            times = [f"{key} {format_seconds(one['median'])}" for key, one in rows[-1]["contestants"].items()]
-            others = machines.describe_others(rows[-1]["others"])
-            records.log(f"{format_bytes(size):>8}: {', '.join(times)}{others}")
-    found_machine["others"] = watch.others()
-    found.close()
-    wrong = [
-        f"{key} at {format_bytes(row['bytes'])}"
-        for row in rows
-        for key, one in row["contestants"].items()
-        if not one["right"]
-    ]
-    if participants.rank == 0:
-        results: Results = {
-            "benchmark": "collectives",
-            "name": "collectives",
-            "machine": found_machine,
-            "ranks": participants.size,
-            "nodes": hvd.cross_size(),
-            "baselines": found.notes,
-            "rows": rows,
-            "wrong": wrong,
-            "targets": targets(rows),
-        }
+    """Run the benchmark. Return status 1 if a contestant had a wrong result, or a job of Sordino failed."""
+    chosen = _parser().parse_args(argv)
+    rank, launched = launching.started_rank(os.environ)
+    if rank != 0:
+        return 0
+    if launched and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))  # mpirun has bound this process to a core.
+    ranks, jobs = chosen.ranks or max(launched, 2), chosen.jobs or (1 if chosen.quick else 5)
+    names = launching.parse_names(chosen.contestants)
+    if ranks < 2 or jobs < 1:
+        raise UsageError(f"--ranks {ranks} --jobs {jobs}: needs at least 2 ranks and 1 job")
+    if chosen.format == "osu" and len(names) != 1:
+        raise UsageError(f"--format osu prints one contestant, not {len(names)}; name it by --contestants")
+    rows, left_out = _rows(chosen, ranks)
+    found_machine = machines.machine(None)
+    starts, notes = _starts(names, ranks, {name: getattr(chosen, name) for name in PREFIXES})
+    budget = _QUICK_BUDGET_S if chosen.quick else chosen.budget
+    ended, failed, others = _run(starts, ranks, rows, budget, jobs, notes)
+    found_machine["others"] = others
+    measured = combine(ended)
+    results: Results = {
+        "benchmark": "collectives",
+        "name": f"collectives_np{ranks}",
+        "machine": found_machine,
+        "ranks": ranks,
+        "jobs": jobs,
+        "labels": {name: CONTESTANTS[name].label for name in names},
+        "baselines": {CONTESTANTS[name].label: notes[name] for name in names if name in PEERS or name in failed},
+        "left_out": left_out,
+        "rows": measured,
+        "wrong": wrong(measured),
+        "targets": targets(measured, ranks),
+    }
+    if chosen.format == "osu":
+        print(tables.osu(results, names[0]), flush=True)
+        records.save(results, chosen.results, REPORTS)
+        for line in tables.bimodal_lines(results):
+            records.log(f"jobs differ by more than 1.5 times: {line}")
+    else:
         records.publish(results, command_line.results_folder(chosen), REPORTS)
-        for line in wrong:
-            records.log(f"wrong result: {line}")
-    hvd.shutdown()
-    return 1 if wrong else 0
+    for line in results["wrong"]:
+        records.log(f"wrong result: {line}")
+    return 1 if results["wrong"] or any(CONTESTANTS[name].start is launching.start_sordino for name in failed) else 0
+
+
+def _rows(chosen: argparse.Namespace, ranks: int) -> tuple[list[tuple[str, int]], list[str]]:
+    """Return the rows to measure, and a text for each row that would take too much memory."""
+    operations = [word.strip() for word in chosen.operations.split(",")]
+    unknown = [word for word in operations if word not in OPERATIONS]
+    if unknown:
+        raise UsageError(f"unknown operation {', '.join(unknown)}; use some of {', '.join(OPERATIONS)}")
+    texts = (chosen.sizes or (_QUICK_SIZES if chosen.quick else SIZES)).split(",")
+    sizes = sorted({command_line.parse_bytes(text) for text in texts})
+    limit = _MEMORY * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    rows, left_out = [], []
+    for operation, size in rows_to_measure(operations, sizes, ranks):
+        needed = job_bytes(operation, size, ranks)
+        if needed <= limit:
+            rows.append((operation, size))
+        else:
+            text = f"{operation} of {format_bytes(size)} needs {needed / (1 << 30):.1f} GiB of buffers"
+            left_out.append(text)
+            records.log(f"left out: {text}")
+    return rows, left_out
+
+
+def _starts(names: Sequence[str], ranks: int, prefixes: Mapping[str, Path]) -> tuple[dict[str, Start], dict[str, str]]:
+    """Return the commands of contestants that are installed, and for each other one the reason why it is not."""
+    starts, notes = {}, {}
+    for name in names:
+        try:
+            starts[name] = CONTESTANTS[name].start(ranks, prefixes)
+        except NotBuilt as error:
+            notes[name] = f"not found ({error})"
+            records.log(f"{name}: {notes[name]}")
+    return starts, notes
+
+
+def _run(
+    starts: Mapping[str, Start],
+    ranks: int,
+    rows: launching.Rows,
+    budget: float,
+    jobs: int,
+    notes: dict[str, str],
+) -> tuple[dict[str, list[Results]], list[str], float | None]:
+    """Run all jobs. Return their results by contestant, contestants that failed, and the cores that others used.
+
+    Adds the version of each contestant, or its failure, to `notes`. A contestant that failed starts no further job.
+    """
+    ended: dict[str, list[Results]] = {name: [] for name in starts}
+    failed: list[str] = []
+    loads = []
+    for number in range(jobs):
+        watch = Watch(Participants())
+        time.sleep(1.0 if jobs > 1 else 0.1)
+        loads.append(watch.others())
+        for name in rotated(starts, number):
+            if name in failed:
+                continue
+            begin = time.monotonic()
+            try:
+                ended[name].append(launching.run_job(name, starts[name], ranks, rows, budget))
+                notes[name] = ended[name][-1]["version"]
+                what = f"{time.monotonic() - begin:.0f} s"
+            except SordinoError as error:
+                failed.append(name)
+                notes[name] = what = f"job {number + 1} failed ({error})"
+            records.log(f"job {number + 1} of {jobs}, {name}: {what}")
+    known = [load for load in loads if load is not None]
+    return ended, failed, round(sum(known) / len(known), 2) if known else None

@@ -4,50 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from sordino.bench.tables import COLLECTIVES, FUSION
-from sordino.report import Results, verdicts
+from sordino.bench.tables import FUSION
+from sordino.report import Results
 from sordino.report.tables import format_bytes
 
 _COLOURS = {
-    "arena": "#0b6e4f",
-    "ordinary": "#5fb49c",
     "sordino": "#0b6e4f",
     "waits in step": "#5fb49c",
-    "floor": "#888888",
     "plain": "#888888",
-    "mpi": "#c8553d",
     "gloo": "#e0a458",
     "horovod": "#3d5a80",
 }
-
-
-def collectives(results: Results, figure: Any) -> None:
-    """Draw the time by size, and the ratio to each baseline by size."""
-    rows = results["rows"]
-    sizes = [row["bytes"] for row in rows]
-    left, right = figure.subplots(1, 2)
-    for name, label in COLLECTIVES.items():
-        found = [row["contestants"][name] for row in rows if name in row["contestants"]]
-        if len(found) < len(rows):
-            continue
-        low, middle, high = ([one[part] * 1e3 for one in found] for part in ("q1", "median", "q3"))
-        style = "--" if name == "floor" else "-"
-        left.plot(sizes, middle, style, marker="o", ms=3, color=_COLOURS[name], label=label)
-        left.fill_between(sizes, low, high, color=_COLOURS[name], alpha=0.2)
-    left.set(xscale="log", yscale="log", ylabel="median time, ms", title=f"All-reduce, {results['ranks']} ranks")
-    for other in ("mpi", "gloo", "horovod"):
-        for key, style in (("arena", "-"), ("ordinary", ":")):
-            ratios = [verdicts.ratio(row, other, key) for row in rows]
-            if None not in ratios:
-                right.plot(sizes, ratios, style, color=_COLOURS[other], label=f"{COLLECTIVES[other]} / {key}")
-    right.axhline(1, color="black", lw=0.8)
-    right.set(xscale="log", yscale="log", title="Times faster than each baseline")
-    for axes in (left, right):
-        axes.set_xticks(sizes, [format_bytes(size) for size in sizes], rotation=45, fontsize=8)
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=8)
 
 
 def fusion(results: Results, figure: Any) -> None:

@@ -5,14 +5,6 @@ from __future__ import annotations
 from sordino.report import Results, verdicts
 from sordino.report.tables import format_bytes, format_seconds, table
 
-COLLECTIVES = {
-    "arena": "Sordino arena",
-    "ordinary": "Sordino ordinary",
-    "floor": "floor",
-    "mpi": "MPI (sum)",
-    "gloo": "Gloo",
-    "horovod": "Horovod",
-}
 FUSION = {
     "plain": "no communication",
     "sordino": "Sordino",
@@ -24,42 +16,6 @@ FUSION = {
 
 def _times(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}×"
-
-
-def collectives(results: Results) -> str:
-    """Return the report on all-reduce: targets, ratios, times, speeds."""
-    rows, wrong = results["rows"], results["wrong"]
-    what = (
-        f"In-place all-reduce of float32 by {results['ranks']} ranks on {results['nodes']} node(s). Median of the "
-        "slowest rank's times, contestants interleaved in one run, Horovod initialized only in its own turns. MPI sums "
-        "only; the others average. The floor is what the memory traffic of an in-place average takes in private "
-        "memory, without any communication."
-    )
-    names = [name for name in COLLECTIVES if any(name in row["contestants"] for row in rows)]
-    pairs = [(key, other) for key in ("arena", "ordinary") for other in ("mpi", "gloo", "horovod") if other in names]
-    ratios, times, speeds = [], [], []
-    for row in rows:
-        size, entries = format_bytes(row["bytes"]), row["contestants"]
-        over_floor = [_times(verdicts.ratio(row, key, "floor")) for key in ("arena", "ordinary")]
-        ratios.append([size, *over_floor, *[_times(verdicts.ratio(row, other, key)) for key, other in pairs]])
-        times.append([size, *[format_seconds(entries[name]["median"]) for name in names]])
-        speeds.append([size, *[f"{entries[name]['algbw']:.2f} / {entries[name]['busbw']:.2f}" for name in names]])
-    columns = ["Size", *[COLLECTIVES[name] for name in names]]
-    ratio_columns = ["Size", "arena / floor", "ordinary / floor"]
-    ratio_columns += [f"{COLLECTIVES[other]} / {key}" for key, other in pairs]
-    blocks = [
-        *verdicts.opening(results, "All-reduce", what),
-        f"**Wrong results: {', '.join(wrong)}.**" if wrong else "Every contestant's result was checked at every size.",
-        "## Targets",
-        verdicts.target_table(results["targets"]),
-        "## Ratios (over the floor: less is better; of baselines: more is better)",
-        table(ratio_columns, ratios),
-        "## Median time",
-        table(columns, times),
-        "## algbw / busbw, GB/s",
-        table(columns, speeds),
-    ]
-    return "\n\n".join(blocks)
 
 
 def _modes(results: Results) -> list[tuple[str, Results]]:

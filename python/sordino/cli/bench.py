@@ -1,10 +1,11 @@
 """Runs one of Sordino's benchmarks: collectives, fusion or kernels. Arguments after its name go to the benchmark.
 
   sordino bench kernels --help
-  sordino bench -np 2 collectives --baselines mpi,gloo
+  sordino bench -np 2 collectives --contestants ordinary,openmpi
 
-With -np it runs like `sordino run -np N -- sordino bench ...`, by mpirun if mpirun is installed. All other benchmarks
-are scripts in a clone, such as `python benchmarks/gossip.py`; benchmarks/README.md lists them.
+With -np it runs like `sordino run -np N -- sordino bench ...`, by mpirun if mpirun is installed. collectives starts its
+ranks itself, once for each contestant and job. All other benchmarks are scripts in a clone, such as
+`python benchmarks/gossip.py`; benchmarks/README.md lists them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from sordino.cli import run
 from sordino.errors import NotBuilt
 
 BENCHMARKS = ("collectives", "fusion", "kernels")
+_STARTS_RANKS = ("collectives",)  # benchmarks that start their ranks themselves, and have an option --ranks
 IN_A_CLONE = (
     "gossip",
     "gpu_kernels",
@@ -54,12 +56,15 @@ def _name(text: str) -> str:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the benchmark in this process or, with -np, on that many ranks.
+    """Run the benchmark in this process or, with -np, on that number of ranks.
 
     Raises:
         NotBuilt: this installation lacks the benchmark.
     """
-    if options.ranks is not None:
+    arguments = options.arguments
+    if options.ranks is not None and options.name in _STARTS_RANKS:
+        arguments = ["--ranks", str(options.ranks), *arguments]
+    elif options.ranks is not None:
         # The benchmark compares with MPI.
         return run.plain(options.ranks, ["sordino", "bench", options.name, *options.arguments], prefers_mpi=True)
     module = f"sordino.bench.{options.name}"
@@ -71,4 +76,4 @@ def main(options: argparse.Namespace) -> int:
         if error.name not in (module, "sordino.bench"):
             raise NotBuilt(f"the benchmark {options.name} needs {error.name}: pip install {error.name}") from error
         raise NotBuilt(f"this installation has no benchmark {options.name} ({module} is missing)") from error
-    return benchmark.main(options.arguments) or 0
+    return benchmark.main(arguments) or 0

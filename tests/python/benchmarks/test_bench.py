@@ -18,16 +18,11 @@ import torch
 import report
 from results import ResultsOf
 from sordino import timing
-from sordino.bench import baselines, collectives, command_line, fusion, kernels, resnet
+from sordino.bench import baselines, command_line, fusion, kernels, resnet
 from sordino.errors import UsageError
-from sordino.report import machines, records, verdicts
+from sordino.report import machines, verdicts
 from sordino.report.tables import format_bytes, format_quartiles, format_seconds, table
 from sordino.timing import Participants, Watch, race, rotated
-
-MACHINE: dict[str, Any] = {"cores": 2, "cores_per_rank": 2, "others": 0.03} | dict.fromkeys(
-    ("date", "cpu", "kernel", "python", "torch", "sordino", "compiler", "instruction_set", "mpi"), "known"
-)
-
 
 # --- Timing -----------------------------------------------------------------------------------------------------------
 
@@ -135,9 +130,9 @@ def test_a_table_is_markdown() -> None:
 
 
 def test_baselines_are_chosen_by_name() -> None:
-    assert [baselines.parse_names(text) for text in ("horovod, MPI", "none", "")] == [["mpi", "horovod"], [], []]
-    with pytest.raises(UsageError, match="unknown baseline nccl; use some of mpi, gloo, horovod"):
-        baselines.parse_names("mpi,nccl")
+    assert [baselines.parse_names(text) for text in ("horovod, Gloo", "none", "")] == [["gloo", "horovod"], [], []]
+    with pytest.raises(UsageError, match="unknown baseline nccl; use some of gloo, horovod"):
+        baselines.parse_names("gloo,nccl")
 
 
 def test_a_baseline_that_is_not_there_is_only_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,62 +143,7 @@ def test_a_baseline_that_is_not_there_is_only_noted(monkeypatch: pytest.MonkeyPa
     assert found.notes["horovod"].startswith("not found (ModuleNotFoundError")
 
 
-# --- All-reduce -------------------------------------------------------------------------------------------------------
-
-
-def row(size: int, **medians: float) -> dict[str, Any]:
-    """Return a row of results with these median times."""
-    entries = {}
-    for name, median in medians.items():
-        speed = size / median / 1e9
-        entries[name] = {"median": median, "q1": median, "q3": median, "least": median, "count": 1}
-        entries[name] |= {"algbw": speed, "busbw": speed, "right": True}
-    return {"bytes": size, "contestants": entries}
-
-
-def test_all_reduce_targets() -> None:
-    rows = [
-        row(64 << 10, arena=1e-5, ordinary=4e-5, floor=5e-6, mpi=2e-5, horovod=1e-3),
-        row(1 << 20, arena=1e-4, ordinary=3e-4, floor=1e-4, mpi=2e-4, horovod=1e-3),
-        row(64 << 20, arena=8e-3, ordinary=2e-2, floor=6e-3, mpi=30e-3, horovod=43e-3),
-    ]
-    assert {one["what"]: one["met"] for one in collectives.targets(rows)} == {
-        "64 MiB: arena faster than Horovod": True,
-        "64 MiB: arena faster than MPI": False,
-        "64 MiB: ordinary faster than Horovod": False,
-        "64 KiB: ordinary faster than Horovod": True,
-        "64 MiB: arena against the floor": True,
-        "from 256 KiB: arena never slower than MPI (worst: 1 MiB)": True,
-        "from 256 KiB: ordinary never slower than MPI (worst: 1 MiB)": False,
-    }
-
-
-def test_targets_without_their_baselines_are_not_measured() -> None:
-    targets = collectives.targets([row(64 << 20, arena=8e-3, ordinary=2e-2, floor=6e-3)])
-    found = {one["what"]: one["met"] for one in targets}
-    assert found["64 MiB: arena faster than Horovod"] is None
-    assert found["from 256 KiB: arena never slower than MPI"] is None
-    assert found["64 MiB: arena against the floor"] is True
-
-
-def test_a_report_is_made_from_the_json_alone(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    rows = [row(64 << 20, arena=8e-3, ordinary=2e-2, floor=6e-3, mpi=40e-3)]
-    results: dict[str, Any] = {"benchmark": "collectives", "name": "collectives", "machine": MACHINE, "ranks": 2}
-    results |= {"nodes": 1, "rows": rows, "wrong": [], "targets": collectives.targets(rows)}
-    results["baselines"] = {"mpi": "Open MPI v5", "horovod": "not found"}
-    path = records.write(results, tmp_path / "new")
-    assert path is not None and report.main([str(path)]) == 0
-    text = path.with_suffix(".md").read_text()
-    assert "| 64 MiB: arena faster than MPI " in text and "5×" in text
-    assert "horovod not found" in text and "used 0.03 cores." in text
-    assert "8.39 / 8.39" in text  # algbw = 64 MiB / 8 ms
-    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(one.name for one in path.parent.iterdir()) == [
-        "collectives.json",
-        "collectives.md",
-        "collectives.png",
-    ]
+# --- Reports ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_report_of_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,26 +210,10 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_quick_runs_write_nothing_unless_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = bench("collectives", "--quick", "--sizes", "4KiB")  # one rank, no launcher
+    done = bench("kernels", "--quick", "--sizes", "64KiB")
     assert done.returncode == 0, done.stderr
-    assert "needs two ranks" in done.stdout
+    assert "# Kernels" in done.stdout
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.run_of_a_benchmark
-@pytest.mark.usefixtures("launcher")
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_collectives_run(tmp_path: Path, ranks: int, results_of: ResultsOf) -> None:
-    words = ["--quick", "--sizes", "4KiB,260KiB", "--baselines", "mpi,gloo", "--results", str(tmp_path)]
-    done = bench("-np", str(ranks), "collectives", *words)
-    assert done.returncode == 0, done.stderr
-    found = results_of("collectives")
-    assert found["ranks"] == ranks
-    for one in found["rows"]:
-        assert {"arena", "ordinary", "floor"} <= one["contestants"].keys()
-        for entry in one["contestants"].values():
-            assert entry["right"]
-            assert entry["busbw"] == pytest.approx(entry["algbw"] * 2 * (ranks - 1) / ranks)
 
 
 @pytest.mark.run_of_a_benchmark

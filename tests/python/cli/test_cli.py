@@ -281,9 +281,19 @@ def test_bench_with_np_starts_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi, "find_launcher", lambda info, environment: HYDRA)
     monkeypatch.setattr(run, "guarded", lambda work, clear, grace: work(StopSignals()))
     monkeypatch.setattr(jobs, "supervise", lambda words, *_, **__: started.append(words) or Ended(7))
-    assert main(["bench", "-np", "2", "collectives", "--quick"]) == 7
-    words = ["-np", "2", sys.executable, "-m", "sordino.cli", "bench", "collectives", "--quick"]
+    assert main(["bench", "-np", "2", "fusion", "--quick"]) == 7
+    words = ["-np", "2", sys.executable, "-m", "sordino.cli", "bench", "fusion", "--quick"]
     assert started == [["/opt/mpi/bin/mpirun", *words]]
+
+
+def test_a_benchmark_that_starts_its_ranks_gets_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    benchmark = types.ModuleType("sordino.bench.collectives")
+    benchmark.main = lambda argv: seen.append(list(argv))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sordino.bench", types.ModuleType("sordino.bench"))
+    monkeypatch.setitem(sys.modules, "sordino.bench.collectives", benchmark)
+    assert main(["bench", "-np", "4", "collectives", "--quick"]) == 0
+    assert seen == [["--ranks", "4", "--quick"]]
 
 
 def test_a_benchmark_that_is_missing_is_named(

@@ -1,0 +1,63 @@
+"""Requirements on Sordino's collectives. Ratios are the time of the fastest peer over Sordino's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sordino.bench.contestants.rows import MPIS, PEERS, ratio_to_best
+from sordino.report import Results, verdicts
+from sordino.report.tables import format_bytes
+
+_KIB, _MIB, _ANY = 1 << 10, 1 << 20, 1 << 40
+# Requirements on all-reduce: contestant, sizes in words, first and last size in bytes, and least ratio.
+_ALLREDUCE = (
+    ("ordinary", "4 B", 4, 4, 0.8),
+    ("ordinary", "above 4 B", 5, _ANY, 1.0),
+    ("arena", "from 4 KiB to below 1 MiB", 4 * _KIB, _MIB - 1, 1.0),
+    ("arena", "from 1 MiB", _MIB, _ANY, 2.0),
+)
+_ASYNCHRONOUS_US = {2: 12, 4: 40}  # limit of 4 B by number of ranks
+
+
+def targets(rows: Sequence[Results], ranks: int) -> list[Results]:
+    """Return the requirements on a machine of two cores. Those on all-reduce apply to 2 and 4 ranks."""
+    found: list[Results | None] = []
+    if ranks in _ASYNCHRONOUS_US:
+        for ours, sizes, first, last, limit in _ALLREDUCE:
+            found.append(_worst(rows, "allreduce", ours, sizes, (first, last), limit))
+        found.append(_asynchronous(rows, _ASYNCHRONOUS_US[ranks]))
+    for operation in ("allgather", "reducescatter", "alltoall", "broadcast"):
+        found.append(_worst(rows, operation, "ordinary", "64 B to 64 KiB", (64, 64 * _KIB), 0.8, MPIS))
+        found.append(_worst(rows, operation, "ordinary", "1 to 64 MiB", (_MIB, 64 * _MIB), 1.0))
+    found.append(_worst(rows, "barrier", "ordinary", "", (0, 0), 0.8, MPIS))
+    return [one for one in found if one is not None]
+
+
+def _worst(
+    rows: Sequence[Results],
+    operation: str,
+    ours: str,
+    sizes: str,
+    extent: tuple[int, int],
+    limit: float,
+    peers: Sequence[str] = PEERS,
+) -> Results | None:
+    """Return the requirement on the smallest ratio of sizes in an extent; None without such rows."""
+    among = [row for row in rows if row["operation"] == operation and extent[0] <= row["bytes"] <= extent[1]]
+    if not among:
+        return None
+    ratios = [(*found, row["bytes"]) for row in among if (found := ratio_to_best(row, ours, peers)) is not None]
+    what = f"{f'{operation} {sizes}'.strip()}, {ours}: best {'MPI' if peers is MPIS else 'peer'} over Sordino"
+    if not ratios:
+        return verdicts.target(what, None, limit, at_least=True)
+    value, peer, size = min(ratios)
+    where = f"{peer} at {format_bytes(size)}" if size else peer
+    return verdicts.target(f"{what} (worst: {where})", value, limit, at_least=True)
+
+
+def _asynchronous(rows: Sequence[Results], limit_us: int) -> Results | None:
+    for row in rows:
+        if (row["operation"], row["bytes"]) == ("allreduce", 4) and "asynchronous" in row["contestants"]:
+            value = limit_us * 1e-6 / row["contestants"]["asynchronous"]["median"]
+            return verdicts.target(f"allreduce 4 B, asynchronous: {limit_us} µs over its time", value, 1.0, True)
+    return None
