@@ -107,8 +107,23 @@ World::~World() {
 
 std::shared_ptr<Handle> World::submit(Request request) {
   auto handle = submit_to_wait(std::move(request));
-  progress_->notify();
+  if (progress_->expects_wait()) {
+    progress_->try_alone([this] { begin_submitted(); });
+  } else {
+    progress_->notify();
+  }
   return handle;
+}
+
+// Announces what has been submitted, or enters it in a turn, and does what is possible at once.
+void World::begin_submitted() {
+  if (retired_) return;
+  try {
+    scheduler_->announce();
+    scheduler_->end_turns();
+  } catch (...) {
+    failures_->caught(std::current_exception());
+  }
 }
 
 std::shared_ptr<Handle> World::submit_to_wait(Request request) {
@@ -147,6 +162,7 @@ void World::wait(const Handle& handle) {
     const auto barrier = handle.barrier.lock();
     return !barrier || barrier->let_go().empty();  // else this world is about to fail, too
   };
+  progress_->note_wait();
   if (over()) return;
   const Time begin = steady_clock::now();
   try {

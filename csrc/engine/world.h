@@ -126,6 +126,7 @@ class World {
   static Position position_in(std::shared_ptr<membership::Membership> membership);
   World(Position place, const Config& config, std::uint64_t first_tag);
   bool poll();
+  void begin_submitted();
   void receive(int from, std::span<const std::byte> message);
   Work work() const;
   // A forked child has the memory of a world, but neither its thread nor its rank.

@@ -25,6 +25,9 @@ constexpr microseconds kYield{2000};
 // Sleep without a bell: messages of other nodes ring none, nor do devices. Work that has not moved for long is polled
 // less often, which makes a wait at most 1/64 longer and leaves the core to the thread that moves the bytes.
 constexpr microseconds kLeastSleep{20}, kMostSleep{500};
+// A wait that begins this soon after its work came is at once. Without such work for kForget, the next is not expected.
+constexpr microseconds kAtOnce{100};
+constexpr milliseconds kForget{100};
 // Interval between two checks for signals in a wait. Ctrl-C must end a wait within 200 ms.
 constexpr milliseconds kInterruptEvery{50};
 
@@ -98,6 +101,20 @@ class Progress::Interrupts {
   Clock::time_point last_ = Clock::now();
 };
 
+bool Progress::expects_wait() {
+  if (unwaited_.fetch_add(1) > 0) {
+    waits_at_once_ = false;
+    return false;
+  }
+  came_ = Clock::now();
+  return waits_at_once_.load() && !sleeps_long_.load();
+}
+
+void Progress::note_wait() {
+  if (const int came = unwaited_.exchange(0); came > 0)
+    waits_at_once_ = came == 1 && Clock::now() - came_.load() < kAtOnce;
+}
+
 void Progress::wait(const std::function<bool()>& done, const std::function<void()>& interrupt) {
   if (done()) return;
   Waiter waiter(*this);
@@ -169,7 +186,8 @@ bool Progress::wakes() const {
 
 microseconds Progress::tick() {
   const Work work = work_();
-  sleeps_long_ = work == Work::kNone || (work == Work::kUnderWay && rings_());
+  if (Clock::now() - came_.load() > kForget) waits_at_once_ = false;
+  sleeps_long_ = (work == Work::kNone || (work == Work::kUnderWay && rings_())) && !waits_at_once_.load();
   return sleeps_long_ ? kTick : kTickForRemains;
 }
 

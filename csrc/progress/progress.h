@@ -40,8 +40,18 @@ class Progress {
     std::lock_guard turn(turn_);
     action();
   }
+  // Calls start() now, if no thread polls.
+  void try_alone(const std::function<void()>& start) {
+    if (const std::unique_lock turn(turn_, std::try_to_lock); turn) start();
+  }
   // There is new work: wakes a thread that is to poll.
   void notify();
+  // There is new work for which the caller may wait soon. Returns whether it is likely to wait at once, since it did so
+  // the last time: then no thread is woken, which would compete with the caller. The thread notices the work within a
+  // millisecond by itself.
+  bool expects_wait();
+  // The caller waits for such work now.
+  void note_wait();
   // Ends the thread; afterwards only waiting threads poll.
   void stop();
 
@@ -66,6 +76,11 @@ class Progress {
   std::condition_variable changed_;
   std::atomic<int> waiters_{0};
   std::atomic<bool> thread_sleeps_{false}, sleeps_long_{false};
+  // Whether the caller waited at once for its last asynchronous work; the times at which work came, since the last
+  // wait.
+  std::atomic<bool> waits_at_once_{false};
+  std::atomic<int> unwaited_{0};
+  std::atomic<std::chrono::steady_clock::time_point> came_{};
   bool stopping_ = false;
   std::thread thread_;
 };

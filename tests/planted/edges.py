@@ -31,8 +31,8 @@ ERRORS = [
         "a thread enters an operation while another one is entered",
         "stale copy",
         "csrc/engine/scheduler_one_shot.cc",
-        "  if (set.entered) return nullptr;",
-        "  //",
+        "found == sets_.end() || found->second->entered) return nullptr;",
+        "found == sets_.end()) return nullptr;",
         _INTERRUPTS,
     ),
     Error(
@@ -70,9 +70,9 @@ ERRORS = [
     Error(
         "repeated elements without memory are read at address 0",
         "wrong bucket",
-        "csrc/bindings/allreduce_again.cc",
-        "  if ((!input || !output) && what.count() > 0) return false;",
-        "  //",
+        "csrc/bindings/repeat.cc",
+        "  if (PyErr_Occurred() || (!input && bytes > 0)) return {};",
+        "  if (PyErr_Occurred()) return {};",
         _STORAGE,
     ),
     Error(
@@ -86,7 +86,7 @@ ERRORS = [
     Error(
         "repeated negated values are sent as stored",
         "wrong weight",
-        "csrc/bindings/allreduce_again.cc",
+        "csrc/bindings/repeat.cc",
         "  if (is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_neg)))) return false;\n",
         "",
         _STORAGE,

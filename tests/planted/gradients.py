@@ -160,9 +160,9 @@ ERRORS = [
     Error(
         "a graph does not notice small in-place reductions",
         "stale copy",
-        "csrc/bindings/allreduce_again.cc",
-        "  if (done && target == source) {\n",
-        "  if (done && target != source) {\n",
+        "csrc/bindings/repeat.cc",
+        "  if (given[Call::kTarget] != Py_None) {\n",
+        "  if (given[Call::kTarget] == Py_None) {\n",
         (checks("autograd.what_a_graph_has_saved"),),
     ),
     Error(

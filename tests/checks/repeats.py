@@ -1,0 +1,183 @@
+"""Operations of all kinds that repeat, which ranks agree on in turns and not in negotiations (csrc/collectives/repeat.h)."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import sordino.torch as hvd
+from checks.agreement import raises
+from checks.reference import assert_equal
+from checks.registry import Seat, check
+from checks.repeated import in_one_shot
+from sordino.errors import UsageError
+from sordino.runtime.context import current
+
+REPEATS = 4
+KINDS = ("allreduce", "allgather", "reducescatter", "alltoall", "broadcast", "barrier")
+# Rows of a rank, of two float32 each: in a cache line, in a slot, and too large for one shot.
+ROWS = (1, 600, 20_000)
+
+
+class Program:
+    """Operations of a rank, with inputs and results that all ranks know: small whole numbers, whose sums are exact."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.ranks, self.rank = seat.size, seat.rank
+
+    def tensor(self, rank: int, rows: int, turn: int) -> torch.Tensor:
+        return (torch.arange(2 * rows, dtype=torch.float32) % 7 + rank + 3 * turn).view(rows, 2)
+
+    def rows_of(self, kind: str, rank: int, rows: int) -> int:
+        """Return the rows of a rank's input: uneven for allgather, divisible for alltoall."""
+        return rows + rank if kind == "allgather" else rows * self.ranks if kind == "alltoall" else rows
+
+    def inputs(self, kind: str, rows: int, turn: int) -> list[torch.Tensor]:
+        return [self.tensor(rank, self.rows_of(kind, rank, rows), turn) for rank in range(self.ranks)]
+
+    def expected(self, kind: str, inputs: list[torch.Tensor]) -> torch.Tensor | None:
+        if kind == "allreduce":
+            return torch.stack(inputs).sum(0)
+        if kind == "allgather":
+            return torch.cat(inputs)
+        if kind == "broadcast":
+            return inputs[self.ranks - 1]
+        if kind == "alltoall":
+            return torch.cat([one.chunk(self.ranks)[self.rank] for one in inputs])
+        if kind == "reducescatter":
+            rows, rest = divmod(len(inputs[0]), self.ranks)
+            begin = self.rank * rows + min(self.rank, rest)
+            return torch.stack(inputs).sum(0)[begin : begin + rows + (self.rank < rest)]
+        return None
+
+    def call(self, kind: str, mine: torch.Tensor, name: str | None, **options: Any) -> Any:
+        """Make a blocking call."""
+        if kind == "barrier":
+            return hvd.barrier()
+        if kind == "broadcast":
+            return hvd.broadcast(mine, self.ranks - 1, name=name)
+        if kind in ("allreduce", "reducescatter"):
+            options["op"] = hvd.Sum
+        function: Callable[..., Any] = getattr(hvd, kind)
+        return function(mine, name=name, **options)
+
+    def start(self, kind: str, mine: torch.Tensor, name: str | None) -> Callable[[], Any]:
+        """Start an asynchronous call. Return a function that waits for its result."""
+        if kind == "barrier":  # it only blocks
+            return hvd.barrier
+        if kind == "broadcast":
+            handle = hvd.broadcast_async(mine, self.ranks - 1, name=name)
+        elif kind in ("allreduce", "reducescatter"):
+            handle = getattr(hvd, f"{kind}_async")(mine, name=name, op=hvd.Sum)
+        else:
+            handle = getattr(hvd, f"{kind}_async")(mine, name=name)
+        return lambda: hvd.synchronize(handle)[0] if kind == "alltoall" else hvd.synchronize(handle)
+
+
+@check(kind=KINDS, way=("blocking", "asynchronous", "out"), named=(True, False))
+def every_kind_and_size(seat: Seat, kind: str, way: str, named: bool) -> None:
+    """Results are right in every repeat, and small operations of a node are done in one shot."""
+    program = Program(seat)
+    if way == "out" and kind not in ("allgather", "reducescatter", "alltoall"):
+        return
+    before = in_one_shot()
+    for rows in ROWS:
+        name = f"{kind}.{rows}" if named else None
+        out: torch.Tensor | None = None
+        for turn in range(REPEATS):
+            inputs = program.inputs(kind, rows, turn)
+            mine, expected = inputs[seat.rank].clone(), program.expected(kind, inputs)
+            if way == "asynchronous":
+                result = program.start(kind, mine, name)()
+            elif way == "out":
+                assert expected is not None
+                out = torch.empty_like(expected) if out is None else out
+                version = out._version
+                result = program.call(kind, mine, name, out=out)
+                assert result is out and out._version > version
+            else:
+                result = program.call(kind, mine, name)
+            if expected is not None:
+                assert_equal(result, expected)
+            assert_equal(mine, inputs[seat.rank])
+    world = current().world
+    one_node = len(set(world.nodes)) == 1 and world.shares_memory and current().host_device is None
+    if one_node and seat.size > 1 and not world.survives_losses:
+        for turn in range(100):  # until no rank was late in some repeat
+            if in_one_shot() > before:
+                break
+            program.call(kind, torch.full((seat.size, 2), float(turn)), "until")
+        assert in_one_shot() > before
+
+
+@check()
+def results_may_lie_where_the_inputs_are(seat: Seat) -> None:
+    """The own part of the result may be the input (allgather), and the own part of the input the result."""
+    for rows in (2, 30_000):
+        for turn in range(REPEATS):
+            whole = torch.full((rows * seat.size, 2), -1.0)
+            mine = whole[seat.rank * rows : (seat.rank + 1) * rows]
+            mine.fill_(float(seat.rank + turn))
+            hvd.allgather(mine, name=f"whole.{rows}", out=whole)
+            expected = torch.cat([torch.full((rows, 2), float(rank + turn)) for rank in range(seat.size)])
+            assert_equal(whole, expected)
+            hvd.reducescatter(whole, name=f"part.{rows}", op=hvd.Sum, out=mine)
+            assert_equal(mine, torch.full((rows, 2), float((seat.rank + turn) * seat.size)))
+
+
+@check(least=2, way=("blocking", "asynchronous", "out"))
+def rows_that_change(seat: Seat, way: str) -> None:
+    """If one rank sends more or less than before, all ranks notice it, and a result of the wrong size is refused."""
+    for rows in (3, 20_000):
+        outs: dict[int, torch.Tensor] = {}
+        for turn in range(3 * REPEATS):
+            more = rows + (turn // REPEATS) * (seat.rank == seat.last)
+            sizes = [rows + (turn // REPEATS) * (rank == seat.last) for rank in range(seat.size)]
+            mine = torch.full((more, 2), float(seat.rank + turn))
+            expected = torch.cat([torch.full((size, 2), float(rank + turn)) for rank, size in enumerate(sizes)])
+            if way == "asynchronous":
+                result = hvd.synchronize(hvd.allgather_async(mine, name=f"rows.{rows}"))
+            elif way == "out" and turn % REPEATS:
+                result = hvd.allgather(mine, name=f"rows.{rows}", out=outs[sum(sizes)])
+            elif way == "out" and turn:
+                stale = outs[sum(sizes) - 1]
+                raises(UsageError, "out= has shape", hvd.allgather, mine, name=f"rows.{rows}", out=stale)
+                result = outs[sum(sizes)] = expected.clone()
+            else:
+                result = hvd.allgather(mine, name=f"rows.{rows}")
+                outs[sum(sizes)] = torch.empty_like(expected)
+            assert_equal(result, expected)
+
+
+@check(least=2, seed=range(4))
+def programs_of_random_operations(seat: Seat, seed: int) -> None:
+    """All ranks have the same operations in the same order; each blocks or not, comes early or late, as it likes."""
+    program = Program(seat)
+    common, own = random.Random(seed), random.Random(1000 * seed + seat.rank)
+    for turn in range(60):
+        kind, rows = common.choice(KINDS), common.choice(ROWS)
+        second, more = common.choice(KINDS[:-1]), common.choice(ROWS)
+        named = common.random() < 0.7
+        inputs, others = program.inputs(kind, rows, turn), program.inputs(second, more, turn)
+        mine, other = inputs[seat.rank], others[seat.rank]
+        name, another = (f"{kind}.{rows}", f"second.{second}.{more}") if named else (None, f"second.{second}.{more}")
+        if own.random() < 0.05:
+            time.sleep(0.02)
+        if own.random() < 0.4:
+            finish = program.start(second, other, another)
+            result = program.call(kind, mine, name)
+            received = finish()
+        elif kind != "barrier" and own.random() < 0.5:
+            finish = program.start(kind, mine, name)
+            received = program.call(second, other, another)
+            result = finish()
+        else:
+            result = program.call(kind, mine, name)
+            received = program.start(second, other, another)()
+        if (expected := program.expected(kind, inputs)) is not None:
+            assert_equal(result, expected)
+        assert_equal(received, program.expected(second, others))
