@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "collectives/collective.h"
+#include "collectives/node_pipeline.h"
 #include "collectives/operations.h"
 #include "collectives/shared_tensors.h"
 #include "topology/schedule.h"
@@ -97,6 +98,17 @@ Task allgather(Participants& participants, const std::byte* input, std::vector<s
   }
   const int size = participants.size();
   const Blocks blocks(sizes);
+  if (participants.one_node && size > 1 && !participants.compute->device()) {
+    NodeMove move{input, sizes, [&](int peer, std::size_t begin, std::size_t bytes, const std::byte* data) {
+                    std::byte* to = blocks.in(output, peer).data() + begin;
+                    if (to != data) std::copy_n(data, bytes, to);
+                  }};
+    co_await move_in_node(participants, std::move(move));
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer != participants.me) participants.count_sent(peer, sizes[static_cast<std::size_t>(participants.me)]);
+    }
+    co_return;
+  }
   const Sites sites(participants);
   if (sites.some_share()) {
     co_await gather_on_nodes(participants, sites, input, blocks, output);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "collectives/collective.h"
+#include "collectives/node_pipeline.h"
 #include "collectives/operations.h"
 #include "topology/schedule.h"
 
@@ -36,6 +37,18 @@ Task broadcast(Participants& participants, int root, const std::byte* input, std
     co_return;
   }
   if (participants.me == root && output != input) co_await participants.compute->copy(output, input, bytes);
+  if (participants.one_node && participants.size() > 1 && !participants.compute->device()) {
+    std::vector<std::size_t> sizes(participants.ranks.size());
+    sizes[static_cast<std::size_t>(root)] = bytes;
+    NodeMove move{output, std::move(sizes), [&](int, std::size_t begin, std::size_t length, const std::byte* data) {
+                    if (participants.me != root) std::copy_n(data, length, output + begin);
+                  }};
+    if (bytes > 0) co_await move_in_node(participants, std::move(move));
+    for (int peer = 0; participants.me == root && peer < participants.size(); ++peer) {
+      if (peer != root) participants.count_sent(peer, bytes);
+    }
+    co_return;
+  }
   const auto [parent, children] = branch_of(participants, root, bytes >= kSegmentsOfChain * kSegment);
   std::vector<std::pair<int, std::unique_ptr<Transfer>>> sending;
   for (std::size_t at = 0; at < bytes; at += kSegment) {

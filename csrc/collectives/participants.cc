@@ -44,6 +44,15 @@ Task Participants::all_reached(std::atomic<std::uint64_t> SharedBlock::* counter
   });
 }
 
+Task Participants::reached(int index, std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage) {
+  const std::uint64_t goal = stamp(stage);
+  const auto& value = blocks[static_cast<std::size_t>(index)]->*counter;
+  for (int look = 0; value.load(std::memory_order_acquire) < goal && look < patience; ++look) relax();
+  if (value.load(std::memory_order_acquire) >= goal) co_return;
+  const Waiting waiting(*this, [this, index] { return std::set<int>{ranks[static_cast<std::size_t>(index)]}; });
+  co_await until([&value, goal] { return value.load(std::memory_order_acquire) >= goal; });
+}
+
 void Participants::reach(std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage) {
   SharedBlock* own = blocks[static_cast<std::size_t>(me)];
   if (!own) return;  // no peer shares memory with this rank
