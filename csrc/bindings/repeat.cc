@@ -1,9 +1,10 @@
-// Python function for blocking operations that ranks have done before (World::repeat). It reads the tensor's attributes
-// itself and converts only what it needs: pybind11's conversion of ten arguments takes as long as all the rest.
+// Python function for operations that ranks have done before (World::repeat). It reads the tensor's attributes itself
+// and converts only what it needs: pybind11's conversion of ten arguments takes as long as all the rest.
 //
-//   small and agreed on   done in one shot; returns the result
-//   larger                submitted and waited for, with memory of the caller for the result; returns the result
-//   anything else         returns None: the caller does it the usual way, which raises the errors
+//   small, and the caller waits   done in one shot; returns the result
+//   larger, and it waits          submitted and waited for; returns the result
+//   it does not wait              submitted; returns its handle, its result and its name
+//   not done before               returns None: the caller does it the usual way, which raises the errors
 #include <algorithm>
 #include <array>
 
@@ -18,7 +19,9 @@ struct Caller {
   std::shared_ptr<World> world;
   py::object tensor_type;
   std::array<py::object, kDTypeCount> dtypes;  // by the core's code
-  py::object note_change;                      // called with a tuple of the tensor that was reduced in place
+  py::object note_change;                      // called with a tuple of a tensor that was given for the result
+  py::dict in_flight;  // names of operations that no call has waited for yet, as (process set, name)
+  py::object number;   // called with a label and a process set; returns the name of an unnamed operation
 };
 
 constexpr const char* kCapsule = "sordino.Caller";
@@ -85,9 +88,8 @@ bool read_splits(PyObject* given, std::vector<std::int64_t>& splits) {
   return PyErr_Occurred() == nullptr;
 }
 
-// The name of the request, such as "allreduce.loss", or that of its repeats if it is unnamed. False if it is no name,
-// or that of an operation that no call has waited for yet.
-bool read_name(PyObject* given, Opcode opcode, PyObject* set, PyObject* in_flight, std::string& name) {
+// The name of the request, such as "allreduce.loss", or that of its repeats if it is unnamed. False if it is no name.
+bool read_name(PyObject* given, Opcode opcode, std::string& name) {
   name = collective(opcode).name;
   if (given == Py_None) {
     name += kUnnamed;
@@ -95,30 +97,21 @@ bool read_name(PyObject* given, Opcode opcode, PyObject* set, PyObject* in_fligh
   }
   Py_ssize_t length = 0;
   const char* text = PyUnicode_CheckExact(given) ? PyUnicode_AsUTF8AndSize(given, &length) : nullptr;
-  if (!text) return false;
-  (name += '.').append(text, static_cast<std::size_t>(length));
-  if (PyDict_GET_SIZE(in_flight) == 0) return true;
-  const py::object label = taken(PyUnicode_FromStringAndSize(name.data(), static_cast<Py_ssize_t>(name.size())));
-  const py::object key = label ? taken(PyTuple_Pack(2, set, label.ptr())) : py::object();
-  return key && PyDict_Contains(in_flight, key.ptr()) == 0;
+  if (text) (name += '.').append(text, static_cast<std::size_t>(length));
+  return text != nullptr;
+}
+
+// Whether no call has waited yet for an operation of this name.
+bool is_in_flight(const Caller& caller, PyObject* set, const std::string& name) {
+  if (PyDict_GET_SIZE(caller.in_flight.ptr()) == 0) return false;
+  const py::object text = taken(PyUnicode_FromStringAndSize(name.data(), static_cast<Py_ssize_t>(name.size())));
+  const py::object key = text ? taken(PyTuple_Pack(2, set, text.ptr())) : py::object();
+  return !key || PyDict_Contains(caller.in_flight.ptr(), key.ptr()) != 0;
 }
 
 // One call. Members keep their memory between calls of a thread.
 struct Call {
-  enum Argument {
-    kOpcode,
-    kSource,
-    kTarget,
-    kName,
-    kOp,
-    kPrescale,
-    kPostscale,
-    kRoot,
-    kSplits,
-    kSet,
-    kInFlight,
-    kCount
-  };
+  enum Argument { kOpcode, kSource, kTarget, kName, kOp, kPrescale, kPostscale, kRoot, kSplits, kSet, kWaits, kCount };
 
   std::string name;
   Signature what;
@@ -126,20 +119,22 @@ struct Call {
   int set = 0;
 
   bool read(const Caller& caller, PyObject* const* given) {
-    if (!PyLong_Check(given[kOpcode]) || !PyLong_CheckExact(given[kSet]) || !PyDict_Check(given[kInFlight]) ||
-        !PyFloat_CheckExact(given[kPrescale]) || !PyFloat_CheckExact(given[kPostscale]) || !PyLong_Check(given[kRoot]))
+    if (!PyLong_Check(given[kOpcode]) || !PyLong_CheckExact(given[kSet]) || !PyFloat_CheckExact(given[kPrescale]) ||
+        !PyFloat_CheckExact(given[kPostscale]) || !PyLong_Check(given[kRoot]))
       return false;
-    what.opcode = static_cast<Opcode>(PyLong_AsLong(given[kOpcode]));
+    const long code = PyLong_AsLong(given[kOpcode]);
+    if (code < 0 || code > static_cast<long>(kLastOpcode)) return false;
+    what.opcode = static_cast<Opcode>(code);
     what.prescale = PyFloat_AS_DOUBLE(given[kPrescale]);
     what.postscale = PyFloat_AS_DOUBLE(given[kPostscale]);
     what.root = static_cast<int>(PyLong_AsLong(given[kRoot]));
     set = static_cast<int>(PyLong_AsLong(given[kSet]));
     if (PyErr_Occurred() || !read_op(given[kOp], what.op) || !read_splits(given[kSplits], what.splits) ||
-        !read_name(given[kName], what.opcode, given[kSet], given[kInFlight], name))
+        !read_name(given[kName], what.opcode, name) || is_in_flight(caller, given[kSet], name))
       return false;
     if (given[kSource] != Py_None) return describe(caller, given[kSource], what.dtype, what.shape);
     what.dtype = Signature().dtype;
-    what.shape = Signature().shape;
+    what.shape.assign(1, 0);
     return true;
   }
 
@@ -159,54 +154,74 @@ struct Call {
   }
 };
 
+std::shared_ptr<const Repeat> find(World& world, const Call& call) {
+  if (auto found = world.try_find(call.set, call.name, call.what)) return *std::move(found);
+  py::gil_scoped_release released;
+  return world.find(call.set, call.name, call.what);
+}
+
+PyRequest request_of(const Call& call, const Repeat& found, std::string name, std::byte* input, std::byte* output) {
+  const Signature& what = call.what;
+  PyRequest made;
+  Request& request = made.request;
+  request.name = std::move(name);
+  request.opcode = what.opcode;
+  request.set = call.set;
+  request.op = what.op;
+  request.prescale = what.prescale;
+  request.postscale = what.postscale;
+  request.root = what.root;
+  request.splits = what.splits;
+  const Recipe& recipe = found.recipe;
+  const std::size_t room = recipe.takes.empty() ? count_of(what.shape) * size_of(what.dtype) : recipe.result_bytes();
+  request.tensors = {{what.dtype, what.shape, input, output, room}};
+  return made;
+}
+
+void note_change(const Caller& caller, PyObject* tensor) {
+  const py::object changed = taken(PyTuple_Pack(1, tensor));
+  if (changed) taken(PyObject_CallOneArg(caller.note_change.ptr(), changed.ptr()));
+}
+
 py::object repeat(const Caller& caller, PyObject* const* given) {
   thread_local Call call;
   if (!call.read(caller, given)) return {};
-  std::shared_ptr<const Repeat> found;
-  {
-    py::gil_scoped_release released;
-    found = caller.world->find(call.set, call.name, call.what);
-  }
-  if (!found || (!found->carried && is_unnamed(found->name))) return {};
+  const std::shared_ptr<const Repeat> found = find(*caller.world, call);
+  const bool waits = given[Call::kWaits] == Py_True;
+  if (!found || (waits && !found->carried && is_unnamed(found->name))) return {};
   PyObject* const source = given[Call::kSource];
   if (source == Py_None) {
     py::gil_scoped_release released;
-    const bool done = found->carried && caller.world->repeat(call.set, found, nullptr, nullptr);
+    const bool done = waits && found->carried && caller.world->repeat(call.set, found, nullptr, nullptr);
     return done ? py::object(py::bool_(true)) : py::object();
   }
   const py::object target = call.target(caller, *found, source, given[Call::kTarget]);
   if (!target) return {};
   std::byte *const input = data_of(source), *const output = target.ptr() == source ? input : data_of(target.ptr());
-  const std::size_t bytes = count_of(call.what.shape) * size_of(call.what.dtype);
-  if (PyErr_Occurred() || (!input && bytes > 0)) return {};  // a tensor without storage
-  std::unique_ptr<PyHandle> handle;
-  if (found->carried) {
-    if (!output && found->recipe.result_bytes() > 0) return {};
-    py::gil_scoped_release released;
-    if (!caller.world->repeat(call.set, found, input, output)) return {};
-  } else {
-    const Signature& what = call.what;
-    PyRequest request;
-    Request& made = request.request;
-    made.name = call.name;
-    made.opcode = what.opcode;
-    made.set = call.set;
-    made.op = what.op;
-    made.prescale = what.prescale;
-    made.postscale = what.postscale;
-    made.root = what.root;
-    made.splits = what.splits;
-    const std::size_t room = (found->recipe.takes.empty() ? bytes : found->recipe.result_bytes());
-    made.tensors = {{what.dtype, what.shape, input, output, room}};
-    request.keep = py::make_tuple(py::reinterpret_borrow<py::object>(source), target);
-    handle = start(caller.world, request, true);
-    handle->wait();
+  if (PyErr_Occurred() || (!input && count_of(call.what.shape) > 0)) return {};  // a tensor without storage
+  if (!output && found->recipe.result_bytes() > 0) return {};
+  const bool is_given = given[Call::kTarget] != Py_None;
+  if (waits && found->carried) {
+    {
+      py::gil_scoped_release released;
+      if (!caller.world->repeat(call.set, found, input, output)) return {};
+    }
+    if (is_given) note_change(caller, target.ptr());
+    return target;
   }
-  if (given[Call::kTarget] != Py_None) {
-    const py::object changed = taken(PyTuple_Pack(1, target.ptr()));
-    if (changed) taken(PyObject_CallOneArg(caller.note_change.ptr(), changed.ptr()));
+  std::string name = call.name;
+  py::object numbered;
+  if (is_unnamed(found->name)) {
+    numbered = caller.number(collective(call.what.opcode).name, py::none(), call.set);
+    name = numbered.cast<std::string>();
   }
-  if (handle && !handle->handle->results.empty()) return py::cast(std::move(handle));  // of another size than before
+  PyRequest request = request_of(call, *found, name, input, output);
+  request.keep = py::make_tuple(py::reinterpret_borrow<py::object>(source), target);
+  if (is_given) note_change(caller, target.ptr());
+  auto handle = start(caller.world, request, waits);
+  if (!waits) return py::make_tuple(std::move(handle), target, numbered ? numbered : py::str(name));
+  handle->wait();
+  if (!handle->handle->results.empty()) return py::cast(std::move(handle));  // of another size than before
   return target;
 }
 
@@ -236,8 +251,9 @@ PyMethodDef kMethod{
 }  // namespace
 
 py::object repeat_of(std::shared_ptr<World> world, py::object tensor_type, const py::dict& codes,
-                     py::object note_change) {
-  auto caller = std::make_unique<Caller>(Caller{std::move(world), std::move(tensor_type), {}, std::move(note_change)});
+                     py::object note_change, py::dict in_flight, py::object number) {
+  auto caller = std::make_unique<Caller>(Caller{
+      std::move(world), std::move(tensor_type), {}, std::move(note_change), std::move(in_flight), std::move(number)});
   for (const auto& [dtype, code] : codes)
     caller->dtypes[static_cast<std::size_t>(dtype_of(code.cast<int>()))] = py::reinterpret_borrow<py::object>(dtype);
   py::capsule self(caller.release(), kCapsule,

@@ -36,7 +36,10 @@ void register_world(py::module_& module) {
           py::arg("what"),
           "submit() and wait in one, without waking another thread. Errors are raised by Handle.wait().")
       .def("repeating", &repeat_of, py::arg("tensor_type"), py::arg("dtypes"), py::arg("note_change"),
-           "Create the function that repeats blocking operations (repeat.cc). dtypes: the core's code of each.")
+           py::arg("in_flight"), py::arg("number"),
+           "Create the function that repeats operations (repeat.cc). dtypes: the core's code of each. number: returns "
+           "the "
+           "next name of an unnamed operation, from (label, None, process set).")
       .def(
           "exchange",
           [](std::shared_ptr<World> self, const PyExchange& what, std::string name, std::uint64_t round,

@@ -1,5 +1,7 @@
 #include "collectives/one_shot_node.h"
 
+#include <algorithm>
+
 namespace sordino {
 
 bool OneShotNode::all_entered(std::uint64_t turn) const {
@@ -10,9 +12,9 @@ bool OneShotNode::all_entered(std::uint64_t turn) const {
   return true;
 }
 
-// Where ranks fold, each reads all inputs, so the limit is on the bytes of all ranks.
+// Where ranks fold, each computes on all inputs, so the limit is on the bytes of all ranks.
 bool OneShotNode::carries(const Signature&, const Recipe& recipe) const {
-  return recipe.most * (recipe.folds ? ranks_ : 2) <= 2 * OneShotSlots::kMostBytes;
+  return recipe.most * std::max<std::size_t>(recipe.folds ? ranks_ : 0, 2) <= 2 * OneShotSlots::kMostBytes;
 }
 
 void OneShotNode::enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) {

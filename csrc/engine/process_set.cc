@@ -67,7 +67,6 @@ void ProcessSet::connect(int rank, const Location& block) {
 }
 
 void ProcessSet::open_one_shot() {
-  if (ranks.size() == 1) return;
   const Sites sites(transport_, ranks, me, true);
   const std::vector<int>& own = sites.own();
   std::vector<OneShotSlots*> slots;

@@ -83,7 +83,6 @@ class ProcessSet {
   struct InTurn {
     std::shared_ptr<const Repeat> repeat;
     std::string name;  // of the submission; empty if a thread waits in the call (World::repeat)
-    Time since;
     AwakeTime awaited_since;
     bool warned = false;
   };

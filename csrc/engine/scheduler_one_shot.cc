@@ -19,8 +19,6 @@
 namespace sordino {
 namespace {
 
-using std::chrono::steady_clock;
-
 // Longest wait of other ranks for a rank that is not in the library. Then the operation is done the usual way, which
 // reports stalls and losses.
 constexpr std::chrono::milliseconds kPatience{10};
@@ -76,7 +74,7 @@ void Scheduler::enter(ProcessSet& set, std::shared_ptr<const Repeat> repeat, std
   const bool numbered = is_unnamed(repeat->name) && !name.empty();
   const Entry entry{repeat->number << 1 | static_cast<std::uint64_t>(numbered), repeat->carried ? 0 : set.sequence()};
   set.one_shot()->enter(repeat, entry, input);
-  set.entered = {std::move(repeat), std::move(name), steady_clock::now(), common_.clock.now(), false};
+  set.entered = {std::move(repeat), std::move(name), common_.clock.now(), false};
   ring_resting(common_.transport, set);
 }
 
@@ -158,8 +156,8 @@ void Scheduler::end_turn(ProcessSet& set) {
   std::byte* output = tensor.output;
   if (!output && !submission.request.tensors.empty()) {
     output = submission.handle->results.emplace_back(host_result(repeat->recipe.shape, bytes)).data.get();
-    submission.handle->rows = repeat->recipe.rows;
   }
+  submission.handle->rows = repeat->recipe.rows;
   shot.deliver(*repeat, tensor.input, output);
   count_repeat(set, *repeat);
   finish(submission, nullptr);

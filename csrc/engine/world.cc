@@ -202,14 +202,23 @@ std::shared_ptr<const Repeat> World::find(int set, std::string_view name, const 
   return scheduler_->find(set, name, what);
 }
 
+std::optional<std::shared_ptr<const Repeat>> World::try_find(int set, std::string_view name, const Signature& what) {
+  if (forked()) return nullptr;
+  std::optional<std::shared_ptr<const Repeat>> found;
+  progress_->try_alone([&] { found = scheduler_->find(set, name, what); });
+  return found;
+}
+
 bool World::repeat(int set, const std::shared_ptr<const Repeat>& what, const std::byte* input, std::byte* output) {
   auto turn = progress_->take_turn();
   const std::shared_ptr<ProcessSet> entered = scheduler_->enter(set, what, input);
   if (!entered) return false;
-  const Time begin = entered->entered->since;
+  const bool timed = common_.ledger.open_now();
+  Time begin = timed ? steady_clock::now() : Time{};
   OneShot& shot = *entered->one_shot();
   for (int look = shot.relays() ? patience_ : 0; look < patience_ && !shot.over(); ++look) relax();
   if (!shot.over()) {
+    if (!timed) begin = steady_clock::now();
     shot.rest(true);
     const auto over = [&] { return shot.over() || shot.in_vain() || common_.failure.latched(); };
     try {
@@ -220,9 +229,9 @@ bool World::repeat(int set, const std::shared_ptr<const Repeat>& what, const std
       throw;
     }
     shot.rest(false);
+    count_wait(begin);
   }
-  count_wait(begin);
-  if (common_.ledger.open_now()) common_.ledger.beside(begin, steady_clock::now());
+  if (timed) common_.ledger.beside(begin, steady_clock::now());
   const bool done = scheduler_->collect(*entered, input, output);
   if (scheduler_->posting()) progress_->notify();
   return done;

@@ -5,16 +5,16 @@
 // thread of the world's own (Progress).
 #pragma once
 
-#include <unistd.h>
-
 #include <atomic>
 #include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/config.h"
+#include "base/forks.h"
 #include "base/trace.h"
 #include "collectives/request.h"
 #include "engine/common.h"
@@ -50,8 +50,10 @@ class World {
   std::shared_ptr<Handle> submit(Request request);
   // As submit(), for a caller that calls wait() next: no other thread is woken to move the operation.
   std::shared_ptr<Handle> submit_to_wait(Request request);
-  // What this rank knows of an operation that all ranks have done before; null if nothing.
+  // What this rank knows of an operation that all ranks have done before; null if nothing. try_find() does not wait for
+  // a thread that polls.
   std::shared_ptr<const Repeat> find(int set, std::string_view name, const Signature& what);
+  std::optional<std::shared_ptr<const Repeat>> try_find(int set, std::string_view name, const Signature& what);
   // Does a small operation again (collectives/one_shot.h). It is done when this returns, without a handle. False if the
   // operation has to be submitted instead; errors are reported there.
   bool repeat(int set, const std::shared_ptr<const Repeat>& what, const std::byte* input, std::byte* output);
@@ -130,7 +132,7 @@ class World {
   void receive(int from, std::span<const std::byte> message);
   Work work() const;
   // A forked child has the memory of a world, but neither its thread nor its rank.
-  bool forked() const { return getpid() != process_; }
+  bool forked() const { return forks() != forks_; }
   // Throws UsageError in a forked child.
   void require_own_process() const;
   void tell_freed();
@@ -158,7 +160,7 @@ class World {
   std::atomic<bool> shut_down_{false};
   Time last_watch_{};
   std::atomic<Time> last_move_{};
-  const pid_t process_ = getpid();
+  const std::uint32_t forks_ = forks();
   std::unique_ptr<Progress> progress_;
 };
 

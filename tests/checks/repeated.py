@@ -29,8 +29,8 @@ def fits(seat: Seat, tensor: torch.Tensor) -> bool:
     """Return whether a one-shot operation takes such a tensor: in host memory (not of a pretended GPU), and small."""
     world = current().world
     one_node = len(set(world.nodes)) == 1 and world.shares_memory  # each rank reads all inputs
-    most = 128 * 1024 // seat.size if one_node else 64 * 1024
-    return seat.size > 1 and current().host_device is None and tensor.numel() * tensor.element_size() <= most
+    most = 128 * 1024 // max(seat.size, 2) if one_node else 64 * 1024
+    return current().host_device is None and tensor.numel() * tensor.element_size() <= most
 
 
 @check(dtype=DTYPES)

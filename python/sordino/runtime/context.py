@@ -106,7 +106,13 @@ class Context:
         self.survives_losses = self.losses.survivable = self.world.survives_losses
         # If ranks survive losses, operations are done again after a loss, which the ranks must agree on. The fast path
         # does not do that.
-        self.repeat = _not if self.survives_losses else self.world.repeating(torch.Tensor, DTYPE_CODES, note_change)
+        self.repeat = (
+            _not
+            if self.survives_losses
+            else self.world.repeating(
+                torch.Tensor, DTYPE_CODES, note_change, self.pending.taken, self.names.operation
+            )
+        )
         self.identity = self.world.identities[self.rank]
         """Number of this rank in the first world. It never changes."""
 

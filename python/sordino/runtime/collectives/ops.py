@@ -14,7 +14,7 @@ from sordino._core import Handle, Request
 from sordino.errors import UsageError
 from sordino.runtime import opcode
 from sordino.runtime.collectives.operation import Adasum, Average, Operation, Reduction, resolve_op
-from sordino.runtime.collectives.repeats import repeat
+from sordino.runtime.collectives.repeats import repeat, start
 from sordino.runtime.context import Context, current, use
 from sordino.runtime.devices import HOST
 from sordino.runtime.process_set import ProcessSet, global_process_set
@@ -86,7 +86,10 @@ def allreduce_async(
 
     result = postscale_factor * fold(op, prescale_factor * tensor of every rank); Average divides by the set's size.
     """
-    reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    factors = (prescale_factor, postscale_factor)
+    if average is None and (handle := start(opcode.ALLREDUCE, tensor, None, name, process_set, op, *factors)):
+        return handle
+    reduction = Reduction(resolve_op(op, average), *factors, process_set)
     return allreduce_operation([tensor], False, "allreduce", name, reduction, _first).start()
 
 
@@ -103,7 +106,10 @@ def allreduce_async_(
 
     `tensor` must not be used until `synchronize`. Arguments are those of `allreduce`.
     """
-    reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    factors = (prescale_factor, postscale_factor)
+    if average is None and (handle := start(opcode.ALLREDUCE, tensor, tensor, name, process_set, op, *factors)):
+        return handle
+    reduction = Reduction(resolve_op(op, average), *factors, process_set)
     return allreduce_operation([tensor], True, "allreduce", name, reduction, _first).start()
 
 
@@ -212,6 +218,8 @@ def broadcast_async(
 
     Arguments are those of `broadcast`.
     """
+    if handle := start(opcode.BROADCAST, tensor, None, name, process_set, root=root_rank):
+        return handle
     return broadcast_operation(tensor, False, root_rank, name, process_set).start()
 
 
@@ -222,6 +230,8 @@ def broadcast_async_(
 
     Arguments are those of `broadcast`.
     """
+    if handle := start(opcode.BROADCAST, tensor, tensor, name, process_set, root=root_rank):
+        return handle
     return broadcast_operation(tensor, True, root_rank, name, process_set).start()
 
 
@@ -270,6 +280,8 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 
     Arguments are those of `allgather`.
     """
+    if handle := start(opcode.ALLGATHER, tensor, None, name, process_set):
+        return handle
     return allgather_operation([tensor], "allgather", name, process_set, lambda outputs, _: outputs[0]).start()
 
 
@@ -339,6 +351,10 @@ def alltoall_async(
 
     Arguments are those of `alltoall`.
     """
+    if splits is None and isinstance(tensor, torch.Tensor) and (counts := even_splits(tensor, process_set)):
+        handle = start(opcode.ALLTOALL, tensor, None, name, process_set, splits=counts)
+        if handle is not None:
+            return handle
     return alltoall_operation(tensor, splits, name, process_set, lambda *both: both).start()
 
 
@@ -381,7 +397,10 @@ def reducescatter_async(
 
     Arguments are those of `reducescatter`.
     """
-    reduction = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
+    factors = (prescale_factor, postscale_factor)
+    if handle := start(opcode.REDUCESCATTER, tensor, None, name, process_set, op, *factors):
+        return handle
+    reduction = Reduction(resolve_op(op, None), *factors, process_set)
     return reducescatter_operation([tensor], "reducescatter", name, reduction, _first).start()
 
 
