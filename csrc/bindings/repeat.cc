@@ -111,7 +111,9 @@ bool is_in_flight(const Caller& caller, PyObject* set, const std::string& name) 
 
 // One call. Members keep their memory between calls of a thread.
 struct Call {
-  enum Argument { kOpcode, kSource, kTarget, kName, kOp, kPrescale, kPostscale, kRoot, kSplits, kSet, kWaits, kCount };
+  // The arguments after kSet may be left away.
+  enum Argument { kOpcode, kWaits, kSource, kTarget, kName, kSet, kOp, kPrescale, kPostscale, kRoot, kSplits, kCount };
+  static constexpr Py_ssize_t kLeast = kOp;
 
   std::string name;
   Signature what;
@@ -226,10 +228,16 @@ py::object repeat(const Caller& caller, PyObject* const* given) {
 }
 
 PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count) {
-  if (count != Call::kCount) {
-    PyErr_SetString(PyExc_TypeError, "repeat() takes 11 arguments");
+  static PyObject* const defaults[] = {PyLong_FromLong(static_cast<long>(ReduceOp::kSum)), PyFloat_FromDouble(1),
+                                       PyFloat_FromDouble(1), PyLong_FromLong(0), Py_None};
+  if (count < Call::kLeast || count > Call::kCount) {
+    PyErr_SetString(PyExc_TypeError, "repeat() takes 6 to 11 arguments");
     return nullptr;
   }
+  PyObject* all[Call::kCount];
+  std::copy_n(given, count, all);
+  std::copy(defaults + (count - Call::kLeast), std::end(defaults), all + count);
+  given = all;
   try {
     py::object result = repeat(*static_cast<Caller*>(PyCapsule_GetPointer(self, kCapsule)), given);
     if (result) return PyErr_Occurred() ? nullptr : result.release().ptr();

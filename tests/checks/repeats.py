@@ -1,4 +1,4 @@
-"""Operations of all kinds that repeat, which ranks agree on in turns and not in negotiations (csrc/collectives/repeat.h)."""
+"""Operations of all kinds that repeat: ranks agree on them in turns, without negotiations (collectives/repeat.h)."""
 
 from __future__ import annotations
 

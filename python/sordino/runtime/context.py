@@ -109,9 +109,7 @@ class Context:
         self.repeat = (
             _not
             if self.survives_losses
-            else self.world.repeating(
-                torch.Tensor, DTYPE_CODES, note_change, self.pending.taken, self.names.operation
-            )
+            else self.world.repeating(torch.Tensor, DTYPE_CODES, note_change, self.pending.taken, self.names.operation)
         )
         self.identity = self.world.identities[self.rank]
         """Number of this rank in the first world. It never changes."""

@@ -18,7 +18,7 @@ from sordino.runtime.collectives.ops import (
     even_splits,
     reducescatter_operation,
 )
-from sordino.runtime.collectives.repeats import is_constant, put, repeat
+from sordino.runtime.collectives.repeats import is_constant, put, repeated
 from sordino.runtime.context import current
 from sordino.runtime.process_set import ProcessSet, global_process_set
 
@@ -159,9 +159,10 @@ def allreduce(
     """
     factors = (prescale_factor, postscale_factor)
     if average is None and compression is Compression.none and is_constant(tensor):
-        result: torch.Tensor | None = repeat(opcode.ALLREDUCE, tensor, None, name, process_set, op, *factors)
+        context, set_id = current(), process_set.process_set_id
+        result = context.repeat(opcode.ALLREDUCE, True, tensor, None, name, set_id, op, *factors)
         if result is not None:
-            return result
+            return repeated(context, result, tensor)  # type: ignore[no-any-return]
     return grouped_allreduce([tensor], average, name, compression, op, *factors, process_set)[0]
 
 
@@ -196,14 +197,14 @@ def allgather(
     A 0-d tensor counts as one row. Every rank gets the rows of all ranks, in rank order. `name`, `process_set` and
     errors are those of `allreduce`.
 
-    Args:
-        out: tensor for the result, of its shape and dtype, which is returned. Not differentiable. `tensor` may be a part
-            of it, at the place of this rank's rows. UsageError, after the operation, if shape or dtype differ.
+    `out` is a tensor for the result, of its shape and dtype, which is returned. Not differentiable. `tensor` may be a
+    part of it, at the place of this rank's rows. UsageError, after the operation, if shape or dtype differ.
     """
     if is_constant(tensor):
-        result: torch.Tensor | None = repeat(opcode.ALLGATHER, tensor, out, name, process_set)
-        if result is not None:
-            return result
+        context = current()
+        again = context.repeat(opcode.ALLGATHER, True, tensor, out, name, process_set.process_set_id)
+        if again is not None:
+            return repeated(context, again, tensor, out)  # type: ignore[no-any-return]
     result = grouped_allgather([tensor], name, process_set)[0]
     return result if out is None else put(result, out)
 
@@ -228,9 +229,10 @@ def broadcast(
     also if the root is not in the process set.
     """
     if is_constant(tensor):
-        again: torch.Tensor | None = repeat(opcode.BROADCAST, tensor, None, name, process_set, root=root_rank)
+        context, set_id = current(), process_set.process_set_id
+        again = context.repeat(opcode.BROADCAST, True, tensor, None, name, set_id, Sum, 1.0, 1.0, root_rank)
         if again is not None:
-            return again
+            return repeated(context, again, tensor)  # type: ignore[no-any-return]
     result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
     return result
 
@@ -257,9 +259,10 @@ def alltoall(
         OperationMismatch, PeerLost, Timeout, TransportError: see `synchronize`.
     """
     if splits is None and is_constant(tensor) and (counts := even_splits(tensor, process_set)):
-        result = repeat(opcode.ALLTOALL, tensor, out, name, process_set, splits=counts)
-        if result is not None:
-            return result
+        context, set_id = current(), process_set.process_set_id
+        again = context.repeat(opcode.ALLTOALL, True, tensor, out, name, set_id, Sum, 1.0, 1.0, 0, counts)
+        if again is not None:
+            return repeated(context, again, tensor, out)
     output, received = _Alltoall.apply(tensor, splits, name, process_set)
     if out is not None:
         output = put(output, out)
@@ -281,15 +284,15 @@ def reducescatter(
     The tensor needs at least one dimension, along which it is divided. Arguments and errors are those of `allreduce`;
     UsageError also for Adasum and for 0-d tensors.
 
-    Args:
-        out: tensor for the result, of its shape and dtype, which is returned. Not differentiable. It may be this rank's
-            rows of `tensor`. UsageError, after the operation, if shape or dtype differ.
+    `out` is a tensor for the result, of its shape and dtype, which is returned. Not differentiable. It may be this
+    rank's rows of `tensor`. UsageError, after the operation, if shape or dtype differ.
     """
     factors = (prescale_factor, postscale_factor)
     if compression is Compression.none and is_constant(tensor):
-        result: torch.Tensor | None = repeat(opcode.REDUCESCATTER, tensor, out, name, process_set, op, *factors)
-        if result is not None:
-            return result
+        context, set_id = current(), process_set.process_set_id
+        again = context.repeat(opcode.REDUCESCATTER, True, tensor, out, name, set_id, op, *factors)
+        if again is not None:
+            return repeated(context, again, tensor, out)  # type: ignore[no-any-return]
     result = grouped_reducescatter([tensor], name, compression, op, process_set, *factors)[0]
     return result if out is None else put(result, out)
 

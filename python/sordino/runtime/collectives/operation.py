@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from sordino._core import Handle, Request
-from sordino.errors import UsageError
+from sordino.errors import SordinoError, UsageError
 from sordino.runtime import opcode
 from sordino.runtime.context import Context, current
 from sordino.runtime.devices import common_device, core_device
@@ -258,6 +258,6 @@ def raising_recovered(context: Context, epoch: int) -> Iterator[None]:
         raise
 
 
-def _recover(context: Context, error: Exception, epoch: int) -> None:
+def _recover(context: Context, error: SordinoError, epoch: int) -> None:
     if not context.losses.raises_on_loss:
         recover(context, error, epoch)

@@ -13,8 +13,8 @@ import torch
 from sordino._core import Handle, Request
 from sordino.errors import UsageError
 from sordino.runtime import opcode
-from sordino.runtime.collectives.operation import Adasum, Average, Operation, Reduction, resolve_op
-from sordino.runtime.collectives.repeats import repeat, start
+from sordino.runtime.collectives.operation import Adasum, Average, Operation, Reduction, Sum, resolve_op
+from sordino.runtime.collectives.repeats import repeated, started
 from sordino.runtime.context import Context, current, use
 from sordino.runtime.devices import HOST
 from sordino.runtime.process_set import ProcessSet, global_process_set
@@ -87,8 +87,11 @@ def allreduce_async(
     result = postscale_factor * fold(op, prescale_factor * tensor of every rank); Average divides by the set's size.
     """
     factors = (prescale_factor, postscale_factor)
-    if average is None and (handle := start(opcode.ALLREDUCE, tensor, None, name, process_set, op, *factors)):
-        return handle
+    if average is None:
+        context, set_id = current(), process_set.process_set_id
+        begun = context.repeat(opcode.ALLREDUCE, False, tensor, None, name, set_id, op, *factors)
+        if begun is not None:
+            return started(context, begun, opcode.ALLREDUCE, tensor, set_id)
     reduction = Reduction(resolve_op(op, average), *factors, process_set)
     return allreduce_operation([tensor], False, "allreduce", name, reduction, _first).start()
 
@@ -107,8 +110,11 @@ def allreduce_async_(
     `tensor` must not be used until `synchronize`. Arguments are those of `allreduce`.
     """
     factors = (prescale_factor, postscale_factor)
-    if average is None and (handle := start(opcode.ALLREDUCE, tensor, tensor, name, process_set, op, *factors)):
-        return handle
+    if average is None:
+        context, set_id = current(), process_set.process_set_id
+        begun = context.repeat(opcode.ALLREDUCE, False, tensor, tensor, name, set_id, op, *factors)
+        if begun is not None:
+            return started(context, begun, opcode.ALLREDUCE, tensor, set_id)
     reduction = Reduction(resolve_op(op, average), *factors, process_set)
     return allreduce_operation([tensor], True, "allreduce", name, reduction, _first).start()
 
@@ -127,8 +133,11 @@ def allreduce_(
     Arguments and errors are those of `allreduce`.
     """
     factors = (prescale_factor, postscale_factor)
-    if average is None and repeat(opcode.ALLREDUCE, tensor, tensor, name, process_set, op, *factors) is not None:
-        return tensor
+    if average is None:
+        context, set_id = current(), process_set.process_set_id
+        again = context.repeat(opcode.ALLREDUCE, True, tensor, tensor, name, set_id, op, *factors)
+        if again is not None:
+            return repeated(context, again, tensor)  # type: ignore[no-any-return]
     reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     result: torch.Tensor = allreduce_operation([tensor], True, "allreduce", name, reduction, _first).run()
     return result
@@ -218,8 +227,10 @@ def broadcast_async(
 
     Arguments are those of `broadcast`.
     """
-    if handle := start(opcode.BROADCAST, tensor, None, name, process_set, root=root_rank):
-        return handle
+    context, set_id = current(), process_set.process_set_id
+    begun = context.repeat(opcode.BROADCAST, False, tensor, None, name, set_id, Sum, 1.0, 1.0, root_rank)
+    if begun is not None:
+        return started(context, begun, opcode.BROADCAST, tensor, set_id)
     return broadcast_operation(tensor, False, root_rank, name, process_set).start()
 
 
@@ -230,8 +241,10 @@ def broadcast_async_(
 
     Arguments are those of `broadcast`.
     """
-    if handle := start(opcode.BROADCAST, tensor, tensor, name, process_set, root=root_rank):
-        return handle
+    context, set_id = current(), process_set.process_set_id
+    begun = context.repeat(opcode.BROADCAST, False, tensor, tensor, name, set_id, Sum, 1.0, 1.0, root_rank)
+    if begun is not None:
+        return started(context, begun, opcode.BROADCAST, tensor, set_id)
     return broadcast_operation(tensor, True, root_rank, name, process_set).start()
 
 
@@ -242,8 +255,10 @@ def broadcast_(
 
     Arguments and errors are those of `broadcast`.
     """
-    if repeat(opcode.BROADCAST, tensor, tensor, name, process_set, root=root_rank) is not None:
-        return tensor
+    context, set_id = current(), process_set.process_set_id
+    again = context.repeat(opcode.BROADCAST, True, tensor, tensor, name, set_id, Sum, 1.0, 1.0, root_rank)
+    if again is not None:
+        return repeated(context, again, tensor)  # type: ignore[no-any-return]
     result: torch.Tensor = broadcast_operation(tensor, True, root_rank, name, process_set).run()
     return result
 
@@ -280,8 +295,10 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 
     Arguments are those of `allgather`.
     """
-    if handle := start(opcode.ALLGATHER, tensor, None, name, process_set):
-        return handle
+    context, set_id = current(), process_set.process_set_id
+    begun = context.repeat(opcode.ALLGATHER, False, tensor, None, name, set_id)
+    if begun is not None:
+        return started(context, begun, opcode.ALLGATHER, tensor, set_id)
     return allgather_operation([tensor], "allgather", name, process_set, lambda outputs, _: outputs[0]).start()
 
 
@@ -352,9 +369,10 @@ def alltoall_async(
     Arguments are those of `alltoall`.
     """
     if splits is None and isinstance(tensor, torch.Tensor) and (counts := even_splits(tensor, process_set)):
-        handle = start(opcode.ALLTOALL, tensor, None, name, process_set, splits=counts)
-        if handle is not None:
-            return handle
+        context, set_id = current(), process_set.process_set_id
+        begun = context.repeat(opcode.ALLTOALL, False, tensor, None, name, set_id, Sum, 1.0, 1.0, 0, counts)
+        if begun is not None:
+            return started(context, begun, opcode.ALLTOALL, tensor, set_id)
     return alltoall_operation(tensor, splits, name, process_set, lambda *both: both).start()
 
 
@@ -398,8 +416,10 @@ def reducescatter_async(
     Arguments are those of `reducescatter`.
     """
     factors = (prescale_factor, postscale_factor)
-    if handle := start(opcode.REDUCESCATTER, tensor, None, name, process_set, op, *factors):
-        return handle
+    context, set_id = current(), process_set.process_set_id
+    begun = context.repeat(opcode.REDUCESCATTER, False, tensor, None, name, set_id, op, *factors)
+    if begun is not None:
+        return started(context, begun, opcode.REDUCESCATTER, tensor, set_id)
     reduction = Reduction(resolve_op(op, None), *factors, process_set)
     return reducescatter_operation([tensor], "reducescatter", name, reduction, _first).start()
 
@@ -464,5 +484,8 @@ def join(device: int = -1) -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all ranks of the set have called this. Collective."""
-    if repeat(opcode.BARRIER, None, None, "barrier", process_set) is None:
+    context = current()
+    if context.repeat(opcode.BARRIER, True, None, None, "barrier", process_set.process_set_id):
+        repeated(context, True, None)
+    else:
         Operation(opcode.BARRIER, "barrier", "barrier", [], lambda _: None, process_set).run()

@@ -1,12 +1,14 @@
-"""Operations that all ranks have done before, which need no negotiation (csrc/bindings/repeat.cc).
+"""Operations that all ranks have done before, which need no negotiation.
 
-`context.repeat` is a function of the core. It returns None if an operation has to be done the usual way, as if this
-module did not exist. That way also raises all errors.
+`context.repeat` is a function of the core (csrc/bindings/repeat.cc):
+
+    repeat(code, waits, tensor, out, name, set_id, op, prescale, postscale, root, splits)
+
+It returns None if the operation has to be done the usual way, which also raises all errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,39 +16,17 @@ import torch
 from sordino._core import Handle
 from sordino.errors import UsageError
 from sordino.runtime import opcode
-from sordino.runtime.collectives.operation import Sum
-from sordino.runtime.context import current
+from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
 from sordino.runtime.pending import Pending
-from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.tensors import from_result
 
 
-def repeat(
-    code: int,
-    tensor: torch.Tensor | None,
-    out: torch.Tensor | None,
-    name: str | None,
-    process_set: ProcessSet,
-    op: int | None = Sum,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    root: int = 0,
-    splits: list[int] | None = None,
-) -> Any:
-    """Do an operation again, and return its result; None if it has to be done the usual way.
+def repeated(context: Context, result: Any, tensor: torch.Tensor | None, out: torch.Tensor | None = None) -> Any:
+    """Return the result of an operation that has waited, from that of `context.repeat`.
 
-    Args:
-        code: operation code (opcode.py).
-        tensor: the input; None for a barrier.
-        out: the tensor for the result; None: a new one.
+    `tensor` is the input (None: a barrier), `out` the caller's tensor for the result, if any.
     """
-    context = current()
-    result = context.repeat(
-        code, tensor, out, name, op, prescale, postscale, root, splits, process_set.process_set_id, True
-    )
-    if result is None:
-        return None
     if context.recorder is not None:
         context.note_return()
     if type(result) is Handle:
@@ -56,32 +36,17 @@ def repeat(
     return result
 
 
-def start(
-    code: int,
-    tensor: torch.Tensor,
-    out: torch.Tensor | None,
-    name: str | None,
-    process_set: ProcessSet,
-    op: int | None = Sum,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    root: int = 0,
-    splits: list[int] | None = None,
-) -> int | None:
-    """Start an operation again, and return its handle; None if it has to be started the usual way."""
-    context = current()
-    set_id = process_set.process_set_id
-    begun = context.repeat(code, tensor, out, name, op, prescale, postscale, root, splits, set_id, False)
-    if begun is None:
-        return None
-    handle, result, full_name = begun
-    finish: Callable[[Handle], Any] = lambda handle: _result(handle, tensor, result)  # noqa: E731
-    if code == opcode.ALLTOALL:
-        finish = lambda handle: (  # noqa: E731
-            _result(handle, tensor, result),
-            torch.tensor(handle.rows, dtype=torch.int32, device=HOST),
-        )
-    return context.pending.add(Pending(handle, finish, context.epoch, (set_id, full_name)))  # type: ignore[arg-type]
+def started(context: Context, begun: Any, code: int, tensor: torch.Tensor, set_id: Any) -> int:
+    """Return the handle of an operation that `context.repeat` has started."""
+    handle, result, name = begun
+
+    def finish(handle: Handle) -> Any:
+        output = _result(handle, tensor, result)
+        if code != opcode.ALLTOALL:
+            return output
+        return output, torch.tensor(handle.rows, dtype=torch.int32, device=HOST)
+
+    return context.pending.add(Pending(handle, finish, context.epoch, (set_id, name)))
 
 
 def _result(handle: Handle, tensor: torch.Tensor, expected: Any) -> Any:
