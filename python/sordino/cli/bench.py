@@ -17,6 +17,7 @@ from typing import Protocol, cast
 
 from sordino.cli import run
 from sordino.errors import NotBuilt
+from sordino.launcher import capacity
 
 BENCHMARKS = ("collectives", "fusion", "kernels")
 _STARTS_RANKS = ("collectives",)  # benchmarks that start their ranks themselves, and have an option --ranks
@@ -60,9 +61,11 @@ def main(options: argparse.Namespace) -> int:
 
     Raises:
         NotBuilt: this installation lacks the benchmark.
+        UsageError: the machine has no room for that number of ranks.
     """
     arguments = options.arguments
     if options.ranks is not None and options.name in _STARTS_RANKS:
+        capacity.check(options.ranks, (), (), {}, capacity.this_machine(), oversubscribe=False)
         arguments = ["--ranks", str(options.ranks), *arguments]
     elif options.ranks is not None:
         # The benchmark compares with MPI.

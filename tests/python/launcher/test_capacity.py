@@ -193,7 +193,7 @@ def test_what_control_groups_allow(tmp_path: Path, name: str) -> None:
 def test_commands_that_start_ranks_have_the_options_of_run(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[argparse.Namespace] = []
     monkeypatch.setattr(run, "main", lambda options: seen.append(options) or 0)
-    assert main(["bench", "-np", "2", "collectives"]) == 0
+    assert main(["bench", "-np", "2", "fusion"]) == 0
     parser = argparse.ArgumentParser()
     run.add_arguments(parser)
     assert vars(seen[0]).keys() == vars(parser.parse_args([])).keys()

@@ -1,0 +1,104 @@
+// All-gathers and broadcasts within a node, one after the other and mixed with all-reduces, with one rank always a step
+// behind. No rank overwrites data that another has yet to read, and none returns shared memory too early.
+#include "check.h"
+#include "engines.h"
+
+using namespace sordino;
+using namespace sordino::test;
+
+namespace {
+
+constexpr std::size_t kChunk = 4096 / sizeof(float);
+
+float value(int rank, std::size_t operation, std::size_t place) {
+  return static_cast<float>(place % 997 + 1000 * operation + 100'000 * static_cast<std::size_t>(rank));
+}
+
+// A tensor of each rank, in ordinary or in shared memory.
+struct Memory {
+  Memory(Engine& engine, std::size_t count, bool shared)
+      : own(shared ? 0 : count),
+        segment(shared ? engine.transport->node_memory().allocate(count * sizeof(float)) : nullptr) {}
+  float* data() { return segment ? reinterpret_cast<float*>(segment->data) : own.data(); }
+  std::byte* bytes() { return reinterpret_cast<std::byte*>(data()); }
+
+  std::vector<float> own;
+  std::shared_ptr<Segment> segment;
+};
+
+void what_is_behind_is_not_overwritten(int slow, std::size_t chunks, bool shared) {
+  constexpr int kRanks = 3;
+  Config config = Config::from_environment();
+  config.chunk_bytes = kChunk * sizeof(float);
+  Engines ranks({0, 0, 0}, config);
+  constexpr Opcode kKinds[] = {Opcode::kAllgather, Opcode::kBroadcast, Opcode::kAllreduce,
+                               Opcode::kBroadcast, Opcode::kAllgather, Opcode::kAllgather};
+  // Ranks pass different numbers of rows to an all-gather.
+  const auto rows = [&](Opcode kind, int rank) {
+    return chunks * kChunk + 100 + (kind == Opcode::kAllgather ? 10 * static_cast<std::size_t>(rank) : 0);
+  };
+  std::vector<std::vector<Memory>> inputs(kRanks);
+  std::vector<std::vector<std::shared_ptr<Handle>>> handles(kRanks);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    for (std::size_t operation = 0; operation < std::size(kKinds); ++operation) {
+      const Opcode kind = kKinds[operation];
+      const std::size_t count = rows(kind, rank);
+      Memory& memory = inputs[rank].emplace_back(ranks[rank], count, shared);
+      for (std::size_t place = 0; place < count; ++place) memory.data()[place] = value(rank, operation, place);
+      Request request;
+      request.name = std::to_string(operation);
+      request.opcode = kind;
+      request.op = ReduceOp::kMax;
+      request.root = static_cast<int>(operation % kRanks);
+      request.tensors.push_back({DType::kFloat32,
+                                 {static_cast<std::int64_t>(count)},
+                                 memory.bytes(),
+                                 kind == Opcode::kAllgather ? nullptr : memory.bytes()});
+      handles[rank].push_back(ranks[rank].scheduler.submit(std::move(request)));
+    }
+  }
+  // Once an operation is over on a rank, its caller may change the input.
+  std::vector<std::size_t> over(kRanks);
+  std::size_t wrong = 0;
+  const auto look = [&](int rank) {
+    ranks[rank].poll();
+    for (std::size_t& next = over[rank]; next < std::size(kKinds) && handles[rank][next]->done(); ++next) {
+      const Opcode kind = kKinds[next];
+      const Handle& handle = *handles[rank][next];
+      CHECK(!handle.error);
+      if (kind == Opcode::kAllgather) {
+        const auto* gathered = reinterpret_cast<const float*>(handle.results.at(0).data.get());
+        for (int from = 0; from < kRanks; ++from) {
+          for (std::size_t place = 0; place < rows(kind, from); ++place)
+            wrong += *gathered++ != value(from, next, place);
+        }
+      } else {
+        const int from = kind == Opcode::kBroadcast ? static_cast<int>(next % kRanks) : kRanks - 1;
+        for (std::size_t place = 0; place < rows(kind, rank); ++place)
+          wrong += inputs[rank][next].data()[place] != value(from, next, place);
+      }
+      std::fill_n(inputs[rank][next].data(), rows(kind, rank), -1.0f);
+    }
+  };
+  for (int turn = 0; turn < 1000; ++turn) {
+    look(slow);
+    for (int times = 0; times < 4; ++times) {
+      for (int rank = 0; rank < kRanks; ++rank) {
+        if (rank != slow) look(rank);
+      }
+    }
+  }
+  for (int rank = 0; rank < kRanks; ++rank) CHECK(over[rank] == std::size(kKinds), "rank", rank, "slow", slow);
+  CHECK(wrong == 0, "slow", slow, "chunks", chunks, "shared", shared, "wrong", wrong);
+}
+
+}  // namespace
+
+int main() {
+  for (int slow = 0; slow < 3; ++slow) {
+    for (std::size_t chunks = 0; chunks < 14; ++chunks) {
+      for (const bool shared : {false, true}) what_is_behind_is_not_overwritten(slow, chunks, shared);
+    }
+  }
+  return report();
+}
