@@ -119,6 +119,7 @@ struct Call {
   Signature what;
   std::vector<std::int64_t> shape;  // of the target
   int set = 0;
+  bool busy = false;
 
   bool read(const Caller& caller, PyObject* const* given) {
     if (!PyLong_Check(given[kOpcode]) || !PyLong_CheckExact(given[kSet]) || !PyFloat_CheckExact(given[kPrescale]) ||
@@ -149,18 +150,15 @@ struct Call {
         PyTuple_SET_ITEM(extents.ptr(), static_cast<Py_ssize_t>(axis), PyLong_FromLongLong(wanted[axis]));
       return taken(PyObject_CallMethodOneArg(source, names().new_empty, extents.ptr()));
     }
-    DType dtype;
-    if (given != source && (!describe(caller, given, dtype, shape) || dtype != what.dtype || shape != wanted))
+    DType dtype = what.dtype;
+    if (given == source) {
+      shape = what.shape;
+    } else if (!describe(caller, given, dtype, shape)) {
       return {};
-    return py::reinterpret_borrow<py::object>(given);
+    }
+    return dtype == what.dtype && shape == wanted ? py::reinterpret_borrow<py::object>(given) : py::object();
   }
 };
-
-std::shared_ptr<const Repeat> find(World& world, const Call& call) {
-  if (auto found = world.try_find(call.set, call.name, call.what)) return *std::move(found);
-  py::gil_scoped_release released;
-  return world.find(call.set, call.name, call.what);
-}
 
 PyRequest request_of(const Call& call, const Repeat& found, std::string name, std::byte* input, std::byte* output) {
   const Signature& what = call.what;
@@ -174,9 +172,9 @@ PyRequest request_of(const Call& call, const Repeat& found, std::string name, st
   request.postscale = what.postscale;
   request.root = what.root;
   request.splits = what.splits;
-  const Recipe& recipe = found.recipe;
-  const std::size_t room = recipe.takes.empty() ? count_of(what.shape) * size_of(what.dtype) : recipe.result_bytes();
-  request.tensors = {{what.dtype, what.shape, input, output, room}};
+  const std::size_t whole = count_of(what.shape) * size_of(what.dtype);
+  const std::size_t received = found.recipe.takes.empty() ? whole : found.recipe.result_bytes();
+  request.tensors = {{what.dtype, what.shape, input, output, received}};
   return made;
 }
 
@@ -185,23 +183,51 @@ void note_change(const Caller& caller, PyObject* tensor) {
   if (changed) taken(PyObject_CallOneArg(caller.note_change.ptr(), changed.ptr()));
 }
 
+// Whether the result may be written while the input is read: they are apart, or this rank's part of the input lies
+// where it goes.
+bool may_share(const Call& call, const Repeat& repeat, const std::byte* input, const std::byte* output) {
+  const Recipe& recipe = repeat.recipe;
+  if (recipe.takes.empty()) return true;  // an all-reduce, whose tensors are one or apart
+  const std::size_t given = count_of(call.what.shape) * size_of(call.what.dtype);
+  if (output + recipe.result_bytes() <= input || input + given <= output) return true;
+  std::size_t before = 0;
+  for (std::size_t member = 0; !recipe.folds && member < recipe.me; ++member) before += recipe.takes[member].bytes;
+  const std::size_t begin = recipe.folds ? recipe.takes[recipe.me].begin : 0;
+  return call.what.opcode == Opcode::kBroadcast
+             ? input == output
+             : call.what.opcode != Opcode::kAlltoall && input + begin == output + before;
+}
+
+// Python code may run within a call, and call this function again.
+struct InCall {
+  explicit InCall(Call& call) : call(call) { call.busy = true; }
+  InCall(const InCall&) = delete;
+  ~InCall() { call.busy = false; }
+  Call& call;
+};
+
 py::object repeat(const Caller& caller, PyObject* const* given) {
   thread_local Call call;
+  if (call.busy) return {};
+  const InCall in_call(call);
   if (!call.read(caller, given)) return {};
-  const std::shared_ptr<const Repeat> found = find(*caller.world, call);
+  const std::shared_ptr<const Repeat> found = caller.world->find(call.set, call.name, call.what);
   const bool waits = given[Call::kWaits] == Py_True;
   if (!found || (waits && !found->carried && is_unnamed(found->name))) return {};
   PyObject* const source = given[Call::kSource];
   if (source == Py_None) {
-    py::gil_scoped_release released;
-    const bool done = waits && found->carried && caller.world->repeat(call.set, found, nullptr, nullptr);
+    bool done = waits && found->carried;
+    if (done) {
+      py::gil_scoped_release released;
+      done = caller.world->repeat(call.set, found, nullptr, nullptr);
+    }
     return done ? py::object(py::bool_(true)) : py::object();
   }
   const py::object target = call.target(caller, *found, source, given[Call::kTarget]);
   if (!target) return {};
   std::byte *const input = data_of(source), *const output = target.ptr() == source ? input : data_of(target.ptr());
   if (PyErr_Occurred() || (!input && count_of(call.what.shape) > 0)) return {};  // a tensor without storage
-  if (!output && found->recipe.result_bytes() > 0) return {};
+  if ((!output && found->recipe.result_bytes() > 0) || !may_share(call, *found, input, output)) return {};
   const bool is_given = given[Call::kTarget] != Py_None;
   if (waits && found->carried) {
     {
@@ -253,8 +279,9 @@ PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count) {
 
 PyMethodDef kMethod{
     "repeat", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call)), METH_FASTCALL,
-    "repeat(opcode, source, target, name, op, prescale, postscale, root, splits, process_set, in_flight) "
-    "-> the result, a Handle with the result, or None if the operation has to be submitted"};
+    "repeat(opcode, waits, source, target, name, process_set, op, prescale, postscale, root, splits) -> if it waits, "
+    "the result, or a Handle with a result of another size than before; if it does not, the handle, the result and the "
+    "name; None if the operation has to be submitted"};
 
 }  // namespace
 

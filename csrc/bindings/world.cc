@@ -37,9 +37,8 @@ void register_world(py::module_& module) {
           "submit() and wait in one, without waking another thread. Errors are raised by Handle.wait().")
       .def("repeating", &repeat_of, py::arg("tensor_type"), py::arg("dtypes"), py::arg("note_change"),
            py::arg("in_flight"), py::arg("number"),
-           "Create the function that repeats operations (repeat.cc). dtypes: the core's code of each. number: returns "
-           "the "
-           "next name of an unnamed operation, from (label, None, process set).")
+           "Create the function that repeats operations (repeat.cc). dtypes: the core's code of each. number: from a "
+           "label, None and a process set, returns the next name of an unnamed operation.")
       .def(
           "exchange",
           [](std::shared_ptr<World> self, const PyExchange& what, std::string name, std::uint64_t round,

@@ -185,6 +185,7 @@ Task run(Operation& operation) {
 Recipe recipe(const Request& request, const Merged& merged, const std::vector<int>&, std::size_t me) {
   const Tensor& tensor = request.tensors[0];
   Recipe made;
+  made.me = me;
   made.shape = tensor.shape;
   made.shape[0] = 0;
   made.rows = merged.rows;

@@ -72,10 +72,10 @@ Task run(Operation& operation) {
   }
 }
 
-Recipe recipe(const Request& request, const Merged&, const std::vector<int>& ranks, std::size_t) {
+Recipe recipe(const Request& request, const Merged&, const std::vector<int>& ranks, std::size_t me) {
   const std::size_t bytes = request.tensors[0].bytes();
-  return {true, {ranks.size(), {0, bytes}}, std::vector(ranks.size(), bytes), bytes, bytes, request.tensors[0].shape,
-          {}};
+  return {true,  me,    {ranks.size(), {0, bytes}}, std::vector(ranks.size(), bytes),
+          bytes, bytes, request.tensors[0].shape,   {}};
 }
 
 }  // namespace

@@ -106,6 +106,7 @@ Recipe recipe(const Request& request, const Merged& merged, const std::vector<in
   const Tensor& tensor = request.tensors[0];
   const std::size_t parts = ranks.size(), row = tensor.row_bytes();
   Recipe made;
+  made.me = me;
   made.shape = tensor.shape;
   made.shape[0] = 0;
   for (std::size_t member = 0; member < parts; ++member) {

@@ -12,8 +12,8 @@ Task run_join(Operation& operation) {
   co_return;
 }
 
-Recipe recipe(const Request&, const Merged&, const std::vector<int>& ranks, std::size_t) {
-  return {false, std::vector<Recipe::Part>(ranks.size()), std::vector<std::size_t>(ranks.size()), 0, 0, {0}, {}};
+Recipe recipe(const Request&, const Merged&, const std::vector<int>& ranks, std::size_t me) {
+  return {false, me, std::vector<Recipe::Part>(ranks.size()), std::vector<std::size_t>(ranks.size()), 0, 0, {0}, {}};
 }
 
 }  // namespace

@@ -89,6 +89,7 @@ Recipe recipe(const Request& request, const Merged&, const std::vector<int>& ran
   const auto root = static_cast<std::size_t>(std::find(ranks.begin(), ranks.end(), request.root) - ranks.begin());
   const std::size_t bytes = request.tensors[0].bytes();
   Recipe made;
+  made.me = me;
   made.shape = request.tensors[0].shape;
   made.takes.resize(ranks.size());
   made.takes.at(root).bytes = made.most = bytes;

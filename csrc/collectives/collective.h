@@ -33,6 +33,7 @@ struct Submission {
   AwakeTime awaited_since;
   bool warned = false;  // about a coordinator that does not answer
   bool begun = false;   // the coordinator has decided it
+  bool announced = false;
 };
 
 // One decision that runs on this rank.

@@ -1,4 +1,4 @@
-// Data that the participants of one node move among each other without a fold: all-gather, all-to-all and broadcast.
+// Data that the participants of one node move among each other without a fold: all-gather and broadcast.
 //
 // Inputs in shared memory are read where they are. Others pass through slots of their ranks, in chunks that stay in the
 // cache:

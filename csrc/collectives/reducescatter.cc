@@ -166,6 +166,7 @@ Recipe recipe(const Request& request, const Merged&, const std::vector<int>& ran
   const auto bounds = first_rows(tensor.shape[0], static_cast<std::int64_t>(ranks.size()));
   const auto bytes = [&](std::size_t member) { return (bounds[member + 1] - bounds[member]) * tensor.row_bytes(); };
   Recipe made;
+  made.me = me;
   made.folds = true;
   made.takes.assign(ranks.size(), {bounds[me] * tensor.row_bytes(), bytes(me)});
   for (std::size_t member = 0; member < ranks.size(); ++member) made.gives.push_back(bytes(member));

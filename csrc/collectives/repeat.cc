@@ -57,9 +57,14 @@ void assemble(const Signature& what, const Recipe& recipe, std::span<const std::
 
 std::string_view name_of_repeats(std::string_view name) {
   const auto label = name.find('.');
-  return label != std::string_view::npos && name.substr(label).starts_with(kUnnamed)
-             ? name.substr(0, label + kUnnamed.size())
-             : name;
+  if (label == std::string_view::npos || !name.substr(label).starts_with(kUnnamed)) return name;
+  const std::size_t end = label + kUnnamed.size();
+  return name.find_first_not_of("0123456789.", end) == std::string_view::npos ? name.substr(0, end) : name;
+}
+
+bool is_unnamed(std::string_view name) {
+  const auto label = name.find('.');
+  return label != std::string_view::npos && name.substr(label) == kUnnamed;
 }
 
 }  // namespace sordino

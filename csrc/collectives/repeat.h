@@ -47,6 +47,7 @@ struct Recipe {
     std::size_t begin = 0, bytes = 0;
   };
   bool folds = false;
+  std::size_t me = 0;               // this rank, as a member
   std::vector<Part> takes;          // by member: the part of its input that this rank takes
   std::vector<std::size_t> gives;   // by member: bytes of this rank's input that it takes
   std::size_t published = 0;        // bytes of this rank's input
@@ -74,6 +75,7 @@ struct Repeat {
 inline constexpr std::string_view kUnnamed = ".noname.";
 // The name of a repeat of an operation with this name.
 std::string_view name_of_repeats(std::string_view name);
-inline bool is_unnamed(std::string_view name_of_repeats) { return name_of_repeats.ends_with(kUnnamed); }
+// Whether this is a name of repeats of unnamed operations.
+bool is_unnamed(std::string_view name);
 
 }  // namespace sordino

@@ -15,13 +15,13 @@
 namespace sordino {
 
 // One tensor of a request: contiguous, row-major. `output` is null where the core allocates the result. Where the
-// members' inputs determine its size, the core also allocates it if `room`, the bytes at `output`, is another size.
+// members' inputs determine its size, the core also allocates it if `output_bytes` is another size.
 struct Tensor {
   DType dtype;
   std::vector<std::int64_t> shape;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  std::size_t room = 0;
+  std::size_t output_bytes = 0;
 
   std::size_t count() const { return count_of(shape); }
   std::size_t bytes() const { return count() * size_of(dtype); }

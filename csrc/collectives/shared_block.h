@@ -1,6 +1,6 @@
 // Block of one rank of a process set, in memory that its node peers map. It holds counters of the rank's progress,
 // locations of its tensors, and words by which devices wait for each other. It also holds slots: for tensors that peers
-// cannot map, and for one-shot all-reduce.
+// cannot map, and for turns (one_shot.h).
 #pragma once
 
 #include <atomic>

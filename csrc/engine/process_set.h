@@ -77,9 +77,12 @@ class ProcessSet {
   std::map<std::uint64_t, PeerLost> given_up;  // by other members, before this rank has begun them; by sequence()
   NcclChannels channels;
   std::atomic<int> in_flight{0};  // operations between submit and finish
+  // Announced operations that have not ended, by their names of repeats, and the joins among them. Guarded by the
+  // scheduler's mutex.
+  std::map<std::string, int, std::less<>> announced;
+  int joins = 0;
 
-  // A turn that this rank has entered. `awaited_since` below is the reverse case: others have entered, and wait for
-  // this rank.
+  // A turn that this rank has entered.
   struct InTurn {
     std::shared_ptr<const Repeat> repeat;
     std::string name;  // of the submission; empty if a thread waits in the call (World::repeat)
@@ -87,9 +90,9 @@ class ProcessSet {
     bool warned = false;
   };
   std::optional<InTurn> entered;
-  std::optional<Time> awaited_since;
-  // The operation on which the ranks have not agreed last: it has been announced, or will be. So this rank announces
-  // it, too, when it comes to it.
+  std::optional<Time> awaited_since;  // the reverse case: others have entered, and wait for this rank
+  // The last operation on which the ranks did not agree: others have announced it, or will. So this rank announces it,
+  // too, when it comes to it.
   std::shared_ptr<const Repeat> refused;
   bool take_refused(const std::shared_ptr<const Repeat>& repeat) {
     if (refused != repeat) return false;

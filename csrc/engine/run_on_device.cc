@@ -15,6 +15,7 @@
 #include <algorithm>
 
 #include "collectives/operations.h"
+#include "collectives/shared_tensors.h"
 #include "engine/detour.h"
 #include "engine/running.h"
 
@@ -34,6 +35,7 @@ Task try_sharing(Running& running, const std::shared_ptr<Device>& device) {
   SharedDevices& shared = *running.devices;
   if (shared.tried || participants.size() < participants.set_size) co_return;
   NodeMemory& memory = participants.transport.node_memory();
+  co_await slots_free(participants);  // peers may still read the location that the last operation has left
   SharedBlock* own = participants.blocks[static_cast<std::size_t>(participants.me)];
   const auto buffer = running.staging->take(device, Where::kDevice, 1, device->queue());
   own->location = memory.locate(buffer->data(), 1);

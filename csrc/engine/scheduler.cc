@@ -154,8 +154,11 @@ void Scheduler::tell_left(ProcessSet& set, int rank) {
 }
 
 bool Scheduler::settled() const {
-  return std::all_of(sets_.begin(), sets_.end(),
-                     [](const auto& entry) { return !entry.second->running && entry.second->decisions.empty(); });
+  return std::all_of(sets_.begin(), sets_.end(), [](const auto& entry) {
+    const ProcessSet& set = *entry.second;
+    const bool in_turn = set.entered && !set.entered->name.empty();
+    return !set.running && set.decisions.empty() && !in_turn;
+  });
 }
 
 // ---- ends ----------------------------------------------------------------------------------------------------------
@@ -163,10 +166,18 @@ bool Scheduler::settled() const {
 void Scheduler::finish(Submission& submission, std::exception_ptr error) {
   {
     std::lock_guard lock(mutex_);
-    outstanding_.erase(key_of(submission.request.set, submission.request.name));
+    const auto ended = outstanding_.extract(key_of(submission.request.set, submission.request.name));
     if (in_flight_.fetch_sub(1) == 1 && common_.ledger.open_now())
       common_.ledger.idle(std::chrono::steady_clock::now());
-    if (const auto set = sets_.find(submission.request.set); set != sets_.end()) set->second->in_flight.fetch_sub(1);
+    if (const auto found = sets_.find(submission.request.set); found != sets_.end()) {
+      ProcessSet& set = *found->second;
+      set.in_flight.fetch_sub(1);
+      if (ended && ended.mapped().announced) {
+        const auto name = set.announced.find(name_of_repeats(submission.request.name));
+        if (--name->second == 0) set.announced.erase(name);
+        set.joins -= collective(submission.request.opcode).effect == Effect::kJoins;
+      }
+    }
     if (submission.request.device) on_devices_.fetch_sub(1);
   }
   submission.handle->finish(std::move(error));

@@ -140,6 +140,7 @@ class Scheduler {
   Announcement announcement_of(const Request& request) const;
   void announce(ProcessSet& set, Announcement announcement);
   bool has_submitted(const ProcessSet& set, std::string_view name) const;
+  void note_announced(ProcessSet& set, Submission& submission);
   bool has_announced(const ProcessSet& set, std::string_view name) const;
   bool must_decline(ProcessSet& set, const std::vector<OneShot::Number>& awaited, Time now) const;
   bool advance(ProcessSet& set);

@@ -2,10 +2,9 @@
 // declines, and what follows. A rank enters from a call that waits for a small operation (World::repeat), or for a
 // submission:
 //
-//   | agreed | small operation                                    | larger one | | ------ |
-//   -------------------------------------------------- | ---------------------------------------------------- | | yes
-//   | its result is there                                | runs next: decisions that came meanwhile have waited | | no
-//   | the submission is announced, the call submits one  | the submission is announced                          |
+//   agreed, small           the result is there
+//   agreed, larger          it runs next: decisions that came meanwhile have waited
+//   not agreed              the submission is announced like a new one; the call submits its operation
 //
 // A small operation needs no place in the order of the set's operations, so others may be in flight. A larger one is
 // entered only if nothing else of this rank is in flight on the set. Then every other operation is decided before all
@@ -46,7 +45,7 @@ std::shared_ptr<ProcessSet> Scheduler::enter(int id, const std::shared_ptr<const
   if (found == sets_.end() || found->second->entered) return nullptr;  // by another thread, or by an interrupted call
   ProcessSet& set = *found->second;
   OneShot* shot = set.one_shot();
-  if (!shot || shot->closed() || !shot->free() || set.take_refused(repeat) || has_submitted(set, repeat->name))
+  if (!shot || shot->closed() || !shot->free() || set.refused == repeat || has_submitted(set, repeat->name))
     return nullptr;
   enter(set, repeat, "", input);
   return found->second;
@@ -74,6 +73,7 @@ void Scheduler::enter(ProcessSet& set, std::shared_ptr<const Repeat> repeat, std
   const bool numbered = is_unnamed(repeat->name) && !name.empty();
   const Entry entry{repeat->number << 1 | static_cast<std::uint64_t>(numbered), repeat->carried ? 0 : set.sequence()};
   set.one_shot()->enter(repeat, entry, input);
+  set.awaited_since.reset();
   set.entered = {std::move(repeat), std::move(name), common_.clock.now(), false};
   ring_resting(common_.transport, set);
 }
@@ -97,16 +97,16 @@ bool Scheduler::close_turn(ProcessSet& set) {
 }
 
 void Scheduler::count_repeat(ProcessSet& set, const Repeat& repeat) {
-  const auto& [folds, takes, gives, published, most, shape, rows] = repeat.recipe;
+  const Recipe& recipe = repeat.recipe;
   if (repeat.what.opcode == Opcode::kAllreduce) {
     const std::vector<int>& here = set.one_shot()->members_of_node();
-    common_.traffic.count_all_reduce(published, here.size(), set.one_shot()->place(), [&](std::size_t place) {
+    common_.traffic.count_all_reduce(recipe.published, here.size(), set.one_shot()->place(), [&](std::size_t place) {
       return set.ranks[static_cast<std::size_t>(here[place])];
     });
   } else {
-    for (std::size_t member = 0; member < gives.size(); ++member) {
-      if (static_cast<int>(member) != set.me && gives[member] > 0)
-        common_.traffic.count(common_.transport, set.ranks[member], gives[member]);
+    for (std::size_t member = 0; member < recipe.gives.size(); ++member) {
+      if (static_cast<int>(member) != set.me && recipe.gives[member] > 0)
+        common_.traffic.count(common_.transport, set.ranks[member], recipe.gives[member]);
     }
   }
   common_.traffic.operations.fetch_add(1);
@@ -140,6 +140,10 @@ void Scheduler::end_turn(ProcessSet& set) {
   shot.rest(false);
   if (!close_turn(set)) {
     set.refused.reset();
+    {
+      std::lock_guard lock(mutex_);
+      note_announced(set, outstanding_.at(key_of(set.id, submission.request.name)));
+    }
     return announce(set, announcement_of(submission.request));
   }
   if (!repeat->carried) {
@@ -153,7 +157,9 @@ void Scheduler::end_turn(ProcessSet& set) {
   }
   const Tensor tensor = submission.request.tensors.empty() ? Tensor{} : submission.request.tensors[0];
   const std::size_t bytes = repeat->recipe.result_bytes();
-  std::byte* output = tensor.output;
+  // The output has the size of an earlier repeat, which may have been another one.
+  const bool fits = !collective(submission.request.opcode).rows_may_differ || tensor.output_bytes == bytes;
+  std::byte* output = fits ? tensor.output : nullptr;
   if (!output && !submission.request.tensors.empty()) {
     output = submission.handle->results.emplace_back(host_result(repeat->recipe.shape, bytes)).data.get();
   }
@@ -179,11 +185,7 @@ bool Scheduler::has_submitted(const ProcessSet& set, std::string_view name) cons
 
 // The same with mutex_ held, apart from submissions that have not been announced.
 bool Scheduler::has_announced(const ProcessSet& set, std::string_view name) const {
-  return std::any_of(outstanding_.begin(), outstanding_.end(), [&](const auto& entry) {
-    const auto& [request, handle, since, awaited_since, warned, begun] = entry.second;
-    return handle && request.set == set.id &&
-           (name_of_repeats(request.name) == name || collective(request.opcode).effect == Effect::kJoins);
-  });
+  return set.joins > 0 || set.announced.contains(name);
 }
 
 bool Scheduler::must_decline(ProcessSet& set, const std::vector<OneShot::Number>& awaited, Time now) const {

@@ -42,6 +42,7 @@ bool Scheduler::announce() {
         decision.participants = std::move(all_members);
       } else if (!enter(set, submission)) {
         if (what.effect == Effect::kRemovesSet) abandon_one_shots(request.set_change.removed);
+        note_announced(set, submission);
         said.emplace_back(&set, announcement_of(request));
       }
       outstanding_[key_of(set.id, submission.request.name)] = std::move(submission);
@@ -49,6 +50,13 @@ bool Scheduler::announce() {
   }
   for (auto& [set, announcement] : said) announce(*set, std::move(announcement));
   return true;
+}
+
+// With mutex_ held.
+void Scheduler::note_announced(ProcessSet& set, Submission& submission) {
+  submission.announced = true;
+  ++set.announced[std::string(name_of_repeats(submission.request.name))];
+  set.joins += collective(submission.request.opcode).effect == Effect::kJoins;
 }
 
 Announcement Scheduler::announcement_of(const Request& request) const {

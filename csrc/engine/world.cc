@@ -107,11 +107,7 @@ World::~World() {
 
 std::shared_ptr<Handle> World::submit(Request request) {
   auto handle = submit_to_wait(std::move(request));
-  if (progress_->expects_wait()) {
-    progress_->try_alone([this] { begin_submitted(); });
-  } else {
-    progress_->notify();
-  }
+  if (!progress_->expects_wait() || !progress_->try_alone([this] { begin_submitted(); })) progress_->notify();
   return handle;
 }
 
@@ -197,20 +193,14 @@ void World::open_ledger(bool opened) {
 }
 
 std::shared_ptr<const Repeat> World::find(int set, std::string_view name, const Signature& what) {
-  if (forked()) return nullptr;
-  const auto turn = progress_->take_turn();
-  return scheduler_->find(set, name, what);
-}
-
-std::optional<std::shared_ptr<const Repeat>> World::try_find(int set, std::string_view name, const Signature& what) {
-  if (forked()) return nullptr;
-  std::optional<std::shared_ptr<const Repeat>> found;
-  progress_->try_alone([&] { found = scheduler_->find(set, name, what); });
+  std::shared_ptr<const Repeat> found;
+  if (!forked()) progress_->try_alone([&] { found = scheduler_->find(set, name, what); });
   return found;
 }
 
 bool World::repeat(int set, const std::shared_ptr<const Repeat>& what, const std::byte* input, std::byte* output) {
-  auto turn = progress_->take_turn();
+  auto turn = progress_->try_turn();
+  if (!turn) return false;
   const std::shared_ptr<ProcessSet> entered = scheduler_->enter(set, what, input);
   if (!entered) return false;
   const bool timed = common_.ledger.open_now();

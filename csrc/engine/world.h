@@ -9,7 +9,6 @@
 #include <chrono>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,12 +49,10 @@ class World {
   std::shared_ptr<Handle> submit(Request request);
   // As submit(), for a caller that calls wait() next: no other thread is woken to move the operation.
   std::shared_ptr<Handle> submit_to_wait(Request request);
-  // What this rank knows of an operation that all ranks have done before; null if nothing. try_find() does not wait for
-  // a thread that polls.
+  // What this rank knows of an operation that all ranks have done before; null if nothing, or while a thread polls.
   std::shared_ptr<const Repeat> find(int set, std::string_view name, const Signature& what);
-  std::optional<std::shared_ptr<const Repeat>> try_find(int set, std::string_view name, const Signature& what);
   // Does a small operation again (collectives/one_shot.h). It is done when this returns, without a handle. False if the
-  // operation has to be submitted instead; errors are reported there.
+  // operation has to be submitted instead, also while another thread polls; errors are reported there.
   bool repeat(int set, const std::shared_ptr<const Repeat>& what, const std::byte* input, std::byte* output);
   // Returns when the handle is done, whether or not it succeeded (see Handle::error). Where ranks survive losses, it
   // also waits for the device's work, because there a rank that has results reports that to the others.

@@ -101,6 +101,16 @@ class Progress::Interrupts {
   Clock::time_point last_ = Clock::now();
 };
 
+std::unique_lock<std::mutex> Progress::try_turn() {
+  constexpr int kTries = 50;
+  std::unique_lock turn(turn_, std::try_to_lock);
+  for (int tries = 0; !turn && tries < kTries; ++tries) {
+    relax();
+    static_cast<void>(turn.try_lock());
+  }
+  return turn;
+}
+
 bool Progress::expects_wait() {
   if (unwaited_.fetch_add(1) > 0) {
     waits_at_once_ = false;

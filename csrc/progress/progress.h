@@ -29,8 +29,9 @@ class Progress {
   // Polls until done() is true. Several threads may call done() at once. `interrupt` is called every 50 ms by the
   // waiting thread, which then holds no lock; an exception that it throws ends the wait. Empty: never.
   void wait(const std::function<bool()>& done, const std::function<void()>& interrupt = {});
-  // Only the thread that holds the turn polls.
-  std::unique_lock<std::mutex> take_turn() { return std::unique_lock(turn_); }
+  // Only the thread that holds the turn polls. The lock is not owned if another thread has the turn for more than about
+  // a microsecond: it may wait in it.
+  std::unique_lock<std::mutex> try_turn();
   // Polls until done() is true, and holds the turn except during calls of `interrupt`. `looks`: number of calls of
   // done() between two polls, if it can become true without a poll.
   void poll_until(std::unique_lock<std::mutex>& turn, const std::function<bool()>& done, int looks,
@@ -40,9 +41,11 @@ class Progress {
     std::lock_guard turn(turn_);
     action();
   }
-  // Calls start() now, if no thread polls.
-  void try_alone(const std::function<void()>& start) {
-    if (const std::unique_lock turn(turn_, std::try_to_lock); turn) start();
+  // The same, unless a thread polls, maybe for long. Returns whether it ran.
+  bool try_alone(const std::function<void()>& action) {
+    const std::unique_lock turn = try_turn();
+    if (turn) action();
+    return turn.owns_lock();
   }
   // There is new work: wakes a thread that is to poll.
   void notify();
@@ -76,8 +79,8 @@ class Progress {
   std::condition_variable changed_;
   std::atomic<int> waiters_{0};
   std::atomic<bool> thread_sleeps_{false}, sleeps_long_{false};
-  // Whether the caller waited at once for its last asynchronous work; the times at which work came, since the last
-  // wait.
+  // Whether the caller waited at once for its last asynchronous work; how many times work has come since the last wait,
+  // and when the first of it came.
   std::atomic<bool> waits_at_once_{false};
   std::atomic<int> unwaited_{0};
   std::atomic<std::chrono::steady_clock::time_point> came_{};

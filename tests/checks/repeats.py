@@ -181,3 +181,55 @@ def programs_of_random_operations(seat: Seat, seed: int) -> None:
         if (expected := program.expected(kind, inputs)) is not None:
             assert_equal(result, expected)
         assert_equal(received, program.expected(second, others))
+
+
+@check(least=2)
+def tensors_for_results_that_do_not_fit(seat: Seat) -> None:
+    """They are refused in the first call and in repeats alike, after the operation."""
+    for rows in (2, 20_000):
+        mine = torch.full((rows * seat.size, 2), float(seat.rank))
+        for _ in range(REPEATS):
+            gathered = hvd.allgather(mine, name=f"g{rows}")
+            raises(UsageError, "out= has shape", hvd.allgather, mine, name=f"g{rows}", out=mine)
+            raises(UsageError, "out= has shape", hvd.reducescatter, mine, name=f"r{rows}", out=mine)
+            raises(UsageError, "dtype", hvd.allgather, mine, name=f"g{rows}", out=gathered.double())
+            leaf = torch.zeros_like(gathered, requires_grad=True)
+            raises(UsageError, "not differentiable", hvd.allgather, mine, name=f"g{rows}", out=leaf)
+            assert not leaf.any()
+            assert_equal(gathered, torch.cat([torch.full_like(mine, float(rank)) for rank in range(seat.size)]))
+
+
+@check(least=2)
+def all_to_all_into_its_input(seat: Seat) -> None:
+    for rows in (2, 20_000):
+        for turn in range(REPEATS):
+            parts = [torch.full((rows, 2), float(seat.rank * 100 + to + turn)) for to in range(seat.size)]
+            mine = torch.cat(parts)
+            assert hvd.alltoall(mine, name=f"t{rows}", out=mine) is mine
+            sent = [torch.full((rows, 2), float(rank * 100 + seat.rank + turn)) for rank in range(seat.size)]
+            assert_equal(mine, torch.cat(sent))
+
+
+@check(least=2)
+def unnamed_ones_in_flight_whose_rows_change(seat: Seat) -> None:
+    """The second is started when this rank knows the sizes of an earlier one, and the first changes them."""
+    for turn in range(6 * REPEATS):
+        more = 5 if turn % 3 else 3
+        handles, expected = [], []
+        for part in range(2):
+            rows = [more if rank == seat.last else 3 for rank in range(seat.size)]
+            tensors = [torch.full((count, 2), float(rank + turn + part)) for rank, count in enumerate(rows)]
+            handles.append(hvd.allgather_async(tensors[seat.rank]))
+            expected.append(torch.cat(tensors))
+        for handle, whole in zip(handles, expected):
+            assert_equal(hvd.synchronize(handle), whole)
+
+
+@check(least=2)
+def names_that_look_unnamed(seat: Seat) -> None:
+    names = ["noname.a", "noname.b", "x.noname."]
+    for turn in range(REPEATS):
+        order = names if seat.rank % 2 else names[::-1]
+        handles = {name: hvd.allreduce_async(torch.full((3,), float(turn + len(name))), name=name) for name in order}
+        for name, handle in handles.items():
+            assert_equal(hvd.synchronize(handle), torch.full((3,), float(turn + len(name))))

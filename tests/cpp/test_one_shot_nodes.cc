@@ -99,6 +99,25 @@ void nobody_waits_long_for_a_node_that_does_nothing() {
   }
 }
 
+// A rank that does nothing hears from its leader that others wait, and declines by itself.
+void nobody_waits_long_for_a_rank_of_the_node() {
+  Engines ranks({0, 0, 1});
+  agree(ranks, {"x"});
+  std::vector<Call> calls = calls_of(ranks, "x");
+  for (const int rank : {0, 2}) CHECK(calls[static_cast<std::size_t>(rank)].enter());
+  Time now = std::chrono::steady_clock::now();
+  for (int times = 0; times < 50; ++times, now += milliseconds(1)) {
+    for (int rank = 0; rank < ranks.size(); ++rank) {
+      ranks[rank].scheduler.decline(now);
+      ranks[rank].poll(now);
+    }
+  }
+  for (const int rank : {0, 2}) {
+    Call& call = calls[static_cast<std::size_t>(rank)];
+    CHECK(call.over() && !call.collect(), "rank", rank);
+  }
+}
+
 // The rank itself does not decline, but its leader does.
 void a_node_does_not_wait_for_a_rank_that_stands_still() {
   Engines ranks({0, 0, 1, 1});
@@ -119,6 +138,31 @@ void a_node_does_not_wait_for_a_rank_that_stands_still() {
   for (Call& call : next) CHECK(call.enter());
   ranks.settle();
   for (Call& call : next) CHECK(call.over() && call.collect() && call.has(10));
+}
+
+// A leader does not write the outcome of a turn to a slot from which a slow rank has yet to read that of two turns
+// before.
+void a_slow_rank_of_the_node_gets_its_result() {
+  Engines ranks({0, 0, 1});
+  agree(ranks, {"x", "y", "z"});
+  std::vector<Call> calls = calls_of(ranks, "x");
+  for (Call& call : calls) CHECK(call.enter());
+  ranks.settle();
+  for (const int rank : {0, 2}) CHECK(calls[static_cast<std::size_t>(rank)].collect());
+  Time now = std::chrono::steady_clock::now();
+  for (const char* name : {"y", "z"}) {  // rank 2 declines both
+    Call next(ranks[0], name, 1);
+    CHECK(next.enter());
+    for (int times = 0; times < 60; ++times, now += milliseconds(10)) {
+      for (const int rank : {0, 2}) {
+        ranks[rank].scheduler.decline(now);
+        ranks[rank].poll(now);
+      }
+    }
+    CHECK(next.over() == (name == std::string("y")));
+    if (next.over()) CHECK(!next.collect());
+  }
+  CHECK(calls[1].over() && calls[1].collect() && calls[1].has(6));
 }
 
 // The time for which ranks have waited for each other starts at zero in every turn.
@@ -277,7 +321,9 @@ int main() {
   numbers_that_differ_agree_on_nothing();
   who_has_submitted_it_enters_too();
   nobody_waits_long_for_a_node_that_does_nothing();
+  nobody_waits_long_for_a_rank_of_the_node();
   a_node_does_not_wait_for_a_rank_that_stands_still();
+  a_slow_rank_of_the_node_gets_its_result();
   an_earlier_turn_is_long_ago();
   who_has_its_result_may_leave();
   nobody_waits_for_who_has_left();

@@ -22,20 +22,28 @@ using Random = std::mt19937_64;
 
 std::size_t draw(Random& random, std::size_t below) { return static_cast<std::size_t>(random() % below); }
 
+struct Kind {
+  const char* name;
+  std::size_t length;
+  bool one_shot;
+};
+constexpr Kind kKinds[] = {{"small", 3, true}, {"large", 3000, true}, {"huge", 20'000, false}};
+
 // A rank's series of operations, the same on all ranks. Each uses either way, sooner or later.
 class Walker {
  public:
-  Walker(Engine& engine, int rank, int ranks, Random& random, const std::vector<bool>& large)
-      : engine_(engine), rank_(rank), ranks_(ranks), random_(random), large_(large) {}
+  Walker(Engine& engine, int rank, int ranks, Random& random, const std::vector<Kind>& kinds)
+      : engine_(engine), rank_(rank), ranks_(ranks), random_(random), kinds_(kinds) {}
 
-  bool done() const { return operation_ == large_.size() && !call_; }
+  bool done() const { return operation_ == kinds_.size() && !call_; }
   bool wrong() const { return wrong_; }
 
   void step() {
     if (done() || (!call_ && away_ > 0 && away_-- > 0)) return;
     if (!call_) {
-      call_.emplace(engine_, large_[operation_] ? "large" : "small", value(), large_[operation_] ? 3000 : 3);
-      waits_ = draw(random_, 20) > 0 && call_->enter();
+      const Kind& kind = kinds_[operation_];
+      call_.emplace(engine_, kind.name, value(), kind.length);
+      waits_ = kind.one_shot && draw(random_, 5) > 0 && call_->enter();
       if (!waits_) handle_ = call_->submit();
     } else if (waits_ && (call_->over() || call_->in_vain())) {
       waits_ = false;
@@ -62,7 +70,7 @@ class Walker {
   Engine& engine_;
   const int rank_, ranks_;
   Random& random_;
-  const std::vector<bool> large_;  // by operation
+  const std::vector<Kind> kinds_;  // by operation
   std::size_t operation_ = 0, away_ = 0;
   std::optional<Call> call_;
   bool waits_ = false;
@@ -79,20 +87,20 @@ std::uint64_t whatever_overtakes_what(std::uint64_t seed) {
   const int size = static_cast<int>(nodes.size());
   Engines ranks(nodes);
   ranks.network().delay([&random] { return random() % 3 == 0; });
-  std::vector<bool> large(30);
-  std::generate(large.begin(), large.end(), [&] { return draw(random, 3) == 0; });
-  for (const auto& [name, length] : {std::pair{"small", 3}, std::pair{"large", 3000}}) {
+  std::vector<Kind> kinds(40, kKinds[0]);
+  for (Kind& kind : kinds) {
+    if (draw(random, 2) == 0) kind = kKinds[1 + draw(random, 4) / 3];
+  }
+  for (const auto& [name, length, one_shot] : kKinds) {
     std::vector<Call> calls;
-    for (int rank = 0; rank < size; ++rank) {
-      calls.emplace_back(ranks[rank], name, 1.0f, static_cast<std::size_t>(length));
-    }
+    for (int rank = 0; rank < size; ++rank) calls.emplace_back(ranks[rank], name, 1.0f, length);
     std::vector<std::shared_ptr<Handle>> handles;
     for (Call& call : calls) handles.push_back(call.submit());
     while (!std::all_of(handles.begin(), handles.end(), [](const auto& handle) { return handle->done(); }))
       ranks.settle();
   }
   std::vector<Walker> walkers;
-  for (int rank = 0; rank < size; ++rank) walkers.emplace_back(ranks[rank], rank, size, random, large);
+  for (int rank = 0; rank < size; ++rank) walkers.emplace_back(ranks[rank], rank, size, random, kinds);
   const auto all_done = [&] {
     return std::all_of(walkers.begin(), walkers.end(), [](const Walker& walker) { return walker.done(); });
   };

@@ -573,7 +573,7 @@ ERRORS = [
         "a result of another size than before is written to the old memory",
         "lost message",
         "csrc/collectives/collective.cc",
-        "tensor.output && tensor.room == bytes",
+        "tensor.output && tensor.output_bytes == bytes",
         "tensor.output",
         (checks("repeats.rows_that_change"),),
     ),
@@ -655,7 +655,7 @@ ERRORS = [
         _ONE_SHOT_NODES,
         "      return false;  // it may still read the slot of this turn\n",
         "      complete = false;\n",
-        ("cpp.test_one_shot_order",),
+        ("cpp.test_one_shot_nodes",),
     ),
     Error(
         "a leader that has left is waited for",

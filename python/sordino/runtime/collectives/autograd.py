@@ -200,7 +200,7 @@ def allgather(
     `out` is a tensor for the result, of its shape and dtype, which is returned. Not differentiable. `tensor` may be a
     part of it, at the place of this rank's rows. UsageError, after the operation, if shape or dtype differ.
     """
-    if is_constant(tensor):
+    if is_constant(tensor, out):
         context = current()
         again = context.repeat(opcode.ALLGATHER, True, tensor, out, name, process_set.process_set_id)
         if again is not None:
@@ -258,7 +258,7 @@ def alltoall(
             negative, or their sum exceeds the number of rows; after the operation, if `out` does not fit.
         OperationMismatch, PeerLost, Timeout, TransportError: see `synchronize`.
     """
-    if splits is None and is_constant(tensor) and (counts := even_splits(tensor, process_set)):
+    if splits is None and is_constant(tensor, out) and (counts := even_splits(tensor, process_set)):
         context, set_id = current(), process_set.process_set_id
         again = context.repeat(opcode.ALLTOALL, True, tensor, out, name, set_id, Sum, 1.0, 1.0, 0, counts)
         if again is not None:
@@ -288,7 +288,7 @@ def reducescatter(
     rank's rows of `tensor`. UsageError, after the operation, if shape or dtype differ.
     """
     factors = (prescale_factor, postscale_factor)
-    if compression is Compression.none and is_constant(tensor):
+    if compression is Compression.none and is_constant(tensor, out):
         context, set_id = current(), process_set.process_set_id
         again = context.repeat(opcode.REDUCESCATTER, True, tensor, out, name, set_id, op, *factors)
         if again is not None:

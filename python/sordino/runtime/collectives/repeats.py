@@ -55,9 +55,11 @@ def _result(handle: Handle, tensor: torch.Tensor, expected: Any) -> Any:
     return from_result(others[0], tensor.dtype, tensor.device) if others else expected
 
 
-def is_constant(tensor: object) -> bool:
-    """Return whether no gradient flows through a tensor, so that its operation needs no node in autograd's graph."""
-    return isinstance(tensor, torch.Tensor) and not (tensor.requires_grad and torch.is_grad_enabled())
+def is_constant(tensor: object, out: torch.Tensor | None = None) -> bool:
+    """Return whether no gradient flows through an input or `out`, so that autograd's graph needs no node for it."""
+    if not isinstance(tensor, torch.Tensor):
+        return False
+    return not ((tensor.requires_grad or (out is not None and out.requires_grad)) and torch.is_grad_enabled())
 
 
 def put(result: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
