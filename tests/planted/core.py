@@ -258,8 +258,8 @@ ERRORS = [
         "an operation that was given up keeps its name",
         "forgotten rollback",
         _SCHEDULER,
-        "    outstanding_.erase(key_of(submission.request.set, submission.request.name));\n",
-        "",
+        "outstanding_.extract(key_of(submission.request.set, submission.request.name));",
+        "decltype(outstanding_)::node_type();",
         ("cpp.test_scheduler", checks("agreement")),
     ),
     Error(
