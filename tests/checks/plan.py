@@ -59,11 +59,16 @@ def links_are_measured(seat: Seat) -> None:
 
 @check(least=2, length=(1, 1 << 15))
 def what_an_agreement_is_taken_off_from_is_agreed_on(seat: Seat, length: int) -> None:
-    """The latency measurement subtracts the time of an agreement. Small operations that repeat need no agreement if
-    each is waited for at once; subtracting it from these would leave no time for the hops."""
-    before = hvd.stats()["operations_in_one_shot"]
+    """The latency measurement subtracts the time of an agreement. Operations that repeat need none; subtracting it from
+    these would leave no time for the hops."""
+
+    def others() -> float:
+        stats = hvd.stats()
+        return stats["operations"] - stats["operations_in_one_shot"]
+
+    before = others()
     links._all_reduce(torch.zeros(length), "plan.some")
-    assert hvd.stats()["operations_in_one_shot"] - before < 20  # of 35, and those that find the slowest rank
+    assert others() - before >= 35
 
 
 def quadratic() -> plan.Task:

@@ -5,6 +5,7 @@ Exchanges of several sizes are run within and between nodes, and a line is fitte
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -137,8 +138,12 @@ def _median(run: Callable[[], object]) -> float:
 
 
 def _all_reduce(values: torch.Tensor, name: str) -> float:
-    """Return the seconds of an all-reduce that is negotiated each time, as in an optimizer. Collective."""
-    return _median(lambda: hvd.synchronize(hvd.allreduce_async_(values, name=name)))
+    """Return the seconds of an all-reduce that is negotiated each time, because its names are new. Collective.
+
+    An optimizer negotiates buckets that are in flight together.
+    """
+    number = itertools.count()
+    return _median(lambda: hvd.synchronize(hvd.allreduce_async_(values, name=f"{name}.{next(number)}")))
 
 
 def _agreement(nodes: Sequence[int], across: Line | None) -> float:
@@ -150,10 +155,10 @@ def _agreement(nodes: Sequence[int], across: Line | None) -> float:
 
 def _hop(nodes: Sequence[int], across: Line, agreement: float) -> float:
     """Return the seconds per hop that a short ring takes in addition to its bytes. Collective."""
-    count = _RING * max(Counter(nodes).values())
-    seconds = _all_reduce(torch.zeros(count // 4), "plan.ring")
+    size = _RING * max(Counter(nodes).values())
+    seconds = _all_reduce(torch.zeros(size // 4), "plan.ring")
     load = Load(nodes)
-    load.all_reduce([list(range(len(nodes)))], count)
+    load.all_reduce([list(range(len(nodes)))], size)
     return max(seconds - agreement - load.link * across.beta, 0.0) / load.hops
 
 
