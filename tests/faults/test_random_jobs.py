@@ -171,7 +171,10 @@ def test_a_fault_ends_well(starter: str, tmp_path: Path, case: Case) -> None:
         assert job.output.count(BY_SIGNAL) <= list(case.victims.values()).count("segfault")
         raised = set(re.findall(r"^([\w.]+(?:Error|Exception)): ", job.output, re.MULTILINE))
         assert raised <= {"ValueError"}, "errors that are not Sordino's"
-        if status == 0:
+        if 0 in case.victims and not (tmp_path / "results").exists():
+            # It was struck while it wrote the results: the steps after the moment of a strike take milliseconds.
+            assert status != 0 or job.steps() >= STEPS
+        elif status == 0:
             results = json.loads((tmp_path / "results").read_text())
             assert results["steps_done"] == STEPS
             assert results["replicas_equal"] or case.algorithm not in ("allreduce", "layered")
