@@ -111,7 +111,7 @@ bool is_in_flight(const Caller& caller, PyObject* set, const std::string& name) 
 
 // One call. Members keep their memory between calls of a thread.
 struct Call {
-  // The arguments after kSet may be left away.
+  // The arguments after kSet may be omitted.
   enum Argument { kOpcode, kWaits, kSource, kTarget, kName, kSet, kOp, kPrescale, kPostscale, kRoot, kSplits, kCount };
   static constexpr Py_ssize_t kLeast = kOp;
 

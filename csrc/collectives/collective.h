@@ -86,8 +86,8 @@ struct Collective {
   void (*merge)(const Announced& announced, Merged& merged) = nullptr;
   // Whether the merged facts fit this rank's request, as participant `me` of `parts`. Null: they always fit.
   bool (*fits)(const Request& request, const Merged& merged, std::size_t parts, std::size_t me) = nullptr;
-  // How members get their results from published inputs, for member `me` of the set with these ranks; not called for
-  // several tensors. Null: it never repeats in one shot.
+  // Returns how member `me` of the set with these ranks gets its result from the published inputs. It is called for
+  // requests of at most one tensor. Null: the operation never repeats in one shot.
   Recipe (*recipe)(const Request& request, const Merged& merged, const std::vector<int>& ranks,
                    std::size_t me) = nullptr;
   // Moves the data, and fills the results of the handles.

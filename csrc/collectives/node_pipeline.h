@@ -16,8 +16,7 @@
 
 namespace sordino {
 
-// What this rank does in a move of `sizes[i]` bytes from each participant i. Ranks with an input of 0 bytes give
-// nothing. All participants have the same sizes.
+// The part of this rank in a move: participant i gives `sizes[i]` bytes. All participants have the same sizes.
 struct NodeMove {
   // Called with a range of a participant's input, in order, and where this rank can read it. Also called for this
   // rank's own input. It takes as much of it as it needs.

@@ -12,7 +12,7 @@ bool OneShotNode::all_entered(std::uint64_t turn) const {
   return true;
 }
 
-// Where ranks fold, each computes on all inputs, so the limit is on the bytes of all ranks.
+// In a fold each rank computes on all inputs, so that limit is on the bytes of all ranks.
 bool OneShotNode::carries(const Signature&, const Recipe& recipe) const {
   return recipe.most * std::max<std::size_t>(recipe.folds ? ranks_ : 0, 2) <= 2 * OneShotSlots::kMostBytes;
 }

@@ -80,7 +80,10 @@ void Scheduler::enter(ProcessSet& set, std::shared_ptr<const Repeat> repeat, std
 
 bool Scheduler::collect(ProcessSet& set, const std::byte* input, std::byte* output) {
   const auto repeat = set.entered->repeat;
-  if (!close_turn(set)) return false;
+  if (!close_turn(set)) {
+    set.refused = repeat;
+    return false;
+  }
   set.one_shot()->deliver(*repeat, input, output);
   count_repeat(set, *repeat);
   return true;
@@ -89,7 +92,6 @@ bool Scheduler::collect(ProcessSet& set, const std::byte* input, std::byte* outp
 bool Scheduler::close_turn(ProcessSet& set) {
   OneShot& shot = *set.one_shot();
   const bool agreed = shot.close();
-  if (!agreed) set.refused = set.entered->repeat;
   set.entered.reset();
   // Transports whose messages ring no bell are polled for unsent messages anyway (World::work).
   if (shot.relays() && common_.transport.rings_always()) posting_ = !common_.transport.idle();
@@ -139,7 +141,6 @@ void Scheduler::end_turn(ProcessSet& set) {
   }
   shot.rest(false);
   if (!close_turn(set)) {
-    set.refused.reset();
     {
       std::lock_guard lock(mutex_);
       note_announced(set, outstanding_.at(key_of(set.id, submission.request.name)));

@@ -111,7 +111,7 @@ std::shared_ptr<Handle> World::submit(Request request) {
   return handle;
 }
 
-// Announces what has been submitted, or enters it in a turn, and does what is possible at once.
+// Announces new submissions, or enters them in turns, and ends the turns that are over.
 void World::begin_submitted() {
   if (retired_) return;
   try {

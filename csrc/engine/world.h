@@ -49,7 +49,8 @@ class World {
   std::shared_ptr<Handle> submit(Request request);
   // As submit(), for a caller that calls wait() next: no other thread is woken to move the operation.
   std::shared_ptr<Handle> submit_to_wait(Request request);
-  // What this rank knows of an operation that all ranks have done before; null if nothing, or while a thread polls.
+  // Returns what this rank knows of an operation that all ranks have done before. Null if it knows nothing, or if
+  // another thread polls.
   std::shared_ptr<const Repeat> find(int set, std::string_view name, const Signature& what);
   // Does a small operation again (collectives/one_shot.h). It is done when this returns, without a handle. False if the
   // operation has to be submitted instead, also while another thread polls; errors are reported there.

@@ -185,7 +185,7 @@ def programs_of_random_operations(seat: Seat, seed: int) -> None:
 
 @check(least=2)
 def tensors_for_results_that_do_not_fit(seat: Seat) -> None:
-    """They are refused in the first call and in repeats alike, after the operation."""
+    """They are refused after the operation, in its first call and in its repeats."""
     for rows in (2, 20_000):
         mine = torch.full((rows * seat.size, 2), float(seat.rank))
         for _ in range(REPEATS):

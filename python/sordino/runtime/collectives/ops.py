@@ -14,7 +14,7 @@ from sordino._core import Handle, Request
 from sordino.errors import UsageError
 from sordino.runtime import opcode
 from sordino.runtime.collectives.operation import Adasum, Average, Operation, Reduction, Sum, resolve_op
-from sordino.runtime.collectives.repeats import repeated, started
+from sordino.runtime.collectives.repeats import repeated, start
 from sordino.runtime.context import Context, current, use
 from sordino.runtime.devices import HOST
 from sordino.runtime.process_set import ProcessSet, global_process_set
@@ -88,10 +88,9 @@ def allreduce_async(
     """
     factors = (prescale_factor, postscale_factor)
     if average is None:
-        context, set_id = current(), process_set.process_set_id
-        begun = context.repeat(opcode.ALLREDUCE, False, tensor, None, name, set_id, op, *factors)
-        if begun is not None:
-            return started(context, begun, opcode.ALLREDUCE, tensor, set_id)
+        handle = start(opcode.ALLREDUCE, tensor, None, name, process_set, op, *factors)
+        if handle is not None:
+            return handle
     reduction = Reduction(resolve_op(op, average), *factors, process_set)
     return allreduce_operation([tensor], False, "allreduce", name, reduction, _first).start()
 
@@ -111,10 +110,9 @@ def allreduce_async_(
     """
     factors = (prescale_factor, postscale_factor)
     if average is None:
-        context, set_id = current(), process_set.process_set_id
-        begun = context.repeat(opcode.ALLREDUCE, False, tensor, tensor, name, set_id, op, *factors)
-        if begun is not None:
-            return started(context, begun, opcode.ALLREDUCE, tensor, set_id)
+        handle = start(opcode.ALLREDUCE, tensor, tensor, name, process_set, op, *factors)
+        if handle is not None:
+            return handle
     reduction = Reduction(resolve_op(op, average), *factors, process_set)
     return allreduce_operation([tensor], True, "allreduce", name, reduction, _first).start()
 
@@ -227,10 +225,9 @@ def broadcast_async(
 
     Arguments are those of `broadcast`.
     """
-    context, set_id = current(), process_set.process_set_id
-    begun = context.repeat(opcode.BROADCAST, False, tensor, None, name, set_id, Sum, 1.0, 1.0, root_rank)
-    if begun is not None:
-        return started(context, begun, opcode.BROADCAST, tensor, set_id)
+    handle = start(opcode.BROADCAST, tensor, None, name, process_set, Sum, 1.0, 1.0, root_rank)
+    if handle is not None:
+        return handle
     return broadcast_operation(tensor, False, root_rank, name, process_set).start()
 
 
@@ -241,10 +238,9 @@ def broadcast_async_(
 
     Arguments are those of `broadcast`.
     """
-    context, set_id = current(), process_set.process_set_id
-    begun = context.repeat(opcode.BROADCAST, False, tensor, tensor, name, set_id, Sum, 1.0, 1.0, root_rank)
-    if begun is not None:
-        return started(context, begun, opcode.BROADCAST, tensor, set_id)
+    handle = start(opcode.BROADCAST, tensor, tensor, name, process_set, Sum, 1.0, 1.0, root_rank)
+    if handle is not None:
+        return handle
     return broadcast_operation(tensor, True, root_rank, name, process_set).start()
 
 
@@ -295,10 +291,9 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 
     Arguments are those of `allgather`.
     """
-    context, set_id = current(), process_set.process_set_id
-    begun = context.repeat(opcode.ALLGATHER, False, tensor, None, name, set_id)
-    if begun is not None:
-        return started(context, begun, opcode.ALLGATHER, tensor, set_id)
+    handle = start(opcode.ALLGATHER, tensor, None, name, process_set)
+    if handle is not None:
+        return handle
     return allgather_operation([tensor], "allgather", name, process_set, lambda outputs, _: outputs[0]).start()
 
 
@@ -369,10 +364,9 @@ def alltoall_async(
     Arguments are those of `alltoall`.
     """
     if splits is None and isinstance(tensor, torch.Tensor) and (counts := even_splits(tensor, process_set)):
-        context, set_id = current(), process_set.process_set_id
-        begun = context.repeat(opcode.ALLTOALL, False, tensor, None, name, set_id, Sum, 1.0, 1.0, 0, counts)
-        if begun is not None:
-            return started(context, begun, opcode.ALLTOALL, tensor, set_id)
+        handle = start(opcode.ALLTOALL, tensor, None, name, process_set, Sum, 1.0, 1.0, 0, counts)
+        if handle is not None:
+            return handle
     return alltoall_operation(tensor, splits, name, process_set, lambda *both: both).start()
 
 
@@ -416,10 +410,9 @@ def reducescatter_async(
     Arguments are those of `reducescatter`.
     """
     factors = (prescale_factor, postscale_factor)
-    context, set_id = current(), process_set.process_set_id
-    begun = context.repeat(opcode.REDUCESCATTER, False, tensor, None, name, set_id, op, *factors)
-    if begun is not None:
-        return started(context, begun, opcode.REDUCESCATTER, tensor, set_id)
+    handle = start(opcode.REDUCESCATTER, tensor, None, name, process_set, op, *factors)
+    if handle is not None:
+        return handle
     reduction = Reduction(resolve_op(op, None), *factors, process_set)
     return reducescatter_operation([tensor], "reducescatter", name, reduction, _first).start()
 

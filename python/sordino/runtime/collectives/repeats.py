@@ -16,9 +16,10 @@ import torch
 from sordino._core import Handle
 from sordino.errors import UsageError
 from sordino.runtime import opcode
-from sordino.runtime.context import Context
+from sordino.runtime.context import Context, current
 from sordino.runtime.devices import HOST
 from sordino.runtime.pending import Pending
+from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.tensors import from_result
 
 
@@ -36,9 +37,18 @@ def repeated(context: Context, result: Any, tensor: torch.Tensor | None, out: to
     return result
 
 
-def started(context: Context, begun: Any, code: int, tensor: torch.Tensor, set_id: Any) -> int:
-    """Return the handle of an operation that `context.repeat` has started."""
-    handle, result, name = begun
+def start(
+    code: int, tensor: torch.Tensor, out: torch.Tensor | None, name: str | None, process_set: ProcessSet, *options: Any
+) -> int | None:
+    """Start an operation again, and return its handle; None if it has to be started the usual way.
+
+    `options` are the arguments of `context.repeat` from `op` on.
+    """
+    context, set_id = current(), process_set.process_set_id
+    begun = context.repeat(code, False, tensor, out, name, set_id, *options)
+    if begun is None:
+        return None
+    handle, result, full_name = begun
 
     def finish(handle: Handle) -> Any:
         output = _result(handle, tensor, result)
@@ -46,7 +56,7 @@ def started(context: Context, begun: Any, code: int, tensor: torch.Tensor, set_i
             return output
         return output, torch.tensor(handle.rows, dtype=torch.int32, device=HOST)
 
-    return context.pending.add(Pending(handle, finish, context.epoch, (set_id, name)))
+    return context.pending.add(Pending(handle, finish, context.epoch, (set_id, full_name)))  # type: ignore[arg-type]
 
 
 def _result(handle: Handle, tensor: torch.Tensor, expected: Any) -> Any:
