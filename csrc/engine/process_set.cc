@@ -90,6 +90,22 @@ void ProcessSet::open_one_shot() {
                                         [this](int member, const OneShot::Partial& what,
                                                std::span<const std::byte> data) { send_partial(member, what, data); });
   }
+  for (const int member : left_) one_shot_->leave(member);
+  for (const auto& [member, what, data] : std::exchange(early_, {})) one_shot_->receive(member, what, data);
+}
+
+void ProcessSet::leave(int index, const std::string& departed) {
+  left_.insert(index);
+  if (negotiation) negotiation->leave(index, departed);
+  if (one_shot_) one_shot_->leave(index);
+}
+
+void ProcessSet::receive(int member, const OneShot::Partial& what, std::span<const std::byte> data) {
+  if (one_shot_) {
+    one_shot_->receive(member, what, data);
+  } else if (!ready()) {
+    early_.push_back({member, what, Bytes(data.begin(), data.end())});
+  }
 }
 
 void ProcessSet::send_partial(int member, const OneShot::Partial& what, std::span<const std::byte> data) {

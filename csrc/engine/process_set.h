@@ -56,10 +56,9 @@ class ProcessSet {
   // Null until all members of this node have sent the locations of their blocks.
   OneShot* one_shot() { return one_shot_.get(); }
   // A member has left the world.
-  void leave(int index, const std::string& departed) {
-    if (negotiation) negotiation->leave(index, departed);
-    if (one_shot_) one_shot_->leave(index);
-  }
+  void leave(int index, const std::string& departed);
+  // A one-shot message has come.
+  void receive(int member, const OneShot::Partial& what, std::span<const std::byte> data);
 
   int index_of(int rank) const {
     const auto found = std::find(ranks.begin(), ranks.end(), rank);
@@ -118,6 +117,14 @@ class ProcessSet {
   ReceiveBuffer staging_;
   std::unique_ptr<OneShotSlots> own_slots_;  // used where this rank shares no memory
   std::unique_ptr<OneShot> one_shot_;
+  // What has come for one_shot_ before it was there: members on other nodes do not wait for this node's blocks.
+  struct Early {
+    int member;
+    OneShot::Partial what;
+    Bytes data;
+  };
+  std::vector<Early> early_;
+  std::set<int> left_;
 
  public:
   SharedDevices devices;  // declared last, so destroyed first: its words are in the blocks

@@ -138,7 +138,7 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
       const auto after = reader.get<std::uint64_t>();
       const bool call = reader.get<std::uint8_t>() != 0;
       const int late = reader.get<int>();
-      if (OneShot* shot = set.one_shot()) shot->receive(index, {turn, {number, after}, call, late}, reader.rest());
+      set.receive(index, {turn, {number, after}, call, late}, reader.rest());
       break;
     }
     case Message::kGaveUp: {

@@ -271,6 +271,50 @@ void a_leader_that_stands_still_is_named() {
   }
 }
 
+std::vector<std::shared_ptr<Handle>> barrier_of_all(Engines& ranks) {
+  std::vector<std::shared_ptr<Handle>> handles;
+  for (int rank = 0; rank < ranks.size(); ++rank)
+    handles.push_back(ranks[rank].scheduler.submit(barrier_called("barrier")));
+  return handles;
+}
+
+// A barrier may be over on another node before a rank has mapped the memory of its own node. Messages of the next turn
+// wait until it has.
+void messages_wait_for_the_memory_of_the_node() {
+  Engines ranks({0, 0, 1, 1});
+  ranks.network().cut(2, 3, true);
+  const auto first = barrier_of_all(ranks);
+  ranks.settle();
+  CHECK(first[0]->done() && first[1]->done() && !first[2]->done());
+  const auto second = ranks[0].scheduler.submit(barrier_called("barrier"));
+  const auto third = ranks[1].scheduler.submit(barrier_called("barrier"));
+  ranks.settle();
+  ranks.network().cut(2, 3, false);
+  ranks.settle();
+  CHECK(first[2]->done() && first[3]->done() && !second->done());
+  ranks[2].scheduler.submit(barrier_called("barrier"));
+  const auto last = ranks[3].scheduler.submit(barrier_called("barrier"));
+  ranks.settle();
+  CHECK(second->done() && third->done() && last->done() && !second->error);
+  for (const auto& handles = barrier_of_all(ranks); const auto& handle : handles) {
+    ranks.settle();
+    CHECK(handle->done() && !handle->error);
+  }
+}
+
+// Who has left before that takes part in no turn.
+void who_has_left_early_is_known() {
+  Engines ranks({0, 0, 1, 1});
+  ranks.network().cut(2, 3, true);
+  ranks.settle();
+  ranks[2].common.peers.leave(0);
+  ranks[2].scheduler.leave(0);
+  ranks.network().cut(2, 3, false);
+  ranks.settle();
+  CHECK(ranks[2].scheduler.sets().at(0)->one_shot()->closed());
+  CHECK(!ranks[3].scheduler.sets().at(0)->one_shot()->closed());
+}
+
 void what_makes_no_sense_is_refused() {
   Engines ranks({0, 0, 1, 1});
   agree(ranks, {"x"});
@@ -328,6 +372,8 @@ int main() {
   who_has_its_result_may_leave();
   nobody_waits_for_who_has_left();
   a_leader_that_stands_still_is_named();
+  messages_wait_for_the_memory_of_the_node();
+  who_has_left_early_is_known();
   what_makes_no_sense_is_refused();
   return report();
 }

@@ -506,6 +506,22 @@ ERRORS = [
         ("cpp.test_one_shot",),
     ),
     Error(
+        "messages of a turn that come before the node's memory is mapped are dropped",
+        "lost message",
+        "csrc/engine/process_set.cc",
+        "  for (const auto& [member, what, data] : std::exchange(early_, {})) one_shot_->receive(member, what, data);\n",
+        "",
+        ("cpp.test_one_shot_nodes",),
+    ),
+    Error(
+        "turns wait for a member that left before the node's memory was mapped",
+        "lost message",
+        "csrc/engine/process_set.cc",
+        "  for (const int member : left_) one_shot_->leave(member);\n",
+        "",
+        ("cpp.test_one_shot_nodes",),
+    ),
+    Error(
         "the slots of a removed set are read",
         "missing wait",
         "csrc/engine/scheduler_one_shot.cc",

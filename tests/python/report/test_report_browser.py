@@ -83,6 +83,12 @@ def tab_to(browser: Any, attribute: str, value: str) -> None:
     raise AssertionError(f"no {attribute}={value!r} is reached by Tab")
 
 
+def text_of(browser: Any, identity: str) -> str:
+    """Return the text of an element that the page may be about to replace."""
+    text: str = browser.execute_script("return document.getElementById(arguments[0]).innerText", identity)
+    return text
+
+
 def until(happened: Callable[[], bool]) -> None:
     end = time.monotonic() + HANG_S
     while not happened():
@@ -230,9 +236,9 @@ def test_news_come_to_a_page_that_is_open(browser: Any, tmp_path: Path) -> None:
             line = {"kind": "metrics", "step": 99, "time": recorded.ZERO + 9, "values": {"loss": 0.0625}}
             with open(folder / "rank-00000.jsonl", "a") as file:
                 file.write(json.dumps(line) + "\n")
-            until(lambda: "0.0625" in browser.find_element("id", "overview").text)
+            until(lambda: "0.0625" in text_of(browser, "overview"))
             assert focused(browser)["data-key"] == "at metric loss"  # the focused element keeps the focus
-            assert browser.find_element("id", "state").text.startswith("Live; last look at")
+            assert text_of(browser, "state").startswith("Live; last look at")
             asked = browser.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)")
             assert asked and all(name == server.address + "data.json" for name in asked)
             assert [one for one in browser.get_log("browser") if one["level"] == "SEVERE"] == []
