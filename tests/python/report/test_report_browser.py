@@ -113,11 +113,12 @@ def test_what_runs_reached_and_cost_stands_first(browser: Any, runs: Path, tmp_p
     table = browser.find_element("css selector", "#overview table")
     assert [one.text for one in table.find_elements("css selector", "thead th")] == [
         "run", "test accuracy", "loss", "sent by a rank", "waited by a rank", "in steps", "besides the steps",
+        "sent in all",
     ]  # fmt: skip
     rows = [[one.text for one in row.find_elements("css selector", "th, td")]
             for row in table.find_elements("css selector", "tbody tr")]  # fmt: skip
     assert [row[0] for row in rows] == ["allreduce", "caps", "pull"]
-    assert rows[1][1].startswith("0.97") and rows[1][3:] == ["40.7 MB", rows[1][4], "200", "4.07 MB, 4 s"]
+    assert rows[1][1].startswith("0.97") and rows[1][3:] == ["40.7 MB", rows[1][4], "200", "4.07 MB, 4 s", "44.8 MB"]
     assert rows[1][4].endswith("% of 10 s")
 
 
