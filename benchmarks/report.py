@@ -24,6 +24,7 @@ from timings.local_sgd.report import REPORTS as LOCAL_SGD
 from timings.scheduled_pull.report import REPORTS as SCHEDULED_PULL
 from timings.transports.recording import REPORTS as RECORDING
 from timings.transports.report import REPORTS as TRANSPORTS
+from timings.transports.single_copy import REPORTS as SINGLE_COPY
 
 REPORTS = {
     **BENCH,
@@ -38,6 +39,7 @@ REPORTS = {
     **GPU_STEP,
     **TRANSPORTS,
     **RECORDING,
+    **SINGLE_COPY,
 }
 
 

@@ -99,10 +99,15 @@ Task allgather(Participants& participants, const std::byte* input, std::vector<s
   const int size = participants.size();
   const Blocks blocks(sizes);
   if (participants.one_node && size > 1 && !participants.compute->device()) {
-    NodeMove move{input, sizes, [&](int peer, std::size_t begin, std::size_t bytes, const std::byte* data) {
-                    std::byte* to = blocks.in(output, peer).data() + begin;
-                    if (to != data) std::copy_n(data, bytes, to);
+    NodeMove move{input, {}, [&](std::size_t at, const std::vector<NodeMove::Source>& sources) {
+                    for (int step = 0; step < size; ++step) {  // each rank begins with another one
+                      const int peer = (participants.me + step) % size;
+                      const auto [data, bytes] = std::pair(sources[peer].data(), sources[peer].size());
+                      std::byte* to = blocks.in(output, peer).data() + at;
+                      if (bytes > 0 && to != data) std::copy_n(data, bytes, to);
+                    }
                   }};
+    for (const std::size_t bytes : sizes) move.parts.push_back({{0, bytes}});
     co_await move_in_node(participants, std::move(move));
     for (int peer = 0; peer < size; ++peer) {
       if (peer != participants.me) participants.count_sent(peer, sizes[static_cast<std::size_t>(participants.me)]);

@@ -1,10 +1,38 @@
-// All-to-all: each rank gets a part of each rank's values, by messages between pairs, or by NCCL.
+// All-to-all: each rank gets a part of each rank's values, through shared memory, by messages between pairs, or by
+// NCCL.
 #include <algorithm>
+#include <utility>
 
 #include "collectives/collective.h"
+#include "collectives/node_pipeline.h"
 #include "collectives/operations.h"
 
 namespace sordino {
+namespace {
+
+using NodeMatrix = std::vector<std::vector<std::size_t>>;  // by giver, by taker: bytes
+
+Task alltoall_in_node(Participants& participants, const std::byte* input, const NodeMatrix& matrix, std::byte* output) {
+  const auto me = static_cast<std::size_t>(participants.me);
+  std::vector<std::byte*> places;  // of the participants' parts in the output
+  NodeMove move{input, {}, [&places](std::size_t at, const std::vector<NodeMove::Source>& sources) {
+                  for (std::size_t peer = 0; peer < sources.size(); ++peer)
+                    std::copy_n(sources[peer].data(), sources[peer].size(), places[peer] + at);
+                }};
+  for (const std::vector<std::size_t>& sizes : matrix) {
+    std::vector<NodeMove::Part>& parts = move.parts.emplace_back();
+    for (std::size_t begin = 0; const std::size_t bytes : sizes)
+      parts.push_back({std::exchange(begin, begin + bytes), bytes});
+    places.push_back(output);
+    output += sizes[me];
+  }
+  co_await move_in_node(participants, std::move(move));
+  for (std::size_t peer = 0; peer < matrix.size(); ++peer) {
+    if (peer != me) participants.count_sent(static_cast<int>(peer), matrix[me][peer]);
+  }
+}
+
+}  // namespace
 
 Task alltoall(Participants& participants, const std::byte* input, std::vector<std::size_t> send_sizes,
               std::byte* output, std::vector<std::size_t> receive_sizes) {
@@ -99,7 +127,14 @@ Task run(Operation& operation) {
   std::byte* output = result_memory(*submission.handle, operation, tensor, std::move(shape),
                                     static_cast<std::size_t>(rows) * tensor.row_bytes());
   co_await participants.compute->idle();
-  co_await alltoall(participants, tensor.input, std::move(send_sizes), output, std::move(receive_sizes));
+  if (participants.one_node && parts > 1 && !participants.compute->device()) {
+    NodeMatrix sizes(parts);
+    for (std::size_t index = 0; index < matrix.size(); ++index)
+      sizes[index / parts].push_back(static_cast<std::size_t>(matrix[index]) * tensor.row_bytes());
+    co_await alltoall_in_node(participants, tensor.input, sizes, output);
+  } else {
+    co_await alltoall(participants, tensor.input, std::move(send_sizes), output, std::move(receive_sizes));
+  }
 }
 
 Recipe recipe(const Request& request, const Merged& merged, const std::vector<int>& ranks, std::size_t me) {

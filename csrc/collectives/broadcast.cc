@@ -38,11 +38,13 @@ Task broadcast(Participants& participants, int root, const std::byte* input, std
   }
   if (participants.me == root && output != input) co_await participants.compute->copy(output, input, bytes);
   if (participants.one_node && participants.size() > 1 && !participants.compute->device()) {
-    std::vector<std::size_t> sizes(participants.ranks.size());
-    sizes[static_cast<std::size_t>(root)] = bytes;
-    NodeMove move{output, std::move(sizes), [&](int, std::size_t begin, std::size_t length, const std::byte* data) {
-                    if (participants.me != root) std::copy_n(data, length, output + begin);
+    NodeMove move{output,
+                  {participants.ranks.size(), {{0, 0}}},
+                  [&](std::size_t at, const std::vector<NodeMove::Source>& sources) {
+                    const NodeMove::Source& source = sources[static_cast<std::size_t>(root)];
+                    if (participants.me != root) std::copy_n(source.data(), source.size(), output + at);
                   }};
+    move.parts[static_cast<std::size_t>(root)][0].bytes = bytes;
     if (bytes > 0) co_await move_in_node(participants, std::move(move));
     for (int peer = 0; participants.me == root && peer < participants.size(); ++peer) {
       if (peer != root) participants.count_sent(peer, bytes);

@@ -8,44 +8,74 @@
 namespace sordino {
 namespace {
 
+constexpr std::size_t kLine = 64;
 constexpr std::size_t kLeastChunk = 32 * 1024;
+// A rank fills this many chunks before the one that it takes. One slot is left for ranks that are behind.
+constexpr std::uint64_t kAhead = SharedBlock::kSlots - 1;
 
 std::uint64_t stage(std::uint64_t chunk) { return kOfferStage + 1 + chunk; }
 
 class NodePipeline {
  public:
   NodePipeline(Participants& participants, NodeMove& move)
-      : participants_(participants),
-        move_(move),
-        most_(*std::max_element(move.sizes.begin(), move.sizes.end())),
-        // At least as many chunks as slots, so that ranks fill and take at the same time.
-        chunk_(std::clamp((most_ / SharedBlock::kSlots + 63) / 64 * 64, std::min(kLeastChunk, participants.slot_bytes),
-                          participants.slot_bytes)) {}
+      : participants_(participants), move_(move), lanes_(move.parts.front().size()), sources_(move.parts.size()) {
+    for (const auto& parts : move.parts) {
+      for (const Part& part : parts) most_ = std::max(most_, part.bytes);
+    }
+    const std::size_t room = std::max(participants.slot_bytes / lanes_ / kLine * kLine, kLine);
+    // At least as many chunks as slots, so that ranks fill and take at the same time.
+    const std::size_t wanted = (most_ / SharedBlock::kSlots + kLine - 1) / kLine * kLine;
+    chunk_ = std::clamp(wanted, std::min(std::max(kLeastChunk / lanes_ / kLine * kLine, kLine), room), room);
+  }
 
   std::size_t most() const { return most_; }
   std::uint64_t chunks() const { return std::max<std::uint64_t>((most_ + chunk_ - 1) / chunk_, 1); }
-  bool gives(int participant) const { return move_.sizes[static_cast<std::size_t>(participant)] > 0; }
+  bool gives(int participant) const { return input_bytes(participant) > 0; }
+  // The bytes of its input up to the end of its last part.
+  std::size_t input_bytes(int participant) const {
+    std::size_t end = 0;
+    for (const Part& part : parts_of(participant)) end = part.bytes > 0 ? std::max(end, part.begin + part.bytes) : end;
+    return end;
+  }
 
   void fill(std::uint64_t chunk) {
-    if (const std::size_t bytes = bytes_of(participants_.me, chunk); bytes > 0)
-      std::memcpy(slot_of(participants_.me, chunk), move_.input + chunk * chunk_, bytes);
+    for (std::size_t lane = 0; lane < lanes_; ++lane) {
+      if (lanes_ > 1 && lane == mine()) continue;
+      const auto [begin, bytes] = cut(parts_of(participants_.me)[lane], chunk);
+      if (bytes > 0) std::memcpy(slot_of(participants_.me, chunk) + lane * chunk_, move_.input + begin, bytes);
+    }
     participants_.reach(&SharedBlock::offered, stage(chunk));
   }
+
   void take(std::uint64_t chunk) {
-    for (int step = 0; step < participants_.size(); ++step) {  // each rank begins with another one
-      const int peer = (participants_.me + step) % participants_.size();
-      const std::size_t bytes = bytes_of(peer, chunk);
-      const bool mine = peer == participants_.me;
-      if (bytes > 0)
-        move_.take(peer, chunk * chunk_, bytes, mine ? move_.input + chunk * chunk_ : slot_of(peer, chunk));
+    for (int peer = 0; peer < participants_.size(); ++peer) {
+      const auto [begin, bytes] = cut(part_for_me(peer), chunk);
+      const std::byte* data = peer == participants_.me ? move_.input + begin : slot_of(peer, chunk) + mine() * chunk_;
+      sources_[static_cast<std::size_t>(peer)] = {data, bytes};
     }
+    move_.take(chunk * chunk_, sources_);
     participants_.reach(&SharedBlock::finished, stage(chunk));
   }
 
+  void take_whole(const std::vector<const std::byte*>& inputs) {
+    for (int peer = 0; peer < participants_.size(); ++peer) {
+      const auto [begin, bytes] = part_for_me(peer);
+      sources_[static_cast<std::size_t>(peer)] = {inputs[static_cast<std::size_t>(peer)] + begin, bytes};
+    }
+    move_.take(0, sources_);
+  }
+
  private:
-  std::size_t bytes_of(int participant, std::uint64_t chunk) const {
-    const std::size_t size = move_.sizes[static_cast<std::size_t>(participant)], begin = chunk * chunk_;
-    return begin < size ? std::min(chunk_, size - begin) : 0;
+  using Part = NodeMove::Part;
+
+  const std::vector<Part>& parts_of(int participant) const {
+    return move_.parts[static_cast<std::size_t>(participant)];
+  }
+  const Part& part_for_me(int peer) const { return parts_of(peer)[mine()]; }
+  std::size_t mine() const { return lanes_ > 1 ? static_cast<std::size_t>(participants_.me) : 0; }
+  Part cut(const Part& part, std::uint64_t chunk) const {
+    const std::size_t done = std::min<std::size_t>(chunk * chunk_, part.bytes);
+    return {part.begin + done, std::min(chunk_, part.bytes - done)};
   }
   std::byte* slot_of(int participant, std::uint64_t chunk) const {
     return participants_.blocks[static_cast<std::size_t>(participant)]->slot(chunk, participants_.slot_bytes);
@@ -53,7 +83,9 @@ class NodePipeline {
 
   Participants& participants_;
   NodeMove& move_;
-  const std::size_t most_, chunk_;
+  const std::size_t lanes_;
+  std::size_t most_ = 0, chunk_ = 0;  // bytes of the largest part, and of a chunk of a part
+  std::vector<NodeMove::Source> sources_;
 };
 
 // Waits for the participants that give data.
@@ -69,10 +101,11 @@ Task find_inputs(Participants& participants, const NodeMove& move, const NodePip
   NodeMemory& memory = participants.transport.node_memory();
   const auto me = static_cast<std::size_t>(participants.me);
   SharedBlock& own = *participants.blocks[me];
-  own.location = move.sizes[me] > 0 ? memory.locate(move.input, move.sizes[me]) : Location{};
+  const std::size_t bytes = line.input_bytes(participants.me);
+  own.location = bytes > 0 ? memory.locate(move.input, bytes) : Location{};
   participants.reach(&SharedBlock::offered, kOfferStage);
   co_await offered(participants, line, kOfferStage);
-  std::vector<const std::byte*> found(move.sizes.size());
+  std::vector<const std::byte*> found(participants.ranks.size());
   for (int peer = 0; peer < participants.size(); ++peer) {
     const auto index = static_cast<std::size_t>(peer);
     if (!line.gives(peer)) continue;
@@ -93,19 +126,16 @@ Task move_in_node(Participants& participants, NodeMove move) {
   std::vector<const std::byte*> inputs;
   if (line.most() >= kLeastInPlace) co_await find_inputs(participants, move, line, inputs);
   if (!inputs.empty()) {
-    for (int step = 0; step < participants.size(); ++step) {
-      const auto peer = static_cast<std::size_t>((participants.me + step) % participants.size());
-      if (move.sizes[peer] > 0) move.take(static_cast<int>(peer), 0, move.sizes[peer], inputs[peer]);
-    }
+    line.take_whole(inputs);
     participants.reach(&SharedBlock::finished, last);
     if (gives) co_await participants.all_reached(&SharedBlock::finished, last);  // then the caller may change its input
   } else {
-    if (gives) line.fill(0);
+    std::uint64_t filled = 0;
     for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
-      if (gives && chunk + 1 < chunks) {
-        if (chunk + 1 >= SharedBlock::kSlots)
-          co_await participants.all_reached(&SharedBlock::finished, stage(chunk + 1 - SharedBlock::kSlots));
-        line.fill(chunk + 1);
+      for (; gives && filled < std::min(chunk + kAhead, chunks); ++filled) {
+        if (filled >= SharedBlock::kSlots)
+          co_await participants.all_reached(&SharedBlock::finished, stage(filled - SharedBlock::kSlots));
+        line.fill(filled);
       }
       co_await offered(participants, line, stage(chunk));
       line.take(chunk);

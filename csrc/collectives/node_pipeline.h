@@ -1,30 +1,35 @@
-// Data that the participants of one node move among each other without a fold: all-gather and broadcast.
+// Data that the participants of one node give each other: all-gather, all-to-all, broadcast and reduce-scatter.
 //
-// Inputs in shared memory are read where they are. Others pass through slots of their ranks, in chunks that stay in the
-// cache:
+// Each participant's input has a part for each participant, or one part that all take. Inputs in shared memory are read
+// where they are. Others pass through slots of their ranks, in chunks that stay in the cache. A slot has a lane for
+// each part:
 //
-//   fill   my input of the chunk   -> my slot       offered  = stage(chunk)
-//   take   the peers' slots        -> my output     finished = stage(chunk)
+//   fill   the chunk of each part of my input   -> the lanes of my slot   offered  = stage(chunk)
+//   take   my lane of each peer's slot          -> my output              finished = stage(chunk)
 //
 // A rank fills chunk k once all have taken chunk k - kSlots, which its slot held.
 #pragma once
 
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "collectives/participants.h"
 
 namespace sordino {
 
-// The part of this rank in a move: participant i gives `sizes[i]` bytes. All participants have the same sizes.
 struct NodeMove {
-  // Called with a range of a participant's input, in order, and where this rank can read it. Also called for this
-  // rank's own input. It takes as much of it as it needs.
-  using Take = std::function<void(int participant, std::size_t begin, std::size_t bytes, const std::byte* data)>;
+  struct Part {
+    std::size_t begin = 0, bytes = 0;  // within the giver's input
+  };
+  // Bytes of a participant's part for this rank.
+  using Source = std::span<const std::byte>;
 
   const std::byte* input;
-  std::vector<std::size_t> sizes;
-  Take take;
+  std::vector<std::vector<Part>> parts;  // by giver, by taker; or one part that all take. Equal on all participants
+  // Called with the bytes from `at` on of all participants' parts for this rank, in order, until their ends. The
+  // source of a participant that has no more is empty; this rank's own source is its input.
+  std::function<void(std::size_t at, const std::vector<Source>& sources)> take;
 };
 
 Task move_in_node(Participants& participants, NodeMove move);

@@ -12,9 +12,9 @@ bool OneShotNode::all_entered(std::uint64_t turn) const {
   return true;
 }
 
-// In a fold each rank computes on all inputs, so that limit is on the bytes of all ranks.
 bool OneShotNode::carries(const Signature&, const Recipe& recipe) const {
-  return recipe.most * std::max<std::size_t>(recipe.folds ? ranks_ : 0, 2) <= 2 * OneShotSlots::kMostBytes;
+  constexpr std::size_t kMostFolded = 4 * OneShotSlots::kMostBytes;  // by each rank
+  return recipe.most <= OneShotSlots::kMostBytes && (!recipe.folds || recipe.most * ranks_ <= kMostFolded);
 }
 
 void OneShotNode::enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) {

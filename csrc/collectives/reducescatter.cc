@@ -1,11 +1,13 @@
-// Reduce-scatter: each rank gets a part of the values that all ranks fold. The ranks of a node fold in their memory
-// first, and the node's values of a part go to its receiver once. So a link carries as much as with one rank per node.
-// If no ranks share memory, or the memory is a device's, parts go by messages between pairs, or by NCCL.
+// Reduce-scatter: each rank gets a part of the values that all ranks fold. The ranks of one node give each other their
+// parts through shared memory. With more nodes, the ranks of a node fold in their memory first, and the node's values
+// of a part go to its receiver once. So a link carries as much as with one rank per node. If no ranks share memory, or
+// the memory is a device's, parts go by messages between pairs, or by NCCL.
 #include <algorithm>
 #include <utility>
 
 #include "collectives/collective.h"
 #include "collectives/nccl_scaling.h"
+#include "collectives/node_pipeline.h"
 #include "collectives/operations.h"
 #include "collectives/shared_tensors.h"
 
@@ -26,6 +28,25 @@ struct Parts {
   std::size_t begin(int index) const { return bounds[static_cast<std::size_t>(index)] * size_of(dtype); }
 };
 
+Task scatter_in_node(Participants& participants, const Parts& parts, const std::byte* input, std::byte* output,
+                     double pre, double post) {
+  const std::size_t width = size_of(parts.dtype);
+  std::vector<const std::byte*> values;
+  NodeMove move{input, {}, [&](std::size_t at, const std::vector<NodeMove::Source>& sources) {
+                  values.clear();
+                  for (const NodeMove::Source& source : sources) values.push_back(source.data());
+                  std::byte* into = output + at;
+                  kernels::reduce(parts.op, parts.dtype, values, {&into, 1}, sources.front().size() / width, pre, post);
+                }};
+  std::vector<NodeMove::Part> all;
+  for (int peer = 0; peer < participants.size(); ++peer) all.push_back({parts.begin(peer), parts.bytes(peer)});
+  move.parts.assign(all.size(), all);
+  co_await move_in_node(participants, std::move(move));
+  for (int peer = 0; peer < participants.size(); ++peer) {
+    if (peer != participants.me) participants.count_sent(peer, parts.bytes(peer));
+  }
+}
+
 // For each rank of other nodes, one rank of this node folds its part and sends it there.
 Task scatter_on_nodes(Participants& participants, const Sites& sites, const Parts& parts, const std::byte* input,
                       std::byte* output, double pre, double post) {
@@ -41,10 +62,10 @@ Task scatter_on_nodes(Participants& participants, const Sites& sites, const Part
     inputs.clear();
     for (const int index : sites.own()) inputs.push_back(staging_of(participants, index));
   }
-  const auto fold = [&](int index, std::byte* into, double factor) {
+  const auto fold = [&](int index, std::byte* into) {
     std::vector<const std::byte*> sources;
     for (const std::byte* one : inputs) sources.push_back(one + parts.begin(index));
-    kernels::reduce(parts.op, parts.dtype, sources, {&into, 1}, parts.count(index), pre, factor);
+    kernels::reduce(parts.op, parts.dtype, sources, {&into, 1}, parts.count(index), pre, 1);
   };
   // By node: its fold of my part. My node's own fold comes last, when no rank waits for another message of this rank.
   const auto received = participants.compute->scratch(nodes * parts.bytes(participants.me));
@@ -63,17 +84,13 @@ Task scatter_on_nodes(Participants& participants, const Sites& sites, const Part
     for (std::size_t place = sites.place; place < sites.all[site].size(); place += sites.own().size()) {
       const int peer = sites.all[site][place];
       sent.push_back(participants.compute->scratch(parts.bytes(peer)));
-      fold(peer, sent.back().get(), 1);
+      fold(peer, sent.back().get());
       transfers.emplace_back(peer, participants.send(peer, std::span(sent.back().get(), parts.bytes(peer))));
     }
   }
-  if (nodes == 1) {
-    fold(participants.me, output, post);
-  } else {
-    fold(participants.me, received.get() + sites.mine * parts.bytes(participants.me), 1);
-    for (auto& [peer, transfer] : transfers) co_await participants.finished(*transfer, peer);
-    kernels::reduce(parts.op, parts.dtype, folded, {&output, 1}, parts.count(participants.me), 1, post);
-  }
+  fold(participants.me, received.get() + sites.mine * parts.bytes(participants.me));
+  for (auto& [peer, transfer] : transfers) co_await participants.finished(*transfer, peer);
+  kernels::reduce(parts.op, parts.dtype, folded, {&output, 1}, parts.count(participants.me), 1, post);
   if (sites.own().size() == 1) co_return;
   for (const int peer : sites.own()) {
     if (peer != participants.me) participants.count_sent(peer, whole / sites.own().size());
@@ -96,9 +113,13 @@ Task reducescatter(Participants& participants, DType dtype, const std::byte* inp
     co_await nccl::reducescatter(*participants.channel, dtype, input, std::move(bounds), output, op, pre, post);
     co_return;
   }
+  if (participants.one_node && participants.size() > 1 && !participants.compute->device()) {
+    co_await scatter_in_node(participants, {dtype, bounds, op}, input, output, pre, post);
+    co_return;
+  }
   const Sites sites(participants);
   if (sites.some_share()) {
-    if (sites.all.size() > 1) divide_first(dtype, op, pre, post);
+    divide_first(dtype, op, pre, post);
     co_await scatter_on_nodes(participants, sites, {dtype, bounds, op}, input, output, pre, post);
     co_return;
   }

@@ -206,7 +206,14 @@ bool World::repeat(int set, const std::shared_ptr<const Repeat>& what, const std
   const bool timed = common_.ledger.open_now();
   Time begin = timed ? steady_clock::now() : Time{};
   OneShot& shot = *entered->one_shot();
-  for (int look = shot.relays() ? patience_ : 0; look < patience_ && !shot.over(); ++look) relax();
+  const int looks = shot.relays() ? 0 : std::max(patience_, kLooks);
+  for (int look = 0; look < looks && !shot.over(); ++look) {
+    if (patience_ > 0) {
+      relax();
+    } else {
+      sched_yield();  // to the ranks that share this core
+    }
+  }
   if (!shot.over()) {
     if (!timed) begin = steady_clock::now();
     shot.rest(true);

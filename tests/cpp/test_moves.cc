@@ -1,5 +1,5 @@
-// All-gathers and broadcasts within a node, one after the other and mixed with all-reduces, with one rank always a step
-// behind. No rank overwrites data that another has yet to read, and none returns shared memory too early.
+// Collectives within a node, one after the other and mixed, with one rank always a step behind. No rank overwrites data
+// that another has yet to read, and none returns shared memory too early.
 #include "check.h"
 #include "engines.h"
 
@@ -31,11 +31,23 @@ void what_is_behind_is_not_overwritten(int slow, std::size_t chunks, bool shared
   Config config = Config::from_environment();
   config.chunk_bytes = kChunk * sizeof(float);
   Engines ranks({0, 0, 0}, config);
-  constexpr Opcode kKinds[] = {Opcode::kAllgather, Opcode::kBroadcast, Opcode::kAllreduce,
-                               Opcode::kBroadcast, Opcode::kAllgather, Opcode::kAllgather};
-  // Ranks pass different numbers of rows to an all-gather.
+  constexpr Opcode kKinds[] = {Opcode::kAllgather, Opcode::kBroadcast,     Opcode::kAlltoall, Opcode::kAllreduce,
+                               Opcode::kBroadcast, Opcode::kReducescatter, Opcode::kAlltoall, Opcode::kReducescatter,
+                               Opcode::kAllgather, Opcode::kAllgather};
+  // Ranks pass different numbers of rows to an all-gather and to an all-to-all.
   const auto rows = [&](Opcode kind, int rank) {
-    return chunks * kChunk + 100 + (kind == Opcode::kAllgather ? 10 * static_cast<std::size_t>(rank) : 0);
+    const bool differ = kind == Opcode::kAllgather || kind == Opcode::kAlltoall;
+    return chunks * kChunk + 100 + (differ ? 10 * static_cast<std::size_t>(rank) : 0);
+  };
+  // Of an all-to-all: from which row on a rank gives rows to another one. All ranks give more to later ones.
+  const auto begin = [&](int rank, int to) {
+    return to == kRanks ? rows(Opcode::kAlltoall, rank)
+                        : rows(Opcode::kAlltoall, rank) * static_cast<std::size_t>(to * to) / 10;
+  };
+  // Of a reduce-scatter: the first ranks get one row more.
+  const auto scattered = [&](int rank) {
+    const std::size_t all = rows(Opcode::kReducescatter, rank), place = static_cast<std::size_t>(rank);
+    return all / kRanks * place + std::min(place, all % kRanks);
   };
   std::vector<std::vector<Memory>> inputs(kRanks);
   std::vector<std::vector<std::shared_ptr<Handle>>> handles(kRanks);
@@ -50,10 +62,11 @@ void what_is_behind_is_not_overwritten(int slow, std::size_t chunks, bool shared
       request.opcode = kind;
       request.op = ReduceOp::kMax;
       request.root = static_cast<int>(operation % kRanks);
-      request.tensors.push_back({DType::kFloat32,
-                                 {static_cast<std::int64_t>(count)},
-                                 memory.bytes(),
-                                 kind == Opcode::kAllgather ? nullptr : memory.bytes()});
+      const bool in_place = kind == Opcode::kAllreduce || kind == Opcode::kBroadcast;
+      request.tensors.push_back(
+          {DType::kFloat32, {static_cast<std::int64_t>(count)}, memory.bytes(), in_place ? memory.bytes() : nullptr});
+      for (int to = 0; kind == Opcode::kAlltoall && to < kRanks; ++to)
+        request.splits.push_back(static_cast<std::int64_t>(begin(rank, to + 1) - begin(rank, to)));
       handles[rank].push_back(ranks[rank].scheduler.submit(std::move(request)));
     }
   }
@@ -66,12 +79,20 @@ void what_is_behind_is_not_overwritten(int slow, std::size_t chunks, bool shared
       const Opcode kind = kKinds[next];
       const Handle& handle = *handles[rank][next];
       CHECK(!handle.error);
+      const auto* result =
+          handle.results.empty() ? nullptr : reinterpret_cast<const float*>(handle.results[0].data.get());
       if (kind == Opcode::kAllgather) {
-        const auto* gathered = reinterpret_cast<const float*>(handle.results.at(0).data.get());
         for (int from = 0; from < kRanks; ++from) {
-          for (std::size_t place = 0; place < rows(kind, from); ++place)
-            wrong += *gathered++ != value(from, next, place);
+          for (std::size_t place = 0; place < rows(kind, from); ++place) wrong += *result++ != value(from, next, place);
         }
+      } else if (kind == Opcode::kAlltoall) {
+        for (int from = 0; from < kRanks; ++from) {
+          for (std::size_t place = begin(from, rank); place < begin(from, rank + 1); ++place)
+            wrong += *result++ != value(from, next, place);
+        }
+      } else if (kind == Opcode::kReducescatter) {
+        for (std::size_t place = scattered(rank); place < scattered(rank + 1); ++place)
+          wrong += *result++ != value(kRanks - 1, next, place);
       } else {
         const int from = kind == Opcode::kBroadcast ? static_cast<int>(next % kRanks) : kRanks - 1;
         for (std::size_t place = 0; place < rows(kind, rank); ++place)

@@ -597,8 +597,8 @@ ERRORS = [
         "a slot of a move is filled before all have read it",
         "missing wait",
         "csrc/collectives/node_pipeline.cc",
-        "if (chunk + 1 >= SharedBlock::kSlots)",
-        "if (chunk + 1 >= 4 * SharedBlock::kSlots)",
+        "if (filled >= SharedBlock::kSlots)",
+        "if (filled >= 4 * SharedBlock::kSlots)",
         ("cpp.test_moves",),
     ),
     Error(
