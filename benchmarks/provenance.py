@@ -6,11 +6,14 @@ A benchmark is the code that measures: the function that a claim's run names, or
 every definition in benchmarks/, sordino.bench and tests/planted that it uses, also in other modules. Two versions of a
 definition are the same if only comments, docstrings or layout differ, or if it has moved to another module. Changes of
 the code that is measured are counted only. A person has to decide whether they matter.
+
+Planted errors are results one by one: those that have changed, or are new, since they were tried are counted.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -89,6 +92,9 @@ def _origin(file: Path, tree: Tree) -> Origin:
         commits = commits if len(commits) == len(found["machines"]) else []
         works = {tuple(run["work"].split(":")) for run in found["runs"]}
         starts = {(path, name) for module, name in works if (path := tree.file_of(module)) is not None}
+    elif found.get("benchmark") == "planted":
+        commits = sorted({row["commit"].rstrip("+") for row in found["errors"]})
+        starts = {("tests/planted/tree.py", "")}
     else:
         commit = str(found.get("machine", {}).get("commit", "")).rstrip("+")
         commits = [commit] if commit else []
@@ -298,6 +304,16 @@ def lines() -> Iterator[str]:
             since = git(ROOT, "rev-list", "--count", f"{oldest}..HEAD", "--", "csrc", "python").strip()
             what = f"{', '.join(different)} ({since} commits to the code)"
             yield f"{name}: made from {oldest}; since then changed: {what}"
+        if origin.file.name == "planted.json" and (untried := _untried(origin.file)):
+            yield f"{name}: {untried} errors have changed or are new since they were tried"
+
+
+def _untried(file: Path) -> int:
+    """Return the number of planted errors that have no result."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    errors = importlib.import_module("planted.catalogue").ERRORS
+    tried = {row["fingerprint"] for row in json.loads(file.read_text())["errors"]}
+    return sum(error.fingerprint not in tried for error in errors)
 
 
 if __name__ == "__main__":

@@ -31,11 +31,10 @@ class NodePipeline {
   std::size_t most() const { return most_; }
   std::uint64_t chunks() const { return std::max<std::uint64_t>((most_ + chunk_ - 1) / chunk_, 1); }
   bool gives(int participant) const { return input_bytes(participant) > 0; }
-  // The bytes of its input up to the end of its last part.
+  // The parts of an input follow each other.
   std::size_t input_bytes(int participant) const {
-    std::size_t end = 0;
-    for (const Part& part : parts_of(participant)) end = part.bytes > 0 ? std::max(end, part.begin + part.bytes) : end;
-    return end;
+    const Part& last = parts_of(participant).back();
+    return last.begin + last.bytes;
   }
 
   void fill(std::uint64_t chunk) {

@@ -135,3 +135,22 @@ def shapes_and_dtypes(seat: Seat) -> None:
         pass
     else:
         raise AssertionError("complex tensors are not supported")
+
+
+@check(least=2, who=("all", "none", "last"))
+def parts_of_all_sizes(seat: Seat, who: str) -> None:
+    """All-to-all and reduce-scatter of parts in a few chunks, some of them empty, from shared and ordinary memory."""
+    shared = {"all": True, "none": False, "last": seat.rank == seat.last}[who]
+    for rows in (300, 40_000, 200_003):
+        splits = [[(giver + 2 * taker) % 3 * rows for taker in range(seat.size)] for giver in range(seat.size)]
+        inputs = [values(rank, sum(row), torch.float32, seed=rows) for rank, row in enumerate(splits)]
+        mine = in_shared(inputs[seat.rank]) if shared else inputs[seat.rank].clone()
+        expected = torch.cat([one.split(row)[seat.rank] for one, row in zip(inputs, splits)])
+        result, received = hvd.alltoall(mine, splits=splits[seat.rank])
+        assert_equal(result, expected)
+        assert received.tolist() == [row[seat.rank] for row in splits]
+        whole = [values(rank, rows, torch.int32) for rank in range(seat.size)]
+        mine = in_shared(whole[seat.rank]) if shared else whole[seat.rank].clone()
+        part = hvd.reducescatter(mine, op=hvd.Sum)
+        begin = seat.rank * (rows // seat.size) + min(seat.rank, rows % seat.size)
+        assert_equal(part, torch.stack(whole).sum(0, dtype=torch.int32)[begin : begin + len(part)])

@@ -602,6 +602,14 @@ ERRORS = [
         ("cpp.test_moves",),
     ),
     Error(
+        "a rank takes the first lane of a slot instead of its own",
+        "swapped rank",
+        "csrc/collectives/node_pipeline.cc",
+        "slot_of(peer, chunk) + mine() * chunk_",
+        "slot_of(peer, chunk)",
+        ("cpp.test_moves",),
+    ),
+    Error(
         "the owner of a shared input returns before all have read it",
         "missing wait",
         "csrc/collectives/node_pipeline.cc",
@@ -612,8 +620,8 @@ ERRORS = [
     Error(
         "a one-shot operation waits for a rank that has left",
         "lost message",
-        "csrc/engine/process_set.h",
-        "    if (one_shot_) one_shot_->leave(index);\n",
+        "csrc/engine/process_set.cc",
+        "  if (one_shot_) one_shot_->leave(index);\n",
         "",
         ("cpp.test_one_shot", "cpp.test_one_shot_nodes"),
     ),

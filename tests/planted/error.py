@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from hashlib import sha256
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +52,11 @@ class Error:
     def native(self) -> bool:
         """Whether the error needs a compilation."""
         return self.file.startswith("csrc/")
+
+    @property
+    def fingerprint(self) -> str:
+        """Text that differs if the error or its tests are other ones."""
+        return sha256(repr(astuple(self)).encode()).hexdigest()[:16]
 
     def plant(self, source: str) -> str:
         """Return the file's text with the error in it.

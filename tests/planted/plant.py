@@ -5,8 +5,8 @@
 Words select errors by their names and files. The copies and their builds stay in build/planted, so the next run
 compiles only files that have changed since. The status is 1 if fewer than 95 % of the errors are caught.
 
-A whole run takes hours. The file of --json is written after each error. A run that is started again with the same file,
-at the same commit, tests only errors that the file does not have.
+A whole run takes hours. The file of --json is written after each error, and says for each at which commit it was tried.
+A run with an existing file tries only errors that are not in it, or that have changed since; with --again, all.
 """
 
 from __future__ import annotations
@@ -37,24 +37,27 @@ SPARE_S = 60  # additional time limit of a command, beyond four times its durati
 
 
 class Results:
-    """Outcomes by error name, in a file that is rewritten after each one (without a file if `None`)."""
+    """Outcomes in a file that is rewritten after each one (without a file if `None`)."""
 
-    def __init__(self, errors: Sequence[Error], file: Path | None) -> None:
-        self._errors, self._file = {error.name: error for error in errors}, file
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
         self._commit = machines.commit()
         self._lock = Lock()
-        self.outcomes: dict[str, Outcome] = {}
+        self._rows: dict[str, dict[str, object]] = {}  # by fingerprint
+        self.outcomes: dict[str, Outcome] = {}  # by name
         if file is not None and file.exists():
-            found = json.loads(file.read_text())
-            if found["machine"]["commit"] == self._commit:
-                for row in found["errors"]:
-                    if row["name"] in self._errors:
-                        self.outcomes[row["name"]] = Outcome(row["caught"], row["by"], row["seconds"])
+            rows = {row["fingerprint"]: row for row in json.loads(file.read_text())["errors"]}
+            for error in ERRORS:
+                if (row := rows.get(error.fingerprint)) is not None:
+                    self._rows[error.fingerprint] = row
+                    self.outcomes[error.name] = Outcome(row["caught"], row["by"], row["seconds"])
 
     def add(self, error: Error, outcome: Outcome) -> None:
         """Take an outcome, print it, and write the file."""
         with self._lock:
             self.outcomes[error.name] = outcome
+            about = {"name": error.name, "kind": error.kind, "file": error.file, "fingerprint": error.fingerprint}
+            self._rows[error.fingerprint] = about | {"commit": self._commit} | asdict(outcome)
             verdict = "caught" if outcome.caught else "NOT caught"
             print(f"{verdict:10} {outcome.seconds:6.1f} s  {error.name} ({error.kind}): {outcome.by}", flush=True)
             if self._file is not None:
@@ -63,14 +66,9 @@ class Results:
                 part.replace(self._file)
 
     def _told(self) -> dict[str, object]:
-        rows = [
-            {"name": name, "kind": error.kind, "file": error.file, **asdict(self.outcomes[name])}
-            for name, error in self._errors.items()
-            if name in self.outcomes
-        ]
-        caught = sum(outcome.caught for outcome in self.outcomes.values())
-        machine = {"commit": self._commit}
-        return {"benchmark": "planted", "machine": machine, "caught": caught, "of": len(rows), "errors": rows}
+        rows = [self._rows[error.fingerprint] for error in ERRORS if error.fingerprint in self._rows]
+        caught = sum(bool(row["caught"]) for row in rows)
+        return {"benchmark": "planted", "caught": caught, "of": len(rows), "errors": rows}
 
 
 class Trials:
@@ -127,13 +125,14 @@ def main() -> int:
     parser.add_argument("--copies", type=int, default=1, help="copies of the tree in which errors are tried at once")
     parser.add_argument("--tier", choices=("quick", "all"), default="quick", help="of the tests (tests/selection.py)")
     parser.add_argument("--json", type=Path, help="file for the results")
+    parser.add_argument("--again", action="store_true", help="try errors again that the file has")
     options = parser.parse_args()
     chosen = options.words or [""]
     errors = [error for error in ERRORS if any(word in error.name or word in error.file for word in chosen)]
     if not errors:
         raise SystemExit("no error has such a name")
-    results = Results(errors, options.json)
-    trials = Trials([error for error in errors if error.name not in results.outcomes], results)
+    results = Results(options.json)
+    trials = Trials([error for error in errors if options.again or error.name not in results.outcomes], results)
     jobs = max(1, (os.cpu_count() or 1) // options.copies)
     copies = [Copy(ROOT / "build" / "planted" / str(number), options.tier, jobs) for number in range(options.copies)]
     with ThreadPoolExecutor(len(copies)) as pool:
@@ -144,7 +143,7 @@ def main() -> int:
         finally:
             for copy in copies:
                 copy.commands.stop()
-    caught = sum(outcome.caught for outcome in results.outcomes.values())
+    caught = sum(results.outcomes[error.name].caught for error in errors)
     print(f"{caught} of {len(errors)} errors are caught: {caught / len(errors):.0%}")
     for error in errors:
         if not results.outcomes[error.name].caught:
