@@ -23,8 +23,10 @@ class NodePipeline {
       for (const Part& part : parts) most_ = std::max(most_, part.bytes);
     }
     const std::size_t room = std::max(participants.slot_bytes / lanes_ / kLine * kLine, kLine);
-    // At least as many chunks as slots, so that ranks fill and take at the same time.
-    const std::size_t wanted = (most_ / SharedBlock::kSlots + kLine - 1) / kLine * kLine;
+    // At least as many chunks as slots, so that ranks fill and take at the same time. With more, they begin to take
+    // sooner, but wait more often.
+    const std::size_t parts = (participants.crowded ? 1 : 4) * SharedBlock::kSlots;
+    const std::size_t wanted = (most_ / parts + kLine - 1) / kLine * kLine;
     chunk_ = std::clamp(wanted, std::min(std::max(kLeastChunk / lanes_ / kLine * kLine, kLine), room), room);
   }
 

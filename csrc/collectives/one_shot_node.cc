@@ -12,9 +12,11 @@ bool OneShotNode::all_entered(std::uint64_t turn) const {
   return true;
 }
 
+// In a fold each rank computes on all inputs, so there is a limit on the bytes of all ranks, too. Where ranks share
+// cores, computing costs less than a wait.
 bool OneShotNode::carries(const Signature&, const Recipe& recipe) const {
-  constexpr std::size_t kMostFolded = 4 * OneShotSlots::kMostBytes;  // by each rank
-  return recipe.most <= OneShotSlots::kMostBytes && (!recipe.folds || recipe.most * ranks_ <= kMostFolded);
+  const std::size_t most_folded = (crowded_ ? 4 : 2) * OneShotSlots::kMostBytes;
+  return recipe.most <= OneShotSlots::kMostBytes && (!recipe.folds || recipe.most * ranks_ <= most_folded);
 }
 
 void OneShotNode::enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) {

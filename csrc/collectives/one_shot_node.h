@@ -16,8 +16,9 @@ namespace sordino {
 
 class OneShotNode : public OneShot {
  public:
-  OneShotNode(std::vector<OneShotSlots*> slots, std::vector<int> members, std::size_t me)
-      : OneShot(std::move(slots), std::move(members), me, slots.size()) {}
+  // `crowded`: ranks of the node share cores.
+  OneShotNode(std::vector<OneShotSlots*> slots, std::vector<int> members, std::size_t me, bool crowded)
+      : OneShot(std::move(slots), std::move(members), me, slots.size()), crowded_(crowded) {}
 
   bool carries(const Signature& what, const Recipe& recipe) const override;
   bool free() override { return all_entered(turn_ - 1); }
@@ -33,6 +34,7 @@ class OneShotNode : public OneShot {
   bool all_entered(std::uint64_t turn) const;
   bool agreed(std::uint64_t turn) const;
 
+  const bool crowded_;
   std::vector<const std::byte*> sources_;
 };
 

@@ -21,6 +21,7 @@ struct alignas(64) SharedBlock {
   alignas(64) std::atomic<std::uint64_t> finished;
   alignas(64) Location location;            // where the operation's tensor lies, if in shared memory
   Location result, buffer;                  // of an exchange: its result, and the data of other nodes
+  bool crowded;                             // this rank shares its core with others
   bool reaches_devices, waits_for_devices;  // this rank's device could map, and wait for, all peers' devices
   std::atomic<bool> let_go;                 // this rank's device waits for no peer, and its results are invalid
   static constexpr std::size_t kTold = 256;

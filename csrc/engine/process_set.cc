@@ -35,7 +35,8 @@ ProcessSet::ProcessSet(int id, std::vector<int> members, Transport& transport, T
     return;
   }
   own_block_ = transport.node_memory().allocate(SharedBlock::bytes_for(options.slot_bytes));
-  blocks_[static_cast<std::size_t>(me)] = reinterpret_cast<SharedBlock*>(own_block_->data);
+  SharedBlock* own = blocks_[static_cast<std::size_t>(me)] = reinterpret_cast<SharedBlock*>(own_block_->data);
+  own->crowded = options.patience == 0;
   unconnected_.insert(peers.begin(), peers.end());
 }
 
@@ -67,6 +68,8 @@ void ProcessSet::connect(int rank, const Location& block) {
 }
 
 void ProcessSet::open_one_shot() {
+  crowded_ =
+      std::any_of(blocks_.begin(), blocks_.end(), [](const SharedBlock* block) { return block && block->crowded; });
   const Sites sites(transport_, ranks, me, true);
   const std::vector<int>& own = sites.own();
   std::vector<OneShotSlots*> slots;
@@ -81,7 +84,7 @@ void ProcessSet::open_one_shot() {
     }
   }
   if (sites.all.size() == 1) {
-    one_shot_ = std::make_unique<OneShotNode>(std::move(slots), own, sites.place);
+    one_shot_ = std::make_unique<OneShotNode>(std::move(slots), own, sites.place, crowded_);
   } else if (sites.place > 0) {
     one_shot_ = std::make_unique<OneShotFollower>(std::move(slots), own, sites.place, ranks.size());
   } else {
@@ -168,6 +171,7 @@ std::unique_ptr<Participants> ProcessSet::gather(const std::vector<int>& members
   gathered->one_node = std::find(blocks.begin(), blocks.end(), nullptr) == blocks.end();
   gathered->blocks = std::move(blocks);
   gathered->slot_bytes = options_.slot_bytes;
+  gathered->crowded = crowded_;
   gathered->patience = options_.patience;
   gathered->slot_use = slot_use_;
   gathered->staging = &staging_;

@@ -110,6 +110,7 @@ class ProcessSet {
   const SetOptions options_;
   std::shared_ptr<Segment> own_block_;
   std::vector<SharedBlock*> blocks_;  // by member; null if on another node
+  bool crowded_ = false;              // equal on all members of this node
   std::set<int> unconnected_;         // node peers whose block locations have not come yet
   std::set<int> gone_;                // node peers whose blocks had gone before this rank could map them
   std::uint64_t sequence_ = 0;

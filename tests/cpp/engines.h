@@ -26,10 +26,10 @@ struct Engine {
   FailureDetector failures;
   membership::View view;
 
-  Engine(std::unique_ptr<Transport> own, const Config& config)
+  Engine(std::unique_ptr<Transport> own, const Config& config, int patience)
       : transport(std::move(own)),
         common(*transport),
-        scheduler(common, config, 0),
+        scheduler(common, config, patience),
         services(
             common, [this] { ++wakes; }, 0),
         failures(common, scheduler, services, config, sink, nullptr, view) {}
@@ -71,13 +71,15 @@ class Engines {
  public:
   using Wrap = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;
 
-  // `wrap`: puts another transport around each rank's transport.
+  // `wrap`: puts another transport around each rank's transport. `patience`: of the first ranks; others have none.
   explicit Engines(
       const std::vector<int>& nodes, Config config = Config::from_environment(),
-      const Wrap& wrap = [](std::unique_ptr<Transport> own) { return own; })
+      const Wrap& wrap = [](std::unique_ptr<Transport> own) { return own; }, const std::vector<int>& patience = {})
       : network_(nodes) {
-    for (auto& transport : network_.transports())
-      all_.push_back(std::make_unique<Engine>(wrap(std::move(transport)), config));
+    for (auto& transport : network_.transports()) {
+      const int patient = all_.size() < patience.size() ? patience[all_.size()] : 0;
+      all_.push_back(std::make_unique<Engine>(wrap(std::move(transport)), config, patient));
+    }
   }
   Engine& operator[](int rank) { return *all_[static_cast<std::size_t>(rank)]; }
   int size() const { return static_cast<int>(all_.size()); }
