@@ -7,8 +7,8 @@ previous cycle, and their averages become the parameters' gradients.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,13 +24,19 @@ from sordino.runtime.gradients.settings import Settings
 
 
 class BufferedReducer(GradientReducer):
-    """Reducer that starts the reduction of a cycle's gradients and returns the averages of the previous cycle."""
+    """Reducer that starts the reduction of a cycle's gradients and returns the averages of the previous cycle.
+
+    Each bucket has a twin, and cycles use the two in turn. A cycle begins with the averages of the cycle two before it
+    as gradients, which the same twin has reduced. So gradients that persist stay in the places of their twin.
+    """
 
     instead_of_sparse = "with double buffering"
 
     def __init__(
         self, context: Context, names: Sequence[str], parameters: Sequence[torch.Tensor], settings: Settings
     ) -> None:
+        self._turn = 0
+        self._twins: dict[str, tuple[Bucket, Bucket]] = {}  # by name of the bucket
         super().__init__(context, names, parameters, settings, compare=True)
         self._take_turn(0)
         self._set_aside: list[Bucket] = []  # buckets of the previous cycle, in flight
@@ -39,11 +45,16 @@ class BufferedReducer(GradientReducer):
     def _take_turn(self, turn: int) -> None:
         self._turn = turn
         self._suffix = f".{turn % 2}"  # the bucket of the previous cycle may be in flight
+        if self._buckets is not None:
+            self._buckets = [self._of_turn(bucket) for bucket in self._buckets]
+
+    def _of_turn(self, bucket: Bucket) -> Bucket:
+        """Return the twin that this cycle uses."""
+        return self._twins[bucket.name][self._turn % 2]
 
     def _make_bucket(self, name: str, members: list[int]) -> Bucket:
-        bucket = super()._make_bucket(name, members)
-        bucket.private = True  # a gradient's memory is still in use when backward computes the next one
-        return bucket
+        self._twins[name] = super()._make_bucket(name, members), super()._make_bucket(name, members)
+        return self._of_turn(self._twins[name][0])
 
     def _begin_again(self, index: int) -> None:
         raise StepOrderError(
@@ -52,8 +63,7 @@ class BufferedReducer(GradientReducer):
         )
 
     def _start(self, bucket: Bucket) -> None:
-        bucket.flags = torch.zeros_like(bucket.flags)
-        super()._start(bucket)
+        super()._start(self._of_turn(bucket))
 
     @property
     def averages(self) -> dict[int, torch.Tensor]:
@@ -71,7 +81,9 @@ class BufferedReducer(GradientReducer):
             landed: dict[int, torch.Tensor] = {}
             for bucket in buckets:
                 self._wait_for(bucket)
-                landed.update(bucket.collect())
+                found = bucket.collect()
+                bucket.results = {i: weakref.ref(average) for i, average in found.items()}
+                landed.update(found)
                 self._unused.update(i for i in bucket.members if i not in landed)
             self._landed = landed
         return self._landed
@@ -97,10 +109,7 @@ class BufferedReducer(GradientReducer):
         self._start_rest()
         buckets = self._buckets or []
         self.use()
-        self._set_aside = [replace(bucket) for bucket in buckets]
-        self._landed = None
-        for bucket in buckets:
-            bucket.handle, bucket.sent, bucket.states = None, [], []
+        self._set_aside, self._landed = buckets, None
         self._take_turn(self._turn + 1)
         self._counter.done = self.touched = True
 

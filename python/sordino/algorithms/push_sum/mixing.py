@@ -11,13 +11,16 @@ from sordino.algorithms.gossip.mixing import Averaging, Peers
 from sordino.algorithms.push_sum import PushSum
 from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
 
+_BLOCK_BYTES = 128 * 1024
+
 
 class PushSumMixing(Averaging):
     """Mixing of push-sum. The arena holds z = x / weight between exchanges; during one it holds x and the weights.
 
     The optimizer changes z by some d, and x changes by the same d: x = weight * z_before + d, which is
     z + (weight - 1) * z_before. So z_before is kept only where weights are not 1. Without overlap they are 1, and an
-    exchange costs no more than an averaging.
+    exchange costs no more than an averaging. With overlap all changes of an exchange are made block by block, so that
+    the memory of each block is read and written once.
     """
 
     def __init__(self, peers: Peers, arena: ParameterBuffer, algorithm: PushSum) -> None:
@@ -29,16 +32,46 @@ class PushSumMixing(Averaging):
 
     @torch.no_grad()
     def exchange(self, round: int) -> None:
+        if self._overlap > 0:
+            received = None
+            if len(self._under_way) == self._overlap:
+                self._under_way[0][0].wait()
+                _, received = self._under_way.pop(0)
+            self._send(round, received)
+            if received is not None:
+                self._spare.append(received)
+            return
         self._to_numerators()
         try:
-            if self._overlap == 0:
-                super().exchange(round)
-            else:
-                if len(self._under_way) == self._overlap:
-                    self._absorb()
-                self._send(round)
+            super().exchange(round)
         finally:
             self._to_values()
+
+    def _send(self, round: int, received: FlatBuffer | None) -> None:
+        """Add what was `received`, send a copy of the sum, and keep this rank's own share of it."""
+        parcel = self._spare.pop() if self._spare else self._new_values()
+        weights = self._weights()
+        sums = weights
+        if received is not None:
+            sums = [weight + more for weight, more in zip(weights, self._weights(received))]
+        shares = [self.topologies[0].row(round, segment, self.peers.index)[2] for segment in range(len(weights))]
+        kept = [weight * share for weight, share in zip(sums, shares)]
+        before, self._before = self._before, self._before or self._new_values()
+        for number, (segment, run) in enumerate(self.arena.runs):
+            for part in _blocks(run):
+                values = run[part]
+                if before is not None:
+                    values.add_(before.runs[number][1][part], alpha=weights[segment] - 1)
+                if received is not None:
+                    values.add_(received.runs[number][1][part])
+                parcel.runs[number][1][part].copy_(values)
+                values.mul_(shares[segment]).div_(kept[segment])
+                self._before.runs[number][1][part].copy_(values)
+        self._restore(sums, parcel)
+        self._restore(sums)
+        handle = self.start(round, 0, parcel, others_only=True)
+        self._under_way.append((handle, parcel))
+        self._restore(kept)
 
     @torch.no_grad()
     def flush(self) -> None:
@@ -63,13 +96,6 @@ class PushSumMixing(Averaging):
 
     def _new_values(self) -> FlatBuffer:
         return FlatBuffer(self.peers.context, self.arena.layout, self.arena.device)
-
-    def _send(self, round: int) -> None:
-        parcel = self._spare.pop() if self._spare else self._new_values()
-        parcel.copy_(self.arena)
-        self._under_way.append((self.start(round, 0, parcel, others_only=True), parcel))
-        for segment, run in self.arena.runs:
-            run.mul_(self.topologies[0].row(round, segment, self.peers.index)[2])
 
     def _absorb(self) -> None:
         handle, parcel = self._under_way[0]
@@ -98,12 +124,23 @@ class PushSumMixing(Averaging):
             self._before = self._new_values()
         self._before.copy_(self.arena)
 
-    def _weights(self) -> list[float]:
+    def _weights_in(self, buffer: FlatBuffer) -> list[torch.Tensor]:
+        """Return the weights that lie among a buffer's values."""
+        weights = self.arena.weights
+        return [buffer.flat(one.dtype, one.data_ptr() - self.arena.address, 1) for one in weights]
+
+    def _weights(self, buffer: FlatBuffer | None = None) -> list[float]:
         """Return the weights of all segments. Reading them together takes one wait for a GPU instead of many."""
-        found: list[float] = torch.cat(self.arena.weights).tolist()
+        found: list[float] = torch.cat(self._weights_in(buffer or self.arena)).tolist()
         return found
 
-    def _restore(self, weights: list[float]) -> None:
+    def _restore(self, weights: list[float], buffer: FlatBuffer | None = None) -> None:
         """Set the weights again. They lie among the values that an operation on a whole run has just changed."""
-        for weight, value in zip(self.arena.weights, weights):
+        for weight, value in zip(self._weights_in(buffer or self.arena), weights):
             weight.fill_(value)
+
+
+def _blocks(run: torch.Tensor) -> list[slice]:
+    """Return the parts of a run that are changed one after the other: on the CPU, parts that fit its caches."""
+    step = _BLOCK_BYTES // run.element_size() if run.device.type == "cpu" else max(len(run), 1)
+    return [slice(begin, begin + step) for begin in range(0, len(run), step)]
