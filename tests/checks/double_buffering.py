@@ -230,3 +230,21 @@ def each_turn_has_flags_of_its_own(seat: Seat) -> None:
         done = turn // 2 + turn % 2
         torch.testing.assert_close(rarely.detach(), torch.full((3,), -done * users / seat.size))
         torch.testing.assert_close(used.detach(), torch.full((3,), -float(turn)))
+
+
+@check(least=2)
+def gradients_that_persist_stay_in_shared_memory(seat: Seat) -> None:
+    """Two places take turns: of the gradients that are summed, and of the averages that are used."""
+    parameter = torch.nn.Parameter(torch.zeros(5000))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.0), [("p", parameter)], algorithm=LATE)
+    places = []
+    for turn in range(12):
+        optimizer.zero_grad(set_to_none=False)
+        (parameter.sum() * (turn + seat.rank)).backward()
+        optimizer.step()
+        if turn > 0:
+            assert parameter.grad is not None
+            torch.testing.assert_close(parameter.grad, torch.full((5000,), turn - 1 + (seat.size - 1) / 2))
+            places.append(parameter.grad.data_ptr())
+            assert turn < 6 or hvd.is_shared(parameter.grad)
+    assert places[-1] != places[-2] and places[-6:] == places[-2:] * 3
