@@ -13,7 +13,8 @@ bool OneShotNode::all_entered(std::uint64_t turn) const {
 }
 
 // In a fold each rank computes on all inputs, so that limit is on the bytes of all ranks.
-bool OneShotNode::carries(const Signature&, const Recipe& recipe) const {
+bool OneShotNode::carries(Repeat& repeat, const std::function<Recipe(std::size_t)>&) const {
+  const Recipe& recipe = repeat.recipe;
   return recipe.most * std::max<std::size_t>(recipe.folds ? ranks_ : 0, 2) <= 2 * OneShotSlots::kMostBytes;
 }
 
