@@ -158,7 +158,9 @@ void what_is_too_large_agrees_first() {
   constexpr std::int64_t kRows = OneShotSlots::kMostBytes / 2;  // of a whole slot
   CHECK(shots({0, 0, 1, 1}, Opcode::kAllgather, kRows - 2) == 2);
   CHECK(shots({0, 0, 1, 1}, Opcode::kAllgather, kRows + 1) == 0);
-  CHECK(shots({0, 0, 1, 1, 2}, Opcode::kAllgather, kRows - 2) == 0);  // all results together
+  CHECK(shots({0, 0, 1, 1, 2}, Opcode::kAllgather, kRows - 2) == 0);       // all results together
+  CHECK(shots({0, 0, 0, 0, 0, 0, 0, 1}, Opcode::kAlltoall, 10'240) == 0);  // the results on the first node
+  CHECK(shots({0, 0, 0, 0, 0, 0, 0, 1}, Opcode::kAlltoall, 5'000) == 2);
   CHECK(shots({0, 0, 1, 1, 2}, Opcode::kBroadcast, kRows) == 2);
   CHECK(shots({0, 0, 1, 1, 2}, Opcode::kReducescatter, kRows) == 2);
 }
