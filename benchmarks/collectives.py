@@ -3,6 +3,7 @@
 import sys
 
 from sordino.bench.collectives import main
+from timings.collectives.hosts import contestants
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(on_hosts=contestants))

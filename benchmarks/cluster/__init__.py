@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 from sordino.cli.run import job_environment
@@ -164,15 +165,32 @@ class Cluster:
             exports=env,
             extra=[*_MPI_OPTIONS, *options],
         )
-        words = mpi.command_line(mpirun(), job)
+        # Hosts share the cores, so a waiting rank must yield to other ranks.
+        environment = {"OMPI_MCA_mpi_yield_when_idle": "1", **(env or {})}
+        return self.at_head(mpi.command_line(mpirun(), job), environment, capture, timeout)
+
+    def mpiexec(
+        self, path: Path, ranks: int, command: Sequence[str], env: Mapping[str, str], timeout: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a job as `run` does, by MPICH's launcher mpiexec.hydra at `path`."""
+        slots = self._slots(ranks, None)
+        words = [str(path), "-n", str(ranks), "-launcher", "rsh", "-launcher-exec", "/dev/shm/agent"]
+        words += ["-hosts", ",".join(f"{name}:{count}" for name, count in zip(self.names, slots) if count)]
+        words += ["-iface", "switch"]  # the launcher waits at this interface of the head
+        return self.at_head([*words, *mpi.resolve(command)], env, True, timeout)
+
+    def at_head(
+        self, words: Sequence[str], env: Mapping[str, str], capture: bool = True, timeout: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command at the head, and return its exit status and output. The arguments are those of `run`."""
+        command = words
         if timeout is not None:
             # Python's timeout would kill nsenter and leave mpirun. This program lets mpirun end its job first.
             words = ["timeout", "--kill-after=5", f"{timeout}", *words]
         started = time.monotonic()
         done = subprocess.run(
             [*self._inside(), "env", f"--chdir={os.getcwd()}", *words],
-            # Hosts share the cores, so a waiting rank must yield to other ranks.
-            env={"OMPI_MCA_mpi_yield_when_idle": "1", **job_environment(), **(env or {})},
+            env={**job_environment(), **env},
             stdin=subprocess.DEVNULL,
             capture_output=capture,
             text=True,

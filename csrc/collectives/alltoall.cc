@@ -1,6 +1,7 @@
 // All-to-all: each rank gets a part of each rank's values, through shared memory, by messages between pairs, or by
 // NCCL.
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 #include "collectives/collective.h"
@@ -56,10 +57,17 @@ Task alltoall(Participants& participants, const std::byte* input, std::vector<st
   const auto in = cut(output, receive_sizes);
   co_await participants.compute->copy(in[participants.me].data(), out[participants.me].data(),
                                       out[participants.me].size());
+  // Some steps at a time, so that links are busy in both directions while ranks of a node exchange, too.
+  constexpr std::size_t kTransfers = 16;
+  std::deque<std::pair<int, std::unique_ptr<Transfer>>> pending;
   for (int step = 1; step < size; ++step) {
     const int to = (participants.me + step) % size, from = (participants.me + size - step) % size;
-    co_await participants.exchange(to, out[to], from, in[from]);
+    pending.emplace_back(from, participants.receive(from, in[from]));
+    pending.emplace_back(to, participants.send(to, out[to]));
+    for (; pending.size() > kTransfers; pending.pop_front())
+      co_await participants.finished(*pending.front().second, pending.front().first);
   }
+  for (auto& [peer, transfer] : pending) co_await participants.finished(*transfer, peer);
 }
 
 namespace nccl {

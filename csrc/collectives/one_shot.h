@@ -77,8 +77,9 @@ class OneShot {
 
   virtual ~OneShot() = default;
 
-  // Whether a small operation with this recipe is done in one shot.
-  virtual bool carries(const Signature& what, const Recipe& recipe) const = 0;
+  // Returns whether this repeat is small enough to be done in one shot, and prepares it for that. `recipe_of` returns
+  // the recipe of a member.
+  virtual bool carries(Repeat& repeat, const std::function<Recipe(std::size_t member)>& recipe_of) const = 0;
   // Remembers an operation that all ranks of the set have done together.
   void remember(Repeat repeat);
   // The operation with this name and signature, or with this number; null if this rank does not know it.

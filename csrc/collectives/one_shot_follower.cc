@@ -26,6 +26,7 @@ bool OneShotFollower::close() {
 }
 
 void OneShotFollower::deliver(const Repeat& repeat, const std::byte*, std::byte* output) {
+  if (repeat.blocks) return copy_result(*repeat.blocks, output);
   if (const std::size_t bytes = repeat.recipe.published; bytes > 0)
     std::memcpy(output, slot(0, turn_ - 1).data(bytes), bytes);
 }

@@ -14,7 +14,8 @@ bool OneShotNode::all_entered(std::uint64_t turn) const {
 
 // In a fold each rank computes on all inputs, so there is a limit on the bytes of all ranks, too. Where ranks share
 // cores, computing costs less than a wait.
-bool OneShotNode::carries(const Signature&, const Recipe& recipe) const {
+bool OneShotNode::carries(Repeat& repeat, const std::function<Recipe(std::size_t)>&) const {
+  const Recipe& recipe = repeat.recipe;
   const std::size_t most_folded = (crowded_ ? 4 : 2) * OneShotSlots::kMostBytes;
   return recipe.most <= OneShotSlots::kMostBytes && (!recipe.folds || recipe.most * ranks_ <= most_folded);
 }

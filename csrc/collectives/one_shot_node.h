@@ -20,7 +20,7 @@ class OneShotNode : public OneShot {
   OneShotNode(std::vector<OneShotSlots*> slots, std::vector<int> members, std::size_t me, bool crowded)
       : OneShot(std::move(slots), std::move(members), me, slots.size()), crowded_(crowded) {}
 
-  bool carries(const Signature& what, const Recipe& recipe) const override;
+  bool carries(Repeat& repeat, const std::function<Recipe(std::size_t)>& recipe_of) const override;
   bool free() override { return all_entered(turn_ - 1); }
   void enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) override;
   bool over() const override { return all_entered(turn_); }

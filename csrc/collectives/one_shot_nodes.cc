@@ -28,22 +28,36 @@ Scaling scaling_of(const Signature& what, std::size_t ranks) {
 
 }  // namespace
 
-OneShotLeader::OneShotLeader(std::vector<OneShotSlots*> slots, const std::vector<std::vector<int>>& sites,
-                             std::size_t mine, std::size_t ranks, Send send)
-    : OneShot(std::move(slots), sites[mine], 0, ranks),
-      mine_(mine),
+// All ranks come to the same result: it depends on the sizes of all inputs and nodes only.
+bool OneShotNodes::carries(Repeat& repeat, const std::function<Recipe(std::size_t)>& recipe_of) const {
+  if (repeat.recipe.most > OneShotSlots::kMostBytes) return false;
+  if (repeat.what.opcode == Opcode::kAllreduce) return true;
+  repeat.blocks = NodeBlocks::of(repeat, sites_, recipe_of);
+  return repeat.blocks != nullptr;
+}
+
+void OneShotNodes::copy_result(const NodeBlocks& blocks, std::byte* output) const {
+  const auto [begin, bytes] = blocks.result(me_);
+  if (bytes > 0) std::memcpy(output, results_ + begin, bytes);
+}
+
+OneShotLeader::OneShotLeader(std::vector<OneShotSlots*> slots, Sites sites, std::size_t ranks, std::byte* results,
+                             Send send)
+    : OneShotNodes(std::move(slots), std::move(sites), ranks, results),
       send_(std::move(send)),
-      gone_(sites[mine].size(), false) {
-  for (const auto& site : sites) partners_.emplace_back().member = site.front();
+      gone_(sites_.own().size(), false) {
+  for (const auto& site : sites_.all) partners_.emplace_back().member = site.front();
   using enum Step::Does;
   using topology::Brings;
-  for (const auto& [place, gives, brings, round] :
-       topology::doubling(static_cast<int>(sites.size()), static_cast<int>(mine))) {
+  const auto count = static_cast<int>(sites_.all.size()), mine = static_cast<int>(sites_.mine);
+  for (const auto& [place, gives, brings, round] : topology::doubling(count, mine)) {
     const auto partner = static_cast<std::size_t>(place);
-    if (gives) steps_.push_back({kSend, partner});
+    if (gives) steps_.push_back({kSend, partner, topology::combined_before(count, mine, round)});
     // A partner that sends before it waits for anything may not know that this rank waits for it.
-    if (!gives && brings == Brings::kPartial) steps_.push_back({kCall, partner});
-    if (brings != Brings::kNothing) steps_.push_back({brings == Brings::kPartial ? kMerge : kReplace, partner});
+    if (!gives && brings == Brings::kPartial) steps_.push_back({kCall, partner, {}});
+    if (brings != Brings::kNothing)
+      steps_.push_back(
+          {brings == Brings::kPartial ? kMerge : kReplace, partner, topology::combined_before(count, place, round)});
   }
 }
 
@@ -64,7 +78,8 @@ bool OneShotLeader::close() {
   return agreed;
 }
 
-void OneShotLeader::deliver(const Repeat&, const std::byte*, std::byte* output) {
+void OneShotLeader::deliver(const Repeat& repeat, const std::byte*, std::byte* output) {
+  if (repeat.blocks) return copy_result(*repeat.blocks, output);
   if (!partial_.empty()) std::memcpy(output, partial_.data(), partial_.size());
 }
 
@@ -94,8 +109,8 @@ void OneShotLeader::receive(int member, const Partial& what, std::span<const std
                                  [member](const Partner& partner) { return partner.member == member; });
   // A partner is at most one turn ahead, and sends one outcome per turn.
   const bool in_time = what.turn == turn_ || what.turn == turn_ + 1;
-  if (from == partners_.end() || from - partners_.begin() == static_cast<std::ptrdiff_t>(mine_) || !in_time ||
-      data.size() > OneShotSlots::kMostBytes || what.late < -1 || what.late >= static_cast<int>(ranks_) ||
+  if (from == partners_.end() || from - partners_.begin() == static_cast<std::ptrdiff_t>(sites_.mine) || !in_time ||
+      data.size() > NodeBlocks::kMostBytes || what.late < -1 || what.late >= static_cast<int>(ranks_) ||
       (!what.call && from->arrived[what.turn % 2].turn == what.turn))
     throw TransportError("member " + std::to_string(member) + " of a process set sent a one-shot message out of turn");
   if (what.call) {
@@ -187,12 +202,16 @@ bool OneShotLeader::begin(Time now) {
 
 void OneShotLeader::fold() {
   const Recipe& recipe = repeat_->recipe;
+  inputs_.resize(slots_.size());
+  inputs_[0] = input_;
+  for (std::size_t place = 1; place < slots_.size(); ++place) inputs_[place] = slot(place, turn_).data(recipe.most);
+  if (repeat_->blocks) {
+    blocks_.resize(repeat_->blocks->bytes());
+    repeat_->blocks->write_own(repeat_->what, inputs_, blocks_.data());
+    return;
+  }
   partial_.resize(recipe.published);
-  if (partial_.empty()) return;
-  sources_.resize(slots_.size());
-  sources_[0] = input_;
-  for (std::size_t place = 1; place < slots_.size(); ++place) sources_[place] = slot(place, turn_).data(recipe.most);
-  reduce_partial(sources_, scaling_of(repeat_->what, ranks_).pre);
+  if (!partial_.empty()) reduce_partial(inputs_, scaling_of(repeat_->what, ranks_).pre);
 }
 
 void OneShotLeader::reduce_partial(std::span<const std::byte* const> sources, double pre) {
@@ -212,8 +231,7 @@ bool OneShotLeader::follow(const Step& step) {
       if (!here && !partner.gone) send_(partner.member, {turn_, entry_, true}, {});
       return true;
     case Step::Does::kSend:
-      if (!partner.gone)
-        send_(partner.member, {turn_, entry_, false}, entry_.number == 0 ? std::span<std::byte>() : partial_);
+      if (!partner.gone) send_(partner.member, {turn_, entry_, false}, outgoing(step));
       return true;
     case Step::Does::kMerge:
     case Step::Does::kReplace:
@@ -227,17 +245,26 @@ bool OneShotLeader::follow(const Step& step) {
   return false;
 }
 
+std::span<const std::byte> OneShotLeader::outgoing(const Step& step) {
+  if (entry_.number == 0) return {};
+  return repeat_->blocks ? repeat_->blocks->join(step.sites, blocks_.data(), joined_) : std::span(partial_);
+}
+
 void OneShotLeader::combine(Arrived& theirs, const Step& step) {
   if (theirs.entry != entry_) entry_ = {};
   if (entry_.number == 0) return;
-  if (theirs.data.size() != partial_.size())
+  const NodeBlocks* blocks = repeat_->blocks.get();
+  const std::size_t expected = blocks ? blocks->bytes(step.sites) : partial_.size();
+  if (theirs.data.size() != expected)
     throw TransportError("member " + std::to_string(partners_[step.site].member) + " of a process set sent " +
-                         std::to_string(theirs.data.size()) + " bytes where " + std::to_string(partial_.size()) +
+                         std::to_string(theirs.data.size()) + " bytes where " + std::to_string(expected) +
                          " were expected");
-  if (step.does == Step::Does::kReplace) {
+  if (blocks) {
+    blocks->split(step.sites, theirs.data, blocks_.data());
+  } else if (step.does == Step::Does::kReplace) {
     partial_.swap(theirs.data);
   } else if (!partial_.empty()) {
-    const bool lower = mine_ < step.site;
+    const bool lower = sites_.mine < step.site;
     const std::byte* sources[] = {lower ? partial_.data() : theirs.data.data(),
                                   lower ? theirs.data.data() : partial_.data()};
     reduce_partial(sources, 1);
@@ -245,14 +272,20 @@ void OneShotLeader::combine(Arrived& theirs, const Step& step) {
 }
 
 void OneShotLeader::tell() {
-  const bool result = entry_.number != 0;
-  if (result && !partial_.empty()) {
+  std::size_t bytes = 0;  // of the result of an all-reduce
+  if (const NodeBlocks* blocks = entry_.number == 0 ? nullptr : repeat_->blocks.get()) {
+    if (slots_.size() == 1) {
+      own_results_.resize(blocks->result_bytes());
+      results_ = own_results_.data();
+    }
+    blocks->write_results(repeat_->what, inputs_, blocks_.data(), results_);
+  } else if (entry_.number != 0 && !partial_.empty()) {
     const Signature& what = repeat_->what;
     const double post = scaling_of(what, ranks_).post;
     if (post != 1) kernels::scale(what.dtype, partial_.data(), partial_.size() / size_of(what.dtype), post);
+    bytes = partial_.size();
   }
   told_ = turn_;
-  const std::size_t bytes = result ? partial_.size() : 0;
   if (slots_.size() > 1) publish(entry_, partial_.data(), bytes, bytes);
   if (own_ != Own::kEntered) next_turn();
 }

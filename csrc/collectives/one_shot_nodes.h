@@ -1,11 +1,15 @@
-// Turns among ranks on several nodes. The first rank of each node is its leader. Only all-reduces are done in one shot;
-// on other operations ranks agree, without data.
+// Turns among ranks on several nodes. The first rank of each node is its leader.
 //
-//   enter      follower: the number of the operation, and its input -> its slot, which its leader maps
-//   fold     leader, once all of its node have entered: their inputs, in rank order -> the node's partial result
+//   enter    follower: the number of the operation, and its input -> its slot, which its leader maps
+//   fold     leader, once all of its node have entered: their inputs -> the node's partial result
 //   double   leaders: exchange numbers and partial results in the tree of recursive_doubling.h, so that all get the
 //            same bits, which are those of a negotiated operation
-//   tell     leader: the result -> its slot, which the followers of its node map
+//   tell     leader: the results -> memory that the followers of its node map
+//
+// The partial result of an all-reduce is the fold of the inputs, in rank order, and partial results are folded. The
+// result lies in the leader's slot. The partial results of other operations are the blocks of node_blocks.h, and the
+// tree gathers the blocks of all nodes. Their results lie in memory behind the slots of the leader's block, where the
+// leader writes only if all of its node have entered the turn: so they have read the results of earlier turns.
 //
 // A turn at its leader:
 //
@@ -32,23 +36,35 @@
 #include <optional>
 
 #include "base/wire.h"
+#include "collectives/node_blocks.h"
 #include "collectives/one_shot.h"
+#include "collectives/sites.h"
 
 namespace sordino {
 
-// Whether the messages between nodes carry the operation's data.
-inline bool is_carried(const Signature& what, const Recipe& recipe) {
-  return what.opcode == Opcode::kAllreduce && recipe.most <= OneShotSlots::kMostBytes;
-}
+// What leaders and followers share.
+class OneShotNodes : public OneShot {
+ public:
+  bool carries(Repeat& repeat, const std::function<Recipe(std::size_t member)>& recipe_of) const override;
+
+ protected:
+  // `slots`: of the members on this node. `results`: memory of the leader for NodeBlocks::kMostBytes, which all of them
+  // map; null if there are no others.
+  OneShotNodes(std::vector<OneShotSlots*> slots, Sites sites, std::size_t ranks, std::byte* results)
+      : OneShot(std::move(slots), sites.own(), sites.place, ranks), sites_(std::move(sites)), results_(results) {}
+  // Copies the result of this rank from the leader's memory.
+  void copy_result(const NodeBlocks& blocks, std::byte* output) const;
+
+  const Sites sites_;
+  std::byte* results_;
+};
 
 // Turns of a rank that is no leader.
-class OneShotFollower : public OneShot {
+class OneShotFollower : public OneShotNodes {
  public:
-  // `slots`: of the members on its node.
-  OneShotFollower(std::vector<OneShotSlots*> slots, std::vector<int> members, std::size_t me, std::size_t ranks)
-      : OneShot(std::move(slots), std::move(members), me, ranks) {}
+  OneShotFollower(std::vector<OneShotSlots*> slots, Sites sites, std::size_t ranks, std::byte* results)
+      : OneShotNodes(std::move(slots), std::move(sites), ranks, results) {}
 
-  bool carries(const Signature& what, const Recipe& recipe) const override { return is_carried(what, recipe); }
   bool free() override;
   void enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) override;
   bool over() const override { return !abandoned_ && has_entered(0, turn_); }
@@ -66,16 +82,12 @@ class OneShotFollower : public OneShot {
   bool leader_left_ = false;
 };
 
-class OneShotLeader : public OneShot {
+class OneShotLeader : public OneShotNodes {
  public:
   using Send = std::function<void(int member, const Partial& what, std::span<const std::byte> data)>;
 
-  // `slots`: of the members on its node, itself first. `sites`: the set's members by node (collectives/sites.h); `mine`
-  // is this node.
-  OneShotLeader(std::vector<OneShotSlots*> slots, const std::vector<std::vector<int>>& sites, std::size_t mine,
-                std::size_t ranks, Send send);
+  OneShotLeader(std::vector<OneShotSlots*> slots, Sites sites, std::size_t ranks, std::byte* results, Send send);
 
-  bool carries(const Signature& what, const Recipe& recipe) const override { return is_carried(what, recipe); }
   bool free() override { return own_ == Own::kNothing && !begun_; }
   void enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) override;
   bool over() const override { return !abandoned_ && own_ == Own::kEntered && told_ == turn_; }
@@ -96,6 +108,7 @@ class OneShotLeader : public OneShot {
   struct Step {
     enum class Does { kCall, kSend, kMerge, kReplace } does;
     std::size_t site;
+    std::vector<int> sites;  // whose partial results are combined in what is sent or received
   };
   struct Arrived {
     std::uint64_t turn = 0;
@@ -117,13 +130,13 @@ class OneShotLeader : public OneShot {
   bool begin(Time now);
   bool follow(const Step& step);
   void name_late();
+  std::span<const std::byte> outgoing(const Step& step);
   void combine(Arrived& theirs, const Step& step);
   void fold();
   void reduce_partial(std::span<const std::byte* const> sources, double pre);
   void tell();
   void next_turn();
 
-  const std::size_t mine_;
   const Send send_;
   std::vector<Partner> partners_;  // by site, this one included
   std::vector<Step> steps_;        // of a turn
@@ -140,8 +153,10 @@ class OneShotLeader : public OneShot {
   int late_ = -1;           // member that this rank has named as late
   std::uint64_t told_ = 0;  // the latest turn whose outcome is published
 
-  Bytes partial_;
-  std::vector<const std::byte*> sources_;
+  Bytes partial_;                         // of an all-reduce
+  Bytes blocks_, joined_;                 // of other operations (node_blocks.h)
+  Bytes own_results_;                     // if it is alone on its node
+  std::vector<const std::byte*> inputs_;  // by place
 };
 
 }  // namespace sordino

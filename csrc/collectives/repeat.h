@@ -45,6 +45,8 @@ struct Signature {
 struct Recipe {
   struct Part {
     std::size_t begin = 0, bytes = 0;
+
+    bool operator==(const Part&) const = default;
   };
   bool folds = false;
   std::size_t me = 0;               // this rank, as a member
@@ -62,6 +64,8 @@ struct Recipe {
 // takes of its own input.
 void assemble(const Signature& what, const Recipe& recipe, std::span<const std::byte* const> inputs, std::byte* output);
 
+class NodeBlocks;
+
 struct Repeat {
   std::string name;  // that of the request; without its number if the user gave it none
   Signature what;
@@ -69,6 +73,8 @@ struct Repeat {
   Merged merged;
   bool carried = false;  // small enough to be published; else the ranks only agree to run it
   Recipe recipe;         // if carried
+  // If carried between nodes, and not an all-reduce (node_blocks.h).
+  std::shared_ptr<const NodeBlocks> blocks{};
 };
 
 // Unnamed operations have names such as "allreduce.noname.0.7". They are matched by their order, whatever their number.

@@ -1,5 +1,6 @@
 #include "engine/process_set.h"
 
+#include "collectives/node_blocks.h"
 #include "collectives/one_shot_node.h"
 #include "collectives/one_shot_nodes.h"
 #include "collectives/sites.h"
@@ -34,10 +35,19 @@ ProcessSet::ProcessSet(int id, std::vector<int> members, Transport& transport, T
     open_one_shot();
     return;
   }
-  own_block_ = transport.node_memory().allocate(SharedBlock::bytes_for(options.slot_bytes));
+  own_block_ = transport.node_memory().allocate(block_bytes(transport.rank()));
   SharedBlock* own = blocks_[static_cast<std::size_t>(me)] = reinterpret_cast<SharedBlock*>(own_block_->data);
   own->crowded = options.patience == 0;
   unconnected_.insert(peers.begin(), peers.end());
+}
+
+// In a set of several nodes, the block of a node's first rank has room for results of turns (one_shot_nodes.h).
+std::size_t ProcessSet::block_bytes(int rank) const {
+  const auto& node_of = transport_.node_of();
+  const auto is_near = [&](int other) { return node_of[other] == node_of[rank]; };
+  const bool one_node = std::all_of(ranks.begin(), ranks.end(), is_near);
+  const bool leads = *std::find_if(ranks.begin(), ranks.end(), is_near) == rank;
+  return SharedBlock::bytes_for(options_.slot_bytes) + (leads && !one_node ? NodeBlocks::kMostBytes : 0);
 }
 
 std::vector<int> ProcessSet::node_peers() const {
@@ -54,8 +64,7 @@ Location ProcessSet::block_location() const {
 }
 
 void ProcessSet::connect(int rank, const Location& block) {
-  if (unconnected_.erase(rank) == 0 || block.offset > block.bytes ||
-      block.bytes - block.offset < SharedBlock::bytes_for(options_.slot_bytes))
+  if (unconnected_.erase(rank) == 0 || block.offset > block.bytes || block.bytes - block.offset < block_bytes(rank))
     throw TransportError("rank " + std::to_string(rank) +
                          " sent the location of a shared block that cannot be its own");
   try {
@@ -85,14 +94,26 @@ void ProcessSet::open_one_shot() {
   }
   if (sites.all.size() == 1) {
     one_shot_ = std::make_unique<OneShotNode>(std::move(slots), own, sites.place, crowded_);
-  } else if (sites.place > 0) {
-    one_shot_ = std::make_unique<OneShotFollower>(std::move(slots), own, sites.place, ranks.size());
-  } else {
-    one_shot_ =
-        std::make_unique<OneShotLeader>(std::move(slots), sites.all, sites.mine, ranks.size(),
-                                        [this](int member, const OneShot::Partial& what,
-                                               std::span<const std::byte> data) { send_partial(member, what, data); });
+    return finish_opening();
   }
+  std::byte* results = nullptr;
+  if (own.size() > 1) {
+    SharedBlock* leader = blocks_[static_cast<std::size_t>(own.front())];
+    results = reinterpret_cast<std::byte*>(leader) + SharedBlock::bytes_for(options_.slot_bytes);
+  }
+  if (sites.place > 0) {
+    one_shot_ = std::make_unique<OneShotFollower>(std::move(slots), sites, ranks.size(), results);
+  } else {
+    const auto send = [this](int member, const OneShot::Partial& what, std::span<const std::byte> data) {
+      send_partial(member, what, data);
+    };
+    one_shot_ = std::make_unique<OneShotLeader>(std::move(slots), sites, ranks.size(), results, send);
+  }
+  finish_opening();
+}
+
+// Tells the turns what has come before they were there.
+void ProcessSet::finish_opening() {
   for (const int member : left_) one_shot_->leave(member);
   for (const auto& [member, what, data] : std::exchange(early_, {})) one_shot_->receive(member, what, data);
 }
@@ -138,8 +159,9 @@ void ProcessSet::remember(Running& over) {
                   false,
                   {}};
     if (what.recipe && request.tensors.size() <= 1 && request.op != ReduceOp::kAdasum) {
-      repeat.recipe = what.recipe(request, repeat.merged, ranks, static_cast<std::size_t>(me));
-      repeat.carried = one_shot_->carries(repeat.what, repeat.recipe);
+      const auto recipe_of = [&](std::size_t member) { return what.recipe(request, repeat.merged, ranks, member); };
+      repeat.recipe = recipe_of(static_cast<std::size_t>(me));
+      repeat.carried = one_shot_->carries(repeat, recipe_of);
       if (!repeat.carried) repeat.recipe.published = repeat.recipe.most = 0;
     }
     one_shot_->remember(std::move(repeat));

@@ -102,7 +102,9 @@ class ProcessSet {
   bool holds_decisions() const { return entered && !entered->repeat->carried; }
 
  private:
+  std::size_t block_bytes(int rank) const;
   void open_one_shot();
+  void finish_opening();
   void send_partial(int member, const OneShot::Partial& what, std::span<const std::byte> data);
 
   Transport& transport_;

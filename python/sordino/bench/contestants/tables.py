@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sordino.bench.contestants.rows import PEERS, bimodal, ratio_to_best
+from sordino.bench.contestants.rows import OURS, PEERS, bimodal, ratio_to_best
 from sordino.report import Results, verdicts
 from sordino.report.tables import format_bytes, table
 
@@ -27,6 +27,13 @@ def _us(seconds: float) -> str:
     return f"{seconds * 1e6:.3g}" if seconds < 999.5e-6 else f"{seconds * 1e6:.0f}"
 
 
+def _place(results: Results) -> str:
+    if "hosts" not in results:
+        return "one machine"
+    rate = f"links of {results['mbps']:g} Mbps" if results["mbps"] else "links as fast as the machine"
+    return f"{results['hosts']} emulated hosts with {rate}"
+
+
 def _measured(rows: Sequence[Results], labels: Mapping[str, str]) -> list[str]:
     return [name for name in labels if any(name in row["contestants"] for row in rows)]
 
@@ -39,7 +46,8 @@ def _ratio(row: Results, ours: str, labels: Mapping[str, str]) -> str:
 def markdown(results: Results) -> str:
     """Return the targets, and for each operation the times, the ratios to the best peer and the spread of jobs."""
     labels, rows = results["labels"], results["rows"]
-    what = f"Collectives of {results['ranks']} ranks on one machine. Jobs per contestant: {results['jobs']}. {_LEGEND}"
+    what = f"Collectives of {results['ranks']} ranks on {_place(results)}. "
+    what += f"Jobs per contestant: {results['jobs']}. {_LEGEND}"
     blocks = verdicts.head(results, "Collectives", what)
     blocks += [f"Left out: {'; '.join(results['left_out'])}."] if results["left_out"] else []
     for operation in dict.fromkeys(row["operation"] for row in rows):
@@ -60,7 +68,7 @@ def bimodal_lines(results: Results) -> list[str]:
 
 def _operation(rows: Sequence[Results], labels: Mapping[str, str]) -> list[str]:
     names = _measured(rows, labels)
-    ours = [name for name in ("ordinary", "arena", "asynchronous") if name in names]
+    ours = [name for name in OURS if name in names]
     compared = ours if any(name in names for name in PEERS) else []
     times, spreads = [], []
     for row in rows:

@@ -33,6 +33,16 @@ def targets(rows: Sequence[Results], ranks: int) -> list[Results]:
     return [one for one in found if one is not None]
 
 
+def targets_between_hosts(rows: Sequence[Results]) -> list[Results]:
+    """Return the requirements on ranks of several hosts: each size of each operation that moves data."""
+    return [
+        one
+        for row in rows
+        if row["operation"] != "barrier"
+        and (one := _worst(rows, row["operation"], "ordinary", format_bytes(row["bytes"]), (row["bytes"],) * 2, 1.0))
+    ]
+
+
 def _worst(
     rows: Sequence[Results],
     operation: str,
