@@ -24,11 +24,11 @@ STEPS = 12
 
 
 class Small(torch.nn.Module):
-    """Model with two blocks and two dtypes; all elements of a parameter are equal."""
+    """Model with two blocks and two dtypes; all elements of a parameter are equal. One does not fit a cache."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
-        self.wide = torch.nn.ParameterList([torch.full((501,), 1.0 + rank), torch.full((2, 3), 2.0 - rank).double()])
+        self.wide = torch.nn.ParameterList([torch.full((70_001,), 1.0 + rank), torch.full((2, 3), 2.0 - rank).double()])
         self.last = torch.nn.ParameterList([torch.full((7,), -1.5 * rank)])
 
     @torch.no_grad()
