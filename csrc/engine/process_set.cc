@@ -1,5 +1,6 @@
 #include "engine/process_set.h"
 
+#include "collectives/one_shot_alone.h"
 #include "collectives/one_shot_node.h"
 #include "collectives/one_shot_nodes.h"
 #include "collectives/sites.h"
@@ -80,7 +81,9 @@ void ProcessSet::open_one_shot() {
       slots.push_back(&block->one_shot());
     }
   }
-  if (sites.all.size() == 1) {
+  if (ranks.size() == 1) {
+    one_shot_ = std::make_unique<OneShotAlone>(std::move(slots), ranks[0]);
+  } else if (sites.all.size() == 1) {
     one_shot_ = std::make_unique<OneShotNode>(std::move(slots), own, sites.place);
   } else if (sites.place > 0) {
     one_shot_ = std::make_unique<OneShotFollower>(std::move(slots), own, sites.place, ranks.size());

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from sordino.runtime.recorder import Recorder
 
 
-def _not(*_: object) -> None:
-    """Decline an operation, which then takes the normal path."""
+def decline(*_: object) -> None:
+    """Replace `Context.repeat` where `Operation` has to do all operations."""
 
 
 @dataclass
@@ -107,8 +107,8 @@ class Context:
         # If ranks survive losses, operations are done again after a loss, which the ranks must agree on. The fast path
         # does not do that.
         self.repeat = (
-            _not
-            if self.survives_losses
+            decline
+            if self.survives_losses or self.host_device is not None
             else self.world.repeating(torch.Tensor, DTYPE_CODES, note_change, self.pending.taken, self.names.operation)
         )
         self.identity = self.world.identities[self.rank]
