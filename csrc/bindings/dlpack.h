@@ -1,5 +1,5 @@
-// DLPack's table of C functions (`__dlpack_c_exchange_api__` of a tensor type; torch 2.10 and later), by which a tensor's
-// address, type and shape are read in one call, without Python objects. The structs are those of DLPack 1
+// DLPack's table of C functions (`__dlpack_c_exchange_api__` of a tensor type; torch 2.10 and later), by which a
+// tensor's address, type and shape are read in one call, without Python objects. The structs are those of DLPack 1
 // (https://dmlc.github.io/dlpack/latest/c_api.html).
 #pragma once
 

@@ -19,10 +19,10 @@ namespace {
 struct Caller {
   std::shared_ptr<World> world;
   py::object tensor_type;
-  std::array<py::object, kDTypeCount> dtypes;  // by the core's code
-  dlpack::Describe describe = nullptr;                  // null if torch does not have it
+  std::array<py::object, kDTypeCount> dtypes;         // by the core's code
+  dlpack::Describe describe = nullptr;                // null if torch does not have it
   std::array<dlpack::DataType, kDTypeCount> codes{};  // DLPack's types, by the core's code
-  py::object note_change;                      // called with a tuple of a tensor that was given for the result
+  py::object note_change;                             // called with a tuple of a tensor that was given for the result
   py::dict in_flight;  // names of operations that no call has waited for yet, as (process set, name)
   py::object number;   // called with a label and a process set; returns the name of an unnamed operation
 };
@@ -337,6 +337,21 @@ py::object repeat(const Caller& caller, PyObject* const* given) {
   return target;
 }
 
+// Lets the caller use DLPack's table if it describes a tensor of each type.
+void find_table(Caller& caller) {
+  const dlpack::Describe describe = dlpack::describe_of(caller.tensor_type);
+  const py::object empty = py::module_::import("torch").attr("empty");
+  for (std::size_t code = 0; describe && code < caller.codes.size(); ++code) {
+    const py::object example = empty(0, py::arg("dtype") = caller.dtypes[code], py::arg("device") = "cpu");
+    dlpack::Tensor found;
+    if (Py_TYPE(example.ptr()) != reinterpret_cast<PyTypeObject*>(caller.tensor_type.ptr()) ||
+        describe(example.ptr(), &found) != 0)
+      return PyErr_Clear();
+    caller.codes[code] = found.dtype;
+  }
+  caller.describe = describe;
+}
+
 PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count) {
   static PyObject* const defaults[] = {PyLong_FromLong(static_cast<long>(ReduceOp::kSum)), PyFloat_FromDouble(1),
                                        PyFloat_FromDouble(1), PyLong_FromLong(0), Py_None};
@@ -373,21 +388,13 @@ py::object repeat_of(std::shared_ptr<World> world, py::object tensor_type, const
                      py::object note_change, py::dict in_flight, py::object number) {
   auto caller = std::make_unique<Caller>();
   caller->world = std::move(world);
-  caller->describe = dlpack::describe_of(tensor_type);
   caller->tensor_type = std::move(tensor_type);
   caller->note_change = std::move(note_change);
   caller->in_flight = std::move(in_flight);
   caller->number = std::move(number);
-  const py::object empty = py::module_::import("torch").attr("empty");
-  for (const auto& [dtype, code] : codes) {
-    const auto place = static_cast<std::size_t>(dtype_of(code.cast<int>()));
-    caller->dtypes[place] = py::reinterpret_borrow<py::object>(dtype);
-    if (!caller->describe) continue;
-    const py::object example = empty(0, py::arg("dtype") = dtype);
-    dlpack::Tensor described;
-    if (caller->describe(example.ptr(), &described) != 0) throw py::error_already_set();
-    caller->codes[place] = described.dtype;
-  }
+  for (const auto& [dtype, code] : codes)
+    caller->dtypes[static_cast<std::size_t>(dtype_of(code.cast<int>()))] = py::reinterpret_borrow<py::object>(dtype);
+  find_table(*caller);
   py::capsule self(caller.release(), kCapsule,
                    [](PyObject* capsule) { delete static_cast<Caller*>(PyCapsule_GetPointer(capsule, kCapsule)); });
   return taken(PyCFunction_NewEx(&kMethod, self.ptr(), nullptr));
