@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from sordino._core import Device, SimNetwork, sim_worlds
 from sordino.algorithms import Algorithm
 from sordino.log.core import listen
-from sordino.runtime.context import Context, decline, use
+from sordino.runtime.context import Context, use
 from sordino.runtime.exchange.helpers import Helpers
 from sordino.torch.start import helped, survives_losses
 
@@ -113,5 +113,5 @@ def _contexts(network: SimNetwork | list[int], devices: Sequence[Device], surviv
     listen()
     made = [Context(world) for world in sim_worlds(network, survive_losses)]
     for context in made if devices else ():
-        context.host_device, context.repeat = devices[context.rank % len(devices)], decline
+        context.host_device = devices[context.rank % len(devices)]
     return made
