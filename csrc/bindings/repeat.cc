@@ -329,7 +329,7 @@ py::object repeat(const Caller& caller, PyObject* const* given) {
   PyRequest request = request_of(call, found.get(), name.cast<std::string>());
   if (source == Py_None) request.request.tensors.clear();
   request.keep = py::make_tuple(py::reinterpret_borrow<py::object>(source), target);
-  if (is_given && call.target.data) note_change(caller, target.ptr());
+  if (is_given && !target.is_none()) note_change(caller, target.ptr());
   auto handle = start(caller.world, request, waits);
   if (!waits) return py::make_tuple(std::move(handle), target, name);
   handle->wait();

@@ -285,4 +285,4 @@ def first_calls_that_are_refused(seat: Seat) -> None:
         assert_equal(hvd.allgather(torch.tensor(2.0), name="e", **set_), torch.full((own.size(),), 2.0))
     for place, other in enumerate(sets):
         if place != seat.rank:
-            raises(UsageError, "is not a member", hvd.allreduce, torch.ones(2), name="f", process_set=other)
+            raises(UsageError, "of the provided process set", hvd.allreduce, torch.ones(2), name="f", process_set=other)

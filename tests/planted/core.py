@@ -669,8 +669,8 @@ ERRORS = [
     Error(
         "a one-shot operation waits for a rank that has left",
         "lost message",
-        "csrc/engine/process_set.h",
-        "    if (one_shot_) one_shot_->leave(index);\n",
+        "csrc/engine/process_set.cc",
+        "  if (one_shot_) one_shot_->leave(index);\n",
         "",
         ("cpp.test_one_shot", "cpp.test_one_shot_nodes"),
     ),
