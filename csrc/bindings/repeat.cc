@@ -1,13 +1,14 @@
-// Python function for operations that ranks have done before (World::repeat). It reads the tensor's attributes itself
-// and converts only what it needs: pybind11's conversion of ten arguments takes as long as all the rest.
+// Python function for operations on tensors in host memory. It reads the tensors' attributes itself and converts only
+// what it needs: pybind11's conversion of ten arguments takes as long as all the rest.
 //
-//   small, and the caller waits   done in one shot; returns the result
-//   larger, and it waits          submitted and waited for; returns the result
-//   it does not wait              submitted; returns its handle, its result and its name
-//   not done before               returns None: the caller does it the usual way, which raises the errors
+//   small and done before, or this rank is alone   done in one shot; returns the result
+//   any other, and the caller waits                submitted and waited for; returns the result, or a handle with it
+//   any other, and it does not wait                submitted; returns its handle, its result and its name
+//   an unusual tensor, or an invalid argument      returns None: Python does it, or raises the error
 #include <algorithm>
 #include <array>
 
+#include "bindings/dlpack.h"
 #include "bindings/operations.h"
 #include "collectives/collective.h"
 
@@ -18,8 +19,10 @@ namespace {
 struct Caller {
   std::shared_ptr<World> world;
   py::object tensor_type;
-  std::array<py::object, kDTypeCount> dtypes;  // by the core's code
-  py::object note_change;                      // called with a tuple of a tensor that was given for the result
+  std::array<py::object, kDTypeCount> dtypes;         // by the core's code
+  dlpack::Describe describe = nullptr;                // null if torch does not have it
+  std::array<dlpack::DataType, kDTypeCount> codes{};  // DLPack's types, by the core's code
+  py::object note_change;                             // called with a tuple of a tensor that was given for the result
   py::dict in_flight;  // names of operations that no call has waited for yet, as (process set, name)
   py::object number;   // called with a label and a process set; returns the name of an unnamed operation
 };
@@ -42,30 +45,66 @@ py::object taken(PyObject* object) { return py::reinterpret_steal<py::object>(ob
 
 bool is_true(const py::object& value) { return value.ptr() == Py_True; }
 
-std::byte* data_of(PyObject* tensor) {
-  const py::object address = taken(PyObject_CallMethodNoArgs(tensor, names().data_ptr));
-  return address ? static_cast<std::byte*>(PyLong_AsVoidPtr(address.ptr())) : nullptr;
+// A tensor's address, type and shape.
+struct Described {
+  std::byte* data = nullptr;
+  DType dtype = Signature().dtype;
+  std::vector<std::int64_t> shape;
+};
+
+bool describe_by_table(const Caller& caller, PyObject* tensor, Described& out) {
+  dlpack::Tensor found;
+  if (caller.describe(tensor, &found) != 0) return false;
+  if (found.device_type != dlpack::kCpu || !dlpack::is_row_major(found)) return false;
+  const auto code = std::find(caller.codes.begin(), caller.codes.end(), found.dtype);
+  if (code == caller.codes.end()) return false;
+  out.dtype = static_cast<DType>(code - caller.codes.begin());
+  out.data = static_cast<std::byte*>(found.data) + found.offset;
+  out.shape.assign(found.shape, found.shape + found.dimensions);
+  return true;
 }
 
-// Reads a tensor's type and shape. False for tensors that the usual path has to handle, or refuse with an error.
-bool describe(const Caller& caller, PyObject* tensor, DType& type, std::vector<std::int64_t>& extents) {
-  if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) != caller.tensor_type.ptr()) return false;
+bool describe_by_attributes(const Caller& caller, PyObject* tensor, Described& out) {
   if (!is_true(taken(PyObject_GetAttr(tensor, names().is_cpu)))) return false;
   if (!is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_contiguous))))
     return false;  // raises if it is sparse
-  // A tensor with the negative bit (the imaginary part of a conjugate) stores its values negated.
-  if (is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_neg)))) return false;
   const py::object dtype = taken(PyObject_GetAttr(tensor, names().dtype));
   const py::object shape = taken(PyObject_GetAttr(tensor, names().shape));
-  if (!dtype || !shape || !PyTuple_Check(shape.ptr())) return false;
-  int code = 0;
-  while (code < kDTypeCount && caller.dtypes[static_cast<std::size_t>(code)].ptr() != dtype.ptr()) ++code;
-  if (code == kDTypeCount) return false;
-  type = static_cast<DType>(code);
-  extents.clear();
+  const py::object address = taken(PyObject_CallMethodNoArgs(tensor, names().data_ptr));
+  if (!dtype || !shape || !address || !PyTuple_Check(shape.ptr())) return false;
+  const auto same = [&](const py::object& known) { return known.is(dtype); };
+  const auto code = std::find_if(caller.dtypes.begin(), caller.dtypes.end(), same);
+  if (code == caller.dtypes.end()) return false;
+  out.dtype = static_cast<DType>(code - caller.dtypes.begin());
+  out.data = static_cast<std::byte*>(PyLong_AsVoidPtr(address.ptr()));
+  out.shape.clear();
   for (Py_ssize_t axis = 0; axis < PyTuple_GET_SIZE(shape.ptr()); ++axis)
-    extents.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(shape.ptr(), axis)));
+    out.shape.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(shape.ptr(), axis)));
   return PyErr_Occurred() == nullptr;
+}
+
+// False for a tensor that has no storage, or is not a row-major one of the host.
+bool describe(const Caller& caller, PyObject* tensor, Described& out) {
+  return (caller.describe ? describe_by_table : describe_by_attributes)(caller, tensor, out) &&
+         (out.data || count_of(out.shape) == 0);
+}
+
+// False for tensors that Python has to handle, or refuse with an error.
+bool describe_given(const Caller& caller, PyObject* tensor, Described& out) {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) != caller.tensor_type.ptr()) return false;
+  if (!describe(caller, tensor, out)) return false;
+  // A tensor with the negative bit (the imaginary part of a conjugate) stores its values negated.
+  return !is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_neg)));
+}
+
+// A new tensor like another one. Extents are arguments of their own: torch takes 0.3 us longer to convert a tuple.
+py::object new_empty(PyObject* like, const std::vector<std::int64_t>& shape) {
+  if (shape.empty()) return taken(PyObject_CallMethodOneArg(like, names().new_empty, py::tuple().ptr()));
+  std::vector<py::object> extents;
+  std::vector<PyObject*> arguments{like};
+  for (const std::int64_t extent : shape)
+    arguments.push_back(extents.emplace_back(taken(PyLong_FromLongLong(extent))).ptr());
+  return taken(PyObject_VectorcallMethod(names().new_empty, arguments.data(), arguments.size(), nullptr));
 }
 
 bool read_op(PyObject* given, ReduceOp& op) {
@@ -117,7 +156,7 @@ struct Call {
 
   std::string name;
   Signature what;
-  std::vector<std::int64_t> shape;  // of the target
+  Described source, target;
   int set = 0;
   bool busy = false;
 
@@ -135,32 +174,70 @@ struct Call {
     if (PyErr_Occurred() || !read_op(given[kOp], what.op) || !read_splits(given[kSplits], what.splits) ||
         !read_name(given[kName], what.opcode, name) || is_in_flight(caller, given[kSet], name))
       return false;
-    if (given[kSource] != Py_None) return describe(caller, given[kSource], what.dtype, what.shape);
-    what.dtype = Signature().dtype;
-    what.shape.assign(1, 0);
-    return true;
+    if (given[kSource] == Py_None) {
+      source = {};
+      what.shape.assign(1, 0);
+    } else if (describe_given(caller, given[kSource], source)) {
+      what.shape = source.shape;
+    } else {
+      return false;
+    }
+    what.dtype = source.dtype;
+    return what.opcode != Opcode::kAlltoall || given[kSplits] != Py_None || divide_evenly(*caller.world);
+  }
+
+  // Whether this rank can submit the operation, which it may not have done before.
+  bool is_valid(const World& world) const {
+    try {
+      const std::vector<int> members = world.members(set);
+      return std::find(members.begin(), members.end(), world.rank()) != members.end() &&
+             sordino::is_valid(what, members);
+    } catch (const UsageError&) {
+      return false;  // there is no such set
+    }
+  }
+
+  // Shape of the result; null if other ranks determine it, or the core has to allocate it for another reason.
+  const std::vector<std::int64_t>* shape_of_result(const Repeat* found) const {
+    if (found && !found->recipe.takes.empty()) return &found->recipe.shape;
+    return what.opcode == Opcode::kAllreduce || what.opcode == Opcode::kBroadcast || found ? &what.shape : nullptr;
   }
 
   // The tensor for the result: the one that was given, or a new one. Null if the given one does not fit.
-  py::object target(const Caller& caller, const Repeat& repeat, PyObject* source, PyObject* given) {
-    const std::vector<std::int64_t>& wanted = repeat.recipe.takes.empty() ? what.shape : repeat.recipe.shape;
+  py::object make_target(const Caller& caller, const std::vector<std::int64_t>& wanted, PyObject* from,
+                         PyObject* given) {
+    if (given == from) {
+      target.data = source.data;
+      return wanted == source.shape ? py::reinterpret_borrow<py::object>(given) : py::object();
+    }
     if (given == Py_None) {
-      const py::object extents = taken(PyTuple_New(static_cast<Py_ssize_t>(wanted.size())));
-      for (std::size_t axis = 0; axis < wanted.size(); ++axis)
-        PyTuple_SET_ITEM(extents.ptr(), static_cast<Py_ssize_t>(axis), PyLong_FromLongLong(wanted[axis]));
-      return taken(PyObject_CallMethodOneArg(source, names().new_empty, extents.ptr()));
+      py::object made = new_empty(from, wanted);
+      return made && describe(caller, made.ptr(), target) ? made : py::object();
     }
-    DType dtype = what.dtype;
-    if (given == source) {
-      shape = what.shape;
-    } else if (!describe(caller, given, dtype, shape)) {
-      return {};
+    if (!describe_given(caller, given, target) || target.dtype != what.dtype || target.shape != wanted) return {};
+    return py::reinterpret_borrow<py::object>(given);
+  }
+
+ private:
+  // An all-to-all without splits has the same number of rows for each member.
+  bool divide_evenly(const World& world) {
+    const std::size_t members = set == 0 ? static_cast<std::size_t>(world.size()) : members_of_set(world);
+    const auto count = static_cast<std::int64_t>(members);
+    if (what.shape.empty() || members == 0 || what.shape[0] % count != 0) return false;
+    what.splits.assign(members, what.shape[0] / count);
+    return true;
+  }
+
+  std::size_t members_of_set(const World& world) const {
+    try {
+      return world.members(set).size();
+    } catch (const UsageError&) {
+      return 0;  // there is no such set
     }
-    return dtype == what.dtype && shape == wanted ? py::reinterpret_borrow<py::object>(given) : py::object();
   }
 };
 
-PyRequest request_of(const Call& call, const Repeat& found, std::string name, std::byte* input, std::byte* output) {
+PyRequest request_of(const Call& call, const Repeat* found, std::string name) {
   const Signature& what = call.what;
   PyRequest made;
   Request& request = made.request;
@@ -173,8 +250,8 @@ PyRequest request_of(const Call& call, const Repeat& found, std::string name, st
   request.root = what.root;
   request.splits = what.splits;
   const std::size_t whole = count_of(what.shape) * size_of(what.dtype);
-  const std::size_t received = found.recipe.takes.empty() ? whole : found.recipe.result_bytes();
-  request.tensors = {{what.dtype, what.shape, input, output, received}};
+  const std::size_t received = found && !found->recipe.takes.empty() ? found->recipe.result_bytes() : whole;
+  request.tensors = {{what.dtype, what.shape, call.source.data, call.target.data, received}};
   return made;
 }
 
@@ -206,51 +283,73 @@ struct InCall {
   Call& call;
 };
 
+// Name of a submission. Unnamed ones use up a number.
+py::object name_of_submission(const Caller& caller, const Call& call, bool named) {
+  if (named) return py::str(call.name);
+  return caller.number(collective(call.what.opcode).name, py::none(), call.set);
+}
+
 py::object repeat(const Caller& caller, PyObject* const* given) {
   thread_local Call call;
   if (call.busy) return {};
   const InCall in_call(call);
   if (!call.read(caller, given)) return {};
-  const std::shared_ptr<const Repeat> found = caller.world->find(call.set, call.name, call.what);
   const bool waits = given[Call::kWaits] == Py_True;
-  if (!found || (waits && !found->carried && is_unnamed(found->name))) return {};
+  const std::shared_ptr<const Repeat> found = caller.world->find(call.set, call.name, call.what);
+  if (!found && !call.is_valid(*caller.world)) return {};
   PyObject* const source = given[Call::kSource];
-  if (source == Py_None) {
-    bool done = waits && found->carried;
-    if (done) {
-      py::gil_scoped_release released;
-      done = caller.world->repeat(call.set, found, nullptr, nullptr);
-    }
-    return done ? py::object(py::bool_(true)) : py::object();
-  }
-  const py::object target = call.target(caller, *found, source, given[Call::kTarget]);
-  if (!target) return {};
-  std::byte *const input = data_of(source), *const output = target.ptr() == source ? input : data_of(target.ptr());
-  if (PyErr_Occurred() || (!input && count_of(call.what.shape) > 0)) return {};  // a tensor without storage
-  if ((!output && found->recipe.result_bytes() > 0) || !may_share(call, *found, input, output)) return {};
   const bool is_given = given[Call::kTarget] != Py_None;
-  if (waits && found->carried) {
+  call.target.data = nullptr;
+  py::object target = py::none();
+  if (source == Py_None) {
+    target = py::bool_(true);
+  } else if (const auto* shape = call.shape_of_result(found.get())) {
+    target = call.make_target(caller, *shape, source, given[Call::kTarget]);
+    if (!target || (found && !may_share(call, *found, call.source.data, call.target.data))) return {};
+  }
+  const bool named = given[Call::kName] != Py_None;
+  // A rank that is alone does also at once what need not be over when this returns.
+  if (found && found->carried && (waits || found->recipe.takes.size() == 1)) {
+    bool done = false;
     {
       py::gil_scoped_release released;
-      if (!caller.world->repeat(call.set, found, input, output)) return {};
+      done = caller.world->repeat(call.set, found, call.source.data, call.target.data);
     }
-    if (is_given) note_change(caller, target.ptr());
-    return target;
+    if (done) {
+      if (is_given) note_change(caller, target.ptr());
+      if (waits) return target;
+      auto handle = std::make_shared<Handle>();
+      handle->rows = found->recipe.rows;
+      handle->finish();
+      auto over = std::make_unique<PyHandle>(caller.world, std::move(handle), py::none());
+      return py::make_tuple(std::move(over), target, name_of_submission(caller, call, named));
+    }
   }
-  std::string name = call.name;
-  py::object numbered;
-  if (is_unnamed(found->name)) {
-    numbered = caller.number(collective(call.what.opcode).name, py::none(), call.set);
-    name = numbered.cast<std::string>();
-  }
-  PyRequest request = request_of(call, *found, name, input, output);
+  const py::object name = name_of_submission(caller, call, named);
+  PyRequest request = request_of(call, found.get(), name.cast<std::string>());
+  if (source == Py_None) request.request.tensors.clear();
   request.keep = py::make_tuple(py::reinterpret_borrow<py::object>(source), target);
-  if (is_given) note_change(caller, target.ptr());
+  if (is_given && !target.is_none()) note_change(caller, target.ptr());
   auto handle = start(caller.world, request, waits);
-  if (!waits) return py::make_tuple(std::move(handle), target, numbered ? numbered : py::str(name));
+  if (!waits) return py::make_tuple(std::move(handle), target, name);
   handle->wait();
-  if (!handle->handle->results.empty()) return py::cast(std::move(handle));  // of another size than before
+  if (!handle->handle->results.empty()) return py::cast(std::move(handle));  // in memory of the core
   return target;
+}
+
+// Lets the caller use DLPack's table if it describes a tensor of each type.
+void find_table(Caller& caller) {
+  const dlpack::Describe describe = dlpack::describe_of(caller.tensor_type);
+  const py::object empty = py::module_::import("torch").attr("empty");
+  for (std::size_t code = 0; describe && code < caller.codes.size(); ++code) {
+    const py::object example = empty(0, py::arg("dtype") = caller.dtypes[code], py::arg("device") = "cpu");
+    dlpack::Tensor found;
+    if (Py_TYPE(example.ptr()) != reinterpret_cast<PyTypeObject*>(caller.tensor_type.ptr()) ||
+        describe(example.ptr(), &found) != 0)
+      return PyErr_Clear();
+    caller.codes[code] = found.dtype;
+  }
+  caller.describe = describe;
 }
 
 PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count) {
@@ -280,17 +379,22 @@ PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count) {
 PyMethodDef kMethod{
     "repeat", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call)), METH_FASTCALL,
     "repeat(opcode, waits, source, target, name, process_set, op, prescale, postscale, root, splits) -> if it waits, "
-    "the result, or a Handle with a result of another size than before; if it does not, the handle, the result and the "
-    "name; None if the operation has to be submitted"};
+    "the result, or a Handle with a result in memory of the core; if it does not, the handle, the result if its memory "
+    "is known, and the name; None if Python has to do the operation, or refuse it"};
 
 }  // namespace
 
 py::object repeat_of(std::shared_ptr<World> world, py::object tensor_type, const py::dict& codes,
                      py::object note_change, py::dict in_flight, py::object number) {
-  auto caller = std::make_unique<Caller>(Caller{
-      std::move(world), std::move(tensor_type), {}, std::move(note_change), std::move(in_flight), std::move(number)});
+  auto caller = std::make_unique<Caller>();
+  caller->world = std::move(world);
+  caller->tensor_type = std::move(tensor_type);
+  caller->note_change = std::move(note_change);
+  caller->in_flight = std::move(in_flight);
+  caller->number = std::move(number);
   for (const auto& [dtype, code] : codes)
     caller->dtypes[static_cast<std::size_t>(dtype_of(code.cast<int>()))] = py::reinterpret_borrow<py::object>(dtype);
+  find_table(*caller);
   py::capsule self(caller.release(), kCapsule,
                    [](PyObject* capsule) { delete static_cast<Caller*>(PyCapsule_GetPointer(capsule, kCapsule)); });
   return taken(PyCFunction_NewEx(&kMethod, self.ptr(), nullptr));

@@ -1,6 +1,7 @@
 #include "collectives/one_shot.h"
 
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 
@@ -9,21 +10,37 @@ namespace sordino {
 void OneShot::remember(Repeat repeat) {
   auto found = known_.find(repeat.name);
   if (found == known_.end()) {
-    if (known_.size() >= kMostKnown) {
-      known_.clear();
-      numbered_.clear();
-    }
-    found = known_.emplace(repeat.name, nullptr).first;
+    if (known_.size() >= kMostKnown) drop_unused();
+    found = known_.try_emplace(repeat.name).first;
   } else {
-    numbered_.erase(found->second->number);
+    numbered_.erase(found->second.repeat->number);
   }
-  found->second = std::make_shared<const Repeat>(std::move(repeat));
-  numbered_.emplace(found->second->number, found->second);
+  std::shared_ptr<const Repeat>& known = found->second.repeat;
+  known = std::make_shared<const Repeat>(std::move(repeat));
+  numbered_.emplace(known->number, known);
 }
 
-std::shared_ptr<const Repeat> OneShot::find(std::string_view name, const Signature& what) const {
+// Drops the operations that have not repeated, so that endless new names displace none that does. If ranks drop
+// different ones, the next turn has no result, and all remember the operation anew.
+void OneShot::drop_unused() {
+  for (auto place = known_.begin(); place != known_.end();) {
+    if (std::exchange(place->second.found, false)) {
+      ++place;
+    } else {
+      numbered_.erase(place->second.repeat->number);
+      place = known_.erase(place);
+    }
+  }
+  if (known_.size() < kMostKnown / 2) return;
+  known_.clear();
+  numbered_.clear();
+}
+
+std::shared_ptr<const Repeat> OneShot::find(std::string_view name, const Signature& what) {
   const auto found = known_.find(name);
-  return found != known_.end() && found->second->what == what ? found->second : nullptr;
+  if (found == known_.end() || found->second.repeat->what != what) return nullptr;
+  found->second.found = true;
+  return found->second.repeat;
 }
 
 std::shared_ptr<const Repeat> OneShot::find(Number number) const {

@@ -14,7 +14,8 @@
 // Otherwise the turn has no result, and the ranks that entered submit their operation to the negotiation, which also
 // reports any error.
 //
-// one_shot_node.h is for the ranks of one node, one_shot_nodes.h for ranks on several nodes.
+// one_shot_node.h is for the ranks of one node, one_shot_nodes.h for ranks on several nodes, and one_shot_alone.h for
+// sets of one rank.
 #pragma once
 
 #include <atomic>
@@ -81,9 +82,9 @@ class OneShot {
   // the recipe of a member.
   virtual bool carries(Repeat& repeat, const std::function<Recipe(std::size_t member)>& recipe_of) const = 0;
   // Remembers an operation that all ranks of the set have done together.
-  void remember(Repeat repeat);
+  virtual void remember(Repeat repeat);
   // The operation with this name and signature, or with this number; null if this rank does not know it.
-  std::shared_ptr<const Repeat> find(std::string_view name, const Signature& what) const;
+  virtual std::shared_ptr<const Repeat> find(std::string_view name, const Signature& what);
   std::shared_ptr<const Repeat> find(Number number) const;
 
   // Whether this rank may enter: no rank waits any more in a turn that this rank declined.
@@ -155,7 +156,13 @@ class OneShot {
     using is_transparent = void;
     std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
   };
-  std::unordered_map<std::string, std::shared_ptr<const Repeat>, Hash, std::equal_to<>> known_;
+  struct Known {
+    std::shared_ptr<const Repeat> repeat;
+    bool found = false;  // since the last time that operations were dropped
+  };
+  void drop_unused();
+
+  std::unordered_map<std::string, Known, Hash, std::equal_to<>> known_;
   std::unordered_map<Number, std::shared_ptr<const Repeat>> numbered_;
 };
 

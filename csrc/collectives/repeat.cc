@@ -1,5 +1,7 @@
 #include "collectives/repeat.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "kernels/kernels.h"
@@ -24,6 +26,25 @@ Signature Signature::of(const Request& request) {
     }
   }
   return what;
+}
+
+bool is_valid(const Signature& what, std::span<const int> ranks) {
+  if (!what.more.empty() || what.op == ReduceOp::kAdasum) return false;
+  if (!std::isfinite(what.prescale) || !std::isfinite(what.postscale)) return false;
+  switch (what.opcode) {
+    case Opcode::kAllreduce:
+    case Opcode::kBarrier: return true;
+    case Opcode::kBroadcast: return std::find(ranks.begin(), ranks.end(), what.root) != ranks.end();
+    case Opcode::kAllgather:
+    case Opcode::kReducescatter: return !what.shape.empty();
+    case Opcode::kAlltoall: {
+      if (what.shape.empty() || what.splits.size() != ranks.size()) return false;
+      std::int64_t rest = what.shape[0];
+      return std::all_of(what.splits.begin(), what.splits.end(),
+                         [&](std::int64_t rows) { return rows >= 0 && (rest -= rows) >= 0; });
+    }
+    default: return false;
+  }
 }
 
 std::size_t Recipe::result_bytes() const {

@@ -42,6 +42,10 @@ struct Signature {
   bool operator==(const Signature&) const = default;
 };
 
+// Whether the set with these ranks can do the operation, of one tensor at most, unless members differ in it. If not,
+// the usual path does it, or refuses it with an error.
+bool is_valid(const Signature& what, std::span<const int> ranks);
+
 struct Recipe {
   struct Part {
     std::size_t begin = 0, bytes = 0;

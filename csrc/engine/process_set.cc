@@ -1,6 +1,7 @@
 #include "engine/process_set.h"
 
 #include "collectives/node_blocks.h"
+#include "collectives/one_shot_alone.h"
 #include "collectives/one_shot_node.h"
 #include "collectives/one_shot_nodes.h"
 #include "collectives/sites.h"
@@ -91,6 +92,10 @@ void ProcessSet::open_one_shot() {
       if (!block) return;
       slots.push_back(&block->one_shot());
     }
+  }
+  if (ranks.size() == 1) {
+    one_shot_ = std::make_unique<OneShotAlone>(std::move(slots), ranks[0]);
+    return finish_opening();
   }
   if (sites.all.size() == 1) {
     one_shot_ = std::make_unique<OneShotNode>(std::move(slots), own, sites.place, crowded_);

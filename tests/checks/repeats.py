@@ -233,3 +233,56 @@ def names_that_look_unnamed(seat: Seat) -> None:
         handles = {name: hvd.allreduce_async(torch.full((3,), float(turn + len(name))), name=name) for name in order}
         for name, handle in handles.items():
             assert_equal(hvd.synchronize(handle), torch.full((3,), float(turn + len(name))))
+
+
+@check(kind=KINDS[:-1])
+def sets_of_one_rank(seat: Seat, kind: str) -> None:
+    """A rank that is alone does each operation at once, the first one of a name, too, in whatever way and size."""
+    sets = [hvd.add_process_set([rank]) for rank in range(seat.size)] if seat.size > 1 else [hvd.global_process_set]
+    own: dict[str, Any] = {"process_set": sets[seat.rank]}
+    if kind in ("allreduce", "reducescatter"):
+        own["op"] = hvd.Average
+    roots = (seat.rank,) if kind == "broadcast" else ()
+    blocking, begin = getattr(hvd, kind), getattr(hvd, f"{kind}_async")
+    at_once = current().host_device is None and not current().survives_losses
+    for rows in (1, 600, 20_000):
+        for turn in range(REPEATS):
+            mine = torch.arange(2 * rows, dtype=torch.float32).view(rows, 2) + turn
+            for name in (f"{kind}.{rows}.{turn}", f"{kind}.{rows}", None):
+                before = in_one_shot()
+                result = blocking(mine, *roots, name=name, **own)
+                handle = begin(mine, *roots, name=name, **own)
+                assert in_one_shot() - before == 2 * at_once
+                if name is not None:
+                    raises(UsageError, "has been started, but not waited for", blocking, mine, *roots, name=name, **own)
+                received = hvd.synchronize(handle)
+                if kind == "alltoall":
+                    received, splits = received
+                    assert_equal(splits, torch.tensor([rows], dtype=torch.int32))
+                    splits.fill_(-1)  # does not change the next one
+                assert_equal(result, mine)
+                assert_equal(received, mine)
+                assert result.data_ptr() != mine.data_ptr() and received.data_ptr() != mine.data_ptr()
+    factors = {"prescale_factor": 2.0, "postscale_factor": 3.0}
+    scaled = hvd.allreduce(torch.ones(3), op=hvd.Sum, name="scaled", process_set=sets[seat.rank], **factors)
+    assert_equal(scaled, torch.full((3,), 6.0))
+    hvd.barrier(process_set=sets[seat.rank])
+
+
+@check()
+def first_calls_that_are_refused(seat: Seat) -> None:
+    """Arguments that this rank alone can see to be wrong are refused with the same errors by every set."""
+    sets = [hvd.add_process_set([rank]) for rank in range(seat.size)] if seat.size > 1 else []
+    for own in (hvd.global_process_set, *sets[seat.rank : seat.rank + 1]):
+        mine = torch.ones(own.size() * 2 or 2)
+        set_ = {"process_set": own}
+        raises(UsageError, "invalid root rank", hvd.broadcast, mine, seat.size, name="a", **set_)
+        raises(UsageError, "scalar inputs", hvd.reducescatter, torch.tensor(1.0), name="b", **set_)
+        raises(UsageError, "must be a finite number", hvd.allreduce, mine, prescale_factor=float("nan"), **set_)
+        raises(UsageError, "floating-point", hvd.allreduce, mine.int(), op=hvd.Adasum, name="c", **set_)
+        if own.size() > 1:
+            raises(UsageError, "not an even multiple", hvd.alltoall, mine[1:], name="d", **set_)
+        assert_equal(hvd.allgather(torch.tensor(2.0), name="e", **set_), torch.full((own.size(),), 2.0))
+    for place, other in enumerate(sets):
+        if place != seat.rank:
+            raises(UsageError, "of the provided process set", hvd.allreduce, torch.ones(2), name="f", process_set=other)

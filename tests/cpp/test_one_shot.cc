@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <functional>
+#include <limits>
 #include <thread>
 
 #include "check.h"
@@ -355,9 +356,71 @@ void a_slot_is_complete_when_it_is_seen() {
   CHECK(ranks[1].scheduler.collect(*set, input.data(), input.data()) && first.collect() && first.has(1));
 }
 
+// A rank that is alone agrees with itself, on every valid operation.
+void a_rank_that_is_alone_does_all_at_once() {
+  Engines ranks({0});
+  for (const std::size_t length : {3, 100'000}) {
+    Call call(ranks[0], "new" + std::to_string(length), 2, length);
+    CHECK(call.enter() && call.over() && call.collect() && call.has(2));
+  }
+  Call submitted(ranks[0], "submitted", 4);
+  const auto handle = submitted.submit();
+  ranks[0].scheduler.announce();
+  CHECK(ranks[0].scheduler.end_turns() && handle->done() && !handle->error && submitted.has(4));
+  CHECK(ranks[0].common.traffic.one_shot.load() == 3);
+
+  Scheduler& scheduler = ranks[0].scheduler;
+  Signature what = kSum;
+  CHECK(scheduler.find(0, "allreduce.a", what) && !scheduler.find(1, "allreduce.a", what));
+  what.prescale = std::numeric_limits<double>::infinity();
+  CHECK(!scheduler.find(0, "allreduce.a", what));
+  what = kSum;
+  what.op = ReduceOp::kAdasum;
+  CHECK(!scheduler.find(0, "allreduce.a", what));
+  what = kSum;
+  what.opcode = Opcode::kBroadcast;
+  CHECK(scheduler.find(0, "broadcast.a", what));
+  what.root = 1;
+  CHECK(!scheduler.find(0, "broadcast.a", what));
+  what = kSum;
+  what.opcode = Opcode::kAlltoall;
+  CHECK(!scheduler.find(0, "alltoall.a", what));
+  for (const std::int64_t rows : {-1, 0, 3, 4}) {
+    what.splits = {rows};
+    const auto found = scheduler.find(0, "alltoall.a", what);
+    CHECK((rows == 0 || rows == 3) == (found != nullptr));
+    CHECK(!found || found->recipe.shape == std::vector<std::int64_t>{rows});
+  }
+  what = kSum;
+  what.shape.clear();
+  CHECK(scheduler.find(0, "allreduce.a", what));
+  for (const Opcode opcode : {Opcode::kAllgather, Opcode::kReducescatter, Opcode::kJoin}) {
+    what.opcode = opcode;
+    CHECK(!scheduler.find(0, "a", what));
+  }
+  ranks[0].common.ledger.keep_spans(true);  // which show submissions
+  CHECK(!scheduler.find(0, "allreduce.a", kSum));
+}
+
+void endless_names_displace_none_that_repeats() {
+  Engines ranks({0, 0});
+  agree(ranks, {"x", "once"});
+  for (int part = 0; part < 10; ++part) {
+    std::vector<std::string> names;
+    for (int name = 0; name < 1000; ++name) names.push_back(std::to_string(1000 * part + name));
+    agree(ranks, names);
+    std::vector<Call> calls;
+    for (int rank = 0; rank < 2; ++rank) CHECK(calls.emplace_back(ranks[rank], "x", 1.0f).enter());
+    for (Call& call : calls) CHECK(call.collect() && call.has(2));
+  }
+  CHECK(!Call(ranks[0], "once", 1).enter());
+}
+
 }  // namespace
 
 int main() {
+  a_rank_that_is_alone_does_all_at_once();
+  endless_names_displace_none_that_repeats();
   what_was_done_before_needs_no_messages();
   what_was_not_is_to_be_submitted();
   a_slow_rank_reads_what_was_laid_for_its_turn();

@@ -13,6 +13,7 @@ _MESSAGES = "csrc/collectives/allreduce_messages.cc"
 _NODES = "csrc/collectives/allreduce_nodes.cc"
 _TEAM = "csrc/collectives/team_allreduce.cc"
 _ONE_SHOT = "csrc/collectives/one_shot.cc"
+_ONE_SHOT_ALONE = "csrc/collectives/one_shot_alone.cc"
 _ONE_SHOT_H = "csrc/collectives/one_shot.h"
 _ONE_SHOT_NODES = "csrc/collectives/one_shot_nodes.cc"
 _NODE_BLOCKS = "csrc/collectives/node_blocks.cc"
@@ -502,8 +503,8 @@ ERRORS = [
         "an operation is known by its name alone",
         "lost message",
         _ONE_SHOT,
-        "found != known_.end() && found->second->what == what",
-        "found != known_.end()",
+        "found == known_.end() || found->second.repeat->what != what",
+        "found == known_.end()",
         ("cpp.test_one_shot",),
     ),
     Error(
@@ -521,6 +522,62 @@ ERRORS = [
         "  for (const int member : left_) one_shot_->leave(member);\n",
         "",
         ("cpp.test_one_shot_nodes",),
+    ),
+    Error(
+        "new names displace operations that repeat",
+        "lost message",
+        _ONE_SHOT,
+        "std::exchange(place->second.found, false)",
+        "std::exchange(place->second.found, false) && place->second.repeat->name.empty()",
+        ("cpp.test_one_shot",),
+    ),
+    Error(
+        "a rank that is alone repeats the operation that had the same place in its memory",
+        "stale copy",
+        _ONE_SHOT_ALONE,
+        "recent->name == name && recent->what == what",
+        "recent->name == name",
+        ("cpp.test_one_shot",),
+    ),
+    Error(
+        "a rank that is alone does operations with invalid splits",
+        "off by one",
+        "csrc/collectives/repeat.cc",
+        "(rest -= rows) >= 0",
+        "(rest -= rows) >= -1",
+        ("cpp.test_one_shot",),
+    ),
+    Error(
+        "a rank that is alone hides its operations from a run record",
+        "lost message",
+        "csrc/engine/scheduler_one_shot.cc",
+        "  if (found->second->ranks.size() == 1 && common_.ledger.keeps_spans()) return nullptr;\n",
+        "",
+        ("cpp.test_one_shot",),
+    ),
+    Error(
+        "an operation that the set has not done is submitted with an unknown root",
+        "swapped rank",
+        "csrc/collectives/repeat.cc",
+        "return std::find(ranks.begin(), ranks.end(), what.root) != ranks.end();",
+        "return !ranks.empty();",
+        ("cpp.test_one_shot", checks("repeats.first_calls_that_are_refused")),
+    ),
+    Error(
+        "an operation is submitted to a set of other ranks",
+        "swapped rank",
+        "csrc/bindings/repeat.cc",
+        "return std::find(members.begin(), members.end(), world.rank()) != members.end() &&",
+        "return !members.empty() &&",
+        (checks("repeats.first_calls_that_are_refused"),),
+    ),
+    Error(
+        "a tensor that is not row-major is sent as it lies in memory",
+        "wrong bucket",
+        "csrc/bindings/dlpack.h",
+        "matches &= tensor.strides[axis] == expected;",
+        "matches &= tensor.strides[axis] >= 0;",
+        (tests("without_dlpack"),),
     ),
     Error(
         "the slots of a removed set are read",

@@ -71,8 +71,8 @@ ERRORS = [
         "repeated elements without memory are read at address 0",
         "wrong bucket",
         "csrc/bindings/repeat.cc",
-        "  if (PyErr_Occurred() || (!input && count_of(call.what.shape) > 0)) return {};",
-        "  if (PyErr_Occurred()) return {};",
+        "         (out.data || count_of(out.shape) == 0);\n",
+        "         (out.data || count_of(out.shape) < 1000);\n",
         _STORAGE,
     ),
     Error(
@@ -87,8 +87,8 @@ ERRORS = [
         "repeated negated values are sent as stored",
         "wrong weight",
         "csrc/bindings/repeat.cc",
-        "  if (is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_neg)))) return false;\n",
-        "",
+        "  return !is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_neg)));\n",
+        "  return true;\n",
         _STORAGE,
     ),
     Error(

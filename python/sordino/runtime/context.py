@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from sordino.runtime.recorder import Recorder
 
 
-def _not(*_: object) -> None:
-    """Decline an operation, which then takes the normal path."""
+def _decline(*_: object) -> None:
+    """Replace `Context.repeat` where `Operation` has to do all operations."""
 
 
 @dataclass
@@ -67,7 +67,6 @@ class Context:
         internal: process sets of the core that only the library uses.
         names: names of operations and objects.
         arguments: of `init()`, if it made this context.
-        host_device: device that the memory of CPU tensors belongs to (`sordino.sim`); None: the CPU.
         helpers: `sordino.runtime.exchange.helpers.Helpers`, if some ranks only help.
         recorder: writes the run record of this rank.
     """
@@ -80,12 +79,12 @@ class Context:
     losses: LossState = field(default_factory=LossState)
     internal: InternalSets = field(default_factory=InternalSets)
     arguments: dict[str, Any] | None = None
-    host_device: Device | None = None
     helpers: Any = None
     recorder: Recorder | None = None
 
     def __post_init__(self) -> None:
         self.names = Names(self.process_sets)
+        self._host_device: Device | None = None
         self._take_place()
         self.started = self.size  # number of ranks of the first world
 
@@ -104,15 +103,29 @@ class Context:
         self.is_homogeneous = len(set(sizes)) == 1
         self.epoch = self.names.epoch = self.world.epoch
         self.survives_losses = self.losses.survivable = self.world.survives_losses
-        # If ranks survive losses, operations are done again after a loss, which the ranks must agree on. The fast path
-        # does not do that.
-        self.repeat = (
-            _not
-            if self.survives_losses
-            else self.world.repeating(torch.Tensor, DTYPE_CODES, note_change, self.pending.taken, self.names.operation)
-        )
+        self._choose_repeat()
         self.identity = self.world.identities[self.rank]
         """Number of this rank in the first world. It never changes."""
+
+    def _choose_repeat(self) -> None:
+        # If ranks survive losses, operations are done again after a loss, which the ranks must agree on. The core's
+        # function does not do that, and takes CPU tensors for those of the CPU.
+        if self.survives_losses or self._host_device is not None:
+            self.repeat = _decline
+        else:
+            self.repeat = self.world.repeating(
+                torch.Tensor, DTYPE_CODES, note_change, self.pending.taken, self.names.operation
+            )
+
+    @property
+    def host_device(self) -> Device | None:
+        """Device that the memory of CPU tensors belongs to (`sordino.sim`); None: the CPU."""
+        return self._host_device
+
+    @host_device.setter
+    def host_device(self, device: Device | None) -> None:
+        self._host_device = device
+        self._choose_repeat()
 
     def adopt(self, world: World) -> None:
         """Continue in another world with some of the ranks. Objects of the old world must be made again."""

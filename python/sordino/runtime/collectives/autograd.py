@@ -15,7 +15,6 @@ from sordino.runtime.collectives.ops import (
     allreduce_operation,
     alltoall_operation,
     broadcast_operation,
-    even_splits,
     reducescatter_operation,
 )
 from sordino.runtime.collectives.repeats import is_constant, put, repeated
@@ -157,12 +156,14 @@ def allreduce(
         NotBuilt: this build does not support the tensor's kind of device.
         OperationMismatch, PeerLost, Timeout, TransportError: see `synchronize`.
     """
-    factors = (prescale_factor, postscale_factor)
     if average is None and compression is Compression.none and is_constant(tensor):
         context, set_id = current(), process_set.process_set_id
-        result = context.repeat(opcode.ALLREDUCE, True, tensor, None, name, set_id, op, *factors)
+        result = context.repeat(
+            opcode.ALLREDUCE, True, tensor, None, name, set_id, op, prescale_factor, postscale_factor
+        )
         if result is not None:
             return repeated(context, result, tensor)  # type: ignore[no-any-return]
+    factors = (prescale_factor, postscale_factor)
     return grouped_allreduce([tensor], average, name, compression, op, *factors, process_set)[0]
 
 
@@ -258,9 +259,9 @@ def alltoall(
             negative, or their sum exceeds the number of rows; after the operation, if `out` does not fit.
         OperationMismatch, PeerLost, Timeout, TransportError: see `synchronize`.
     """
-    if splits is None and is_constant(tensor, out) and (counts := even_splits(tensor, process_set)):
-        context, set_id = current(), process_set.process_set_id
-        again = context.repeat(opcode.ALLTOALL, True, tensor, out, name, set_id, Sum, 1.0, 1.0, 0, counts)
+    if splits is None and is_constant(tensor, out):
+        context = current()
+        again = context.repeat(opcode.ALLTOALL, True, tensor, out, name, process_set.process_set_id)
         if again is not None:
             return repeated(context, again, tensor, out)
     output, received = _Alltoall.apply(tensor, splits, name, process_set)
@@ -287,12 +288,14 @@ def reducescatter(
     `out` is a tensor for the result, of its shape and dtype, which is returned. Not differentiable. It may be this
     rank's rows of `tensor`. UsageError, after the operation, if shape or dtype differ.
     """
-    factors = (prescale_factor, postscale_factor)
     if compression is Compression.none and is_constant(tensor, out):
         context, set_id = current(), process_set.process_set_id
-        again = context.repeat(opcode.REDUCESCATTER, True, tensor, out, name, set_id, op, *factors)
+        again = context.repeat(
+            opcode.REDUCESCATTER, True, tensor, out, name, set_id, op, prescale_factor, postscale_factor
+        )
         if again is not None:
             return repeated(context, again, tensor, out)  # type: ignore[no-any-return]
+    factors = (prescale_factor, postscale_factor)
     result = grouped_reducescatter([tensor], name, compression, op, process_set, *factors)[0]
     return result if out is None else put(result, out)
 

@@ -86,12 +86,11 @@ def allreduce_async(
 
     result = postscale_factor * fold(op, prescale_factor * tensor of every rank); Average divides by the set's size.
     """
-    factors = (prescale_factor, postscale_factor)
     if average is None:
-        handle = start(opcode.ALLREDUCE, tensor, None, name, process_set, op, *factors)
+        handle = start(opcode.ALLREDUCE, tensor, None, name, process_set, op, prescale_factor, postscale_factor)
         if handle is not None:
             return handle
-    reduction = Reduction(resolve_op(op, average), *factors, process_set)
+    reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return allreduce_operation([tensor], False, "allreduce", name, reduction, _first).start()
 
 
@@ -108,12 +107,11 @@ def allreduce_async_(
 
     `tensor` must not be used until `synchronize`. Arguments are those of `allreduce`.
     """
-    factors = (prescale_factor, postscale_factor)
     if average is None:
-        handle = start(opcode.ALLREDUCE, tensor, tensor, name, process_set, op, *factors)
+        handle = start(opcode.ALLREDUCE, tensor, tensor, name, process_set, op, prescale_factor, postscale_factor)
         if handle is not None:
             return handle
-    reduction = Reduction(resolve_op(op, average), *factors, process_set)
+    reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return allreduce_operation([tensor], True, "allreduce", name, reduction, _first).start()
 
 
@@ -130,15 +128,15 @@ def allreduce_(
 
     Arguments and errors are those of `allreduce`.
     """
-    factors = (prescale_factor, postscale_factor)
     if average is None:
         context, set_id = current(), process_set.process_set_id
-        again = context.repeat(opcode.ALLREDUCE, True, tensor, tensor, name, set_id, op, *factors)
-        if again is not None:
-            return repeated(context, again, tensor)  # type: ignore[no-any-return]
+        result = context.repeat(
+            opcode.ALLREDUCE, True, tensor, tensor, name, set_id, op, prescale_factor, postscale_factor
+        )
+        if result is not None:
+            return repeated(context, result, tensor)  # type: ignore[no-any-return]
     reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-    result: torch.Tensor = allreduce_operation([tensor], True, "allreduce", name, reduction, _first).run()
-    return result
+    return allreduce_operation([tensor], True, "allreduce", name, reduction, _first).run()  # type: ignore[no-any-return]
 
 
 def grouped_allreduce_async(
@@ -363,8 +361,8 @@ def alltoall_async(
 
     Arguments are those of `alltoall`.
     """
-    if splits is None and isinstance(tensor, torch.Tensor) and (counts := even_splits(tensor, process_set)):
-        handle = start(opcode.ALLTOALL, tensor, None, name, process_set, Sum, 1.0, 1.0, 0, counts)
+    if splits is None:
+        handle = start(opcode.ALLTOALL, tensor, None, name, process_set)
         if handle is not None:
             return handle
     return alltoall_operation(tensor, splits, name, process_set, lambda *both: both).start()
@@ -409,11 +407,10 @@ def reducescatter_async(
 
     Arguments are those of `reducescatter`.
     """
-    factors = (prescale_factor, postscale_factor)
-    handle = start(opcode.REDUCESCATTER, tensor, None, name, process_set, op, *factors)
+    handle = start(opcode.REDUCESCATTER, tensor, None, name, process_set, op, prescale_factor, postscale_factor)
     if handle is not None:
         return handle
-    reduction = Reduction(resolve_op(op, None), *factors, process_set)
+    reduction = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
     return reducescatter_operation([tensor], "reducescatter", name, reduction, _first).start()
 
 

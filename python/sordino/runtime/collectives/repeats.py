@@ -1,10 +1,10 @@
-"""Operations that all ranks have done before, which need no negotiation.
+"""Operations on ordinary tensors, which one function of the core does. Repeats of small ones need no negotiation.
 
-`context.repeat` is a function of the core (csrc/bindings/repeat.cc):
+`context.repeat` is that function (csrc/bindings/repeat.cc):
 
     repeat(code, waits, tensor, out, name, set_id, op, prescale, postscale, root, splits)
 
-It returns None if the operation has to be done the usual way, which also raises all errors.
+It returns None for tensors and arguments that `Operation` has to handle, or refuse with an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def repeated(context: Context, result: Any, tensor: torch.Tensor | None, out: to
 def start(
     code: int, tensor: torch.Tensor, out: torch.Tensor | None, name: str | None, process_set: ProcessSet, *options: Any
 ) -> int | None:
-    """Start an operation again, and return its handle; None if it has to be started the usual way.
+    """Start an operation, and return its handle; None if `Operation` has to start it.
 
     `options` are the arguments of `context.repeat` from `op` on.
     """
@@ -60,7 +60,7 @@ def start(
 
 
 def _result(handle: Handle, tensor: torch.Tensor, expected: Any) -> Any:
-    """Return the result of an operation; `expected` unless other ranks have sent more, or less, than before."""
+    """Return the result of an operation: `expected`, unless the core has allocated its memory."""
     others = handle.results
     return from_result(others[0], tensor.dtype, tensor.device) if others else expected
 
