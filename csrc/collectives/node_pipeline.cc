@@ -100,7 +100,10 @@ Task move_in_node(Participants& participants, NodeMove move) {
     participants.reach(&SharedBlock::finished, last);
     if (gives) co_await participants.all_reached(&SharedBlock::finished, last);  // then the caller may change its input
   } else {
-    if (gives) line.fill(0);
+    if (gives) {
+      reserve_slots(participants, chunks, std::min(line.most(), participants.slot_bytes));
+      line.fill(0);
+    }
     for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
       if (gives && chunk + 1 < chunks) {
         if (chunk + 1 >= SharedBlock::kSlots)

@@ -33,19 +33,18 @@
 
 namespace sordino {
 
-// Memory in which one rank publishes. Its node peers map it.
+// Memory in which one rank publishes. Its node peers map it. Only the first kHead bytes have memory from the beginning.
+// Data of more than kBeside bytes needs the rest (ProcessSet::remember).
 struct OneShotSlots {
   static constexpr std::size_t kMostBytes = 64 * 1024;
   static constexpr std::size_t kBeside = 40;  // bytes that fit next to the stamp, so that a peer reads one cache line
+  static constexpr std::size_t kHead = 4096;
 
   struct alignas(64) Slot {
     std::atomic<std::uint64_t> stamp;  // turn that the other fields belong to
     std::uint64_t operation;           // 0: declined
     std::uint64_t after;               // operations that the rank has run before; 0 if that does not matter
     std::byte few[kBeside];
-    std::byte many[kMostBytes];
-
-    std::byte* data(std::size_t bytes) { return bytes <= kBeside ? few : many; }
   };
   Slot slots[2];
   alignas(64) std::atomic<bool> resting;  // a rank that publishes must ring this rank
@@ -53,7 +52,13 @@ struct OneShotSlots {
   alignas(64) std::atomic<std::uint64_t> called;
   std::atomic<std::uint64_t> called_for;
   std::atomic<std::uint64_t> late;  // turn * ranks + member: the leader has waited long for the member in this turn
+  alignas(kHead) std::byte many[2][kMostBytes];
+
+  Slot& slot(std::uint64_t turn) { return slots[turn % 2]; }
+  // Where a rank publishes its data of a turn, of which no rank has more than `most` bytes.
+  std::byte* data(std::uint64_t turn, std::size_t most) { return most <= kBeside ? slot(turn).few : many[turn % 2]; }
 };
+static_assert(offsetof(OneShotSlots, many) == OneShotSlots::kHead);
 
 // An operation that a rank enters for a turn. Ranks agree if all are equal.
 struct Entry {
@@ -136,7 +141,7 @@ class OneShot {
   OneShot(std::vector<OneShotSlots*> slots, std::vector<int> members, std::size_t me, std::size_t ranks)
       : slots_(std::move(slots)), members_(std::move(members)), me_(me), ranks_(ranks) {}
 
-  OneShotSlots::Slot& slot(std::size_t place, std::uint64_t turn) const { return slots_[place]->slots[turn % 2]; }
+  OneShotSlots::Slot& slot(std::size_t place, std::uint64_t turn) const { return slots_[place]->slot(turn); }
   bool has_entered(std::size_t place, std::uint64_t turn) const { return slot(place, turn).stamp.load() >= turn; }
   // Publishes an entry and data for this rank's turn. `most`: largest number of bytes that a rank publishes with it.
   void publish(Entry entry, const std::byte* data, std::size_t bytes, std::size_t most);

@@ -27,7 +27,7 @@ bool OneShotFollower::close() {
 
 void OneShotFollower::deliver(const Repeat& repeat, const std::byte*, std::byte* output) {
   if (const std::size_t bytes = repeat.recipe.published; bytes > 0)
-    std::memcpy(output, slot(0, turn_ - 1).data(bytes), bytes);
+    std::memcpy(output, slots_[0]->data(turn_ - 1, bytes), bytes);
 }
 
 std::vector<OneShot::Number> OneShotFollower::awaited() {

@@ -36,7 +36,7 @@ bool OneShotNode::agreed(std::uint64_t turn) const {
 void OneShotNode::deliver(const Repeat& repeat, const std::byte* input, std::byte* output) {
   sources_.resize(slots_.size());
   for (std::size_t place = 0; place < slots_.size(); ++place)
-    sources_[place] = place == me_ ? input : slot(place, turn_ - 1).data(repeat.recipe.most);
+    sources_[place] = place == me_ ? input : slots_[place]->data(turn_ - 1, repeat.recipe.most);
   assemble(repeat.what, repeat.recipe, sources_, output);
 }
 

@@ -191,7 +191,7 @@ void OneShotLeader::fold() {
   if (partial_.empty()) return;
   sources_.resize(slots_.size());
   sources_[0] = input_;
-  for (std::size_t place = 1; place < slots_.size(); ++place) sources_[place] = slot(place, turn_).data(recipe.most);
+  for (std::size_t place = 1; place < slots_.size(); ++place) sources_[place] = slots_[place]->data(turn_, recipe.most);
   reduce_partial(sources_, scaling_of(repeat_->what, ranks_).pre);
 }
 

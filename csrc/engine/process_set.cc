@@ -34,7 +34,8 @@ ProcessSet::ProcessSet(int id, std::vector<int> members, Transport& transport, T
     open_one_shot();
     return;
   }
-  own_block_ = transport.node_memory().allocate(SharedBlock::bytes_for(options.slot_bytes));
+  own_block_ =
+      transport.node_memory().allocate_sparse(SharedBlock::bytes_for(options.slot_bytes), SharedBlock::kUnusedEnd);
   blocks_[static_cast<std::size_t>(me)] = reinterpret_cast<SharedBlock*>(own_block_->data);
   unconnected_.insert(peers.begin(), peers.end());
 }
@@ -71,7 +72,7 @@ void ProcessSet::open_one_shot() {
   const std::vector<int>& own = sites.own();
   std::vector<OneShotSlots*> slots;
   if (own.size() == 1) {
-    own_slots_ = std::make_unique<OneShotSlots>();
+    own_slots_ = std::make_unique_for_overwrite<OneShotSlots>();
     slots.push_back(own_slots_.get());
   } else {
     for (const int member : own) {
@@ -138,6 +139,7 @@ void ProcessSet::remember(Running& over) {
       repeat.recipe = what.recipe(request, repeat.merged, ranks, static_cast<std::size_t>(me));
       repeat.carried = one_shot_->carries(repeat.what, repeat.recipe);
       if (!repeat.carried) repeat.recipe.published = repeat.recipe.most = 0;
+      if (own_block_ && repeat.recipe.most > OneShotSlots::kBeside) own_block_->reserve(SharedBlock::kSlotsBegin);
     }
     one_shot_->remember(std::move(repeat));
   }
@@ -167,6 +169,7 @@ std::unique_ptr<Participants> ProcessSet::gather(const std::vector<int>& members
                                                  static_cast<int>(ranks.size()), sequence_, tag_of(id, sequence_));
   gathered->one_node = std::find(blocks.begin(), blocks.end(), nullptr) == blocks.end();
   gathered->blocks = std::move(blocks);
+  gathered->own_block = own_block_.get();
   gathered->slot_bytes = options_.slot_bytes;
   gathered->patience = options_.patience;
   gathered->slot_use = slot_use_;
