@@ -39,11 +39,12 @@ struct OneShotSlots {
   static constexpr std::size_t kMostBytes = 64 * 1024;
   static constexpr std::size_t kBeside = 40;  // bytes that fit next to the stamp, so that a peer reads one cache line
   static constexpr std::size_t kHead = 4096;
+  static constexpr std::uint64_t kLeaving = std::uint64_t{1} << 63;  // see OneShot::withdraw
 
   struct alignas(64) Slot {
-    std::atomic<std::uint64_t> stamp;  // turn that the other fields belong to
-    std::uint64_t operation;           // 0: declined
-    std::uint64_t after;               // operations that the rank has run before; 0 if that does not matter
+    std::atomic<std::uint64_t> stamp;      // turn that the other fields belong to
+    std::atomic<std::uint64_t> operation;  // 0: declined; may have the bit kLeaving
+    std::uint64_t after;                   // operations that the rank has run before; 0 if that does not matter
     std::byte few[kBeside];
   };
   Slot slots[2];
@@ -51,7 +52,8 @@ struct OneShotSlots {
   // Set by a node's leader: the latest turn in which some rank waits, and the operation that it waits for.
   alignas(64) std::atomic<std::uint64_t> called;
   std::atomic<std::uint64_t> called_for;
-  std::atomic<std::uint64_t> late;  // turn * ranks + member: the leader has waited long for the member in this turn
+  std::atomic<std::uint64_t> begun;  // the latest turn in which the leader may have counted the entries of its node
+  std::atomic<std::uint64_t> late;   // turn * ranks + member: the leader has waited long for the member in this turn
   alignas(kHead) std::byte many[2][kMostBytes];
 
   Slot& slot(std::uint64_t turn) { return slots[turn % 2]; }
@@ -104,6 +106,10 @@ class OneShot {
   // write their next input.
   virtual void deliver(const Repeat& repeat, const std::byte* input, std::byte* output) = 0;
 
+  // Takes back this rank's entry, because the rank leaves: then the turn has no result on any rank. False if other
+  // ranks may have counted the entry. Then the outcome of the turn holds for this rank, too.
+  virtual bool withdraw() = 0;
+
   // Numbers of the operations for which other ranks wait for this rank in this turn.
   virtual std::vector<Number> awaited() = 0;
   virtual void decline();
@@ -143,6 +149,19 @@ class OneShot {
 
   OneShotSlots::Slot& slot(std::size_t place, std::uint64_t turn) const { return slots_[place]->slot(turn); }
   bool has_entered(std::size_t place, std::uint64_t turn) const { return slot(place, turn).stamp.load() >= turn; }
+  Number number_of(std::size_t place, std::uint64_t turn) const {
+    return slot(place, turn).operation.load() & ~OneShotSlots::kLeaving;
+  }
+  // Number of an entry that counts from now on, even if its rank is leaving.
+  Number counted(std::size_t place, std::uint64_t turn) const;
+  // Takes back this rank's published entry, unless `may_be_counted()`, which runs once others can see that this rank is
+  // leaving.
+  template <class MayBeCounted>
+  bool withdraw_unless(MayBeCounted&& may_be_counted) {
+    std::atomic<Number>& own = slot(me_, turn_).operation;
+    Number leaving = own.fetch_or(OneShotSlots::kLeaving) | OneShotSlots::kLeaving;
+    return !may_be_counted() && own.compare_exchange_strong(leaving, 0);
+  }
   // Publishes an entry and data for this rank's turn. `most`: largest number of bytes that a rank publishes with it.
   void publish(Entry entry, const std::byte* data, std::size_t bytes, std::size_t most);
 
