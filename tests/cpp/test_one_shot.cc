@@ -302,7 +302,7 @@ struct Leaving : OneShotNode {
   using OneShot::withdraw_unless, OneShotNode::OneShotNode;
 };
 
-// The other rank enters and closes after this rank has looked, and before it takes its entry back.
+// The other rank closes before this rank takes its entry back, or after this rank has looked whether all have entered.
 void an_entry_that_another_rank_has_counted_is_not_taken_back() {
   const auto repeat = std::make_shared<Repeat>();
   std::vector<std::unique_ptr<OneShotSlots>> memory;
@@ -317,6 +317,9 @@ void an_entry_that_another_rank_has_counted_is_not_taken_back() {
     return false;
   }));
   CHECK(one.over() && one.close());
+  one.enter(repeat, {4, 0}, nullptr);
+  other.enter(repeat, {4, 0}, nullptr);
+  CHECK(other.close() && !one.withdraw() && one.close());
   one.enter(repeat, {6, 0}, nullptr);
   CHECK(one.withdraw() && one.awaited().empty());
   other.enter(repeat, {6, 0}, nullptr);

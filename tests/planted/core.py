@@ -534,7 +534,7 @@ ERRORS = [
         "forgotten rollback",
         "csrc/transport/shm/memory.cc",
         "(whole ? MAP_POPULATE : 0), fd, 0);",
-        "MAP_POPULATE, fd, 0);",
+        "(whole ? 0 : MAP_POPULATE), fd, 0);",
         ("cpp.test_transport",),
     ),
     Error(
