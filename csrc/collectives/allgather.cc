@@ -98,7 +98,7 @@ Task allgather(Participants& participants, const std::byte* input, std::vector<s
   }
   const int size = participants.size();
   const Blocks blocks(sizes);
-  if (participants.one_node && size > 1 && !participants.compute->device()) {
+  if (moves_in_node(participants, false)) {
     NodeMove move{input, {}, [&](std::size_t at, const std::vector<NodeMove::Source>& sources) {
                     for (int step = 0; step < size; ++step) {  // each rank begins with another one
                       const int peer = (participants.me + step) % size;

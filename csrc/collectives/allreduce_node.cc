@@ -116,6 +116,7 @@ Task through_slots(Participants& participants, Pieces& pieces, ReduceOp op, doub
   SlotPipeline pipeline(participants, pieces, op, pre, post);
   const std::uint64_t chunks = pipeline.chunks();
   co_await slots_free(participants);
+  reserve_slots(participants, chunks, std::min(pieces.bytes(), participants.slot_bytes));
   pipeline.copy_in(0);
   for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
     if (chunk + 1 < chunks) pipeline.copy_in(chunk + 1);

@@ -135,7 +135,7 @@ Task run(Operation& operation) {
   std::byte* output = result_memory(*submission.handle, operation, tensor, std::move(shape),
                                     static_cast<std::size_t>(rows) * tensor.row_bytes());
   co_await participants.compute->idle();
-  if (participants.one_node && parts > 1 && !participants.compute->device()) {
+  if (moves_in_node(participants, true)) {
     NodeMatrix sizes(parts);
     for (std::size_t index = 0; index < matrix.size(); ++index)
       sizes[index / parts].push_back(static_cast<std::size_t>(matrix[index]) * tensor.row_bytes());

@@ -37,7 +37,7 @@ Task broadcast(Participants& participants, int root, const std::byte* input, std
     co_return;
   }
   if (participants.me == root && output != input) co_await participants.compute->copy(output, input, bytes);
-  if (participants.one_node && participants.size() > 1 && !participants.compute->device()) {
+  if (moves_in_node(participants, false)) {
     NodeMove move{output,
                   {participants.ranks.size(), {{0, 0}}},
                   [&](std::size_t at, const std::vector<NodeMove::Source>& sources) {

@@ -22,7 +22,7 @@ class NodePipeline {
     for (const auto& parts : move.parts) {
       for (const Part& part : parts) most_ = std::max(most_, part.bytes);
     }
-    const std::size_t room = std::max(participants.slot_bytes / lanes_ / kLine * kLine, kLine);
+    const std::size_t room = participants.slot_bytes / lanes_ / kLine * kLine;
     // At least as many chunks as slots, so that ranks fill and take at the same time. With more, they begin to take
     // sooner, but wait more often.
     const std::size_t parts = (participants.crowded ? 1 : 4) * SharedBlock::kSlots;
@@ -31,6 +31,7 @@ class NodePipeline {
   }
 
   std::size_t most() const { return most_; }
+  std::size_t slot_bytes() const { return lanes_ * chunk_; }  // that are used of a slot
   std::uint64_t chunks() const { return std::max<std::uint64_t>((most_ + chunk_ - 1) / chunk_, 1); }
   bool gives(int participant) const { return input_bytes(participant) > 0; }
   // The parts of an input follow each other.
@@ -119,6 +120,12 @@ Task find_inputs(Participants& participants, const NodeMove& move, const NodePip
 
 }  // namespace
 
+bool moves_in_node(const Participants& participants, bool lanes) {
+  const std::size_t size = participants.ranks.size();
+  return participants.one_node && size > 1 && !participants.compute->device() &&
+         (!lanes || size * kLine <= participants.slot_bytes);
+}
+
 Task move_in_node(Participants& participants, NodeMove move) {
   NodePipeline line(participants, move);
   const std::uint64_t chunks = line.chunks(), last = stage(chunks - 1);
@@ -131,6 +138,7 @@ Task move_in_node(Participants& participants, NodeMove move) {
     participants.reach(&SharedBlock::finished, last);
     if (gives) co_await participants.all_reached(&SharedBlock::finished, last);  // then the caller may change its input
   } else {
+    if (gives) reserve_slots(participants, chunks, line.slot_bytes());
     std::uint64_t filled = 0;
     for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
       for (; gives && filled < std::min(chunk + kAhead, chunks); ++filled) {

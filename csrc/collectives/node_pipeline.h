@@ -32,6 +32,9 @@ struct NodeMove {
   std::function<void(std::size_t at, const std::vector<Source>& sources)> take;
 };
 
+// Whether the participants can give each other data in this way: they share memory, the data is the host's, and a slot
+// has room for a lane of each (if `lanes`).
+bool moves_in_node(const Participants& participants, bool lanes);
 Task move_in_node(Participants& participants, NodeMove move);
 
 }  // namespace sordino

@@ -53,6 +53,17 @@ void OneShot::decline() {
   ++turn_;
 }
 
+OneShot::Number OneShot::counted(std::size_t place, std::uint64_t turn) const {
+  std::atomic<Number>& operation = slot(place, turn).operation;
+  Number number = operation.load();
+  if (number & OneShotSlots::kLeaving) {
+    // Either this succeeds, or the rank has taken its entry back, or another rank has counted it.
+    const Number without = number & ~OneShotSlots::kLeaving;
+    if (operation.compare_exchange_strong(number, without)) number = without;
+  }
+  return number;
+}
+
 void OneShot::receive(int member, const Partial&, std::span<const std::byte>) {
   throw TransportError("member " + std::to_string(member) +
                        " of a process set sent a one-shot message to a member that leads no node");
@@ -60,8 +71,8 @@ void OneShot::receive(int member, const Partial&, std::span<const std::byte>) {
 
 void OneShot::publish(Entry entry, const std::byte* data, std::size_t bytes, std::size_t most) {
   OneShotSlots::Slot& own = slot(me_, turn_);
-  if (bytes > 0) std::memcpy(own.data(most), data, bytes);
-  own.operation = entry.number;
+  if (bytes > 0) std::memcpy(slots_[me_]->data(turn_, most), data, bytes);
+  own.operation.store(entry.number, std::memory_order_relaxed);
   own.after = entry.after;
   // Sequentially consistent with has_entered() and `resting`: either this rank sees `resting`, or the resting rank sees
   // this stamp.

@@ -34,27 +34,34 @@
 
 namespace sordino {
 
-// Memory in which one rank publishes. Its node peers map it.
+// Memory in which one rank publishes. Its node peers map it. Only the first kHead bytes have memory from the beginning.
+// Data of more than kBeside bytes needs the rest (ProcessSet::remember).
 struct OneShotSlots {
   static constexpr std::size_t kMostBytes = 64 * 1024;
   static constexpr std::size_t kBeside = 40;  // bytes that fit next to the stamp, so that a peer reads one cache line
+  static constexpr std::size_t kHead = 4096;
+  static constexpr std::uint64_t kLeaving = std::uint64_t{1} << 63;  // see OneShot::withdraw
 
   struct alignas(64) Slot {
-    std::atomic<std::uint64_t> stamp;  // turn that the other fields belong to
-    std::uint64_t operation;           // 0: declined
-    std::uint64_t after;               // operations that the rank has run before; 0 if that does not matter
+    std::atomic<std::uint64_t> stamp;      // turn that the other fields belong to
+    std::atomic<std::uint64_t> operation;  // 0: declined; may have the bit kLeaving
+    std::uint64_t after;                   // operations that the rank has run before; 0 if that does not matter
     std::byte few[kBeside];
-    std::byte many[kMostBytes];
-
-    std::byte* data(std::size_t bytes) { return bytes <= kBeside ? few : many; }
   };
   Slot slots[2];
   alignas(64) std::atomic<bool> resting;  // a rank that publishes must ring this rank
   // Set by a node's leader: the latest turn in which some rank waits, and the operation that it waits for.
   alignas(64) std::atomic<std::uint64_t> called;
   std::atomic<std::uint64_t> called_for;
-  std::atomic<std::uint64_t> late;  // turn * ranks + member: the leader has waited long for the member in this turn
+  std::atomic<std::uint64_t> begun;  // the latest turn in which the leader may have counted the entries of its node
+  std::atomic<std::uint64_t> late;   // turn * ranks + member: the leader has waited long for the member in this turn
+  alignas(kHead) std::byte many[2][kMostBytes];
+
+  Slot& slot(std::uint64_t turn) { return slots[turn % 2]; }
+  // Where a rank publishes its data of a turn, of which no rank has more than `most` bytes.
+  std::byte* data(std::uint64_t turn, std::size_t most) { return most <= kBeside ? slot(turn).few : many[turn % 2]; }
 };
+static_assert(offsetof(OneShotSlots, many) == OneShotSlots::kHead);
 
 // An operation that a rank enters for a turn. Ranks agree if all are equal.
 struct Entry {
@@ -101,6 +108,10 @@ class OneShot {
   // write their next input.
   virtual void deliver(const Repeat& repeat, const std::byte* input, std::byte* output) = 0;
 
+  // Takes back this rank's entry, because the rank leaves: then the turn has no result on any rank. False if other
+  // ranks may have counted the entry. Then the outcome of the turn holds for this rank, too.
+  virtual bool withdraw() = 0;
+
   // Numbers of the operations for which other ranks wait for this rank in this turn.
   virtual std::vector<Number> awaited() = 0;
   virtual void decline();
@@ -138,8 +149,21 @@ class OneShot {
   OneShot(std::vector<OneShotSlots*> slots, std::vector<int> members, std::size_t me, std::size_t ranks)
       : slots_(std::move(slots)), members_(std::move(members)), me_(me), ranks_(ranks) {}
 
-  OneShotSlots::Slot& slot(std::size_t place, std::uint64_t turn) const { return slots_[place]->slots[turn % 2]; }
+  OneShotSlots::Slot& slot(std::size_t place, std::uint64_t turn) const { return slots_[place]->slot(turn); }
   bool has_entered(std::size_t place, std::uint64_t turn) const { return slot(place, turn).stamp.load() >= turn; }
+  Number number_of(std::size_t place, std::uint64_t turn) const {
+    return slot(place, turn).operation.load() & ~OneShotSlots::kLeaving;
+  }
+  // Number of an entry that counts from now on, even if its rank is leaving.
+  Number counted(std::size_t place, std::uint64_t turn) const;
+  // Takes back this rank's published entry, unless `may_be_counted()`, which runs once others can see that this rank is
+  // leaving.
+  template <class MayBeCounted>
+  bool withdraw_unless(MayBeCounted&& may_be_counted) {
+    std::atomic<Number>& own = slot(me_, turn_).operation;
+    Number leaving = own.fetch_or(OneShotSlots::kLeaving) | OneShotSlots::kLeaving;
+    return !may_be_counted() && own.compare_exchange_strong(leaving, 0);
+  }
   // Publishes an entry and data for this rank's turn. `most`: largest number of bytes that a rank publishes with it.
   void publish(Entry entry, const std::byte* data, std::size_t bytes, std::size_t most);
 

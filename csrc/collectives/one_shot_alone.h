@@ -20,6 +20,7 @@ class OneShotAlone : public OneShot {
   bool over() const override { return true; }
   bool in_vain() const override { return false; }
   bool close() override { return true; }
+  bool withdraw() override { return false; }
   void deliver(const Repeat& repeat, const std::byte* input, std::byte* output) override {
     assemble(repeat.what, repeat.recipe, {&input, 1}, output);
   }

@@ -22,13 +22,20 @@ void OneShotFollower::enter(std::shared_ptr<const Repeat> repeat, Entry entry, c
 bool OneShotFollower::close() {
   if (!over()) return false;
   entered_ = false;
-  return slot(0, turn_++).operation != 0;
+  return number_of(0, turn_++) != 0;
+}
+
+bool OneShotFollower::withdraw() {
+  if (!withdraw_unless([this] { return slots_[0]->begun.load() >= turn_ || has_entered(0, turn_); })) return false;
+  entered_ = false;
+  ++turn_;
+  return true;
 }
 
 void OneShotFollower::deliver(const Repeat& repeat, const std::byte*, std::byte* output) {
   if (repeat.blocks) return copy_result(*repeat.blocks, output);
   if (const std::size_t bytes = repeat.recipe.published; bytes > 0)
-    std::memcpy(output, slot(0, turn_ - 1).data(bytes), bytes);
+    std::memcpy(output, slots_[0]->data(turn_ - 1, bytes), bytes);
 }
 
 std::vector<OneShot::Number> OneShotFollower::awaited() {
@@ -38,7 +45,7 @@ std::vector<OneShot::Number> OneShotFollower::awaited() {
   const OneShotSlots& leader = *slots_[0];
   if (leader.called.load() >= turn_) numbers.push_back(leader.called_for.load());
   for (std::size_t place = 1; place < slots_.size(); ++place) {
-    if (place != me_ && has_entered(place, turn_)) numbers.push_back(slot(place, turn_).operation);
+    if (place != me_ && has_entered(place, turn_)) numbers.push_back(number_of(place, turn_));
   }
   return numbers;
 }

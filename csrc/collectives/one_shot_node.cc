@@ -27,7 +27,7 @@ void OneShotNode::enter(std::shared_ptr<const Repeat> repeat, Entry entry, const
 bool OneShotNode::close() { return over() && agreed(turn_++); }
 
 bool OneShotNode::agreed(std::uint64_t turn) const {
-  const auto entry = [&](std::size_t place) { return Entry{slot(place, turn).operation, slot(place, turn).after}; };
+  const auto entry = [&](std::size_t place) { return Entry{counted(place, turn), slot(place, turn).after}; };
   const Entry first = entry(0);
   for (std::size_t place = 1; place < slots_.size(); ++place) {
     if (entry(place) != first) return false;
@@ -35,11 +35,17 @@ bool OneShotNode::agreed(std::uint64_t turn) const {
   return first.number != 0;
 }
 
+bool OneShotNode::withdraw() {
+  if (!withdraw_unless([this] { return all_entered(turn_); })) return false;
+  ++turn_;
+  return true;
+}
+
 // Reads the slots of the last turn, so it must run before this rank publishes for the next turn.
 void OneShotNode::deliver(const Repeat& repeat, const std::byte* input, std::byte* output) {
   sources_.resize(slots_.size());
   for (std::size_t place = 0; place < slots_.size(); ++place)
-    sources_[place] = place == me_ ? input : slot(place, turn_ - 1).data(repeat.recipe.most);
+    sources_[place] = place == me_ ? input : slots_[place]->data(turn_ - 1, repeat.recipe.most);
   assemble(repeat.what, repeat.recipe, sources_, output);
 }
 
@@ -47,8 +53,7 @@ std::vector<OneShot::Number> OneShotNode::awaited() {
   std::vector<Number> numbers;
   if (closed_ || slot(me_, turn_).stamp.load(std::memory_order_relaxed) >= turn_) return numbers;
   for (std::size_t place = 0; place < slots_.size(); ++place) {
-    if (slot(place, turn_).stamp.load(std::memory_order_acquire) >= turn_)
-      numbers.push_back(slot(place, turn_).operation);
+    if (slot(place, turn_).stamp.load(std::memory_order_acquire) >= turn_) numbers.push_back(number_of(place, turn_));
   }
   return numbers;
 }

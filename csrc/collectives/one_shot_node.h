@@ -8,6 +8,14 @@
 // Turns use two slots alternately, and no barrier closes a turn. A rank that publishes for turn t + 1 has read the
 // inputs of turn t. So once all have published for turn t + 1, no rank reads the slots of turn t any more, and turn
 // t + 2 reuses them.
+//
+// A rank that leaves while the turn is open takes its entry back (withdraw). It first marks the entry, and then looks
+// whether all have entered:
+//
+//   not all have   it sets its number to 0. A rank that closes the turn later has seen all stamps, so it sees the mark,
+//                  too, and counts the entry only if it can remove the mark first. So one of the two succeeds, and the
+//                  other one sees it
+//   all have       it ends the turn like all ranks
 #pragma once
 
 #include "collectives/one_shot.h"
@@ -27,6 +35,7 @@ class OneShotNode : public OneShot {
   bool in_vain() const override { return closed_; }
   bool close() override;
   void deliver(const Repeat& repeat, const std::byte* input, std::byte* output) override;
+  bool withdraw() override;
   std::vector<Number> awaited() override;
   std::vector<int> missing() const override;
 

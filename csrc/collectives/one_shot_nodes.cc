@@ -78,6 +78,12 @@ bool OneShotLeader::close() {
   return agreed;
 }
 
+bool OneShotLeader::withdraw() {
+  if (begun_ || abandoned_) return false;
+  decline();
+  return true;
+}
+
 void OneShotLeader::deliver(const Repeat& repeat, const std::byte*, std::byte* output) {
   if (repeat.blocks) return copy_result(*repeat.blocks, output);
   if (!partial_.empty()) std::memcpy(output, partial_.data(), partial_.size());
@@ -87,7 +93,7 @@ std::vector<OneShot::Number> OneShotLeader::awaited() {
   std::vector<Number> numbers;
   if (abandoned_ || own_ != Own::kNothing) return numbers;
   for (std::size_t place = 1; place < slots_.size(); ++place) {
-    if (has_entered(place, turn_)) numbers.push_back(slot(place, turn_).operation);
+    if (has_entered(place, turn_)) numbers.push_back(number_of(place, turn_));
   }
   for (std::size_t site = 0; site < partners_.size(); ++site) {
     if (arrived(site).turn == turn_) numbers.push_back(arrived(site).entry.number);
@@ -177,7 +183,7 @@ bool OneShotLeader::begin(Time now) {
   if (own_ == Own::kEntered) first = entry_;
   for (std::size_t place = 1; place < slots_.size(); ++place) {
     if (has_entered(place, turn_)) {
-      const Entry entry{slot(place, turn_).operation, slot(place, turn_).after};
+      const Entry entry{number_of(place, turn_), slot(place, turn_).after};
       none |= entry.number == 0 || entry != first.value_or(entry);
       first = entry;
     } else if (gone_[place]) {
@@ -192,6 +198,10 @@ bool OneShotLeader::begin(Time now) {
     none |= arrived(site).turn == turn_ && arrived(site).entry.number == 0;
   none |= now - *since_ > kStandsStill;
   if (!complete && !none) return false;
+  if (!none) {
+    slots_[0]->begun.store(turn_);
+    for (std::size_t place = 1; place < slots_.size(); ++place) none |= counted(place, turn_) == 0;
+  }
   if (none) {
     entry_ = {};
   } else {
@@ -204,7 +214,7 @@ void OneShotLeader::fold() {
   const Recipe& recipe = repeat_->recipe;
   inputs_.resize(slots_.size());
   inputs_[0] = input_;
-  for (std::size_t place = 1; place < slots_.size(); ++place) inputs_[place] = slot(place, turn_).data(recipe.most);
+  for (std::size_t place = 1; place < slots_.size(); ++place) inputs_[place] = slots_[place]->data(turn_, recipe.most);
   if (repeat_->blocks) {
     blocks_.resize(repeat_->blocks->bytes());
     repeat_->blocks->write_own(repeat_->what, inputs_, blocks_.data());

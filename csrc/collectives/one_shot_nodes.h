@@ -30,7 +30,9 @@
 //
 // A leader that has waited long names the missing member to the ranks that wait for it, so that all name the same.
 //
-// A rank leaves only when it waits for nothing. Data that it has published stays valid; the rest is "no result".
+// A rank leaves only when it waits for nothing. Data that it has published stays valid; the rest is "no result". If it
+// leaves while it waits in a turn, it takes its entry back (withdraw) until the turn has begun: a leader declines, and
+// a follower marks its entry as in one_shot_node.h. A leader shows that it has begun before it counts the entries.
 #pragma once
 
 #include <optional>
@@ -70,6 +72,7 @@ class OneShotFollower : public OneShotNodes {
   bool over() const override { return !abandoned_ && has_entered(0, turn_); }
   bool in_vain() const override { return abandoned_ || leader_left_; }
   bool close() override;
+  bool withdraw() override;
   void deliver(const Repeat& repeat, const std::byte* input, std::byte* output) override;
   std::vector<Number> awaited() override;
   void leave(int member) override;
@@ -96,6 +99,7 @@ class OneShotLeader : public OneShotNodes {
   void deliver(const Repeat& repeat, const std::byte* input, std::byte* output) override;
   std::vector<Number> awaited() override;
   void decline() override { own_ = Own::kDeclined; }
+  bool withdraw() override;
   bool advance(Time now) override;
   bool relays() const override { return true; }
   void leave(int member) override;

@@ -88,6 +88,7 @@ class Participants {
   QueueBarrier* barrier = nullptr;     // at which the devices meet; null if they do not
   std::vector<int> members;            // by participant: its place in the process set
   std::vector<SharedBlock*> blocks;    // by participant; null if it shares no memory with this rank
+  Segment* own_block = nullptr;        // memory of this rank's block; null without one
   bool one_node = false;               // every participant has a block in `blocks`
   std::uint64_t stages_used = 0;       // by finished parts of the operation (one per dtype); equal on all ranks
   std::size_t slot_bytes = 0;

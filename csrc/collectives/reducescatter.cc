@@ -113,7 +113,7 @@ Task reducescatter(Participants& participants, DType dtype, const std::byte* inp
     co_await nccl::reducescatter(*participants.channel, dtype, input, std::move(bounds), output, op, pre, post);
     co_return;
   }
-  if (participants.one_node && participants.size() > 1 && !participants.compute->device()) {
+  if (moves_in_node(participants, true)) {
     co_await scatter_in_node(participants, {dtype, bounds, op}, input, output, pre, post);
     co_return;
   }

@@ -1,6 +1,14 @@
 // Block of one rank of a process set, in memory that its node peers map. It holds counters of the rank's progress,
 // locations of its tensors, and words by which devices wait for each other. It also holds slots: for tensors that peers
 // cannot map, and for turns (one_shot.h).
+//
+//   0               counters, locations, words                  memory from the beginning
+//   kOneShotBegin   heads of the slots for turns                memory from the beginning
+//   kUnusedEnd      data of turns, of more than some bytes      memory once ranks know of such an operation
+//   kSlotsBegin     slots for tensors                           memory once the rank fills them
+//
+// So a set that is not used needs 8 KiB per rank. Each rank gives memory to its own block (Segment::reserve), and its
+// peers read only what it has published.
 #pragma once
 
 #include <atomic>
@@ -27,6 +35,7 @@ struct alignas(64) SharedBlock {
   static constexpr std::size_t kTold = 256;
   alignas(64) std::atomic<std::uint64_t> told[kTold];  // by member: latest stamp of its device (queue_barrier.h)
   static constexpr std::size_t kOneShotBegin = 4096;   // offsets in bytes
+  static constexpr std::size_t kUnusedEnd = kOneShotBegin + OneShotSlots::kHead;
   static constexpr std::size_t kSlotsBegin = (kOneShotBegin + sizeof(OneShotSlots) + 4095) / 4096 * 4096;
   static constexpr int kSlots = 4;
 

@@ -48,6 +48,11 @@ Task slots_free(Participants& participants) {
   co_await until(all_have_read);
 }
 
+void reserve_slots(Participants& participants, std::uint64_t chunks, std::size_t bytes) {
+  const std::uint64_t used = std::clamp<std::uint64_t>(chunks, 1, SharedBlock::kSlots);
+  participants.own_block->reserve(SharedBlock::kSlotsBegin + (used - 1) * participants.slot_bytes + bytes);
+}
+
 void slots_used(Participants& participants, std::uint64_t stage) {
   // Assigned member by member, so that the copy of the blocks reuses the memory of the last one.
   participants.slot_use.stamp = participants.stamp(stage);

@@ -19,6 +19,9 @@ Task find_shared(Participants& participants, const Pieces& pieces, std::vector<s
 // Waits until all peers have read the data that the last operation left in this rank's block (slots, staging,
 // locations).
 Task slots_free(Participants& participants);
+// Gives memory to this rank's slots, for `chunks` chunks of up to `bytes` bytes. Throws TransportError if the machine
+// has too little memory.
+void reserve_slots(Participants& participants, std::uint64_t chunks, std::size_t bytes);
 // Records that this operation has used the block, up to a stage of `finished`.
 void slots_used(Participants& participants, std::uint64_t stage);
 // The same for an operation at whose end only the devices meet. Says that this rank has read all locations.

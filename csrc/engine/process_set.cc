@@ -36,7 +36,7 @@ ProcessSet::ProcessSet(int id, std::vector<int> members, Transport& transport, T
     open_one_shot();
     return;
   }
-  own_block_ = transport.node_memory().allocate(block_bytes(transport.rank()));
+  own_block_ = transport.node_memory().allocate_sparse(block_bytes(transport.rank()), SharedBlock::kUnusedEnd);
   SharedBlock* own = blocks_[static_cast<std::size_t>(me)] = reinterpret_cast<SharedBlock*>(own_block_->data);
   own->crowded = options.patience == 0;
   unconnected_.insert(peers.begin(), peers.end());
@@ -84,7 +84,7 @@ void ProcessSet::open_one_shot() {
   const std::vector<int>& own = sites.own();
   std::vector<OneShotSlots*> slots;
   if (own.size() == 1) {
-    own_slots_ = std::make_unique<OneShotSlots>();
+    own_slots_ = std::make_unique_for_overwrite<OneShotSlots>();
     slots.push_back(own_slots_.get());
   } else {
     for (const int member : own) {
@@ -168,6 +168,9 @@ void ProcessSet::remember(Running& over) {
       repeat.recipe = recipe_of(static_cast<std::size_t>(me));
       repeat.carried = one_shot_->carries(repeat, recipe_of);
       if (!repeat.carried) repeat.recipe.published = repeat.recipe.most = 0;
+      if (own_block_ && repeat.recipe.most > OneShotSlots::kBeside) own_block_->reserve(SharedBlock::kSlotsBegin);
+      const bool has_results = repeat.blocks && repeat.blocks->result_bytes() > 0;
+      if (own_block_ && has_results && one_shot_->place() == 0) own_block_->reserve(block_bytes(transport_.rank()));
     }
     one_shot_->remember(std::move(repeat));
   }
@@ -197,6 +200,7 @@ std::unique_ptr<Participants> ProcessSet::gather(const std::vector<int>& members
                                                  static_cast<int>(ranks.size()), sequence_, tag_of(id, sequence_));
   gathered->one_node = std::find(blocks.begin(), blocks.end(), nullptr) == blocks.end();
   gathered->blocks = std::move(blocks);
+  gathered->own_block = own_block_.get();
   gathered->slot_bytes = options_.slot_bytes;
   gathered->crowded = crowded_;
   gathered->patience = options_.patience;

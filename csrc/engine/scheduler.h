@@ -80,6 +80,8 @@ class Scheduler {
   void give_up_entered(ProcessSet& set);
   // Ends the turns that submissions have entered and that are over. True if there were any.
   bool end_turns();
+  // Takes back the submissions that have entered a turn without others having counted them, because this rank leaves.
+  void withdraw();
   // Declines the turns in which other ranks wait for this rank if it does something else, or nothing, for long. True if
   // there were any.
   bool decline(Time now);
@@ -88,7 +90,7 @@ class Scheduler {
 
   // Name of the operation of a handle; empty for a promise, which has no operation.
   std::string operation_of(const Handle& handle) const;
-  // True if all decided operations have ended.
+  // True if all decided operations have ended, and all turns that this rank has entered.
   bool settled() const;
 
   // ---- for the failure detector and the end of a world, on the polling thread

@@ -124,6 +124,16 @@ void Scheduler::give_up_entered(ProcessSet& set) {
   set.one_shot()->abandon();
 }
 
+void Scheduler::withdraw() {
+  for (auto& [id, set] : sets_) {
+    OneShot* shot = set->one_shot();
+    if (!set->entered || set->entered->name.empty() || shot->over() || shot->in_vain() || !shot->withdraw()) continue;
+    shot->rest(false);
+    set->entered.reset();
+    ring_resting(common_.transport, *set);
+  }
+}
+
 bool Scheduler::end_turns() {
   bool ended = false;
   for (auto& [id, set] : sets_) {

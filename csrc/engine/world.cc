@@ -336,9 +336,13 @@ void World::shutdown(const std::string& cause) {
   if (retired_) return;
   const bool failed = common_.failure.latched();
   if (!failed) {
-    // Completes all decided operations, so that no peer waits for this rank's part of them.
+    // Completes all decided operations, so that no peer waits for this rank's part of them. Fails operations that this
+    // rank has announced, or entered in a turn, and others have not: they fail on all ranks.
     Deadline limit(std::chrono::seconds(1));
-    progress_->alone([this] { poll(); });
+    progress_->alone([this] {
+      poll();
+      if (!common_.failure.latched()) scheduler_->withdraw();
+    });
     progress_->wait([&] { return common_.failure.latched() || scheduler_->settled() || limit.passed(); });
     // The same for work on devices, which needs nothing of this thread; its own deadline limits that wait.
     progress_->wait([this] { return common_.failure.latched() || scheduler_->device_in_flight().empty(); });

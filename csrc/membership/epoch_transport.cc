@@ -11,6 +11,9 @@ class EpochMemory : public NodeMemory {
   EpochMemory(NodeMemory& below, std::vector<int> members)
       : NodeMemory(below), below_(below), members_(std::move(members)) {}
   std::shared_ptr<Segment> allocate(std::size_t bytes) override { return below_.allocate(bytes); }
+  std::shared_ptr<Segment> allocate_sparse(std::size_t bytes, std::size_t reserved) override {
+    return below_.allocate_sparse(bytes, reserved);
+  }
 
  protected:
   std::byte* map_host(int rank, const Location& location) override {

@@ -18,6 +18,9 @@ namespace sordino {
 class Segment {
  public:
   virtual ~Segment() = default;
+  // Gives memory to the first `end` bytes of a segment of allocate_sparse(). Must run before a rank touches them.
+  // Throws TransportError if the machine has too little memory. Called by one thread at a time.
+  virtual void reserve(std::size_t end) { static_cast<void>(end); }
   std::byte* data = nullptr;
   std::size_t bytes = 0;
 };
@@ -33,6 +36,8 @@ class NodeMemory {
 
   // Zeroed and page aligned. Throws TransportError if the machine has too little memory.
   virtual std::shared_ptr<Segment> allocate(std::size_t bytes) = 0;
+  // The same, but only the first `reserved` bytes have memory, until Segment::reserve() gives it to more of them.
+  virtual std::shared_ptr<Segment> allocate_sparse(std::size_t bytes, std::size_t reserved) = 0;
   // The same on a device. Released memory is kept for the next segment of the same use, until this object and all its
   // segments are gone. Then it is freed as soon as no peer has it mapped.
   std::shared_ptr<Segment> allocate_on(const std::shared_ptr<Device>& device, std::size_t bytes,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
+import time
+from pathlib import Path
 
 import torch
 
@@ -12,6 +16,7 @@ from checks.reference import assert_equal, assert_reduced, values
 from checks.registry import Seat, check
 from sordino.errors import UsageError
 from sordino.runtime.context import current
+from sordino.runtime.process_set import ProcessSet, new_set_id, remove_set
 
 
 def halves(seat: Seat) -> tuple[list[int], list[int]]:
@@ -134,6 +139,47 @@ def many_sets_one_after_another(seat: Seat) -> None:
         assert hvd.remove_process_set(one)
     assert current().world.sets() == [0]
     seat.same("ids", sorted(seen))
+
+
+def shared_memory() -> tuple[int, int, int]:
+    """Return the bytes of this process's shared segments that have memory, and the numbers of its segments and of its
+    mappings."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # a file that is open no more
+            if "memfd:sordino" in os.readlink(entry):
+                found.append(entry.stat().st_blocks * 512)
+    maps = Path("/proc/self/maps").read_text().count("memfd:sordino")
+    return sum(found), len(found), maps
+
+
+@check(least=2, on=("processes",))
+def unused_sets_cost_kilobytes_and_removed_ones_nothing(seat: Seat) -> None:
+    ranks = list(range(seat.size))
+
+    def use_a_set() -> None:
+        one = ProcessSet(ranks)
+        one.process_set_id = new_set_id(ranks)
+        assert hvd.allreduce(torch.ones(20_000), op=hvd.Sum, process_set=one)[0] == seat.size
+        remove_set(one.process_set_id)
+
+    use_a_set()  # pipes between ranks are created by their first transfer, and stay
+    time.sleep(0.1)
+    seat.meet("used")
+    before, segments, maps = shared_memory()
+    sets = [new_set_id(ranks) for _ in range(20)]
+    seat.meet("added")
+    after, _, _ = shared_memory()
+    assert after - before <= 20 * 8192, (before, after)
+    for one in sets:
+        remove_set(one)
+    for _ in range(100):
+        use_a_set()
+    limit = time.monotonic() + 100
+    while (now := shared_memory()) != (before, segments, maps):  # peers unmap memory when they hear that it is freed
+        assert time.monotonic() < limit, (before, segments, maps, now)
+        time.sleep(0.01)
+    seat.meet("unmapped")
 
 
 @check(least=4)

@@ -7,7 +7,9 @@
 #include <limits>
 #include <thread>
 
+#include "base/relax.h"
 #include "check.h"
+#include "collectives/one_shot_node.h"
 #include "engine/world.h"
 #include "one_shot_calls.h"
 
@@ -254,6 +256,105 @@ void who_lays_and_leaves_has_entered() {
   CHECK(slow.collect() && slow.has(3));
 }
 
+// Submits on a rank, which enters a turn.
+std::shared_ptr<Handle> entered(Engine& rank, Call& call) {
+  const auto handle = call.submit();
+  rank.scheduler.announce();
+  CHECK(rank.scheduler.sets().at(0)->entered.has_value());
+  return handle;
+}
+
+// No rank has a result of a turn that was open when a rank left: also a rank that enters later, and has not heard of
+// it.
+void a_rank_that_leaves_takes_its_entry_back() {
+  Engines ranks({0, 0, 0});
+  agree(ranks, {"x"});
+  std::vector<Call> calls;
+  for (int rank = 0; rank < 3; ++rank) calls.emplace_back(ranks[rank], "x", static_cast<float>(rank + 1));
+  const auto leaving = entered(ranks[0], calls[0]), other = entered(ranks[1], calls[1]);
+  ranks[0].scheduler.withdraw();
+  CHECK(ranks[0].scheduler.settled() && !ranks[1].scheduler.settled());
+  const auto late = entered(ranks[2], calls[2]);
+  CHECK(ranks[1].scheduler.end_turns() && ranks[2].scheduler.end_turns());
+  ranks[0].transport->post(1, Writer().put(Message::kBye).put(std::string()).take());
+  ranks[0].transport->post(2, Writer().put(Message::kBye).put(std::string()).take());
+  for (int times = 0; times < 3; ++times) {
+    ranks[1].poll();
+    ranks[2].poll();
+  }
+  ranks[1].failures.watch(ranks[1].in(0));
+  ranks[2].failures.watch(ranks[2].in(0));
+  CHECK(!leaving->done() && !error_of<PeerLost>(*other).empty() && !error_of<PeerLost>(*late).empty());
+  CHECK(calls[1].has(2) && calls[2].has(3));
+}
+
+// If all have entered, some may have their result. So the rank that leaves takes it, too.
+void a_rank_that_leaves_when_all_have_entered_has_its_result() {
+  Engines ranks({0, 0});
+  agree(ranks, {"x"});
+  Call leaving(ranks[0], "x", 1), other(ranks[1], "x", 2);
+  const auto mine = entered(ranks[0], leaving), theirs = entered(ranks[1], other);
+  ranks[0].scheduler.withdraw();
+  CHECK(!ranks[0].scheduler.settled() && ranks[0].scheduler.end_turns() && ranks[1].scheduler.end_turns());
+  CHECK(mine->done() && !mine->error && leaving.has(3) && theirs->done() && !theirs->error && other.has(3));
+}
+
+struct Leaving : OneShotNode {
+  using OneShot::withdraw_unless, OneShotNode::OneShotNode;
+};
+
+// The other rank closes before this rank takes its entry back, or after this rank has looked whether all have entered.
+void an_entry_that_another_rank_has_counted_is_not_taken_back() {
+  const auto repeat = std::make_shared<Repeat>();
+  std::vector<std::unique_ptr<OneShotSlots>> memory;
+  for (int rank = 0; rank < 2; ++rank) memory.push_back(std::make_unique<OneShotSlots>());
+  const std::vector slots{memory[0].get(), memory[1].get()};
+  Leaving one(slots, {0, 1}, 0, true);
+  OneShotNode other(slots, {0, 1}, 1, true);
+  one.enter(repeat, {4, 0}, nullptr);
+  CHECK(!one.withdraw_unless([&] {
+    other.enter(repeat, {4, 0}, nullptr);
+    CHECK(other.over() && other.close());
+    return false;
+  }));
+  CHECK(one.over() && one.close());
+  one.enter(repeat, {4, 0}, nullptr);
+  other.enter(repeat, {4, 0}, nullptr);
+  CHECK(other.close() && !one.withdraw() && one.close());
+  one.enter(repeat, {6, 0}, nullptr);
+  CHECK(one.withdraw() && one.awaited().empty());
+  other.enter(repeat, {6, 0}, nullptr);
+  CHECK(other.over() && !other.close() && one.free());
+}
+
+// Two ranks in threads, one of which takes its entry back at any moment: both always have the same outcome.
+void threads_agree_on_entries_that_are_taken_back() {
+  constexpr int kTurns = 20'000;
+  const auto repeat = std::make_shared<Repeat>();
+  std::vector<std::unique_ptr<OneShotSlots>> memory;
+  for (int rank = 0; rank < 2; ++rank) memory.push_back(std::make_unique<OneShotSlots>());
+  const std::vector slots{memory[0].get(), memory[1].get()};
+  std::vector<char> outcomes[2];
+  const auto run = [&](std::size_t rank) {
+    OneShotNode shot(slots, {0, 1}, rank, true);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      while (!shot.free()) std::this_thread::yield();
+      for (int wait = 0; wait < turn % (rank == 0 ? 7 : 11); ++wait) relax();
+      shot.enter(repeat, {4, 0}, nullptr);
+      if (rank == 0 && shot.withdraw()) {
+        outcomes[rank].push_back(false);
+        continue;
+      }
+      while (!shot.over()) std::this_thread::yield();
+      outcomes[rank].push_back(shot.close());
+    }
+  };
+  std::thread other(run, 1);
+  run(0);
+  other.join();
+  CHECK(outcomes[0] == outcomes[1]);
+}
+
 // A rank that computes checks for waiting ranks every 50 ms. When some wait, it checks much more often until it has
 // declined.
 void who_is_awaited_looks_again_soon() {
@@ -435,6 +536,10 @@ int main() {
   nobody_waits_for_who_has_left();
   nobody_looks_at_a_set_that_is_to_be_removed();
   who_lays_and_leaves_has_entered();
+  a_rank_that_leaves_takes_its_entry_back();
+  a_rank_that_leaves_when_all_have_entered_has_its_result();
+  an_entry_that_another_rank_has_counted_is_not_taken_back();
+  threads_agree_on_entries_that_are_taken_back();
   who_is_awaited_looks_again_soon();
   who_stands_still_is_named();
   threads_in_any_order();

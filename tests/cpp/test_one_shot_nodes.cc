@@ -246,6 +246,39 @@ void nobody_waits_for_who_has_left() {
 }
 
 // All ranks name it, however far from it they are.
+// A rank that leaves takes its entry back until its leader has begun the turn. After that all have the result.
+void a_rank_that_leaves_takes_its_entry_back_until_the_turn_has_begun() {
+  for (int leaves = 0; leaves < 4; ++leaves) {
+    for (const bool begun : {false, true}) {
+      Engines ranks({0, 0, 1, 1});
+      agree(ranks, {"x"});
+      std::vector<Call> calls = calls_of(ranks, "x");
+      std::vector<std::shared_ptr<Handle>> handles(4);
+      const auto enter = [&](int rank) {
+        handles[static_cast<std::size_t>(rank)] = calls[static_cast<std::size_t>(rank)].submit();
+        ranks[rank].scheduler.announce();
+      };
+      const int leader = leaves / 2 * 2, fellow = leaves ^ 1;
+      enter(leaves);
+      if (begun) {
+        enter(fellow);
+        CHECK(ranks[leader].scheduler.relay(std::chrono::steady_clock::now()));
+      }
+      ranks[leaves].scheduler.withdraw();
+      CHECK(ranks[leaves].scheduler.settled() != begun);
+      for (int rank = 0; rank < 4; ++rank) {
+        if (!handles[static_cast<std::size_t>(rank)]) enter(rank);
+      }
+      for (int times = 0; times < 8; ++times) {
+        for (int rank = 0; rank < 4; ++rank) ranks[rank].poll();
+      }
+      for (const auto& handle : handles) CHECK(handle->done() == begun);
+      for (int rank = 0; rank < 4; ++rank)
+        CHECK(calls[static_cast<std::size_t>(rank)].has(begun ? 10 : static_cast<float>(rank + 1)));
+    }
+  }
+}
+
 void a_leader_that_stands_still_is_named() {
   Config config = Config::from_environment();
   config.timeout_s = 30;
@@ -372,6 +405,7 @@ int main() {
   an_earlier_turn_is_long_ago();
   who_has_its_result_may_leave();
   nobody_waits_for_who_has_left();
+  a_rank_that_leaves_takes_its_entry_back_until_the_turn_has_begun();
   a_leader_that_stands_still_is_named();
   messages_wait_for_the_memory_of_the_node();
   who_has_left_early_is_known();

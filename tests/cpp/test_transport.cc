@@ -1,6 +1,7 @@
 // Shared memory between real processes, mailboxes with messages larger than their rings, pipes, and the sim transport.
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -258,6 +259,49 @@ void segments_know_what_lies_in_them() {
   CHECK_THROWS(TransportError, memory.allocate(std::size_t{1} << 60));
 }
 
+std::size_t memory_of(const Segment& segment, const Location& place) {
+  struct stat file{};
+  CHECK(fstat(static_cast<int>(place.key), &file) == 0 && static_cast<std::size_t>(file.st_size) == segment.bytes);
+  return static_cast<std::size_t>(file.st_blocks) * 512;
+}
+
+// Neither the owner's mapping nor a peer's gives memory to the rest of a sparse segment.
+void a_sparse_segment_has_memory_only_where_it_was_reserved() {
+  constexpr std::size_t kBytes = std::size_t{1} << 20, kMost = std::size_t{64} << 10;
+  shm::ShmMemory owner, peer;
+  peer.introduce(3, getpid());
+  const auto segment = owner.allocate_sparse(kBytes, 8192);
+  const Location place = owner.locate(segment->data, kBytes);
+  const std::byte* seen = peer.map(3, place);
+  segment->data[8191] = std::byte{7};
+  CHECK(seen[8191] == std::byte{7} && memory_of(*segment, place) == 8192);
+  segment->reserve(100);
+  CHECK(memory_of(*segment, place) == 8192);
+  segment->reserve(10'000);
+  const std::size_t some = memory_of(*segment, place);
+  CHECK(some >= 10'000 && some <= 10'000 + kMost);
+  segment->data[9999] = std::byte{8};
+  CHECK(seen[9999] == std::byte{8} && memory_of(*segment, place) == some);
+  segment->reserve(kBytes);
+  segment->data[kBytes - 1] = std::byte{9};
+  CHECK(seen[kBytes - 1] == std::byte{9} && memory_of(*segment, place) == kBytes);
+}
+
+// The lack of memory is an error where memory is reserved. Without that, the first write would be a SIGBUS.
+void a_sparse_segment_that_cannot_have_its_memory_says_so() {
+  shm::ShmMemory memory;
+  const auto segment = memory.allocate_sparse(std::size_t{1} << 42, 4096);
+  std::string text;
+  try {
+    segment->reserve(std::size_t{1} << 42);
+  } catch (const TransportError& error) {
+    text = error.what();
+  }
+  CHECK(text.find("no room for") != std::string::npos && text.find("bytes of shared memory") != std::string::npos,
+        text);
+  segment->data[4095] = std::byte{1};
+}
+
 // A peer's location is checked against its memory: a mapping beyond the end of a file would be a SIGBUS later.
 void memory_that_is_not_there_is_not_mapped() {
   shm::ShmMemory owner, peer;
@@ -347,8 +391,8 @@ void signals_do_not_keep_memory_from_being_reserved() {
     reserved += bytes;
     return 0;
   };
-  CHECK(shm::reserve(7, (std::size_t{1} << 30) + 5, allocate) == 0 && reserved == (off_t{1} << 30) + 5);
-  CHECK(shm::reserve(7, 10, [](int, off_t, off_t) { return ENOSPC; }) == ENOSPC);
+  CHECK(shm::reserve(7, 0, (std::size_t{1} << 30) + 5, allocate) == 0 && reserved == (off_t{1} << 30) + 5);
+  CHECK(shm::reserve(7, 0, 10, [](int, off_t, off_t) { return ENOSPC; }) == ENOSPC);
 }
 
 // Both with a descriptor of the process and without one.
@@ -441,6 +485,8 @@ int main() {
   who_has_given_up_is_passed_over();
   pipes_do_not_believe_what_they_are_told();
   segments_know_what_lies_in_them();
+  a_sparse_segment_has_memory_only_where_it_was_reserved();
+  a_sparse_segment_that_cannot_have_its_memory_says_so();
   memory_that_is_not_there_is_not_mapped();
   memory_that_is_gone_is_told_from_memory_that_cannot_be_mapped();
   signals_do_not_keep_memory_from_being_reserved();

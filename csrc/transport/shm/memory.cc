@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
+#include <mutex>
 
 #include "base/limits.h"
 #include "base/system_error.h"
@@ -18,31 +20,53 @@ namespace {
 // Kernels before 6.10 undo a whole reservation that a signal interrupts. So a reservation that takes longer than the
 // time between two signals never ends. This size takes some milliseconds.
 constexpr std::size_t kSlice = std::size_t{16} << 20;
+constexpr std::size_t kPage = 4096;
+constexpr std::uint64_t kBlock = 512;  // unit of st_blocks
+#ifndef MADV_POPULATE_WRITE
+constexpr int MADV_POPULATE_WRITE = 23;
+#endif
+
+// A sparse segment takes memory in steps of this size, so that it grows only a few times.
+constexpr std::size_t kStep = std::size_t{64} << 10;
+
+// Bytes that the kernel could still give. Reading the limits takes longer than making a small segment. So a recent look
+// counts while it leaves much more than `size`, which the caller is about to take.
+std::size_t available_for(std::size_t size) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kRecent{100};
+  constexpr std::size_t kMuch = std::size_t{256} << 20;
+  static std::mutex mutex;
+  static std::size_t left = 0;
+  static Clock::time_point looked;
+  std::lock_guard lock(mutex);
+  const auto now = Clock::now();
+  if (now - looked > kRecent || left < kMuch || left - kMuch < size) {
+    left = Limits().available_memory();
+    looked = now;
+  }
+  const std::size_t available = left;
+  left -= std::min(left, size);
+  return available;
+}
 
 class MemfdSegment : public Segment {
  public:
-  MemfdSegment(std::shared_ptr<SegmentTable> table, std::size_t size) : table_(std::move(table)) {
-    // A memfd has no size limit of its own. Reserving more than there is would not fail, but wake the out-of-memory
-    // killer.
-    if (const std::size_t available = Limits().available_memory(); size > available) {
-      throw TransportError("no room for a shared segment of " + std::to_string(size) +
-                           " bytes: " + std::to_string(available) + " are available");
-    }
+  MemfdSegment(std::shared_ptr<SegmentTable> table, std::size_t size, std::size_t reserved) : table_(std::move(table)) {
+    bytes = size;
     fd_ = memfd_create("sordino", MFD_CLOEXEC);
     if (fd_ < 0) throw TransportError("memfd_create failed: " + explained(errno));
-    // Reserving the pages now turns "no memory left" into an error here instead of a SIGBUS at the first write.
-    if (const int error = reserve(fd_, size); error != 0) {
+    const bool whole = reserved >= size;
+    try {
+      if (ftruncate(fd_, static_cast<off_t>(size)) != 0) throw no_room(size, explained(errno));
+      give_memory(std::min(reserved, size));
+      void* address = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | (whole ? MAP_POPULATE : 0), fd_, 0);
+      if (address == MAP_FAILED)
+        throw TransportError("cannot map a shared segment of " + std::to_string(size) + " bytes: " + explained(errno));
+      data = static_cast<std::byte*>(address);
+    } catch (...) {
       close(fd_);
-      throw TransportError("no room for a shared segment of " + std::to_string(size) + " bytes: " + explained(error));
+      throw;
     }
-    void* address = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd_, 0);
-    if (address == MAP_FAILED) {
-      const std::string why = explained(errno);
-      close(fd_);
-      throw TransportError("cannot map a shared segment of " + std::to_string(size) + " bytes: " + why);
-    }
-    data = static_cast<std::byte*>(address);
-    bytes = size;
     Location location;
     location.key = static_cast<std::uint64_t>(fd_);
     struct stat file{};
@@ -55,17 +79,39 @@ class MemfdSegment : public Segment {
     munmap(data, bytes);
     close(fd_);
   }
+  void reserve(std::size_t end) override {
+    if (end <= reserved_) return;
+    const std::size_t begin = reserved_ / kPage * kPage;
+    give_memory(std::min((end + kStep - 1) / kStep * kStep, bytes));
+    // Saves a fault per page. Kernels before 5.14 refuse it.
+    static_cast<void>(madvise(data + begin, reserved_ - begin, MADV_POPULATE_WRITE));
+  }
 
  private:
+  static TransportError no_room(std::size_t size, const std::string& why) {
+    return TransportError("no room for " + std::to_string(size) + " bytes of shared memory: " + why);
+  }
+  void give_memory(std::size_t end) {
+    const std::size_t size = end - reserved_;
+    // A memfd has no size limit of its own. Reserving more than there is would not fail, but wake the out-of-memory
+    // killer.
+    if (const std::size_t available = available_for(size); size > available)
+      throw no_room(size, std::to_string(available) + " are available");
+    // Reserving the pages now turns "no memory left" into an error here instead of a SIGBUS at the first write.
+    if (const int error = shm::reserve(fd_, reserved_, end); error != 0) throw no_room(size, explained(error));
+    reserved_ = end;
+  }
+
   std::shared_ptr<SegmentTable> table_;
   int fd_;
+  std::size_t reserved_ = 0;  // bytes at the beginning that have memory
 };
 
 }  // namespace
 
-int reserve(int fd, std::size_t bytes, const std::function<int(int, off_t, off_t)>& allocate) {
-  for (std::size_t at = 0; at < bytes;) {
-    const std::size_t slice = std::min(kSlice, bytes - at);
+int reserve(int fd, std::size_t begin, std::size_t end, const std::function<int(int, off_t, off_t)>& allocate) {
+  for (std::size_t at = begin; at < end;) {
+    const std::size_t slice = std::min(kSlice, end - at);
     const int error = allocate(fd, static_cast<off_t>(at), static_cast<off_t>(slice));
     if (error == 0) {
       at += slice;
@@ -77,7 +123,12 @@ int reserve(int fd, std::size_t bytes, const std::function<int(int, off_t, off_t
 }
 
 std::shared_ptr<Segment> ShmMemory::allocate(std::size_t bytes) {
-  return std::make_shared<MemfdSegment>(table_, std::max<std::size_t>(bytes, 1));
+  const std::size_t size = std::max<std::size_t>(bytes, 1);
+  return std::make_shared<MemfdSegment>(table_, size, size);
+}
+
+std::shared_ptr<Segment> ShmMemory::allocate_sparse(std::size_t bytes, std::size_t reserved) {
+  return std::make_shared<MemfdSegment>(table_, bytes, reserved);
 }
 
 std::byte* ShmMemory::map_host(int rank, const Location& location) {
@@ -101,7 +152,10 @@ std::byte* ShmMemory::map_host(int rank, const Location& location) {
       if (known && file.st_ino != location.file) throw MemoryGone(whose + " is another file by now", rank);
       throw TransportError(whose + " is smaller than the rank announced");
     }
-    void* address = mmap(nullptr, location.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    // Populating the mapping of a sparse segment would give memory to all of it.
+    const bool whole = static_cast<std::uint64_t>(file.st_blocks) * kBlock >= location.bytes;
+    void* address =
+        mmap(nullptr, location.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (whole ? MAP_POPULATE : 0), fd, 0);
     const std::string why = address == MAP_FAILED ? explained(errno) : "";
     close(fd);
     if (address == MAP_FAILED) throw TransportError("cannot map " + whose + ": " + why);

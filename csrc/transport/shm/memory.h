@@ -14,14 +14,16 @@
 
 namespace sordino::shm {
 
-// Allocates the pages of a file, so that a lack of memory is an error here, not a SIGBUS at the first write. Works
-// slice by slice, and repeats a slice that a signal has interrupted. Returns 0 or an errno value. `allocate`:
-// replaceable for tests.
-int reserve(int fd, std::size_t bytes, const std::function<int(int, off_t, off_t)>& allocate = posix_fallocate);
+// Allocates the pages of [begin, end) of a file, so that a lack of memory is an error here, not a SIGBUS at the first
+// write. Works slice by slice, and repeats a slice that a signal has interrupted. Returns 0 or an errno value.
+// `allocate`: replaceable for tests.
+int reserve(int fd, std::size_t begin, std::size_t end,
+            const std::function<int(int, off_t, off_t)>& allocate = posix_fallocate);
 
 class ShmMemory : public NodeMemory {
  public:
   std::shared_ptr<Segment> allocate(std::size_t bytes) override;
+  std::shared_ptr<Segment> allocate_sparse(std::size_t bytes, std::size_t reserved) override;
 
   // Gives the process of `rank`; call this before its memory is mapped. This process itself counts as a peer.
   void introduce(int rank, pid_t pid) { pids_[rank] = pid; }

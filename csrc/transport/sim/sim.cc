@@ -1,5 +1,8 @@
 #include "transport/sim/sim.h"
 
+#include <sys/mman.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -95,37 +98,58 @@ struct Machines {
 
 namespace {
 
+// Memory of a sparse segment that is not reserved cannot be touched: a real segment might have none there.
 class HeapSegment : public Segment {
  public:
-  HeapSegment(std::weak_ptr<Remains> remains, std::shared_ptr<SegmentTable> table, std::size_t size)
-      : remains_(std::move(remains)), table_(std::move(table)) {
-    constexpr std::size_t kPage = 4096;
-    const std::size_t rounded = (size + kPage - 1) / kPage * kPage;
-    pages_.reset(static_cast<std::byte*>(std::aligned_alloc(kPage, rounded)));
+  HeapSegment(std::weak_ptr<Remains> remains, std::shared_ptr<SegmentTable> table, std::size_t size,
+              std::size_t reserved)
+      : remains_(std::move(remains)), table_(std::move(table)), end_(rounded(size)), reserved_(rounded(reserved)) {
+    pages_.reset(static_cast<std::byte*>(std::aligned_alloc(kPage, end_)));
     data = pages_.get();
     if (data == nullptr) throw TransportError("no memory for a segment of " + std::to_string(size) + " bytes");
-    std::memset(data, 0, rounded);
+    std::memset(data, 0, end_);
     bytes = size;
+    protect(PROT_NONE);
     Location location;
     location.key = reinterpret_cast<std::uint64_t>(data);
     table_->add(data, size, location);
   }
   ~HeapSegment() override {
     table_->remove(data);
+    protect(PROT_READ | PROT_WRITE);  // it goes back to the heap
     if (const auto remains = remains_.lock()) remains->take(std::move(pages_));
+  }
+  void reserve(std::size_t end) override {
+    if (end <= reserved_) return;
+    const std::size_t now = std::min(rounded(end), end_);
+    mprotect(data + reserved_, now - reserved_, PROT_READ | PROT_WRITE);
+    reserved_ = now;
   }
 
  private:
+  static constexpr std::size_t kPage = 4096;
+  static std::size_t rounded(std::size_t size) { return (size + kPage - 1) / kPage * kPage; }
+  // Sets the access to the memory that is not reserved.
+  void protect(int access) {
+    if (reserved_ < end_) mprotect(data + reserved_, end_ - reserved_, access);
+  }
+
   Pages pages_;
   std::weak_ptr<Remains> remains_;  // weak, so that a segment that is never freed does not keep the others
   std::shared_ptr<SegmentTable> table_;
+  const std::size_t end_;
+  std::size_t reserved_;  // bytes at the beginning
 };
 
 class HeapMemory : public NodeMemory {
  public:
   explicit HeapMemory(const Machines& machines) : remains_(machines.remains), mapping_(machines.mapping) {}
   std::shared_ptr<Segment> allocate(std::size_t bytes) override {
-    return std::make_shared<HeapSegment>(remains_, table_, std::max<std::size_t>(bytes, 1));
+    const std::size_t size = std::max<std::size_t>(bytes, 1);
+    return std::make_shared<HeapSegment>(remains_, table_, size, size);
+  }
+  std::shared_ptr<Segment> allocate_sparse(std::size_t bytes, std::size_t reserved) override {
+    return std::make_shared<HeapSegment>(remains_, table_, bytes, std::min(reserved, bytes));
   }
 
  protected:
