@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -34,7 +35,8 @@ def fits(seat: Seat, tensor: torch.Tensor) -> bool:
     if seat.size == 1:
         return current().host_device is None
     one_node = len(set(world.nodes)) == 1 and world.shares_memory  # each rank reads all inputs
-    most = 128 * 1024 // max(seat.size, 2) if one_node else 64 * 1024
+    crowded = seat.size > len(os.sched_getaffinity(0))
+    most = min(128 * 1024 * (1 + crowded) // seat.size, 64 * 1024) if one_node else 64 * 1024
     return current().host_device is None and tensor.numel() * tensor.element_size() <= most
 
 

@@ -489,6 +489,22 @@ ERRORS = [
         "",
         _WIDE,
     ),
+    Error(
+        "after a loss only ranks that had met meet again (scheduled pull)",
+        "lost message",
+        "python/sordino/algorithms/scheduled_pull/strategy.py",
+        "if self.active and some_have(self.context, self.settings.process_set, self._was_open):",
+        "if self.active and self._was_open:",
+        ("tests/faults/test_kill_in_openings.py",),
+    ),
+    Error(
+        "after a loss only ranks that had met meet again (AD-PSGD)",
+        "lost message",
+        "python/sordino/algorithms/adpsgd/strategy.py",
+        "if self.active and some_have(self.context, self.settings.process_set, self._was_open):",
+        "if self.active and self._was_open:",
+        ("tests/faults/test_kill_in_openings.py --tier all",),
+    ),
     # ---- late gradients, and steps
     Error(
         "the gradient in flight is not saved",

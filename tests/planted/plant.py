@@ -6,7 +6,7 @@ Words select errors by their names and files. The copies and their builds stay i
 compiles only files that have changed since. The status is 1 if fewer than 95 % of the errors are caught.
 
 A whole run takes hours. The file of --json is written after each error, and says for each at which commit it was tried.
-A run with an existing file tries only errors that are not in it, or that have changed since; with --again, all.
+A run with an existing file leaves out errors that are in it as caught, and have not changed since; with --again, none.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ def main() -> int:
     if not errors:
         raise SystemExit("no error has such a name")
     results = Results(options.json)
-    trials = Trials([error for error in errors if options.again or error.name not in results.outcomes], results)
+    done = set() if options.again else {name for name, outcome in results.outcomes.items() if outcome.caught}
+    trials = Trials([error for error in errors if error.name not in done], results)
     jobs = max(1, (os.cpu_count() or 1) // options.copies)
     copies = [Copy(ROOT / "build" / "planted" / str(number), options.tier, jobs) for number in range(options.copies)]
     with ThreadPoolExecutor(len(copies)) as pool:

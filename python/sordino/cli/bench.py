@@ -29,6 +29,7 @@ IN_A_CLONE = (
     "layered",
     "local_sgd",
     "record",
+    "single_copy",
     "soak",
     "transports",
     "walk",

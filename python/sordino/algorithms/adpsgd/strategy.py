@@ -24,7 +24,7 @@ from sordino.algorithms.strategy import Closure
 from sordino.errors import NonFinite
 from sordino.runtime.context import Context
 from sordino.runtime.exchange.actions import Message, Skip
-from sordino.runtime.exchange.async_agent import Agent, meet, service_numbers
+from sordino.runtime.exchange.async_agent import Agent, meet, service_numbers, some_have
 from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
 
 
@@ -175,8 +175,9 @@ class PairStrategy(ExchangingStrategy):
         super().renew()
         if self.active:
             self._averager.statistics = statistics
-        if self._was_open and self.active:
-            self._open()  # now, because it is collective and all remaining ranks call `renew`
+        # Now, because it is collective and all remaining ranks call `renew`. The loss may have ended it on some only.
+        if self.active and some_have(self.context, self.settings.process_set, self._was_open):
+            self._open()
         self._was_open = False
 
     @contextmanager

@@ -29,7 +29,7 @@ from sordino.errors import UsageError
 from sordino.runtime.collectives.objects import allgather_object
 from sordino.runtime.context import Context
 from sordino.runtime.exchange.actions import Message, Skip
-from sordino.runtime.exchange.async_agent import Agent, meet, service_numbers
+from sordino.runtime.exchange.async_agent import Agent, meet, service_numbers, some_have
 from sordino.runtime.exchange.flat_buffer import Mirror, ParameterBuffer
 
 _TO_MANAGER = ("ask", "done", "failed")
@@ -214,8 +214,9 @@ class PullStrategy(ExchangingStrategy):
     def renew(self) -> None:
         self._was_open |= self._began is not None
         super().renew()
-        if self._was_open and self.active:
-            self._open()  # now, because it is collective and all remaining ranks call `renew`
+        # Now, because it is collective and all remaining ranks call `renew`. The loss may have ended it on some only.
+        if self.active and some_have(self.context, self.settings.process_set, self._was_open):
+            self._open()
         self._was_open = False
 
     @property

@@ -53,6 +53,13 @@ def meet(context: Context, process_set: ProcessSet) -> None:
     allreduce(torch.zeros(1, device=HOST), op=Max, name=name, process_set=process_set)
 
 
+def some_have(context: Context, process_set: ProcessSet, mine: bool) -> bool:
+    """Return whether `mine` is true on some rank of a process set. Collective."""
+    name = context.names.plan("some have", process_set.process_set_id)
+    flag = torch.tensor([float(mine)], device=HOST)
+    return bool(allreduce(flag, op=Max, name=name, process_set=process_set).item())
+
+
 def encode(message: Message) -> str:
     """Return a message as text."""
     return json.dumps(message)
