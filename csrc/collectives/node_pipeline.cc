@@ -19,13 +19,16 @@ class NodePipeline {
  public:
   NodePipeline(Participants& participants, NodeMove& move)
       : participants_(participants), move_(move), lanes_(move.parts.front().size()), sources_(move.parts.size()) {
+    std::size_t givers = 0;
     for (const auto& parts : move.parts) {
-      for (const Part& part : parts) most_ = std::max(most_, part.bytes);
+      std::size_t most = 0;
+      for (const Part& part : parts) most = std::max(most, part.bytes);
+      givers += most > 0;
+      most_ = std::max(most_, most);
     }
     const std::size_t room = participants.slot_bytes / lanes_ / kLine * kLine;
-    // At least as many chunks as slots, so that ranks fill and take at the same time. With more, they begin to take
-    // sooner, but wait more often.
-    const std::size_t parts = (participants.crowded ? 1 : 4) * SharedBlock::kSlots;
+    // With one giver, there are enough chunks that it fills while the others take. If all give, all have work anyway.
+    const std::size_t parts = givers == 1 ? SharedBlock::kSlots : 2;
     const std::size_t wanted = (most_ / parts + kLine - 1) / kLine * kLine;
     chunk_ = std::clamp(wanted, std::min(std::max(kLeastChunk / lanes_ / kLine * kLine, kLine), room), room);
   }

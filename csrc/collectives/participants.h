@@ -92,7 +92,6 @@ class Participants {
   bool one_node = false;               // every participant has a block in `blocks`
   std::uint64_t stages_used = 0;       // by finished parts of the operation (one per dtype); equal on all ranks
   std::size_t slot_bytes = 0;
-  bool crowded = false;              // some rank of the set's node shares its core: each wait for a peer costs much
   int patience = 0;                  // re-reads of a peer's counter before doing something else
   SlotUse slot_use;                  // of the set: by the previous operation, then by this one
   ReceiveBuffer* staging = nullptr;  // of the set: memory that the node maps

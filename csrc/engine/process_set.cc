@@ -202,7 +202,6 @@ std::unique_ptr<Participants> ProcessSet::gather(const std::vector<int>& members
   gathered->blocks = std::move(blocks);
   gathered->own_block = own_block_.get();
   gathered->slot_bytes = options_.slot_bytes;
-  gathered->crowded = crowded_;
   gathered->patience = options_.patience;
   gathered->slot_use = slot_use_;
   gathered->staging = &staging_;

@@ -26,10 +26,10 @@ struct Engine {
   FailureDetector failures;
   membership::View view;
 
-  Engine(std::unique_ptr<Transport> own, const Config& config, int patience)
+  Engine(std::unique_ptr<Transport> own, const Config& config)
       : transport(std::move(own)),
         common(*transport),
-        scheduler(common, config, patience),
+        scheduler(common, config, 0),
         services(
             common, [this] { ++wakes; }, 0),
         failures(common, scheduler, services, config, sink, nullptr, view) {}
@@ -71,15 +71,13 @@ class Engines {
  public:
   using Wrap = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;
 
-  // `wrap`: puts another transport around each rank's transport. `patience`: of the first ranks; others have none.
+  // `wrap`: puts another transport around each rank's transport.
   explicit Engines(
       const std::vector<int>& nodes, Config config = Config::from_environment(),
-      const Wrap& wrap = [](std::unique_ptr<Transport> own) { return own; }, const std::vector<int>& patience = {})
+      const Wrap& wrap = [](std::unique_ptr<Transport> own) { return own; })
       : network_(nodes) {
-    for (auto& transport : network_.transports()) {
-      const int patient = all_.size() < patience.size() ? patience[all_.size()] : 0;
-      all_.push_back(std::make_unique<Engine>(wrap(std::move(transport)), config, patient));
-    }
+    for (auto& transport : network_.transports())
+      all_.push_back(std::make_unique<Engine>(wrap(std::move(transport)), config));
   }
   Engine& operator[](int rank) { return *all_[static_cast<std::size_t>(rank)]; }
   int size() const { return static_cast<int>(all_.size()); }
