@@ -166,18 +166,19 @@ def unused_sets_cost_kilobytes_and_removed_ones_nothing(seat: Seat) -> None:
     use_a_set()  # pipes between ranks are created by their first transfer, and stay
     time.sleep(0.1)
     seat.meet("used")
-    before, segments, maps = shared_memory()
+    before = shared_memory()
     sets = [new_set_id(ranks) for _ in range(20)]
     seat.meet("added")
-    after, _, _ = shared_memory()
-    assert after - before <= 20 * 8192, (before, after)
+    after = shared_memory()
+    assert after[0] - before[0] <= 20 * 8192, (before, after)
     for one in sets:
         remove_set(one)
     for _ in range(100):
         use_a_set()
     limit = time.monotonic() + 100
-    while (now := shared_memory()) != (before, segments, maps):  # peers unmap memory when they hear that it is freed
-        assert time.monotonic() < limit, (before, segments, maps, now)
+    # Peers unmap memory when they hear that it is freed. They may hear of that of earlier operations, too.
+    while any(now > former for now, former in zip(shared_memory(), before)):
+        assert time.monotonic() < limit, (before, shared_memory())
         time.sleep(0.01)
     seat.meet("unmapped")
 

@@ -521,7 +521,7 @@ ERRORS = [
         "csrc/engine/world.cc",
         "if (!common_.failure.latched()) scheduler_->withdraw();",
         "",
-        ("tests/faults/test_suspend_in_turns.py -k shut_down",),
+        ("tests/faults/test_suspend_in_turns.py --tier all -k shut_down",),
     ),
     Error(
         "a new process set has all of its memory at once",
