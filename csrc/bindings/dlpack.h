@@ -47,7 +47,7 @@ struct Table {
   void* stream;
 };
 
-// The function of a tensor type that describes its tensors; null if it has none.
+// Returns the function that describes tensors of a type. Null if the type has no such function.
 inline Describe describe_of(const pybind11::object& type) {
   const pybind11::object capsule = pybind11::getattr(type, "__dlpack_c_exchange_api__", pybind11::none());
   if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;

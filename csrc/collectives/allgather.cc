@@ -109,9 +109,6 @@ Task allgather(Participants& participants, const std::byte* input, std::vector<s
                   }};
     for (const std::size_t bytes : sizes) move.parts.push_back({{0, bytes}});
     co_await move_in_node(participants, std::move(move));
-    for (int peer = 0; peer < size; ++peer) {
-      if (peer != participants.me) participants.count_sent(peer, sizes[static_cast<std::size_t>(participants.me)]);
-    }
     co_return;
   }
   const Sites sites(participants);

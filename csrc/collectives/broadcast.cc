@@ -46,9 +46,6 @@ Task broadcast(Participants& participants, int root, const std::byte* input, std
                   }};
     move.parts[static_cast<std::size_t>(root)][0].bytes = bytes;
     if (bytes > 0) co_await move_in_node(participants, std::move(move));
-    for (int peer = 0; participants.me == root && peer < participants.size(); ++peer) {
-      if (peer != root) participants.count_sent(peer, bytes);
-    }
     co_return;
   }
   const auto [parent, children] = branch_of(participants, root, bytes >= kSegmentsOfChain * kSegment);

@@ -70,6 +70,14 @@ class NodePipeline {
     move_.take(0, sources_);
   }
 
+  void count_sent() {
+    const std::vector<Part>& parts = parts_of(participants_.me);
+    for (int peer = 0; peer < participants_.size(); ++peer) {
+      const std::size_t bytes = parts[lanes_ > 1 ? static_cast<std::size_t>(peer) : 0].bytes;
+      if (peer != participants_.me && bytes > 0) participants_.count_sent(peer, bytes);
+    }
+  }
+
  private:
   using Part = NodeMove::Part;
 
@@ -153,6 +161,7 @@ Task move_in_node(Participants& participants, NodeMove move) {
       line.take(chunk);
     }
   }
+  line.count_sent();
   slots_used(participants, last);
   participants.stages_used += last;
 }

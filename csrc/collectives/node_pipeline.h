@@ -35,6 +35,7 @@ struct NodeMove {
 // Whether the participants can give each other data in this way: they share memory, the data is the host's, and a slot
 // has room for a lane of each (if `lanes`).
 bool moves_in_node(const Participants& participants, bool lanes);
+// Also counts the bytes that this rank gives as sent.
 Task move_in_node(Participants& participants, NodeMove move);
 
 }  // namespace sordino

@@ -58,7 +58,7 @@ struct OneShotSlots {
   alignas(kHead) std::byte many[2][kMostBytes];
 
   Slot& slot(std::uint64_t turn) { return slots[turn % 2]; }
-  // Where a rank publishes its data of a turn, of which no rank has more than `most` bytes.
+  // Returns the place of a rank's data of a turn. No rank publishes more than `most` bytes in that turn.
   std::byte* data(std::uint64_t turn, std::size_t most) { return most <= kBeside ? slot(turn).few : many[turn % 2]; }
 };
 static_assert(offsetof(OneShotSlots, many) == OneShotSlots::kHead);

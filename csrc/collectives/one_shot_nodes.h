@@ -44,7 +44,7 @@
 
 namespace sordino {
 
-// What leaders and followers share.
+// Common part of leaders and followers.
 class OneShotNodes : public OneShot {
  public:
   bool carries(Repeat& repeat, const std::function<Recipe(std::size_t member)>& recipe_of) const override;
@@ -112,7 +112,7 @@ class OneShotLeader : public OneShotNodes {
   struct Step {
     enum class Does { kCall, kSend, kMerge, kReplace } does;
     std::size_t site;
-    std::vector<int> sites;  // whose partial results are combined in what is sent or received
+    std::vector<int> sites;  // the message combines the partial results of these sites
   };
   struct Arrived {
     std::uint64_t turn = 0;

@@ -42,9 +42,6 @@ Task scatter_in_node(Participants& participants, const Parts& parts, const std::
   for (int peer = 0; peer < participants.size(); ++peer) all.push_back({parts.begin(peer), parts.bytes(peer)});
   move.parts.assign(all.size(), all);
   co_await move_in_node(participants, std::move(move));
-  for (int peer = 0; peer < participants.size(); ++peer) {
-    if (peer != participants.me) participants.count_sent(peer, parts.bytes(peer));
-  }
 }
 
 // For each rank of other nodes, one rank of this node folds its part and sends it there.

@@ -117,7 +117,7 @@ void ProcessSet::open_one_shot() {
   finish_opening();
 }
 
-// Tells the turns what has come before they were there.
+// Hands over messages, and members that have left, from before the turns were there.
 void ProcessSet::finish_opening() {
   for (const int member : left_) one_shot_->leave(member);
   for (const auto& [member, what, data] : std::exchange(early_, {})) one_shot_->receive(member, what, data);

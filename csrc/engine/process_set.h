@@ -120,7 +120,7 @@ class ProcessSet {
   ReceiveBuffer staging_;
   std::unique_ptr<OneShotSlots> own_slots_;  // used where this rank shares no memory
   std::unique_ptr<OneShot> one_shot_;
-  // What has come for one_shot_ before it was there: members on other nodes do not wait for this node's blocks.
+  // Messages for one_shot_ that have come before it was there: other nodes do not wait for the blocks of this node.
   struct Early {
     int member;
     OneShot::Partial what;

@@ -39,12 +39,12 @@ void what_is_behind_is_not_overwritten(int slow, std::size_t chunks, bool shared
     const bool differ = kind == Opcode::kAllgather || kind == Opcode::kAlltoall;
     return chunks * kChunk + 100 + (differ ? 10 * static_cast<std::size_t>(rank) : 0);
   };
-  // Of an all-to-all: from which row on a rank gives rows to another one. All ranks give more to later ones.
+  // First row that a rank gives to another one in an all-to-all. All ranks give more rows to later ones.
   const auto begin = [&](int rank, int to) {
     return to == kRanks ? rows(Opcode::kAlltoall, rank)
                         : rows(Opcode::kAlltoall, rank) * static_cast<std::size_t>(to * to) / 10;
   };
-  // Of a reduce-scatter: the first ranks get one row more.
+  // First row that a rank gets in a reduce-scatter. The first ranks get one row more.
   const auto scattered = [&](int rank) {
     const std::size_t all = rows(Opcode::kReducescatter, rank), place = static_cast<std::size_t>(rank);
     return all / kRanks * place + std::min(place, all % kRanks);

@@ -263,7 +263,7 @@ void a_message_of_another_size_is_refused() {
   CHECK_THROWS(TransportError, ranks[0].poll());
 }
 
-// What a member says that it has combined is what the steps have brought it.
+// combined_before() names the members whose vectors the steps have brought.
 void members_know_what_others_have_combined() {
   for (int size = 1; size <= 17; ++size) {
     std::vector<std::set<int>> known;

@@ -336,7 +336,7 @@ void messages_wait_for_the_memory_of_the_node() {
   }
 }
 
-// Who has left before that takes part in no turn.
+// A member that leaves before that takes part in no turn.
 void who_has_left_early_is_known() {
   Engines ranks({0, 0, 1, 1});
   ranks.network().cut(2, 3, true);

@@ -84,7 +84,7 @@ def test_the_others_name_the_rank_that_was_killed_in_a_turn(
             assert report["ended"] == "PeerLost", (rank, report, job.output)
             assert report["named"] == [victim] and f"rank {victim}" in report["text"], report
             assert report["wrong"] == 0, report
-            # What the victim had published before is valid, so the others may have the result of this operation.
+            # The victim's earlier entry is valid, so the others may have the result of this operation.
             assert report["done"] >= STRIKE, report
             after = report["at"] - struck["at"]
             note_time(f"a kill in a turn, {2 if per_node else 1} nodes, until the others raise", after)

@@ -98,7 +98,8 @@ struct Machines {
 
 namespace {
 
-// Memory of a sparse segment that is not reserved cannot be touched: a real segment might have none there.
+// If a rank touches memory of a sparse segment that is not reserved, it crashes: a real segment might have no memory
+// there.
 class HeapSegment : public Segment {
  public:
   HeapSegment(std::weak_ptr<Remains> remains, std::shared_ptr<SegmentTable> table, std::size_t size,

@@ -54,7 +54,7 @@ class BufferedReducer(GradientReducer):
 
     def _make_bucket(self, name: str, members: list[int]) -> Bucket:
         self._twins[name] = super()._make_bucket(name, members), super()._make_bucket(name, members)
-        return self._of_turn(self._twins[name][0])
+        return self._twins[name][self._turn % 2]
 
     def _begin_again(self, index: int) -> None:
         raise StepOrderError(

@@ -48,7 +48,7 @@ class PushSumMixing(Averaging):
             self._to_values()
 
     def _send(self, round: int, received: FlatBuffer | None) -> None:
-        """Add what was `received`, send a copy of the sum, and keep this rank's own share of it."""
+        """Add the parcel that was received, send a copy of the sum, and keep this rank's own share of it."""
         parcel = self._spare.pop() if self._spare else self._new_values()
         weights = self._weights()
         sums = weights
@@ -127,6 +127,8 @@ class PushSumMixing(Averaging):
     def _weights_in(self, buffer: FlatBuffer) -> list[torch.Tensor]:
         """Return the weights that lie among a buffer's values."""
         weights = self.arena.weights
+        if buffer is self.arena:
+            return weights
         return [buffer.flat(one.dtype, one.data_ptr() - self.arena.address, 1) for one in weights]
 
     def _weights(self, buffer: FlatBuffer | None = None) -> list[float]:
