@@ -10,10 +10,12 @@
 namespace sordino {
 
 std::byte* Device::allocate(std::size_t bytes) {
+  bytes = std::max<std::size_t>(bytes, 1);  // for none, CUDA returns null
   return insist(bytes, [&] { return try_allocate(bytes); });
 }
 
 std::byte* Device::take(std::size_t bytes, Stream stream) {
+  bytes = std::max<std::size_t>(bytes, 1);
   return insist(bytes, [&] { return try_take(bytes, stream); });
 }
 

@@ -56,6 +56,17 @@ void others_are_asked_to_make_room() {
   CHECK(holds(text, "no room for 9437184 bytes on simulated device 0") && holds(text, "smaller model or batch"), text);
 }
 
+// CUDA returns null for them, as where there is no room.
+void empty_blocks_need_no_room() {
+  const auto device = device_with(kMiB);
+  std::byte* data = device->take(0, device->queue());
+  CHECK(data != nullptr);
+  device->give_back(data, device->queue());
+  data = device->allocate(0);
+  CHECK(data != nullptr);
+  device->free(data);
+}
+
 // Two ranks of one node; one maps the other's memory.
 struct Pair {
   std::vector<std::unique_ptr<Transport>> ranks = sim::Network({0, 0}).transports();
@@ -157,6 +168,7 @@ void obstacles_name_cause_and_mend() {
 
 int main() {
   others_are_asked_to_make_room();
+  empty_blocks_need_no_room();
   shared_memory_goes_when_nobody_has_it_open();
   memory_that_was_closed_makes_room();
   memory_outlives_its_world();

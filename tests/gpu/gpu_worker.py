@@ -39,9 +39,10 @@ def place(options: argparse.Namespace, folder: Path, number: int) -> Seat:
     device, apart = HOST, False
     if gpu is None:
         count = torch.cuda.device_count()
-        device = torch.device("cuda", hvd.local_rank() % count)
+        # By world ranks: all are on one machine, also where each counts as a node (SORDINO_RANKS_PER_NODE=1).
+        device = torch.device("cuda", hvd.rank() % count)
         torch.cuda.set_device(device)
-        apart = hvd.local_size() <= count
+        apart = hvd.size() <= count
     current().host_device = gpu
     scratch = folder / f"scratch{number}"
     scratch.mkdir(exist_ok=True)

@@ -52,6 +52,14 @@ ERRORS = [
         ("cpp.test_devices",),
     ),
     Error(
+        "an empty block has no room",
+        "off by one",
+        _DEVICE,
+        "  bytes = std::max<std::size_t>(bytes, 1);\n",
+        "",
+        ("cpp.test_devices",),
+    ),
+    Error(
         "memory is freed while a peer has it open",
         "missing wait",
         _DEVICE,

@@ -127,7 +127,7 @@ class SimDevice : public Device {
     return occupied_;
   }
   std::byte* try_allocate(std::size_t bytes) override {
-    if (!occupy(bytes)) return nullptr;
+    if (bytes == 0 || !occupy(bytes)) return nullptr;  // none for no bytes, as CUDA
     const int descriptor = memfd_create("sordino-device", MFD_CLOEXEC);
     if (descriptor < 0 || ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
       throw TransportError("no memory on " + name());
@@ -147,7 +147,7 @@ class SimDevice : public Device {
     blocks_.erase(block);
   }
   std::byte* try_take(std::size_t bytes, Stream) override {
-    if (!occupy(bytes)) return nullptr;
+    if (bytes == 0 || !occupy(bytes)) return nullptr;
     auto* data = new std::byte[bytes];
     std::lock_guard lock(mutex_);
     taken_[data] = bytes;

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
+from importlib import resources
 
 from sordino.cli import bench, completion, doctor, examples, plan, report, run, simulate
 from sordino.errors import SordinoError, UsageError
@@ -52,7 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sordino", description="Data-parallel training for PyTorch with less communication.", allow_abbrev=False
     )
-    parser.add_argument("--version", action="version", version=f"Sordino {metadata.version('sordino')}")
+    # Not by importlib.metadata: a package that was copied into a folder has none.
+    version = resources.files("sordino").joinpath("VERSION").read_text(encoding="utf-8").strip()
+    parser.add_argument("--version", action="version", version=f"Sordino {version}")
     commands = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
     for module, name, text in (
         (run, "run", "start a program on several ranks, on this machine or by mpirun on several"),
