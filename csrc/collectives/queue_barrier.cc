@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "base/awake_clock.h"
+#include "base/error.h"
 
 namespace sordino {
 namespace {
@@ -31,7 +32,9 @@ bool over(Event& event) noexcept {
 std::unique_ptr<QueueBarrier> QueueBarrier::make(const std::shared_ptr<Device>& device,
                                                  std::vector<SharedBlock*> blocks, std::vector<int> ranks, int me) {
   if (!device->waits_for_words() || blocks.size() > SharedBlock::kTold) return nullptr;
-  std::unique_ptr<QueueBarrier> made(new QueueBarrier(device, std::move(blocks), std::move(ranks), me));
+  const std::optional<Stream> queue = device->make_waiting_queue();
+  if (!queue) return nullptr;
+  std::unique_ptr<QueueBarrier> made(new QueueBarrier(device, *queue, std::move(blocks), std::move(ranks), me));
   for (SharedBlock* block : made->blocks_) {
     auto* page = reinterpret_cast<std::byte*>(block);
     if (!device->pin(page, SharedBlock::kOneShotBegin)) return nullptr;
@@ -51,12 +54,20 @@ QueueBarrier::~QueueBarrier() {
   if (letting_go_.joinable()) letting_go_.join();
   if (!done) return;  // the words stay pinned under a device that hangs
   for (std::byte* page : pinned_) pinned_by_->unpin(page);
-  for (const auto& [device, queue] : queues_) device->drop_queue(queue);
+  for (const auto& [device, queue] : queues_) device->drop_waiting_queue(queue);
 }
 
 Stream QueueBarrier::take_queue(const std::shared_ptr<Device>& device) {
   auto found = queues_.find(device);
-  if (found == queues_.end()) found = queues_.emplace(device, device->make_queue()).first;
+  if (found == queues_.end()) {
+    const std::optional<Stream> queue = device->make_waiting_queue();
+    if (!queue) {
+      throw DeviceError("a process set that has used another GPU before finds all queues of " + device->name() +
+                        " in use by other process sets: use one GPU per rank (torch.cuda.set_device), set "
+                        "CUDA_DEVICE_MAX_CONNECTIONS=32 before the program starts, or SORDINO_GPU_ROUTE=host");
+    }
+    found = queues_.emplace(device, *queue).first;
+  }
   // The words of a rank must be written in order, so the new queue waits for the old one.
   if (device_ && device_ != device) device->wait(found->second, device_->record(queue_));
   device_ = device;

@@ -27,7 +27,8 @@ namespace sordino {
 class QueueBarrier {
  public:
   // `blocks` and world `ranks` are those of the set's members; `me` is this rank's place among them. The blocks must
-  // stay mapped as long as this lives. Returns null if the device cannot wait for words, or cannot reach them.
+  // stay mapped as long as this lives. Returns null if the device cannot wait for words, cannot reach them, or has no
+  // waiting queue left.
   static std::unique_ptr<QueueBarrier> make(const std::shared_ptr<Device>& device, std::vector<SharedBlock*> blocks,
                                             std::vector<int> ranks, int me);
   // Waits for the work on the queues, at most 30 s: a device that takes longer hangs, and its words stay pinned.
@@ -36,6 +37,7 @@ class QueueBarrier {
   QueueBarrier& operator=(const QueueBarrier&) = delete;
 
   // Returns the device's queue for the next operation, which runs after all earlier ones, whichever device they use.
+  // DeviceError if another device than make()'s has no waiting queue left.
   Stream take_queue(const std::shared_ptr<Device>& device);
   // Puts a meeting of the members (places, this rank's included) on that queue. Stamps must grow between meetings.
   void meet(std::span<const int> members, std::uint64_t stamp);
@@ -49,8 +51,13 @@ class QueueBarrier {
   bool idle() noexcept;
 
  private:
-  QueueBarrier(std::shared_ptr<Device> pinned_by, std::vector<SharedBlock*> blocks, std::vector<int> ranks, int me)
-      : pinned_by_(std::move(pinned_by)), blocks_(std::move(blocks)), ranks_(std::move(ranks)), me_(me) {}
+  QueueBarrier(std::shared_ptr<Device> pinned_by, Stream queue, std::vector<SharedBlock*> blocks,
+               std::vector<int> ranks, int me)
+      : pinned_by_(std::move(pinned_by)),
+        blocks_(std::move(blocks)),
+        ranks_(std::move(ranks)),
+        me_(me),
+        queues_{{pinned_by_, queue}} {}
   std::atomic<std::uint64_t>& told_by(int member) const { return own().told[static_cast<std::size_t>(member)]; }
   std::uint64_t progress_of(int member) const;
   SharedBlock& own() const { return *blocks_[static_cast<std::size_t>(me_)]; }

@@ -9,6 +9,27 @@
 
 namespace sordino {
 
+std::optional<Stream> Device::make_waiting_queue() {
+  {
+    std::lock_guard lock(mutex_);
+    if (waiting_queues_ >= hardware_queues() / 2) return std::nullopt;
+    ++waiting_queues_;
+  }
+  try {
+    return make_queue();
+  } catch (...) {
+    std::lock_guard lock(mutex_);
+    --waiting_queues_;
+    throw;
+  }
+}
+
+void Device::drop_waiting_queue(Stream queue) noexcept {
+  drop_queue(queue);
+  std::lock_guard lock(mutex_);
+  --waiting_queues_;
+}
+
 std::byte* Device::allocate(std::size_t bytes) {
   bytes = std::max<std::size_t>(bytes, 1);  // for none, CUDA returns null
   return insist(bytes, [&] { return try_allocate(bytes); });

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,9 +45,17 @@ class Device {
   virtual bool takes_nccl() const = 0;
   // This library's own queue, apart from those that compute. Work on it waits for peers only by way of an event.
   virtual Stream queue() const = 0;
-  // Further queues, for work that waits for peers itself.
+  // Further queues.
   virtual Stream make_queue() = 0;
   virtual void drop_queue(Stream queue) noexcept = 0;
+  // A further queue, for work that waits for peers itself; drop_waiting_queue() releases it. None if there are as many
+  // as may wait at once.
+  //
+  // Hardware has few queues (CUDA: 8 per process, or CUDA_DEVICE_MAX_CONNECTIONS), and gives one to each queue that has
+  // work. If all of them wait for peers, nothing else runs on the device, not even what those peers wait for. Half of
+  // them stay free for other work and for what waits for an event of these queues.
+  std::optional<Stream> make_waiting_queue();
+  void drop_waiting_queue(Stream queue) noexcept;
 
   // Returns zeroed memory, ready for any queue; free() releases it. Throws TransportError if there is no room, even
   // after all memory that is kept for later has been given back.
@@ -91,6 +100,8 @@ class Device {
   virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes, Stream stream) = 0;
 
  protected:
+  // How many queues can have work at once, without one waiting for another.
+  virtual int hardware_queues() const = 0;
   // As allocate() and take(), but a single attempt. Null if there is no room.
   virtual std::byte* try_allocate(std::size_t bytes) = 0;
   virtual std::byte* try_take(std::size_t bytes, Stream stream) = 0;
@@ -106,6 +117,7 @@ class Device {
   std::mutex mutex_;
   std::vector<Leftover> leftovers_;
   std::function<void()> make_room_;
+  int waiting_queues_ = 0;
 };
 
 }  // namespace sordino

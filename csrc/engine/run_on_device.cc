@@ -13,6 +13,8 @@
 // moves bytes, so the thread waits for the device. (A queue must not wait for its own host: CUDA calls such as
 // cudaFree, or the loading of a kernel, may block a thread until the queue is empty, so both would wait forever.)
 #include <algorithm>
+#include <cstdint>
+#include <span>
 
 #include "collectives/operations.h"
 #include "collectives/shared_tensors.h"
@@ -28,8 +30,12 @@ bool located(Participants& participants, const std::byte* data, std::size_t byte
   return participants.transport.node_memory().locate(data, bytes).device != 0;
 }
 
-// Finds out, by trying, whether all members of a set on one node can map each other's device memory, and whether their
-// queues can meet.
+// What a rank writes into its memory for the trial.
+std::uint64_t mark_of(int rank) { return 0x9e3779b97f4a7c15u * (static_cast<std::uint64_t>(rank) + 1); }
+
+// Finds out, by trying, whether all members of a set on one node map each other's device memory, and whether their
+// queues can meet. Each writes its mark and reads those of all, because a mapping that succeeds need not be one of the
+// peer's memory (some virtual machines and containers).
 Task try_sharing(Running& running, const std::shared_ptr<Device>& device) {
   Participants& participants = *running.participants;
   SharedDevices& shared = *running.devices;
@@ -37,16 +43,31 @@ Task try_sharing(Running& running, const std::shared_ptr<Device>& device) {
   NodeMemory& memory = participants.transport.node_memory();
   co_await slots_free(participants);  // peers may still read the location that the last operation has left
   SharedBlock* own = participants.blocks[static_cast<std::size_t>(participants.me)];
-  const auto buffer = running.staging->take(device, Where::kDevice, 1, device->queue());
-  own->location = memory.locate(buffer->data(), 1);
+  const Stream queue = device->queue();
+  constexpr std::size_t kBytes = sizeof(std::uint64_t);
+  const std::size_t members = participants.blocks.size(), mine = members;
+  const auto buffer = running.staging->take(device, Where::kDevice, kBytes, queue);
+  const auto on_host = running.staging->take(device, Where::kHost, (members + 1) * kBytes, queue);
+  const std::span marks(reinterpret_cast<std::uint64_t*>(on_host->data()), members + 1);
+  const auto mark_at = [&](std::size_t place) { return reinterpret_cast<std::byte*>(&marks[place]); };
+  marks[mine] = mark_of(participants.ranks[static_cast<std::size_t>(participants.me)]);
+  device->copy(buffer->data(), mark_at(mine), kBytes, queue);
+  co_await reached(device->record(queue));
+  own->location = memory.locate(buffer->data(), kBytes);
   participants.reach(&SharedBlock::offered, kTrial);
   co_await participants.all_reached(&SharedBlock::offered, kTrial);
   own->reaches_devices = true;
   try {
-    for (std::size_t index = 0; index < participants.blocks.size(); ++index) {
+    for (std::size_t index = 0; index < members; ++index) {
       const Location& theirs = participants.blocks[index]->location;
       if (theirs.device == 0) throw TransportError("a rank cannot share its device's memory");
-      if (static_cast<int>(index) != participants.me) memory.map(participants.ranks[index], theirs, device);
+      const bool is_mine = static_cast<int>(index) == participants.me;
+      const std::byte* data = is_mine ? buffer->data() : memory.map(participants.ranks[index], theirs, device);
+      device->copy(mark_at(index), data, kBytes, queue);
+    }
+    co_await reached(device->record(queue));
+    for (std::size_t index = 0; index < members; ++index) {
+      if (marks[index] != mark_of(participants.ranks[index])) own->reaches_devices = false;
     }
   } catch (const TransportError&) {
     own->reaches_devices = false;
@@ -64,7 +85,8 @@ Task try_sharing(Running& running, const std::shared_ptr<Device>& device) {
   shared.mapped = all(&SharedBlock::reaches_devices);
   if (shared.mapped && all(&SharedBlock::waits_for_devices)) shared.barrier = std::move(barrier);
   participants.stages_used += kTrial;
-  running.staging->give_back(buffer, buffer->busy);
+  running.staging->give_back(buffer, device->record(queue));
+  running.staging->give_back(on_host, device->record(queue));
 }
 
 // True if the tensors can be averaged where they are: for each dtype one piece, in memory that peers map.

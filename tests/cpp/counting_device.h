@@ -131,6 +131,7 @@ class CountingDevice : public Device {
   }
 
  protected:
+  int hardware_queues() const override { return 8; }
   std::byte* try_allocate(std::size_t bytes) override { return real_->allocate(bytes); }
   std::byte* try_take(std::size_t bytes, Stream stream) override { return real_->take(bytes, stream); }
 

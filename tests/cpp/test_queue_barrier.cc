@@ -165,6 +165,82 @@ void a_device_that_cannot_wait_has_none() {
   CHECK(QueueBarrier::make(sim::make_device(0), {&blocks[0], &blocks[1]}, {0, 1}, 0) != nullptr);
 }
 
+// Two ranks take part in many sets, in opposite orders. As all of a device's hardware queues would wait otherwise, some
+// sets have no barrier: their ranks' threads wait.
+void not_all_queues_wait() {
+  constexpr std::size_t kSets = 12;
+  const std::array devices{sim::make_device(0), sim::make_device(1)};
+  std::vector<SharedBlock> blocks(2 * kSets);
+  const auto make = [&](std::size_t set, int rank) {
+    return QueueBarrier::make(devices[static_cast<std::size_t>(rank)], {&blocks[2 * set], &blocks[2 * set + 1]}, {0, 1},
+                              rank);
+  };
+  std::array<std::vector<std::unique_ptr<QueueBarrier>>, 2> barriers;
+  for (std::size_t set = 0; set < kSets; ++set) {
+    for (const int rank : {0, 1}) {
+      if (auto made = make(set, rank)) barriers[static_cast<std::size_t>(rank)].push_back(std::move(made));
+    }
+  }
+  CHECK(barriers[0].size() == 4 && barriers[1].size() == 4, barriers[0].size());
+  std::reverse(barriers[1].begin(), barriers[1].end());
+  std::vector<std::shared_ptr<Event>> ends;
+  const std::array members{0, 1};
+  const auto meet_all = [&](std::size_t rank) {
+    for (const auto& barrier : barriers[rank]) {
+      const Stream queue = barrier->take_queue(devices[rank]);
+      barrier->meet(members, 1);
+      ends.push_back(devices[rank]->record(queue));
+    }
+  };
+  const auto are_over = [&] {
+    return std::all_of(ends.begin(), ends.end(), [](const auto& end) { return end->done(); });
+  };
+  meet_all(0);
+  const auto computed = devices[0]->record(devices[0]->make_queue());
+  CHECK(comes([&] { return computed->done(); }) && !are_over());
+  meet_all(1);
+  CHECK(comes(are_over));
+  for (const auto& all : barriers) {
+    for (const auto& barrier : all) barrier->abandon();  // so that a failed test ends, too
+  }
+  barriers[0].pop_back();
+  CHECK(make(0, 0) != nullptr);  // a set that has ended leaves its queue to others
+}
+
+// A mapping may succeed and be of other memory. Then operations go through the host.
+void memory_that_is_not_the_peers_is_not_used() {
+  for (const bool maps_others : {true, false}) {
+    Engines ranks({0, 0, 0});
+    sim::Traits traits;
+    traits.maps_others = maps_others;
+    const auto device = sim::make_device(0, traits);
+    constexpr std::size_t kCount = 10'000;
+    std::vector<std::shared_ptr<Segment>> memory;
+    std::vector<std::shared_ptr<Handle>> handles;
+    for (int rank = 0; rank < 3; ++rank) {
+      memory.push_back(ranks[rank].transport->node_memory().allocate_on(device, kCount * sizeof(float)));
+      auto* values = reinterpret_cast<float*>(memory.back()->data);
+      std::fill_n(values, kCount, static_cast<float>(rank + 1));
+      Request request;
+      request.name = "sum";
+      request.opcode = Opcode::kAllreduce;
+      request.device = device;
+      request.tensors.push_back(
+          {DType::kFloat32, {static_cast<std::int64_t>(kCount)}, memory.back()->data, memory.back()->data});
+      handles.push_back(ranks[rank].scheduler.submit(std::move(request)));
+    }
+    CHECK(comes([&] {
+      ranks.settle();
+      return std::all_of(handles.begin(), handles.end(), [](const auto& handle) { return handle->done(); });
+    }));
+    device->synchronize();
+    for (const auto& segment : memory) {
+      const auto* values = reinterpret_cast<const float*>(segment->data);
+      CHECK(std::all_of(values, values + kCount, [](float x) { return x == 6; }), maps_others);
+    }
+  }
+}
+
 // A rank that has offered its tensor, but not read the others' locations yet, still finds the locations of this
 // operation, although the others have begun the next one.
 void where_tensors_lie_is_told_anew_when_all_have_read_it() {
@@ -185,8 +261,11 @@ void where_tensors_lie_is_told_anew_when_all_have_read_it() {
     return std::pair(ranks[rank].scheduler.submit(std::move(request)), values);
   };
   const auto done = [](const auto& submitted) { return submitted.first->done(); };
-  for (int rank = 0; rank < 3; ++rank) submit(rank, "trial", 1);
-  ranks.settle();
+  const std::array trial{submit(0, "trial", 1), submit(1, "trial", 1), submit(2, "trial", 1)};
+  CHECK(comes([&] {
+    ranks.settle();
+    return done(trial[0]) && done(trial[1]) && done(trial[2]);
+  }));
   const std::array first{submit(0, "first", 1), submit(1, "first", 2), submit(2, "first", 3)};
   for (const int rank : {1, 2}) ranks[rank].poll();      // announce
   for (int turn = 0; turn < 3; ++turn) ranks[0].poll();  // decides and offers
@@ -223,6 +302,8 @@ int main() {
   several_devices_of_one_rank();
   a_device_that_has_failed_holds_nobody_up();
   a_device_that_cannot_wait_has_none();
+  not_all_queues_wait();
+  memory_that_is_not_the_peers_is_not_used();
   where_tensors_lie_is_told_anew_when_all_have_read_it();
   return report();
 }

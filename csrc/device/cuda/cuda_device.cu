@@ -1,5 +1,7 @@
 // A GPU by the CUDA runtime, which is linked statically: without a driver, it finds no devices. All of this is in
 // libsordino_cuda.so, which exports one function; loader.cc opens it.
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -31,6 +33,15 @@ void attempt(int ordinal, const Work& work) noexcept {
 
 // Loaded before the rest of this file: shows whether there are kernels for this GPU at all.
 __global__ void is_there() {}
+
+// The environment variable is CUDA's own: it reads it when a process first uses a GPU, and allows 1 to 32. On an H100
+// with driver 580, n queues that waited held up all others of the process, of every priority; n - 1 held up none.
+int queues_of_a_process() {
+  constexpr int kDefault = 8, kMost = 32;
+  const char* set = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  const int number = set == nullptr ? kDefault : std::atoi(set);
+  return number < 1 ? kDefault : std::min(number, kMost);
+}
 
 // Driver calls for words (numbers in pinned memory), in the form that came with CUDA 12.
 struct Words {
@@ -233,6 +244,7 @@ class CudaDevice : public Device {
   }
 
  protected:
+  int hardware_queues() const override { return hardware_queues_; }
   std::byte* try_allocate(std::size_t bytes) override {
     const Current current(ordinal_);
     void* data = nullptr;
@@ -280,6 +292,7 @@ class CudaDevice : public Device {
   cudaDeviceProp properties_{};
   cudaMemPool_t pool_ = nullptr;
   cudaStream_t queue_ = nullptr, clearing_ = nullptr;  // live as long as the process, like this object
+  const int hardware_queues_ = queues_of_a_process();
   bool waits_for_words_ = false;
   // Data that a peer's GPU wrote here before it wrote a word may still be on its way within this GPU.
   unsigned int flush_ = 0;

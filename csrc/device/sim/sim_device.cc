@@ -11,6 +11,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <semaphore>
 #include <thread>
 
 #include "base/error.h"
@@ -43,9 +44,12 @@ class SimEvent : public Event {
   std::atomic<bool> reached_{false};
 };
 
+// The queues of the hardware. Each queue of the device takes one for a piece of work, and keeps it while that waits.
+using Hardware = std::counting_semaphore<>;
+
 class Queue {
  public:
-  Queue() : thread_([this] { run(); }) {}
+  explicit Queue(std::shared_ptr<Hardware> hardware) : hardware_(std::move(hardware)), thread_([this] { run(); }) {}
   ~Queue() {
     put(nullptr);
     thread_.join();
@@ -72,10 +76,13 @@ class Queue {
       if (!work) return;
       // Runs late enough that a reader that should have waited, and did not, sees the values from before.
       std::this_thread::sleep_for(std::chrono::microseconds(20));
+      hardware_->acquire();
       work();
+      hardware_->release();
     }
   }
 
+  const std::shared_ptr<Hardware> hardware_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> work_;
@@ -93,7 +100,11 @@ static_assert(sizeof(Address) <= sizeof(Ticket));
 class SimDevice : public Device {
  public:
   SimDevice(int ordinal, Traits traits)
-      : ordinal_(ordinal), traits_(traits), kernels_(make_kernels()), queue_(std::make_unique<Queue>()) {}
+      : ordinal_(ordinal),
+        traits_(traits),
+        kernels_(make_kernels()),
+        hardware_(std::make_shared<Hardware>(traits.hardware_queues)),
+        queue_(std::make_unique<Queue>(hardware_)) {}
   ~SimDevice() override {
     further_.clear();  // work on queues uses the blocks
     queue_ = nullptr;
@@ -110,7 +121,7 @@ class SimDevice : public Device {
   Stream queue() const override { return reinterpret_cast<Stream>(queue_.get()); }
 
   Stream make_queue() override {
-    auto made = std::make_unique<Queue>();
+    auto made = std::make_unique<Queue>(hardware_);
     const auto stream = reinterpret_cast<Stream>(made.get());
     std::lock_guard lock(mutex_);
     further_[stream] = std::move(made);
@@ -126,6 +137,7 @@ class SimDevice : public Device {
     std::lock_guard lock(mutex_);
     return occupied_;
   }
+  int hardware_queues() const override { return traits_.hardware_queues; }
   std::byte* try_allocate(std::size_t bytes) override {
     if (bytes == 0 || !occupy(bytes)) return nullptr;  // none for no bytes, as CUDA
     const int descriptor = memfd_create("sordino-device", MFD_CLOEXEC);
@@ -179,7 +191,7 @@ class SimDevice : public Device {
     const std::string path = "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.descriptor);
     const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (descriptor < 0) throw TransportError("cannot open memory of another process's " + name());
-    std::byte* data = map(descriptor, address.bytes);
+    std::byte* data = map(descriptor, address.bytes, traits_.maps_others ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS);
     std::lock_guard lock(mutex_);
     blocks_[data] = {descriptor, address.bytes, 0};
     return data;
@@ -235,8 +247,8 @@ class SimDevice : public Device {
     occupied_ += bytes;
     return true;
   }
-  static std::byte* map(int descriptor, std::size_t bytes) {
-    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  static std::byte* map(int descriptor, std::size_t bytes, int how = MAP_SHARED) {
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, how, descriptor, 0);
     if (data == MAP_FAILED) {
       ::close(descriptor);
       throw TransportError("cannot map memory of a simulated device");
@@ -252,6 +264,7 @@ class SimDevice : public Device {
   const Traits traits_;
   const Failed failed_ = std::make_shared<std::atomic<bool>>(false);
   std::unique_ptr<Kernels> kernels_;
+  const std::shared_ptr<Hardware> hardware_;
   mutable std::mutex mutex_;
   std::size_t occupied_ = 0;
   std::map<std::byte*, Block> blocks_;  // allocated or opened

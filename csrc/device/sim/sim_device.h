@@ -16,6 +16,8 @@ struct Traits {
   bool takes_nccl = false;  // the NCCL in use works on simulated devices
   bool waits_for_words = true;
   std::size_t room = SIZE_MAX;  // bytes of memory
+  bool maps_others = true;      // open() maps the memory of another process; if not, other memory
+  int hardware_queues = 8;      // queues that can have work at once; others wait until one is free
 };
 
 // Devices with the same ordinal are the same hardware, in all processes. Stream 0 is the caller's own thread.

@@ -1,6 +1,8 @@
 // Code that the .cu files share besides current.cuh: scratch memory, and the two kernels that run every operation.
 #pragma once
 
+#include <mutex>
+#include <set>
 #include <utility>
 
 #include "kernels/cuda/current.cuh"
@@ -31,11 +33,27 @@ class Scratch {
   std::byte* data_ = nullptr;
 };
 
+// Loads a kernel on the current device, once. Its first launch would do so, too, but CUDA then waits for all streams of
+// the process, also for those that wait for peers; and the peers may wait for this kernel. Asking for its attributes
+// loads it and waits for nothing (both measured on an H100 with driver 580).
+inline void load(const char* name, const void* kernel) {
+  static std::mutex mutex;
+  static auto* loaded = new std::set<std::pair<int, const void*>>;  // threads may still launch when the process ends
+  int device = 0;
+  check(cudaGetDevice(&device), name);
+  std::lock_guard lock(mutex);
+  if (loaded->contains({device, kernel})) return;
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), name);
+  loaded->emplace(device, kernel);
+}
+
 // Replaces <<<>>>, which returns no error: errors would have to be queried, together with those of other calls.
 template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), std::uint32_t blocks, std::uint32_t threads,
             std::size_t shared, cudaStream_t stream, const Arguments&... arguments) {
   if (blocks == 0) return;
+  load(name, reinterpret_cast<const void*>(kernel));
   void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
   check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads), pointers, shared, stream),
         name);
