@@ -3,10 +3,12 @@
   benchmarks/gpu_check.sh                              # as many stages as fit into the budget
   benchmarks/gpu_check.sh --stages "build kernels"     # some stages; results of earlier calls are kept
   benchmarks/gpu_check.sh --plan                       # print calls that cover all stages, each within the budget
+  benchmarks/gpu_check.sh --quick                      # with brief benchmarks
   benchmarks/gpu_check.sh --dry                        # without a GPU: on simulated devices or the host
 
 It is not interactive, needs no network and installs nothing. It writes into --out: check.json, the page summary.md,
-the benchmarks' files, and logs.tar.gz. After a failed stage the next one runs. It needs torch, numpy, rich, pybind11,
+the benchmarks' files, and logs.tar.gz. After a failed stage the next one runs. Where there are enough cores, stages of
+tests run at the same time, and benchmarks always alone. It needs torch, numpy, rich, pybind11,
 pytest, pytest-timeout, hypothesis, cmake, ninja and nvcc. Ranks are started by an mpirun if there is one (of a wheel in
 --wheels, in $MPI_HOME, in the folder of this Python, or on PATH), otherwise by `sordino run`, which needs no MPI.
 
@@ -51,6 +53,7 @@ class Place:
         found: the machine, from machine.describe.
         dry: whether the check runs without a GPU.
         nccl: a tarball of NCCL's source, or None.
+        quick: whether benchmarks run briefly.
     """
 
     out: Path
@@ -58,6 +61,7 @@ class Place:
     found: dict[str, Any]
     dry: bool = False
     nccl: Path | None = None
+    quick: bool = False
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
 
     @property
@@ -72,6 +76,7 @@ class Place:
             "out": str(self.out),
             "architecture": self.found["architecture"],
             "nccl": str(self.nccl or ""),
+            "quick": "--quick" if self.quick else "",
         }
 
     def lacks(self, need: str) -> str | None:
@@ -131,38 +136,80 @@ class Record:
         summary.write(self._place.out)
 
 
-def run_stage(stage: Stage, place: Place, left: float, record: Record) -> None:
-    """Run one stage with the remaining budget; on a GPU for at most twice its expected seconds."""
+@dataclass
+class Run:
+    """A stage under way.
+
+    Attributes:
+        begin: the time of the start, by time.monotonic.
+        limit: seconds after which it is ended.
+    """
+
+    stage: Stage
+    process: subprocess.Popen[bytes]
+    log: Path
+    begin: float
+    limit: float
+
+    def is_late(self) -> bool:
+        return time.monotonic() - self.begin > self.limit
+
+    def finish(self, record: Record, remark: str) -> None:
+        """End what is left of its processes, and record the result."""
+        status = self.process.poll()
+        if status is None:
+            status, remark = 124, f"ended after {self.limit:.0f} s"
+        elif status != 0:
+            remark = f"status {status}"
+        _end(self.process)
+        seconds = time.monotonic() - self.begin
+        record.note(self.stage, "failed" if status else "passed", seconds, remark, self.log)
+
+
+def start(stage: Stage, place: Place, left: float, record: Record) -> Run | None:
+    """Start a stage with the remaining budget; on a GPU for at most twice its expected seconds. None if it cannot."""
     command = stage.dry if place.dry else stage.command
     missing = next((why for need in stage.needs if (why := place.lacks(need))), None)
     if missing:
         record.note(stage, "left out", remark=missing)
-        return
+        return None
     if left < LEAST_S:
-        return
+        return None
     limit = left if place.dry else min(left, 2 * stage.seconds)
     record.note(stage, "under way")
-    log, begin = place.logs / f"{stage.name}.log", time.monotonic()
+    log = place.logs / f"{stage.name}.log"
     told = {name: stages.words(value, place.known())[0] for name, value in stage.environment.items()}
-    told["SORDINO_TEST_JOB_S"] = str(
-        max(1, int(limit - GRACE_S))
-    )  # a job of ranks ends before that, and prints its stacks
+    # A job of ranks ends before that, and prints its stacks.
+    told["SORDINO_TEST_JOB_S"] = str(max(1, int(limit - GRACE_S)))
     with open(log, "wb") as output:
         process = subprocess.Popen(
             stages.words(command, place.known()),
             cwd=ROOT, env=place.environment | told, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,
         )  # fmt: skip
-        remark = stage.instead if place.dry else ""
-        try:
-            status = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            status, remark = 124, f"ended after {limit:.0f} s"
-        finally:
-            _end(process)
-    if status not in (0, 124):
-        remark = f"status {status}"
-    record.note(stage, "failed" if status else "passed", time.monotonic() - begin, remark, log)
+    return Run(stage, process, log, time.monotonic(), limit)
+
+
+def run_together(
+    group: Sequence[Stage], place: Place, left: float, record: Record, say: Callable[[Stage], None]
+) -> None:
+    """Run stages at the same time, each until its end or its limit; call `say` at the end of each."""
+    runs: list[Run] = []
+    try:
+        for stage in group:
+            if run := start(stage, place, left, record):
+                runs.append(run)
+            else:
+                say(stage)
+        while runs:
+            time.sleep(0.02)
+            for run in [run for run in runs if run.process.poll() is not None or run.is_late()]:
+                runs.remove(run)
+                run.finish(record, run.stage.instead if place.dry else "")
+                say(run.stage)
+    finally:
+        for run in runs:
+            _end(run.process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -181,12 +228,15 @@ def check(place: Place, chosen: Sequence[Stage], budget: float, say: Callable[[s
     begin = time.monotonic()
     place.logs.mkdir(parents=True, exist_ok=True)
     record = Record(place, chosen)
-    for stage in chosen:
-        run_stage(stage, place, budget - (time.monotonic() - begin), record)
+
+    def tell(stage: Stage) -> None:
         entry = record.entries[stage.name]
         say(f"{stage.name:<16} {entry['status']:<12} {entry['seconds']:>6.1f} s  {entry['remark']}")
         with tarfile.open(place.out / "logs.tar.gz", "w:gz") as archive:
             archive.add(place.logs, "logs")
+
+    for group in stages.groups(chosen, os.cpu_count() or 1):
+        run_together(group, place, budget - (time.monotonic() - begin), record, tell)
     return all(record.entries[stage.name]["status"] in ("passed", "left out") for stage in chosen)
 
 
@@ -230,6 +280,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options.add_argument("--budget", type=int, default=BUDGET_S, metavar="S", help=f"seconds (default {BUDGET_S})")
     options.add_argument("--stages", default="", metavar="NAMES", help="names of the stages to run (default: all)")
     options.add_argument("--plan", action="store_true", help="print the calls that cover the stages, and run none")
+    options.add_argument("--quick", action="store_true", help="run the benchmarks briefly")
     options.add_argument("--dry", action="store_true", help="run without a GPU, on simulated devices or the host")
     options.add_argument("--nccl", type=Path, metavar="FILE", help="tarball (.tar.gz) of NCCL's source, 2.30 or later")
     options.add_argument(
@@ -266,7 +317,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print("gpu_check: torch sees no CUDA device here; use --dry to run what needs none", file=sys.stderr)
         return 2
     out.mkdir(parents=True, exist_ok=True)
-    place = Place(out, work, found, chosen.dry, chosen.nccl and chosen.nccl.resolve(), told)
+    place = Place(out, work, found, chosen.dry, chosen.nccl and chosen.nccl.resolve(), chosen.quick, told)
     well = check(place, wanted, chosen.budget, lambda line: print(line, flush=True))
     print(f"\n{(out / 'summary.md').read_text(encoding='utf-8')}")
     return 0 if well else 1

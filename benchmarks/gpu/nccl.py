@@ -21,9 +21,10 @@ LEAST = (2, 30)
 """The first NCCL with NCCL_MULTI_RANK_GPU_ENABLE."""
 FUNCTIONS = (
     "SendRecv|(AllGather|Broadcast) RING *|"
-    "(AllReduce|Reduce|ReduceScatter) (Sum|Prod|MinMax) ([iu](8|32|64)|f(16|32|64)|bf16) RING SIMPLE"
+    "(AllReduce|Reduce|ReduceScatter) (Sum|Prod|MinMax) ([iu](8|32|64)|f(16|32|64)|bf16) RING SIMPLE|"
+    "(AllReduce|Reduce|ReduceScatter) PreMulSum (f(16|32|64)|bf16) RING SIMPLE"
 )
-"""Value of NCCL's ONLY_FUNCS (see its src/device/generate.py)."""
+"""Value of NCCL's ONLY_FUNCS (see its src/device/generate.py). An average is NCCL's PreMulSum."""
 
 
 def unpack(archive: Path, folder: Path) -> Path:

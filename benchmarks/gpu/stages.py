@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+CORES_BESIDE = 12  # least cores on which stages run at the same time
 BUILD_AGAIN_S = 20  # with the build tree of an earlier call
 RANKS = "tests/gpu/test_gpu_ranks.py"
 PRETENDED = "tests/mp/test_gpu_worker.py"
@@ -26,6 +27,7 @@ SHARED_GPU = {
     "NCCL_MAX_CTAS": "4",
     "NCCL_ALGO": "Ring",
     "NCCL_PROTO": "Simple",
+    "NCCL_SOCKET_IFNAME": "lo",
 }
 
 
@@ -41,6 +43,7 @@ class Stage:
         dry: command without a GPU, or empty.
         instead: text of the page about that command.
         environment: environment variables to set.
+        beside: whether it may run beside others that may: it measures no time, or with much room.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Stage:
     dry: str = ""
     instead: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    beside: bool = False
 
 
 def collected(words: str) -> str:
@@ -62,39 +66,51 @@ STAGES = (
           "{python} -m benchmarks.gpu.build {work} {architecture}", "for sm_90 where there is an nvcc"),
     Stage("ctest", 40, "{python} -m benchmarks.gpu.build --ctest {work}", ("a build",),
           "{python} -m benchmarks.gpu.build --ctest {work}", "as on a GPU"),
-    Stage("kernels", 100, f"{PYTEST} {KERNELS}",
-          dry=f"{PYTEST} {HOST_KERNELS}", instead="the host's kernels"),
-    Stage("one_rank", 90, f"{PYTEST} {RANKS} -k 1-on1",
-          dry=f"{PYTEST} {PRETENDED} -k 1-pretended", instead="a simulated device"),
-    Stage("racecheck", 160, f"{SANITIZER} racecheck {PYTEST} -x {KERNELS} {RACES}",
-          ("a build", "a GPU", "compute-sanitizer"), collected(f"{KERNELS} {RACES}"), "not run"),
-    Stage("two_ranks", 220, f"{PYTEST} {RANKS} -k 2-on1",
-          dry=f"{PYTEST} {PRETENDED} -k 2-pretended", instead="a simulated device"),
-    Stage("lost_ranks", 150, f"{PYTEST} {RANKS} -k lost",
-          dry=f"{PYTEST} {PRETENDED} -k lost", instead="a simulated device"),
-    Stage("gpu_kernels", 180, "{python} benchmarks/gpu_kernels.py --results {out}",
-          dry="{python} benchmarks/gpu_kernels.py --pretend", instead="the host's kernels"),
-    Stage("four_ranks", 130, f"{PYTEST} {RANKS} -k 4-on1",
-          dry=f"{PYTEST} {PRETENDED} -k '4-pretended and way'", instead="a simulated device"),
-    Stage("gpu_ranks", 60, f"{RUN_2} benchmarks/gpu_ranks.py --results {{out}}",
-          dry=f"{RUN_2} benchmarks/gpu_ranks.py --pretend", instead="a simulated device"),
-    Stage("gpu_step", 60, f"{RUN_2} benchmarks/gpu_step.py --results {{out}}",
-          dry=f"{RUN_2} benchmarks/gpu_step.py --pretend", instead="a simulated device"),
-    Stage("gpu_step_alone", 30, "{python} benchmarks/gpu_step.py --results {out}",
-          dry="{python} benchmarks/gpu_step.py --pretend", instead="a simulated device"),
-    Stage("memcheck", 100, f"{SANITIZER} memcheck {PYTEST} -x {KERNELS} -k float32",
-          ("a build", "a GPU", "compute-sanitizer"), collected(f"{KERNELS} -k float32"), "not run",
-          {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
-    Stage("large", 40, f"{PYTEST} tests/gpu -m 'gpu and large'",
-          dry=collected("tests/gpu -m 'gpu and large'"), instead="not run"),
     Stage("nccl_build", 240, f"{NCCL} {{work}}/nccl {{nccl}} {{architecture}}", ("a GPU", "NCCL's source"),
           f"{NCCL} --try {{work}}/nccl {{nccl}}", "unpacked and generated, not compiled"),
-    Stage("nccl_ranks", 150, f"{PYTEST} {RANKS} -k '2-on1 and nccl'",
+    Stage("kernels", 40, f"{PYTEST} {KERNELS}",
+          dry=f"{PYTEST} {HOST_KERNELS}", instead="the host's kernels", beside=True),
+    Stage("one_rank", 60, f"{PYTEST} {RANKS} -k 1-on1",
+          dry=f"{PYTEST} {PRETENDED} -k 1-pretended", instead="a simulated device", beside=True),
+    Stage("two_ranks", 110, f"{PYTEST} {RANKS} -k 2-on1",
+          dry=f"{PYTEST} {PRETENDED} -k 2-pretended", instead="a simulated device", beside=True),
+    Stage("lost_ranks", 80, f"{PYTEST} {RANKS} -k lost",
+          dry=f"{PYTEST} {PRETENDED} -k lost", instead="a simulated device", beside=True),
+    Stage("four_ranks", 110, f"{PYTEST} {RANKS} -k 4-on1",
+          dry=f"{PYTEST} {PRETENDED} -k '4-pretended and way'", instead="a simulated device", beside=True),
+    Stage("racecheck", 80, f"{SANITIZER} racecheck {PYTEST} -x {KERNELS} {RACES}",
+          ("a build", "a GPU", "compute-sanitizer"), collected(f"{KERNELS} {RACES}"), "not run", beside=True),
+    Stage("memcheck", 40, f"{SANITIZER} memcheck {PYTEST} -x {KERNELS} -k float32",
+          ("a build", "a GPU", "compute-sanitizer"), collected(f"{KERNELS} -k float32"), "not run",
+          {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, beside=True),
+    Stage("nccl_ranks", 60, f"{PYTEST} {RANKS} -k '2-on1 and nccl'",
           ("a build", "a GPU", "an NCCL for shared GPUs"),
-          f"{PYTEST} tests/python/test_device_checks.py -k nccl --slice 1/12", "NCCL's stand-in", SHARED_GPU),
+          f"{PYTEST} tests/python/test_device_checks.py -k nccl --slice 1/12", "NCCL's stand-in", SHARED_GPU,
+          beside=True),
     Stage("two_gpus", 120, f"{PYTEST} {RANKS} -k 2-on2", ("a build", "two GPUs"),
-          collected(f"{RANKS} -k 2-on2"), "not run"),
+          collected(f"{RANKS} -k 2-on2"), "not run", beside=True),
+    Stage("large", 20, f"{PYTEST} tests/gpu -m 'gpu and large'",
+          dry=collected("tests/gpu -m 'gpu and large'"), instead="not run"),
+    Stage("gpu_kernels", 120, "{python} benchmarks/gpu_kernels.py {quick} --results {out}",
+          dry="{python} benchmarks/gpu_kernels.py --pretend", instead="the host's kernels"),
+    Stage("gpu_ranks", 60, f"{RUN_2} benchmarks/gpu_ranks.py {{quick}} --results {{out}}",
+          dry=f"{RUN_2} benchmarks/gpu_ranks.py --pretend", instead="a simulated device"),
+    Stage("gpu_step", 90, f"{RUN_2} benchmarks/gpu_step.py {{quick}} --results {{out}}",
+          dry=f"{RUN_2} benchmarks/gpu_step.py --pretend", instead="a simulated device"),
+    Stage("gpu_step_alone", 60, "{python} benchmarks/gpu_step.py {quick} --results {out}",
+          dry="{python} benchmarks/gpu_step.py --pretend", instead="a simulated device"),
 )  # fmt: skip
+
+
+def groups(stages: Sequence[Stage], cores: int) -> list[list[Stage]]:
+    """Divide stages, in their order, into groups that run one after the other; the stages of a group run at once."""
+    found: list[list[Stage]] = []
+    for stage in stages:
+        if cores >= CORES_BESIDE and stage.beside and found and found[-1][0].beside:
+            found[-1].append(stage)
+        else:
+            found.append([stage])
+    return found
 
 
 def named(names: Sequence[str]) -> list[Stage]:

@@ -4,7 +4,9 @@ Memory that is freed meanwhile is not reused too early. No check waits for the w
 from __future__ import annotations
 
 import gc
+import random
 import time
+from itertools import combinations
 
 import pytest
 import torch
@@ -115,6 +117,25 @@ def handles_that_nobody_waits_for(seat: Seat) -> None:
         assert float(hvd.allreduce(spoil, name="kept").mean()) == turn
 
 
+@check(least=4)
+def many_sets_in_any_order(seat: Seat) -> None:
+    """Each rank takes part in more sets than may wait on a GPU at once, and uses them in an order of its own."""
+    members = [ranks for count in (2, 3) for ranks in combinations(range(seat.size), count)]
+    sets = [(ranks, hvd.add_process_set(list(ranks))) for ranks in members]
+    mine = [(ranks, own) for ranks, own in sets if seat.rank in ranks]
+    for turn in range(4):
+        handles = []
+        for ranks, own in random.Random(100 * turn + seat.rank).sample(mine, len(mine)):
+            tensor = seat.put(values(seat.rank, 70_001, torch.float32, seed=turn + len(ranks)))
+            handle = hvd.allreduce_async(tensor, name=f"any.{turn}", op=hvd.Sum, process_set=own)
+            handles.append((ranks, handle))
+        for ranks, handle in handles:
+            given = [values(rank, 70_001, torch.float32, seed=turn + len(ranks)) for rank in ranks]
+            assert_reduced(hvd.synchronize(handle).cpu(), hvd.Sum, given)
+    for _, own in sets:
+        hvd.remove_process_set(own)
+
+
 @check(cuda=True)
 def results_outlive_the_pool(seat: Seat) -> None:
     """Results are in torch's own memory: they survive emptying its cache, and more operations."""
@@ -154,6 +175,9 @@ def a_graph_is_captured_while_operations_are_under_way(seat: Seat) -> None:
     """The other ranks come late, so this rank moves data and allocates in the middle of its capture."""
     static = torch.ones(1000, device=seat.device)
     assert float((static * 2).sum()) == 2000.0  # its kernels are loaded
+    hvd.allreduce(static, op=hvd.Sum, name="first")  # as in rank_graphs.first_operations
+    hvd.allgather(static, name="first")
+    torch.cuda.synchronize()
     for turn in range(seat.size):
         count = 1_000_003 * (turn + 1)
         given = [torch.full((count,), float(rank)) for rank in range(seat.size)]

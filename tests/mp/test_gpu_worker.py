@@ -13,7 +13,7 @@ from gpu_jobs import JOB_TIMEOUT_S, Jobs, World, lose_a_rank, names, open_mpi
 
 WORLD, ALONE, FOUR = World(2, gpus=0), World(1, gpus=0), World(4, gpus=0)
 # All checks by the route that they would use on a GPU. For other routes, and for four ranks, only the check of the
-# route.
+# route, and the one of many process sets.
 CASES = [
     pytest.param(world, name, id=f"{world}-{name}")
     for world, way, word in (
@@ -22,6 +22,7 @@ CASES = [
         (WORLD, "messages", "operations.the_expected_way"),
         (ALONE, "", ""),
         (FOUR, "", "the_expected_way"),
+        (FOUR, "", "many_sets"),
     )
     for name in names(world, way, word)
 ]

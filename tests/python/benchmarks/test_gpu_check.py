@@ -61,14 +61,23 @@ def test_a_plan_covers_every_stage_and_fits() -> None:
 
 def test_ten_minutes_at_a_time() -> None:
     calls = [[stage.name for stage in call] for call in stages.plan(STAGES, check.BUDGET_S)]
-    assert calls[0] == ["build", "ctest", "kernels", "one_rank", "racecheck"]
-    assert calls[1] == ["build", "two_ranks", "lost_ranks", "gpu_kernels"]
-    assert len(calls) == 4
+    assert calls[0] == ["build", "ctest", "nccl_build", "kernels", "one_rank"]
+    assert calls[1] == ["build", "two_ranks", "lost_ranks", "four_ranks", "racecheck", "memcheck", "nccl_ranks"]
+    assert len(calls) == 3
+
+
+def test_stages_that_measure_run_alone() -> None:
+    groups = stages.groups(STAGES, stages.CORES_BESIDE)
+    assert [stage for group in groups for stage in group] == list(STAGES)
+    assert max(map(len, groups)) == 9
+    for group in groups:
+        assert len(group) == 1 or not any("gpu_" in stage.name for stage in group)
+    assert all(len(group) == 1 for group in stages.groups(STAGES, 2))
 
 
 def test_what_cannot_be_planned() -> None:
-    with pytest.raises(ValueError, match="two_ranks is expected to take 220 s"):
-        stages.plan(STAGES, 230)
+    with pytest.raises(ValueError, match="ctest is expected to take 40 s"):
+        stages.plan(STAGES, 210)
     with pytest.raises(ValueError, match="no stage one, two; there are build ctest"):
         stages.named(["build", "one", "two"])
     assert [stage.name for stage in stages.named(["kernels", "build"])] == ["build", "kernels"]
@@ -77,7 +86,7 @@ def test_what_cannot_be_planned() -> None:
 def test_a_plan_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert check.main(["--plan", "--stages", "kernels two_ranks"]) == 0
     assert capsys.readouterr().out == (
-        'benchmarks/gpu_check.sh --budget 570 --stages "build kernels two_ranks"  # 500 s\n'
+        'benchmarks/gpu_check.sh --budget 570 --stages "build kernels two_ranks"  # 330 s\n'
     )
     assert check.main(["--plan"]) == 0
     assert "nccl" not in capsys.readouterr().out
@@ -121,6 +130,26 @@ def test_one_failure_stops_nothing_else(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "logs.tar.gz") as logs:
         assert {"logs/build.log", "logs/ctest.log", "logs/memcheck.log"} < set(logs.getnames())
     assert check.check(place(tmp_path), [FINE, LACKING], 100, said.append)
+
+
+def test_stages_run_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each writes a file and waits for the other's; the third runs alone afterwards."""
+    monkeypatch.setattr(check.os, "cpu_count", lambda: stages.CORES_BESIDE)
+    monkeypatch.setattr(check, "GRACE_S", 1)
+    wait = (
+        '{python} -c \'import pathlib, time; own, other = map(pathlib.Path, ("{out}/%s", "{out}/%s")); own.touch()\n'
+        "while not other.exists(): time.sleep(0.01)'"
+    )
+    pair = [
+        Stage(*("kernels", 60, wait % ("a", "b"), ()), beside=True),
+        Stage(*("one_rank", 60, wait % ("b", "a"), ()), beside=True),
+    ]
+    late = Stage("two_ranks", 1, "{python} -c 'import time; time.sleep(600)'", (), beside=True)
+    said: list[str] = []
+    assert not check.check(place(tmp_path), [*pair, late, LATER], 100, said.append)
+    entries = json.loads((tmp_path / "check.json").read_text())["stages"]
+    assert [one["status"] for one in entries.values()] == ["passed", "passed", "failed", "passed"]
+    assert "ended after 2 s" in entries["two_ranks"]["remark"] and len(said) == 4
 
 
 def test_the_budget_ends_a_stage_and_leaves_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
