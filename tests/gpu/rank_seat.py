@@ -26,6 +26,7 @@ MODULES = (
     "rank_training",
     "rank_algorithms",
     "rank_compiled",
+    "rank_arrays",
     "rank_graphs",
 )
 HOST = torch.device("cpu")

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from algorithm_table import has
 
 from minimal import train
@@ -38,6 +39,16 @@ def test_the_smallest_one_is_small_and_better_with_more_ranks_than_by_chance() -
     text = (EXAMPLES / "minimal.py").read_text()
     assert len(text.splitlines()) <= 50 and text.split('"""\n\n', 1)[1] in (ROOT / "README.md").read_text()
     assert min(sim.run(2, train, "allreduce", 8)) > 0.85
+
+
+def test_arrays_are_fitted_together(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # threads would share CuPy's current device
+    sim.run(3, partial(runpy.run_path, str(EXAMPLES / "arrays.py"), run_name="__main__"))
+    line = capsys.readouterr().out
+    found = re.fullmatch(r"numpy: weights \[(.*)\], losses \[(.*)\]\n", line)
+    assert found, line
+    assert [float(word) for word in found[1].split(", ")] == pytest.approx([1, -2, 0.5], abs=2e-3)
+    assert max(float(word) for word in found[2].split(", ")) < 2e-4
 
 
 def test_the_page_of_each_algorithm_says_when_to_use_it_and_how_to_try_it() -> None:
