@@ -1,0 +1,293 @@
+"""The operations of torch.distributed in terms of this library's own, for one world.
+
+Each operation takes its tensors as torch.distributed passes them, and returns the parts that are still under way
+(`Part`): none, if the caller waits or the operation is over at once. Ordinary CPU tensors go straight to the core's
+function for repeated operations (`Context.repeat`); others, such as CUDA tensors, by `sordino.runtime.collectives`.
+Both match the operations of ranks by their order.
+
+| torch.distributed | here |
+|---|---|
+| all_reduce; SUM, AVG, MIN, MAX, PRODUCT, PREMUL_SUM | all-reduce in place, with a factor |
+| the same; BAND, BOR, BXOR | all-gather, then the ranks' tensors are combined here |
+| broadcast, all_gather_*, all_to_all_*, barrier | the operation of that name |
+| reduce_scatter_* | reduce-scatter of rows, one for each rank; bitwise: all-to-all, then combined here |
+| gather, scatter | all-to-all in which only the root receives, or sends |
+| reduce | all-reduce; ranks other than the root reduce a copy, and their tensors stay as they are |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sordino._core import Handle
+from sordino.distributed.work import Part
+from sordino.errors import UsageError
+from sordino.runtime import opcode
+from sordino.runtime.collectives import ops
+from sordino.runtime.collectives.operation import Average, Max, Min, Product, Sum, poll, synchronize
+from sordino.runtime.context import Context, use
+from sordino.runtime.tensors import from_result
+
+Parts = list[Part]
+Kinds = dist.ReduceOp.RedOpType
+
+_OPS = {Kinds.SUM: Sum, Kinds.AVG: Average, Kinds.MIN: Min, Kinds.MAX: Max, Kinds.PRODUCT: Product}
+_BITWISE = {Kinds.BAND: torch.bitwise_and, Kinds.BOR: torch.bitwise_or, Kinds.BXOR: torch.bitwise_xor}
+
+
+class Collectives:
+    """The operations of all ranks of a context."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    # ---- with arithmetic -------------------------------------------------------------------------------------------
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any, waits: bool) -> Parts:
+        """Reduce a tensor in place."""
+        kind, factor = _kind(op)
+        if kind in _BITWISE:
+            gathered = tensor.new_empty((self._context.size, tensor.numel()))
+            return self._then(
+                self.all_gather(gathered, tensor, waits), lambda: tensor.copy_(_combined(kind, gathered).view_as(tensor))
+            )
+        return self._in_place(opcode.ALLREDUCE, tensor, waits, (_OPS[kind], factor), ops.allreduce_async_)
+
+    def all_reduce_together(self, tensors: Sequence[torch.Tensor], op: Any, waits: bool) -> Parts:
+        """Reduce several tensors in place, as one operation where the reduction allows it."""
+        kind, factor = _kind(op)
+        if len(tensors) == 1 or kind in _BITWISE:
+            return [part for tensor in tensors for part in self.all_reduce(tensor, op, waits)]
+        with use(self._context):
+            handle = ops.grouped_allreduce_async_(list(tensors), op=_OPS[kind], prescale_factor=factor)
+        return self._parts_of(handle, waits)
+
+    def reduce(self, tensor: torch.Tensor, root: int, op: Any, waits: bool) -> Parts:
+        """Reduce a tensor; only the root's is changed."""
+        return self.all_reduce(tensor if self._context.rank == root else tensor.clone(), op, waits)
+
+    def reduce_scatter(self, output: torch.Tensor, source: torch.Tensor, op: Any, waits: bool) -> Parts:
+        """Reduce a tensor with one part for each rank, of the output's size; each rank gets its part."""
+        size = self._context.size
+        if source.numel() != size * output.numel():
+            raise UsageError(
+                f"reduce_scatter: the input has {source.numel()} elements, and must have {size} times the output's "
+                f"{output.numel()}"
+            )
+        kind, factor = _kind(op)
+        rows = source.reshape(size, output.numel())
+        if kind in _BITWISE:
+            received = torch.empty_like(rows)
+            moved = self.all_to_all(received, rows, None, None, waits)
+            return self._then(moved, lambda: output.copy_(_combined(kind, received).view_as(output)))
+        return self._into(output, (1, output.numel()), opcode.REDUCESCATTER, rows, waits, (_OPS[kind], factor))
+
+    # ---- without ---------------------------------------------------------------------------------------------------
+
+    def broadcast(self, tensor: torch.Tensor, root: int, waits: bool) -> Parts:
+        """Copy the root's tensor to the tensors of all ranks."""
+        start = partial(ops.broadcast_async_, root_rank=root)
+        return self._in_place(opcode.BROADCAST, tensor, waits, (Sum, 1.0, 1.0, root), start)
+
+    def all_gather(self, output: torch.Tensor, source: torch.Tensor, waits: bool) -> Parts:
+        """Write the tensors of all ranks, which are equally large, one after the other into the output."""
+        count = self._context.size * source.numel()
+        if output.numel() != count:
+            raise UsageError(f"all_gather: the output has {output.numel()} elements, and must have {count}")
+        return self._into(output, (count,), opcode.ALLGATHER, source.reshape(-1), waits, ())
+
+    def all_gather_list(self, outputs: Sequence[torch.Tensor], source: torch.Tensor, waits: bool) -> Parts:
+        """Write the tensor of each rank into the output at its place; sizes may differ."""
+        whole = source.new_empty(sum(output.numel() for output in outputs))
+        parts = self._into(whole, tuple(whole.shape), opcode.ALLGATHER, source.reshape(-1), waits, ())
+        return self._then(parts, lambda: _spread(whole, outputs))
+
+    def all_to_all(
+        self,
+        output: torch.Tensor,
+        source: torch.Tensor,
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
+        waits: bool,
+    ) -> Parts:
+        """Send rows (along the first dimension) to each rank, as many as its split says; without splits, equally
+        many."""
+        size, rows = self._context.size, source.shape[0] if source.dim() else 1
+        if not input_splits and rows % size:
+            raise UsageError(f"all_to_all: {rows} rows cannot be divided among {size} ranks; give input_split_sizes")
+        splits = list(input_splits) if input_splits else [rows // size] * size
+        if sum(splits) != rows or len(splits) != size:
+            raise UsageError(f"all_to_all: input splits {splits} do not divide {rows} rows among {size} ranks")
+        received = sum(output_splits) if output_splits else output.shape[0] if output.dim() else 1
+        columns = source.numel() // rows if rows else output.numel() // max(received, 1)
+        shape = (received, columns)
+        options = (Sum, 1.0, 1.0, 0, splits)
+        return self._into(output, shape, opcode.ALLTOALL, source.reshape(rows, columns), waits, options)
+
+    def all_to_all_list(
+        self, outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], waits: bool
+    ) -> Parts:
+        """Send one tensor to each rank; sizes may differ."""
+        given = torch.cat([source.reshape(-1) for source in sources])
+        taken = given.new_empty(sum(output.numel() for output in outputs))
+        counts = [[tensor.numel() for tensor in tensors] for tensors in (outputs, sources)]
+        return self._then(self.all_to_all(taken, given, *counts, waits), lambda: _spread(taken, outputs))
+
+    def gather(self, outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int, waits: bool) -> Parts:
+        """Write the tensors of all ranks into the root's outputs."""
+        given = source.reshape(-1)
+        taken = given.new_empty(sum(output.numel() for output in outputs))
+        to = [given.numel() if rank == root else 0 for rank in range(self._context.size)]
+        by = [output.numel() for output in outputs] if self._context.rank == root else [0] * self._context.size
+        return self._then(self.all_to_all(taken, given, by, to, waits), lambda: _spread(taken, outputs))
+
+    def scatter(self, output: torch.Tensor, sources: Sequence[torch.Tensor], root: int, waits: bool) -> Parts:
+        """Write the root's tensor for each rank into that rank's output."""
+        given = torch.cat([source.reshape(-1) for source in sources]) if sources else output.new_empty(0)
+        counts = [source.numel() for source in sources] or [0] * self._context.size
+        taken = given.new_empty(output.numel())
+        by = [output.numel() if rank == root else 0 for rank in range(self._context.size)]
+        parts = self.all_to_all(taken, given, by, counts, waits)
+        return self._then(parts, lambda: output.copy_(taken.view_as(output)))
+
+    def barrier(self, waits: bool) -> Parts:
+        """Wait until all ranks are here."""
+        begun = self._context.repeat(opcode.BARRIER, waits, None, None, None, 0)
+        if begun is None:
+            with use(self._context):
+                ops.barrier()
+            return []
+        return [] if waits else [Part(begun[0].done, begun[0].wait)]
+
+    # ---- how -------------------------------------------------------------------------------------------------------
+
+    def _in_place(
+        self, code: int, tensor: torch.Tensor, waits: bool, options: tuple[Any, ...], start: Callable[..., int]
+    ) -> Parts:
+        """Do an operation whose result replaces its input."""
+        plain = tensor.detach()
+        begun = self._context.repeat(code, waits, plain, plain, None, 0, *options)
+        if begun is None:
+            with use(self._context):
+                return self._parts_of(start(plain, **_named(code, options)), waits)
+        return [] if waits else [Part(begun[0].done, begun[0].wait)]
+
+    def _into(
+        self,
+        output: torch.Tensor,
+        shape: tuple[int, ...],
+        code: int,
+        source: torch.Tensor,
+        waits: bool,
+        options: tuple[Any, ...],
+    ) -> Parts:
+        """Do an operation whose result, of this shape, goes into another tensor."""
+        if output.dtype != source.dtype:
+            raise UsageError(f"the input is {source.dtype}, and the output {output.dtype}; both must be the same")
+        plain = source.detach().contiguous()
+        place = output.detach().view(shape) if output.is_contiguous() else output.new_empty(shape)
+        begun = self._context.repeat(code, waits, plain, place, None, 0, *options)
+        if begun is None:
+            with use(self._context):
+                handle = _START[code](plain, **_named(code, options))
+            parts: Parts = [Part(partial(self._is_done, handle), partial(self._put, handle, place))]
+            parts = self._waited(parts, waits)
+        elif waits:
+            parts = []
+            if type(begun) is Handle:  # the core has allocated the result
+                _fill(place, from_result(begun.results[0], place.dtype, place.device))
+        else:
+            handle = begun[0]
+            parts = [Part(handle.done, handle.wait, lambda: _fill_from(handle, place))]
+        if output.is_contiguous():
+            return parts
+        return self._then(parts, lambda: output.copy_(place.view_as(output)))
+
+    def _put(self, handle: int, place: torch.Tensor) -> None:
+        with use(self._context):
+            result = synchronize(handle)
+        _fill(place, result[0] if isinstance(result, tuple) else result)
+
+    def _is_done(self, handle: int) -> bool:
+        with use(self._context):
+            return self._context.pending.find(handle) is None or poll(handle)
+
+    def _parts_of(self, handle: int, waits: bool) -> Parts:
+        def wait() -> None:
+            with use(self._context):
+                synchronize(handle)
+
+        return self._waited([Part(partial(self._is_done, handle), wait)], waits)
+
+    @staticmethod
+    def _waited(parts: Parts, waits: bool) -> Parts:
+        if not waits:
+            return parts
+        for part in parts:
+            part.complete()
+        return []
+
+    @staticmethod
+    def _then(parts: Parts, finish: Callable[[], object]) -> Parts:
+        """Return parts that also call `finish` once they are over; call it now if they are."""
+        if not parts:
+            finish()
+            return []
+        last = parts[-1]
+        return [*parts[:-1], Part(last.is_done, last.complete, finish)]
+
+
+_START: dict[int, Callable[..., int]] = {
+    opcode.ALLGATHER: ops.allgather_async,
+    opcode.ALLTOALL: ops.alltoall_async,
+    opcode.REDUCESCATTER: ops.reducescatter_async,
+}
+
+
+def _named(code: int, options: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the options of `Context.repeat` as keywords of the asynchronous functions."""
+    if code in (opcode.ALLREDUCE, opcode.REDUCESCATTER):
+        return {"op": options[0], "prescale_factor": options[1]}
+    return {"splits": options[4]} if code == opcode.ALLTOALL else {}
+
+
+def _kind(op: Any) -> tuple[Any, float]:
+    """Return the kind of a reduction of torch.distributed, without a factor, and its factor."""
+    kind = Kinds(op.op) if isinstance(op, dist.ReduceOp) else Kinds(op)
+    if kind == Kinds.PREMUL_SUM:
+        return Kinds.SUM, float(op.factor)
+    if kind not in _OPS and kind not in _BITWISE:
+        raise UsageError(f"the reduction {kind} is not supported")
+    return kind, 1.0
+
+
+def _combined(kind: Any, rows: torch.Tensor) -> torch.Tensor:
+    if rows.dtype.is_floating_point or rows.dtype.is_complex:
+        raise UsageError(f"a bitwise reduction needs integers or bools, not {rows.dtype}")
+    result = rows[0]
+    for row in rows[1:]:
+        result = _BITWISE[kind](result, row)
+    return result
+
+
+def _fill(place: torch.Tensor, result: torch.Tensor) -> None:
+    if result.numel() != place.numel():
+        raise UsageError(f"the ranks' tensors have {result.numel()} elements together; the output has {place.numel()}")
+    place.copy_(result.view_as(place))
+
+
+def _fill_from(handle: Handle, place: torch.Tensor) -> None:
+    if handle.results:
+        _fill(place, from_result(handle.results[0], place.dtype, place.device))
+
+
+def _spread(whole: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
+    begin = 0
+    for output in outputs:
+        output.detach().copy_(whole[begin : begin + output.numel()].view_as(output))
+        begin += output.numel()

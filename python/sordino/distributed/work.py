@@ -1,0 +1,179 @@
+"""Work: what an operation of torch.distributed returns.
+
+It holds the parts of an operation that are still under way (`Part`), and waits for them in order. Operations that are
+over when the call returns have none.
+
+DDP waits for a `Future` in C++, so somebody must complete it. One thread of the process does that, for the operations
+whose future was asked for, in their order.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from sordino.errors import SordinoError, UsageError
+
+_LOOK_S = 20e-6  # between looks at an operation that has a deadline of its own
+
+
+class Part:
+    """One operation of the core under way.
+
+    Args:
+        is_done: whether `wait` would return at once.
+        wait: waits for the operation, and raises its error.
+        finish: called once after that, to put results in their places; None if they are there.
+    """
+
+    def __init__(
+        self, is_done: Callable[[], bool], wait: Callable[[], object], finish: Callable[[], object] | None = None
+    ) -> None:
+        self.is_done, self._wait, self._finish = is_done, wait, finish
+        self._error: Exception | None = None
+        self._over = False
+        self._lock = threading.Lock()
+
+    def complete(self) -> None:
+        """Wait, and put results in their places. Raises the error of the operation, each time it is called."""
+        with self._lock:
+            if not self._over:
+                try:
+                    self._wait()
+                    if self._finish is not None:
+                        self._finish()
+                except Exception as error:
+                    self._error = error
+                self._over = True
+                self._finish = None
+        if self._error is not None:
+            raise torch_error(self._error)
+
+
+def torch_error(error: Exception) -> Exception:
+    """Return an error of the type that users of torch.distributed catch, with the text of this library's error."""
+    if isinstance(error, UsageError):
+        return ValueError(str(error)).with_traceback(error.__traceback__)
+    if isinstance(error, SordinoError):
+        return dist.DistBackendError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+    return error
+
+
+class SordinoWork(dist.Work):
+    """An operation of torch.distributed.
+
+    Args:
+        parts: operations of the core that are under way.
+        results: tensors that hold the result once they are over.
+        source: returns the rank that has sent the message, for a receive from any rank.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], results: Sequence[torch.Tensor] = (), source: Callable[[], int] | None = None
+    ) -> None:
+        super().__init__()
+        self._parts = list(parts)
+        self._results = list(results)
+        self._source = source
+        self._future: Future[Any] | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the results are there. Raises DistBackendError, with a `timeout` also if it has passed."""
+        if timeout is not None and timeout > timedelta(0):
+            self._wait_until(time.monotonic() + timeout.total_seconds(), timeout)
+        for part in self._parts:
+            part.complete()
+        return True
+
+    def _wait_until(self, end: float, timeout: timedelta) -> None:
+        for part in self._parts:
+            while not part.is_done():
+                if time.monotonic() > end:
+                    raise dist.DistBackendError(f"the operation is not over after {timeout.total_seconds():g} s")
+                time.sleep(_LOOK_S)
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether `wait` would return, or raise, at once."""
+        return all(part.is_done() for part in self._parts)
+
+    def exception(self) -> Exception | None:
+        """Return the error of an operation that is over; None if it has none."""
+        if not self.is_completed():
+            return None
+        try:
+            self.wait()
+        except Exception as error:
+            return error
+        return None
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors with the results, after waiting for them."""
+        self.wait()
+        return self._results
+
+    def source_rank(self) -> int:
+        """Return the rank that has sent the received message."""
+        self.wait()
+        if self._source is None:
+            raise ValueError("only a receive has a source")
+        return self._source()
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[Any]:
+        """Return a future of the results. Its error is the operation's, in C++, too."""
+        if self._future is None:
+            began: Future[Any] = Future()
+            # Not set_exception: C++ would take the exception for the result.
+            self._future = began.then(lambda _: self.result())
+            if self.is_completed():
+                began.set_result(None)
+            else:
+                _completer.add(self, began)
+        return self._future
+
+
+class _Completer:
+    """The thread that completes futures. It starts with the first one."""
+
+    def __init__(self) -> None:
+        self._works: queue.SimpleQueue[tuple[SordinoWork, Future[Any]]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def add(self, work: SordinoWork, began: Future[Any]) -> None:
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():  # none in a forked child
+                self._thread = threading.Thread(target=self._run, name="sordino-futures", daemon=True)
+                self._thread.start()
+        self._works.put((work, began))
+
+    def _run(self) -> None:
+        while True:
+            work, began = self._works.get()
+            work.exception() if work.is_completed() else self._wait(work)
+            began.set_result(None)
+
+    @staticmethod
+    def _wait(work: SordinoWork) -> None:
+        try:
+            work.wait()
+        except Exception:
+            return  # the future's callback raises it again
+
+
+_completer = _Completer()
