@@ -1,4 +1,4 @@
-"""The operations of torch.distributed in terms of this library's own, for one world.
+"""The operations of torch.distributed in terms of this library's own, for one process set.
 
 Each operation takes its tensors as torch.distributed passes them, and returns the parts that are still under way
 (`Part`): none, if the caller waits or the operation is over at once. Ordinary CPU tensors go straight to the core's
@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 from sordino._core import Handle
 from sordino.distributed.work import Part
@@ -31,7 +31,10 @@ from sordino.runtime import opcode
 from sordino.runtime.collectives import ops
 from sordino.runtime.collectives.operation import Average, Max, Min, Product, Sum, poll, synchronize
 from sordino.runtime.context import Context, use
+from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.runtime.tensors import from_result
+
+dist: Any = torch.distributed  # its annotations lack much of what a backend uses
 
 Parts = list[Part]
 Kinds = dist.ReduceOp.RedOpType
@@ -41,10 +44,13 @@ _BITWISE = {Kinds.BAND: torch.bitwise_and, Kinds.BOR: torch.bitwise_or, Kinds.BX
 
 
 class Collectives:
-    """The operations of all ranks of a context."""
+    """The operations of a process set. Roots are numbers within the set."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, process_set: ProcessSet = global_process_set) -> None:
+        self._context, self._set = context, process_set
+        with use(context):
+            self._ranks = list(process_set.ranks or [])
+        self.size, self.rank = len(self._ranks), self._ranks.index(context.rank)
 
     # ---- with arithmetic -------------------------------------------------------------------------------------------
 
@@ -52,9 +58,10 @@ class Collectives:
         """Reduce a tensor in place."""
         kind, factor = _kind(op)
         if kind in _BITWISE:
-            gathered = tensor.new_empty((self._context.size, tensor.numel()))
+            gathered = tensor.new_empty((self.size, tensor.numel()))
             return self._then(
-                self.all_gather(gathered, tensor, waits), lambda: tensor.copy_(_combined(kind, gathered).view_as(tensor))
+                self.all_gather(gathered, tensor, waits),
+                lambda: tensor.copy_(_combined(kind, gathered).view_as(tensor)),
             )
         return self._in_place(opcode.ALLREDUCE, tensor, waits, (_OPS[kind], factor), ops.allreduce_async_)
 
@@ -64,16 +71,18 @@ class Collectives:
         if len(tensors) == 1 or kind in _BITWISE:
             return [part for tensor in tensors for part in self.all_reduce(tensor, op, waits)]
         with use(self._context):
-            handle = ops.grouped_allreduce_async_(list(tensors), op=_OPS[kind], prescale_factor=factor)
+            handle = ops.grouped_allreduce_async_(
+                list(tensors), op=_OPS[kind], prescale_factor=factor, process_set=self._set
+            )
         return self._parts_of(handle, waits)
 
     def reduce(self, tensor: torch.Tensor, root: int, op: Any, waits: bool) -> Parts:
         """Reduce a tensor; only the root's is changed."""
-        return self.all_reduce(tensor if self._context.rank == root else tensor.clone(), op, waits)
+        return self.all_reduce(tensor if self.rank == root else tensor.clone(), op, waits)
 
     def reduce_scatter(self, output: torch.Tensor, source: torch.Tensor, op: Any, waits: bool) -> Parts:
         """Reduce a tensor with one part for each rank, of the output's size; each rank gets its part."""
-        size = self._context.size
+        size = self.size
         if source.numel() != size * output.numel():
             raise UsageError(
                 f"reduce_scatter: the input has {source.numel()} elements, and must have {size} times the output's "
@@ -91,12 +100,12 @@ class Collectives:
 
     def broadcast(self, tensor: torch.Tensor, root: int, waits: bool) -> Parts:
         """Copy the root's tensor to the tensors of all ranks."""
-        start = partial(ops.broadcast_async_, root_rank=root)
-        return self._in_place(opcode.BROADCAST, tensor, waits, (Sum, 1.0, 1.0, root), start)
+        start = partial(ops.broadcast_async_, root_rank=self._ranks[root])
+        return self._in_place(opcode.BROADCAST, tensor, waits, (Sum, 1.0, 1.0, self._ranks[root]), start)
 
     def all_gather(self, output: torch.Tensor, source: torch.Tensor, waits: bool) -> Parts:
         """Write the tensors of all ranks, which are equally large, one after the other into the output."""
-        count = self._context.size * source.numel()
+        count = self.size * source.numel()
         if output.numel() != count:
             raise UsageError(f"all_gather: the output has {output.numel()} elements, and must have {count}")
         return self._into(output, (count,), opcode.ALLGATHER, source.reshape(-1), waits, ())
@@ -115,9 +124,8 @@ class Collectives:
         input_splits: Sequence[int] | None,
         waits: bool,
     ) -> Parts:
-        """Send rows (along the first dimension) to each rank, as many as its split says; without splits, equally
-        many."""
-        size, rows = self._context.size, source.shape[0] if source.dim() else 1
+        """Send rows (along the first dimension) to each rank: as many as its split, or equally many."""
+        size, rows = self.size, source.shape[0] if source.dim() else 1
         if not input_splits and rows % size:
             raise UsageError(f"all_to_all: {rows} rows cannot be divided among {size} ranks; give input_split_sizes")
         splits = list(input_splits) if input_splits else [rows // size] * size
@@ -129,38 +137,36 @@ class Collectives:
         options = (Sum, 1.0, 1.0, 0, splits)
         return self._into(output, shape, opcode.ALLTOALL, source.reshape(rows, columns), waits, options)
 
-    def all_to_all_list(
-        self, outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], waits: bool
-    ) -> Parts:
+    def all_to_all_list(self, outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], waits: bool) -> Parts:
         """Send one tensor to each rank; sizes may differ."""
         given = torch.cat([source.reshape(-1) for source in sources])
         taken = given.new_empty(sum(output.numel() for output in outputs))
-        counts = [[tensor.numel() for tensor in tensors] for tensors in (outputs, sources)]
-        return self._then(self.all_to_all(taken, given, *counts, waits), lambda: _spread(taken, outputs))
+        by, to = ([tensor.numel() for tensor in tensors] for tensors in (outputs, sources))
+        return self._then(self.all_to_all(taken, given, by, to, waits), lambda: _spread(taken, outputs))
 
     def gather(self, outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int, waits: bool) -> Parts:
         """Write the tensors of all ranks into the root's outputs."""
         given = source.reshape(-1)
         taken = given.new_empty(sum(output.numel() for output in outputs))
-        to = [given.numel() if rank == root else 0 for rank in range(self._context.size)]
-        by = [output.numel() for output in outputs] if self._context.rank == root else [0] * self._context.size
+        to = [given.numel() if rank == root else 0 for rank in range(self.size)]
+        by = [output.numel() for output in outputs] if self.rank == root else [0] * self.size
         return self._then(self.all_to_all(taken, given, by, to, waits), lambda: _spread(taken, outputs))
 
     def scatter(self, output: torch.Tensor, sources: Sequence[torch.Tensor], root: int, waits: bool) -> Parts:
         """Write the root's tensor for each rank into that rank's output."""
         given = torch.cat([source.reshape(-1) for source in sources]) if sources else output.new_empty(0)
-        counts = [source.numel() for source in sources] or [0] * self._context.size
+        counts = [source.numel() for source in sources] or [0] * self.size
         taken = given.new_empty(output.numel())
-        by = [output.numel() if rank == root else 0 for rank in range(self._context.size)]
+        by = [output.numel() if rank == root else 0 for rank in range(self.size)]
         parts = self.all_to_all(taken, given, by, counts, waits)
         return self._then(parts, lambda: output.copy_(taken.view_as(output)))
 
     def barrier(self, waits: bool) -> Parts:
         """Wait until all ranks are here."""
-        begun = self._context.repeat(opcode.BARRIER, waits, None, None, None, 0)
+        begun = self._context.repeat(opcode.BARRIER, waits, None, None, None, self._set.process_set_id)
         if begun is None:
             with use(self._context):
-                ops.barrier()
+                ops.barrier(self._set)
             return []
         return [] if waits else [Part(begun[0].done, begun[0].wait)]
 
@@ -171,10 +177,10 @@ class Collectives:
     ) -> Parts:
         """Do an operation whose result replaces its input."""
         plain = tensor.detach()
-        begun = self._context.repeat(code, waits, plain, plain, None, 0, *options)
+        begun = self._context.repeat(code, waits, plain, plain, None, self._set.process_set_id, *options)
         if begun is None:
             with use(self._context):
-                return self._parts_of(start(plain, **_named(code, options)), waits)
+                return self._parts_of(start(plain, process_set=self._set, **_named(code, options)), waits)
         return [] if waits else [Part(begun[0].done, begun[0].wait)]
 
     def _into(
@@ -191,10 +197,10 @@ class Collectives:
             raise UsageError(f"the input is {source.dtype}, and the output {output.dtype}; both must be the same")
         plain = source.detach().contiguous()
         place = output.detach().view(shape) if output.is_contiguous() else output.new_empty(shape)
-        begun = self._context.repeat(code, waits, plain, place, None, 0, *options)
+        begun = self._context.repeat(code, waits, plain, place, None, self._set.process_set_id, *options)
         if begun is None:
             with use(self._context):
-                handle = _START[code](plain, **_named(code, options))
+                handle = _START[code](plain, process_set=self._set, **_named(code, options))
             parts: Parts = [Part(partial(self._is_done, handle), partial(self._put, handle, place))]
             parts = self._waited(parts, waits)
         elif waits:

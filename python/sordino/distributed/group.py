@@ -1,8 +1,10 @@
-"""The process group "sordino" of torch.distributed, and its registration.
+"""The process group "sordino" of torch.distributed.
 
 torch calls one process group for all devices if a backend's function returns a `ProcessGroup`. The group of all ranks
-has the world of `sordino.torch.init()`, or makes it, so both can be used together. torch makes other groups on their
-members alone, so each has a world of its own, whose ranks meet in the store that torch gives to the group.
+has the world of `sordino.torch.init()`, or makes it, so both can be used together. Another group is a process set of
+that world, if all ranks make it together and torch says so (2.13 or newer). Otherwise only its members make it, as a
+world of its own, whose ranks meet in the store that torch gives to the group. The process set lives as long as the
+world, because torch destroys a group on its members alone.
 
 Methods have the names of torch's `ProcessGroup`, before and after torch 2.13 renamed some. Operations whose caller does
 not ask for an asynchronous one are over when they return.
@@ -16,42 +18,41 @@ from functools import wraps
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 from sordino.distributed.collectives import Collectives, Parts
 from sordino.distributed.work import SordinoWork, torch_error
 from sordino.errors import SordinoError, UsageError
 from sordino.rendezvous.starts import find_start
-from sordino.runtime.context import Context, current_or_none
+from sordino.runtime.context import Context, current, current_or_none, use
+from sordino.runtime.process_set import ProcessSet, global_process_set, new_set_id
 from sordino.torch import lifecycle
+
+dist: Any = torch.distributed  # its annotations lack much of what a backend uses
 
 NAME = "sordino"
 Tensors = Sequence[torch.Tensor]
 
 
-def register() -> None:
-    """Make "sordino" known to torch.distributed."""
-    if NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _make, devices=["cpu", "cuda"])
-
-
-def _make(store: Any, rank: int, size: int, timeout: timedelta) -> SordinoProcessGroup:
-    """Return a group, for `init_process_group` and `new_group`. Collective over its members."""
+def make(store: Any, rank: int, size: int, timeout: timedelta) -> SordinoProcessGroup:
+    """Return a group, for `init_process_group` and for groups of torch before 2.13. Collective over its members."""
     if dist.is_initialized():
-        start = find_start(store=store, rank=rank, world_size=size)
-        return SordinoProcessGroup(Context(start.world(None, False)), True)
+        return SordinoProcessGroup(_world(store, rank, size), store, owns=True)
     context = current_or_none()
     if context is None:
         lifecycle.init(store=store, rank=rank, world_size=size)
-        context = current_or_none()
-        assert context is not None
-        return SordinoProcessGroup(context, True)
+        return SordinoProcessGroup(current(), store, owns=True)
     if (context.rank, context.size) != (rank, size):
         raise UsageError(
             f"init_process_group: this is rank {rank} of {size}, but sordino.torch.init() has made it rank "
             f"{context.rank} of {context.size}; start both with the same ranks"
         )
-    return SordinoProcessGroup(context, False)
+    return SordinoProcessGroup(context, store, owns=False)
+
+
+def _world(store: Any, rank: int, size: int) -> Context:
+    """Return a world of its own for some ranks, which meet in this store."""
+    return Context(find_start(store=store, rank=rank, world_size=size).world(None, False))
 
 
 def _operation(method: Callable[..., tuple[Parts, Tensors]]) -> Callable[..., SordinoWork]:
@@ -73,43 +74,74 @@ def _waits(options: Any) -> bool:
     return not getattr(options, "asyncOp", True)
 
 
-class SordinoProcessGroup(dist.ProcessGroup):
+class SordinoProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     """A group of ranks of torch.distributed.
 
     Args:
-        context: its ranks.
+        context: the world of its ranks.
+        store: torch's store for this group.
+        process_set: its ranks.
         owns: whether the world ends with the group.
     """
 
-    def __init__(self, context: Context, owns: bool) -> None:
-        super().__init__(context.rank, context.size)
-        self._context, self._owns = context, owns
-        self._do = Collectives(context)
+    def __init__(
+        self, context: Context, store: Any, process_set: ProcessSet = global_process_set, owns: bool = False
+    ) -> None:
+        self._do = Collectives(context, process_set)
+        super().__init__(self._do.rank, self._do.size)
+        self._context, self._store, self._owns = context, store, owns
         self._group_name = self._description = ""
 
     # ---- the group -------------------------------------------------------------------------------------------------
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:
         return NAME
 
     def name(self) -> str:
         return NAME
 
-    def getGroupName(self) -> str:  # noqa: N802
+    def getGroupName(self) -> str:
         return self._group_name
 
-    def setGroupName(self, name: str) -> None:  # noqa: N802
+    def setGroupName(self, name: str) -> None:
         self._group_name = name
 
-    def getGroupDesc(self) -> str:  # noqa: N802
+    def getGroupDesc(self) -> str:
         return self._description
 
-    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+    def setGroupDesc(self, description: str) -> None:
         self._description = description
 
     @property
     def supports_coalescing(self) -> bool:
         return False
+
+    def new_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        pg_options: Any = None,
+        group_name: str = "",
+        group_desc: str | None = None,
+    ) -> SordinoProcessGroup | None:
+        """Return a group of some ranks; None on others. torch 2.13 and newer call it, on the default group."""
+        rank, members = self._do.rank, list(ranks)
+        # torch's names: a number if all ranks make the group together, and otherwise a hash.
+        together = group_name.isdecimal() and members == sorted(members)
+        if together:
+            with use(self._context):
+                process_set = ProcessSet(members)
+                process_set.process_set_id = new_set_id(members)
+        if rank not in members:
+            return None
+        if together:
+            made = SordinoProcessGroup(self._context, self._store, process_set)
+        else:
+            store = dist.PrefixStore(group_name, self._store)
+            made = SordinoProcessGroup(_world(store, members.index(rank), len(members)), store, owns=True)
+        made.setGroupName(group_name)
+        made.setGroupDesc(group_desc or "")
+        return made
 
     def shutdown(self) -> None:
         """Leave the world of this group, unless `sordino.torch.init()` has made it."""

@@ -17,10 +17,12 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 from torch.futures import Future
 
 from sordino.errors import SordinoError, UsageError
+
+dist: Any = torch.distributed  # its annotations lack much of what a backend uses
 
 _LOOK_S = 20e-6  # between looks at an operation that has a deadline of its own
 
@@ -63,11 +65,12 @@ def torch_error(error: Exception) -> Exception:
     if isinstance(error, UsageError):
         return ValueError(str(error)).with_traceback(error.__traceback__)
     if isinstance(error, SordinoError):
-        return dist.DistBackendError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+        told: Exception = dist.DistBackendError(f"{type(error).__name__}: {error}")
+        return told.with_traceback(error.__traceback__)
     return error
 
 
-class SordinoWork(dist.Work):
+class SordinoWork(dist.Work):  # type: ignore[misc]
     """An operation of torch.distributed.
 
     Args:

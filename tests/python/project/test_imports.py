@@ -42,6 +42,7 @@ ROOMS = {
     "algorithms": "errors _core files fingerprint suggestions report runtime runtime.*",
     "extend": "errors _core runtime runtime.* algorithms",
     "torch": "errors _core suggestions log rendezvous runtime runtime.* algorithms",
+    "distributed": "errors _core rendezvous runtime runtime.* torch",
     "sim": "_core log runtime runtime.* algorithms torch",
     "timing": "torch",
     "checkpoint": "errors files log runtime runtime.* torch",

@@ -1,0 +1,97 @@
+"""torch.distributed's backend "sordino" in jobs of processes (distributed_worker.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checks.commands import SORDINO
+from pace import HANG_S, bound
+
+WORKER = Path(__file__).with_name("distributed_worker.py")
+HEARS_WITHIN_S = 3.0
+
+
+def run(part: str, size: int, folder: Path, *words: str, backend: str = "sordino") -> list[str]:
+    """Run the ranks of a job to their ends, and return the output of each."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, str(WORKER), part, str(folder / "store")]
+    environment = os.environ | {"SORDINO_TEST_BACKEND": backend, "SORDINO_TIMEOUT_S": "60"}
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(size), *words],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    try:
+        return [rank.communicate(timeout=HANG_S)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def assert_well(outputs: list[str]) -> None:
+    for rank, output in enumerate(outputs):
+        assert f"well {rank}" in output, output
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_operation(size: int, tmp_path: Path, thorough: bool) -> None:
+    if size == 2 or thorough:
+        assert_well(run("operations", size, tmp_path))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_losses_are_those_of_gloo(size: int, tmp_path: Path, thorough: bool) -> None:
+    """DDP, FSDP2, HSDP and tensor parallel, with clipping and accumulation."""
+    if size == 4 and not thorough:
+        return
+    found = {}
+    for backend in ("sordino", "gloo"):
+        out = tmp_path / backend
+        assert_well(run("training", size, tmp_path / f"of {backend}", str(out), backend=backend))
+        found[backend] = json.loads(out.read_text())
+    for kind, losses in found["sordino"].items():
+        assert losses == pytest.approx(found["gloo"][kind], rel=1e-5), kind
+        assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("first", ["first", "second"])
+def test_both_interfaces_have_one_world(first: str, tmp_path: Path) -> None:
+    assert_well(run("mixed", 2, tmp_path, first))
+
+
+def test_a_lost_rank_is_named_on_all_others(tmp_path: Path) -> None:
+    outputs = run("lost", 3, tmp_path)
+    for rank, output in enumerate(outputs[:2]):
+        told = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+        assert told["rank"] == rank and "PeerLost" in told["error"] and "rank 2" in told["error"], told
+        assert told["seconds"] < bound(HEARS_WITHIN_S), told
+
+
+SCRIPT = """
+import torch, torch.distributed as dist
+dist.init_process_group("sordino", init_method="sordino://")
+tensor = torch.full((2,), dist.get_rank() + 1.0)
+dist.all_reduce(tensor)
+print("sum", int(tensor[0]), "of", dist.get_world_size(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_ranks_of_any_launcher_meet(size: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    words = [sys.executable, str(script)]
+    if size > 1:
+        words = [*SORDINO, "run", "--launcher", "local", "-np", str(size), "--", *words]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"sum {size * (size + 1) // 2} of {size}"] * size
