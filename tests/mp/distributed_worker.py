@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 renamed operations; both names are tried
 Kinds = dist.ReduceOp
+DEVICE = os.environ.get("SORDINO_TEST_DEVICE", "cpu")
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8]
 ARITHMETIC = {
     "SUM": lambda rows: sum(rows[1:], rows[0]),
@@ -34,8 +35,8 @@ BITWISE = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bit
 
 
 def values(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1000 * rank + count)
-    return torch.randint(1, 5, (count,), generator=generator).to(dtype)
+    generator = torch.Generator("cpu").manual_seed(1000 * rank + count)
+    return torch.randint(1, 5, (count,), generator=generator, device="cpu").to(DEVICE, dtype)
 
 
 class Calls:
@@ -233,8 +234,8 @@ def wrapped(kind: str, model: Net, size: int) -> torch.nn.Module:
     if kind == "ddp, static graph":
         return DistributedDataParallel(model, static_graph=True, gradient_as_bucket_view=True)
     if kind == "hsdp":
-        return fully_shard(model, mesh=init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard")))
-    mesh = init_device_mesh("cpu", (size,))
+        return fully_shard(model, mesh=init_device_mesh(DEVICE, (2, size // 2), mesh_dim_names=("replicate", "shard")))
+    mesh = init_device_mesh(DEVICE, (size,))
     if kind == "tensor parallel":
         return parallelize_module(model, mesh, {"one": ColwiseParallel(), "two": RowwiseParallel()})
     policy = (
@@ -256,12 +257,16 @@ def training(rank: int, size: int) -> None:
     found = {}
     for kind in KINDS[size]:
         torch.manual_seed(0)
-        model = wrapped(kind, Net(), size)
+        with torch.device("cpu"):
+            model = Net()
+        model = wrapped(kind, model.to(DEVICE), size)
         optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
         for step in range(12):
             for turn in range(2):
-                generator = torch.Generator().manual_seed(1000 * step + 10 * turn + (kind != "tensor parallel") * rank)
-                loss = (model(torch.randn(8, 16, generator=generator)) ** 2).mean()
+                seed = 1000 * step + 10 * turn + (kind != "tensor parallel") * rank
+                generator = torch.Generator("cpu").manual_seed(seed)
+                x = torch.randn(8, 16, generator=generator, device="cpu").to(DEVICE)
+                loss = (model(x) ** 2).mean()
                 loss.backward()
             if kind != "tensor parallel":  # its gradients are of two kinds, which torch does not clip together
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -307,6 +312,9 @@ def lost(rank: int, size: int) -> None:
 def main() -> None:
     part, store, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    torch.set_default_device(DEVICE)
     if part == "mixed" and sys.argv[5] == "first":
         import sordino.torch as hvd
 

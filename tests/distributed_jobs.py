@@ -1,0 +1,37 @@
+"""Starts jobs of mp/distributed_worker.py, as torchrun would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pace import HANG_S
+
+WORKER = Path(__file__).parent / "mp" / "distributed_worker.py"
+
+
+def run(part: str, size: int, folder: Path, *words: str, backend: str = "sordino", device: str = "cpu") -> list[str]:
+    """Run the ranks of a job to their ends, and return the output of each."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, str(WORKER), part, str(folder / "store")]
+    told = {"SORDINO_TEST_BACKEND": backend, "SORDINO_TEST_DEVICE": device, "SORDINO_TIMEOUT_S": "60"}
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(size), *words],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | told,
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    try:
+        return [rank.communicate(timeout=HANG_S)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def assert_well(outputs: list[str]) -> None:
+    for rank, output in enumerate(outputs):
+        assert f"well {rank}" in output, output
