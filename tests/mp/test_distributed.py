@@ -15,17 +15,16 @@ from pace import HANG_S, bound
 HEARS_WITHIN_S = 3.0
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_every_operation(size: int, tmp_path: Path, thorough: bool) -> None:
-    if size == 2 or thorough:
-        assert_well(run("operations", size, tmp_path))
+@pytest.mark.drill("operations of torch.distributed")
+@pytest.mark.parametrize("size", [2, 1, 3])
+def test_every_operation(size: int, tmp_path: Path) -> None:
+    assert_well(run("operations", size, tmp_path))
 
 
+@pytest.mark.drill("training by torch.distributed")
 @pytest.mark.parametrize("size", [2, 4])
-def test_losses_are_those_of_gloo(size: int, tmp_path: Path, thorough: bool) -> None:
+def test_losses_are_those_of_gloo(size: int, tmp_path: Path) -> None:
     """DDP, FSDP2, HSDP and tensor parallel, with clipping and accumulation."""
-    if size == 4 and not thorough:
-        return
     found = {}
     for backend in ("sordino", "gloo"):
         out = tmp_path / backend
@@ -36,10 +35,10 @@ def test_losses_are_those_of_gloo(size: int, tmp_path: Path, thorough: bool) -> 
         assert losses[-1] < losses[0]
 
 
+@pytest.mark.drill("both interfaces")
 @pytest.mark.parametrize("first", ["first", "second"])
-def test_both_interfaces_have_one_world(first: str, tmp_path: Path, thorough: bool) -> None:
-    if first == "first" or thorough:
-        assert_well(run("mixed", 2, tmp_path, first))
+def test_both_interfaces_have_one_world(first: str, tmp_path: Path) -> None:
+    assert_well(run("mixed", 2, tmp_path, first))
 
 
 def test_a_lost_rank_is_named_on_all_others(tmp_path: Path) -> None:
@@ -60,10 +59,9 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_ranks_of_any_launcher_meet(size: int, tmp_path: Path, thorough: bool) -> None:
-    if size == 1 and not thorough:
-        return
+@pytest.mark.drill("a store of any launcher")
+@pytest.mark.parametrize("size", [3, 1])
+def test_ranks_of_any_launcher_meet(size: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     words = [sys.executable, str(script)]
