@@ -55,6 +55,7 @@ class Bucket:
     versions: list[int] = field(default_factory=list)  # torch's version counters of `sent` at the start
     looked: Evidence | None = None  # for the gradients sent last, with check_finite
     handle: Handle | None = None
+    number: int = -1  # of its set in the counter of gradients
     results: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # reduced outside of `places`
 
     # ---- the start ---------------------------------------------------------------------------------------------
@@ -91,6 +92,11 @@ class Bucket:
                 device=self.device,
             )
         return requests[name]
+
+    def sends_as_produced(self) -> bool:
+        """Return whether `request` will describe the gradients where autograd has put them, and compute on none."""
+        moves = self.places is not None or (not (self.private or self.changed) and self._persists())
+        return not moves and self.settings.compression is Compression.none and self._gradients() is not None
 
     def send_change(self, changed: bool) -> None:
         """Send one more flag from now on if `changed`. The operation fails on all ranks unless all of them do so."""
