@@ -57,7 +57,8 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
     if (set >= 0) note_stream(sets_[static_cast<std::size_t>(set)]);
     if (++counts_[index] < passes_) return;
     order_.push_back(index);
-    if (set >= 0 && --sets_[static_cast<std::size_t>(set)].waiting == 0) tell("completed", static_cast<std::size_t>(set));
+    if (set >= 0 && --sets_[static_cast<std::size_t>(set)].waiting == 0)
+      tell("completed", static_cast<std::size_t>(set));
   }
 
   std::size_t watch(std::vector<std::size_t> members, std::shared_ptr<PyDevice> device) {
@@ -67,8 +68,8 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
     return number;
   }
 
-  // Streams on which gradients of the set were produced. At the end of a backward, the caller's stream comes after all of
-  // them, and they need not live any longer.
+  // Streams on which gradients of the set were produced. At the end of a backward, the caller's stream comes after all
+  // of them, and they need not live any longer.
   std::vector<Stream> streams(std::size_t set) const { return sets_.at(set).streams; }
   void forget_streams() {
     for (Set& set : sets_) set.streams.clear();
@@ -133,9 +134,9 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
     if (std::find(set.streams.begin(), set.streams.end(), now) == set.streams.end()) set.streams.push_back(now);
   }
 
-  std::vector<int> counts_;         // by parameter: backward passes in this cycle
-  std::vector<int> notes_;          // by parameter: the same, as seen by the hooks of tensors
-  std::vector<long> set_of_;        // by parameter; -1: none
+  std::vector<int> counts_;   // by parameter: backward passes in this cycle
+  std::vector<int> notes_;    // by parameter: the same, as seen by the hooks of tensors
+  std::vector<long> set_of_;  // by parameter; -1: none
   std::vector<Set> sets_;
   std::vector<std::size_t> order_;  // indices in the order of completion in this cycle
   long long seen_ = kNone;          // last backward pass that was reported

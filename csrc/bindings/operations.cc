@@ -34,8 +34,7 @@ std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, Request request, b
     py::gil_scoped_release released;
     World& there = *world;
     auto handle = wait ? there.submit_to_wait(std::move(request)) : there.submit(std::move(request));
-    started =
-        std::make_unique<PyHandle>(std::move(world), std::move(handle), std::move(keep), std::move(device),
+    started = std::make_unique<PyHandle>(std::move(world), std::move(handle), std::move(keep), std::move(device),
                                          std::move(origins));
     if (wait) there.wait(*started->handle);
   }

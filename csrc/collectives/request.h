@@ -60,7 +60,8 @@ struct Request {
   bool serving = false;
   // On device memory: the request may complete for its ranks' threads before the devices have done it.
   bool runs_ahead = false;
-  // Device that owns the tensors' memory; null for the host. They may be read, and written, after all events of `ready`.
+  // Device that owns the tensors' memory; null for the host. They may be read, and written, after all events of
+  // `ready`.
   std::shared_ptr<Device> device;
   std::vector<std::shared_ptr<Event>> ready;
 };

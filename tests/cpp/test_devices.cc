@@ -194,11 +194,11 @@ void obstacles_name_cause_and_mend() {
             holds(old, "the nvcc of CUDA 12"),
         old);
   CHECK(holds(cuda::driver_too_old(0, 13000), "no CUDA driver"));
-  const std::string volta = cuda::no_kernels_for("Tesla V100 (cuda:1)", 7, 0, "CUDA 13.0, sm_80 sm_90 + PTX",
-                                                 cuda::unloadable(209));
+  const std::string volta =
+      cuda::no_kernels_for("Tesla V100 (cuda:1)", 7, 0, "CUDA 13.0, sm_80 sm_90 + PTX", cuda::unloadable(209));
   CHECK(holds(volta, "Tesla V100 (cuda:1) has compute capability 7.0") &&
-            holds(volta, "no kernels for it (CUDA error 209: there is no code for this GPU)") && holds(volta, "sm_80 sm_90 + PTX") &&
-            holds(volta, "SORDINO_CUDA_ARCHITECTURES=70"),
+            holds(volta, "no kernels for it (CUDA error 209: there is no code for this GPU)") &&
+            holds(volta, "sm_80 sm_90 + PTX") && holds(volta, "SORDINO_CUDA_ARCHITECTURES=70"),
         volta);
   for (const int code : {98, 200, 209, 218, 221, 222, 223}) {
     CHECK(holds(cuda::unloadable(code), "CUDA error " + std::to_string(code) + ": "), code);
@@ -240,7 +240,7 @@ void a_block_is_used_again_after_its_work() {
   Work work(one);
   device->give_back(block, one);
   std::byte* const second = device->take(kMiB, other);
-  CHECK(second != block);                         // its work is not over
+  CHECK(second != block);                          // its work is not over
   CHECK(device->take(kMiB - 1000, one) == block);  // in the order of the queue
   device->give_back(block, one);
   work.end();

@@ -1,6 +1,6 @@
 // A device simulated by threads: its queues run behind the caller's back, like a GPU's, on memory that processes of one
-// machine can share. So all that runs on GPUs can also run, and be tested, without one. A use of a queue that was dropped
-// is a DeviceError, which ends the process where a function must not throw.
+// machine can share. So all that runs on GPUs can also run, and be tested, without one. A use of a queue that was
+// dropped is a DeviceError, which ends the process where a function must not throw.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Traits {
   bool shares = true;       // other processes can map its memory
   bool takes_nccl = false;  // the NCCL in use works on simulated devices
   bool waits_for_words = true;
-  bool pools = true;        // it has memory pools; false: temporary memory is that of a BlockCache
+  bool pools = true;            // it has memory pools; false: temporary memory is that of a BlockCache
   std::size_t room = SIZE_MAX;  // bytes of memory
 };
 

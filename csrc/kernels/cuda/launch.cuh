@@ -35,8 +35,8 @@ class Scratch {
 // Whether a kernel with this parameter may read this argument: it gets the argument's bytes, without a conversion.
 template <class Parameter, class Argument>
 inline constexpr bool kPassesAs =
-    std::is_same_v<Parameter, Argument> || (std::is_pointer_v<Argument> && std::is_pointer_v<Parameter> &&
-                                            std::is_convertible_v<Argument, Parameter>);
+    std::is_same_v<Parameter, Argument> ||
+    (std::is_pointer_v<Argument> && std::is_pointer_v<Parameter> && std::is_convertible_v<Argument, Parameter>);
 
 // Replaces <<<>>>, which returns no error: errors would have to be queried, together with those of other calls.
 template <class... Parameters, class... Arguments>

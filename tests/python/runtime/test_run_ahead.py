@@ -244,7 +244,7 @@ def test_gradients_of_a_bucket_are_produced_on_several_streams(late: int) -> Non
                 gpu.lars_step(dtype_code(added), rows, [ELEMENTS], factor.data_ptr(), 0.0, 0.0, False)
 
         sum(parameter.sum() for parameter in parameters).backward()  # ranks agree on the bucket at its end
-        optimizer.step()
+        settle()
         optimizer.zero_grad()
         for k, parameter in enumerate(parameters):
             parameter.register_post_accumulate_grad_hook(partial(compute_on_own_stream, k))
