@@ -68,9 +68,12 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
     return number;
   }
 
-  // Streams on which gradients of the set were produced. At the end of a backward, the caller's stream comes after all
-  // of them, and they need not live any longer.
-  std::vector<Stream> streams(std::size_t set) const { return sets_.at(set).streams; }
+  // Streams that have produced gradients of the parameter's set. At the end of a backward, the caller's stream comes after
+  // all of them, and they need not live any longer.
+  std::vector<Stream> streams(std::size_t index) const {
+    const long set = set_of_.at(index);
+    return set >= 0 ? sets_[static_cast<std::size_t>(set)].streams : std::vector<Stream>{};
+  }
   void forget_streams() {
     for (Set& set : sets_) set.streams.clear();
   }
@@ -212,8 +215,9 @@ void register_gradient_counter(py::module_& module) {
       .def("watch", &GradientCounter::watch, py::arg("members"), py::arg("device") = py::none(),
            "Make a set of these parameters, whose gradients are on this device (None: the host). Returns its number, "
            "from 0 on.")
-      .def("streams", &GradientCounter::streams, py::arg("set"),
-           "Streams of the device on which the backward passes in progress have produced gradients of the set.")
+      .def("streams", &GradientCounter::streams, py::arg("index"),
+           "Streams of the device on which the backward passes in progress have produced gradients of the parameter's "
+           "set.")
       .def("forget_streams", &GradientCounter::forget_streams,
            "Forget the streams, at the end of a backward pass: autograd lets the caller's stream wait for them.")
       .def("forget", &GradientCounter::forget, "Forget all sets.")

@@ -55,7 +55,6 @@ class Bucket:
     versions: list[int] = field(default_factory=list)  # torch's version counters of `sent` at the start
     looked: Evidence | None = None  # for the gradients sent last, with check_finite
     handle: Handle | None = None
-    number: int = -1  # of its set in the counter of gradients
     results: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # reduced outside of `places`
 
     # ---- the start ---------------------------------------------------------------------------------------------

@@ -250,8 +250,6 @@ class GradientReducer(GradientHooks):
         number = self._counter.watch(members, of.device if isinstance(of, Bucket) else None)
         assert number == len(self._watched)
         self._watched.append(of)
-        if isinstance(of, Bucket):
-            of.number = number
 
     def _make_bucket(self, name: str, members: list[int]) -> Bucket:
         packed, _ = self.settings.compression.compress(self.parameters[members[0]].new_empty(0))
@@ -269,7 +267,7 @@ class GradientReducer(GradientHooks):
             self._change_sent = self.has_changed is not None and self.has_changed()
         if self._change_sent:
             bucket.send_change(True)
-        streams = self._counter.streams(bucket.number)
+        streams = self._counter.streams(bucket.members[0])
         computes = self._own is not None or self.settings.finite is not None
         if len(streams) > 1 and bucket.device is not None and (computes or not bucket.sends_as_produced()):
             bucket.device.wait_for(streams)  # torch computes on these gradients, on the current stream
