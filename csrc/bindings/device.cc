@@ -137,8 +137,21 @@ Stream PyDevice::running_stream(const std::string& what) const {
 }
 
 void PyDevice::keep_until(std::shared_ptr<Event> event, py::object owner) {
-  std::erase_if(kept, [](const auto& one) { return one.first->done(); });
   kept.emplace_back(std::move(event), std::move(owner));
+}
+
+void PyDevice::release_kept() noexcept {
+  if (kept.empty()) return;
+  std::vector<py::object> released;  // destroyed at the end, because that may run Python code, which may call this
+  std::erase_if(kept, [&](auto& one) {
+    try {
+      if (!one.first->done()) return false;
+    } catch (const Error&) {
+      return false;  // the device has failed, and may still read and write
+    }
+    released.push_back(std::move(one.second));
+    return true;
+  });
 }
 
 void register_device(py::module_& module) {
@@ -152,11 +165,30 @@ void register_device(py::module_& module) {
           "current_stream", &PyDevice::current_stream,
           "Function that returns the queue on which the calling thread computes; None for the default queue.")
       .def(
+          "wait_for",
+          [](const PyDevice& self, const std::vector<Stream>& streams) {
+            const Stream now = self.stream();
+            for (const Stream stream : streams) {
+              if (stream != now) self.device->wait(now, self.device->record(stream));
+            }
+          },
+          py::arg("streams"), "Let the current stream wait for the work that other streams have now.")
+      .def(
           "on_no_room",
-          [](const PyDevice& self, std::function<void()> make_room) { self.device->on_no_room(std::move(make_room)); },
+          [](const PyDevice& self, std::function<void()> make_room) {
+            self.device->on_no_room([make_room = std::move(make_room)] {
+              const py::gil_scoped_acquire held;
+              try {
+                make_room();
+              } catch (py::error_already_set& error) {
+                if (!error.matches(PyExc_Exception)) throw;  // a KeyboardInterrupt
+                throw Error(py::str(error.value()).cast<std::string>());
+              }
+            });
+          },
           py::arg("make_room"),
           "Set the function that frees device memory after a failed allocation, which is then tried again. Any thread "
-          "may call it.");
+          "may call it. If it raises, and there is no room, the error of the allocation has the reason.");
   define_kernels(device);
 
   module.def("cuda_devices", &cuda::count, "Number of GPUs that CUDA finds here; 0 without CUDA or a driver.");
@@ -168,12 +200,12 @@ void register_device(py::module_& module) {
       "The GPU with this CUDA number. Raises NotBuilt if this build has no CUDA or no kernels for it.");
   module.def(
       "sim_device",
-      [](int ordinal, bool shares, bool takes_nccl, bool waits_for_words, std::size_t room) {
-        const sim::Traits traits{shares, takes_nccl, waits_for_words, room};
+      [](int ordinal, bool shares, bool takes_nccl, bool waits_for_words, bool pools, std::size_t room) {
+        const sim::Traits traits{shares, takes_nccl, waits_for_words, pools, room};
         return std::make_shared<PyDevice>(PyDevice{sim::make_device(ordinal, traits), py::none()});
       },
       py::arg("ordinal"), py::arg("shares") = true, py::arg("takes_nccl") = false, py::arg("waits_for_words") = true,
-      py::arg("room") = SIZE_MAX,
+      py::arg("pools") = true, py::arg("room") = SIZE_MAX,
       "A thread that simulates a GPU with `room` bytes of memory. Devices with the same number are the same GPU.");
   module.def(
       "sim_stream", [](const PyDevice& on) { return on.device->make_queue(); }, py::arg("device"),

@@ -20,8 +20,10 @@ struct PyDevice {
   Stream stream() const { return current_stream.is_none() ? 0 : current_stream().cast<Stream>(); }
   // The same. Throws UsageError if the stream is being captured, where `what` is impossible.
   Stream running_stream(const std::string& what) const;
-  // Keeps the owner of some memory at least until the event has come.
+  // Keeps the owner of some memory until the event has come: until the first release_kept() after that.
   void keep_until(std::shared_ptr<Event> event, py::object owner);
+  // Called wherever operations of the device are started, polled and waited for.
+  void release_kept() noexcept;
 };
 
 // The device of an argument that may be None.

@@ -10,10 +10,14 @@
 // they were registered. The first finds gradients that were not counted: a cast gives a parameter another node, but
 // keeps the hooks of its tensor. Python is called for the first gradient of a backward pass, for a gradient that comes
 // once too often, and when the last gradient of a set is complete.
+//
+// Autograd may produce the gradients of a set on several streams of a GPU. count_hook runs where the stream of its
+// gradient is the current one, so it notes that stream, for the reduction to wait for.
 #include <pybind11/stl.h>
 
 #include "base/error.h"
 #include "bindings/bindings.h"
+#include "bindings/device.h"
 
 namespace sordino::bindings {
 namespace {
@@ -49,32 +53,42 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
       tell("exceeded", index);
       return;
     }
+    const long set = set_of_[index];
+    if (set >= 0) note_stream(sets_[static_cast<std::size_t>(set)]);
     if (++counts_[index] < passes_) return;
     order_.push_back(index);
-    const long set = set_of_[index];
-    if (set >= 0 && --waiting_[static_cast<std::size_t>(set)] == 0) tell("completed", static_cast<std::size_t>(set));
+    if (set >= 0 && --sets_[static_cast<std::size_t>(set)].waiting == 0)
+      tell("completed", static_cast<std::size_t>(set));
   }
 
-  std::size_t watch(const std::vector<std::size_t>& members) {
-    const std::size_t set = sets_.size();
-    for (const std::size_t index : members) set_of_.at(index) = static_cast<long>(set);
-    sets_.push_back(members);
-    waiting_.push_back(0);
-    await(set);
-    return set;
+  std::size_t watch(std::vector<std::size_t> members, std::shared_ptr<PyDevice> device) {
+    const std::size_t number = sets_.size();
+    for (const std::size_t index : members) set_of_.at(index) = static_cast<long>(number);
+    await(sets_.emplace_back(Set{std::move(members), std::move(device), {}, 0}));
+    return number;
+  }
+
+  // Streams that have produced gradients of the parameter's set. At the end of a backward, the caller's stream comes after
+  // all of them, and they need not live any longer.
+  std::vector<Stream> streams(std::size_t index) const {
+    const long set = set_of_.at(index);
+    return set >= 0 ? sets_[static_cast<std::size_t>(set)].streams : std::vector<Stream>{};
+  }
+  void forget_streams() {
+    for (Set& set : sets_) set.streams.clear();
   }
 
   void forget() {
     std::fill(set_of_.begin(), set_of_.end(), -1);
     sets_.clear();
-    waiting_.clear();
   }
 
   void begin_cycle() {
     std::fill(counts_.begin(), counts_.end(), 0);
     std::fill(notes_.begin(), notes_.end(), 0);
     order_.clear();
-    for (std::size_t set = 0; set < sets_.size(); ++set) await(set);
+    for (Set& set : sets_) await(set);
+    forget_streams();
     done = false;
     seen_ = kNone;
   }
@@ -99,24 +113,36 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
  private:
   static constexpr long long kNone = -1;
 
+  struct Set {
+    std::vector<std::size_t> members;  // parameters
+    std::shared_ptr<PyDevice> device;  // of the gradients; null: the host
+    std::vector<Stream> streams;       // on which the current backward passes have produced gradients, each once
+    long waiting;                      // number of incomplete gradients
+  };
+
   void require_parameter(std::size_t index) const {
     if (index >= counts_.size()) throw UsageError("there is no parameter " + std::to_string(index));
   }
 
   void tell(const char* method, std::size_t number) const { tell_(method, number); }
 
-  void await(std::size_t set) {
-    waiting_[set] = std::count_if(sets_[set].begin(), sets_[set].end(),
-                                  [&](std::size_t index) { return counts_[index] < passes_; });
+  void await(Set& set) const {
+    set.waiting = std::count_if(set.members.begin(), set.members.end(),
+                                [&](std::size_t index) { return counts_[index] < passes_; });
   }
 
-  std::vector<int> counts_;                     // by parameter: backward passes in this cycle
-  std::vector<int> notes_;                      // by parameter: the same, as seen by the hooks of tensors
-  std::vector<long> set_of_;                    // by parameter; -1: none
-  std::vector<std::vector<std::size_t>> sets_;  // the parameters of each set
-  std::vector<long> waiting_;                   // by set: number of incomplete gradients
-  std::vector<std::size_t> order_;              // indices in the order of completion in this cycle
-  long long seen_ = kNone;                      // last backward pass that was reported
+  static void note_stream(Set& set) {
+    if (!set.device) return;
+    const Stream now = set.device->stream();
+    if (std::find(set.streams.begin(), set.streams.end(), now) == set.streams.end()) set.streams.push_back(now);
+  }
+
+  std::vector<int> counts_;   // by parameter: backward passes in this cycle
+  std::vector<int> notes_;    // by parameter: the same, as seen by the hooks of tensors
+  std::vector<long> set_of_;  // by parameter; -1: none
+  std::vector<Set> sets_;
+  std::vector<std::size_t> order_;  // indices in the order of completion in this cycle
+  long long seen_ = kNone;          // last backward pass that was reported
   const int passes_;
   py::object backward_, tell_;
 };
@@ -186,8 +212,14 @@ void register_gradient_counter(py::module_& module) {
       .def("count", &GradientCounter::count, py::arg("index"), "Count a gradient, as the count_hook does.")
       .def_property_readonly("uncounted", &GradientCounter::uncounted,
                              "Parameters whose gradients were noted but not counted in this cycle.")
-      .def("watch", &GradientCounter::watch, py::arg("members"),
-           "Make a set of these parameters. Returns its number, from 0 on.")
+      .def("watch", &GradientCounter::watch, py::arg("members"), py::arg("device") = py::none(),
+           "Make a set of these parameters, whose gradients are on this device (None: the host). Returns its number, "
+           "from 0 on.")
+      .def("streams", &GradientCounter::streams, py::arg("index"),
+           "Streams of the device on which the backward passes in progress have produced gradients of the parameter's "
+           "set.")
+      .def("forget_streams", &GradientCounter::forget_streams,
+           "Forget the streams, at the end of a backward pass: autograd lets the caller's stream wait for them.")
       .def("forget", &GradientCounter::forget, "Forget all sets.")
       .def("begin_cycle", &GradientCounter::begin_cycle, "Begin a cycle: no gradient is complete.")
       .def("has_all", &GradientCounter::has_all, py::arg("of"),

@@ -16,21 +16,26 @@ struct PyResult {
   Result& result() const { return handle->results[index]; }
 };
 
+// `streams`: further queues of the device on which the tensors were computed.
 std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, Request request, bool wait, py::object keep,
-                                std::shared_ptr<PyDevice> device) {
-  Stream origin = 0;
+                                std::shared_ptr<PyDevice> device, std::vector<Stream> streams = {}) {
+  std::vector<Stream> origins;
   if (device) {
-    origin = device->running_stream("'" + request.name + "' was submitted");
+    device->release_kept();
+    origins.push_back(device->running_stream("'" + request.name + "' was submitted"));
+    for (const Stream stream : streams) {
+      if (std::find(origins.begin(), origins.end(), stream) == origins.end()) origins.push_back(stream);
+    }
     request.device = device->device;
-    request.ready = device->device->record(origin);
+    for (const Stream stream : origins) request.ready.push_back(device->device->record(stream));
   }
   std::unique_ptr<PyHandle> started;  // keeps the memory, also if the wait is interrupted
   {
     py::gil_scoped_release released;
     World& there = *world;
     auto handle = wait ? there.submit_to_wait(std::move(request)) : there.submit(std::move(request));
-    started =
-        std::make_unique<PyHandle>(std::move(world), std::move(handle), std::move(keep), std::move(device), origin);
+    started = std::make_unique<PyHandle>(std::move(world), std::move(handle), std::move(keep), std::move(device),
+                                         std::move(origins));
     if (wait) there.wait(*started->handle);
   }
   return started;
@@ -132,7 +137,14 @@ void register_handles(py::module_& module) {
       .def_property_readonly("shape", [](const PyResult& self) { return self.result().shape; });
 
   py::class_<PyHandle>(module, "Handle", "An operation in flight.")
-      .def("done", &PyHandle::over, "Whether the operation has ended, including its work on a device.")
+      .def(
+          "done",
+          [](const PyHandle& self) {
+            const bool over = self.over();
+            if (over && self.device) self.device->release_kept();
+            return over;
+          },
+          "Whether the operation has ended, including its work on a device.")
       .def(
           "check_wait", [](const PyHandle& self) { static_cast<void>(self.check_wait()); },
           "Raise UsageError if the caller may not wait for it now. The operation stays in flight.")
@@ -186,14 +198,18 @@ void PyHandle::wait() {
   if (handle->undone) world->rethrow();
   if (!world->failed() && !handle->given_up && !(handle->error && handle->event)) {
     // PyTorch reuses freed memory on the stream that it was allocated for, which may be another one than this.
-    if (handle->event && stream != origin && !handle->event->done()) device->keep_until(handle->event, keep);
+    const bool elsewhere =
+        std::any_of(origins.begin(), origins.end(), [stream](Stream origin) { return origin != stream; });
+    if (handle->event && elsewhere && !handle->event->done()) device->keep_until(handle->event, keep);
     keep = py::none();
   }
+  if (device) device->release_kept();
   if (handle->error) std::rethrow_exception(handle->error);
 }
 
-std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, const PyRequest& what, bool wait) {
-  return start(std::move(world), what.request, wait, what.keep, what.device);
+std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, const PyRequest& what, bool wait,
+                                std::vector<Stream> streams) {
+  return start(std::move(world), what.request, wait, what.keep, what.device, std::move(streams));
 }
 
 std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, const PyExchange& what, std::string name,

@@ -33,15 +33,15 @@ struct PyHandle {
   std::shared_ptr<Handle> handle;
   py::object keep;
   std::shared_ptr<PyDevice> device;
-  Stream origin;  // queue of the device from which it was submitted
+  std::vector<Stream> origins;  // queues of the device on which its tensors were computed
 
   PyHandle(std::shared_ptr<World> world, std::shared_ptr<Handle> handle, py::object keep,
-           std::shared_ptr<PyDevice> device = nullptr, Stream origin = 0)
+           std::shared_ptr<PyDevice> device = nullptr, std::vector<Stream> origins = {})
       : world(std::move(world)),
         handle(std::move(handle)),
         keep(std::move(keep)),
         device(std::move(device)),
-        origin(origin) {}
+        origins(std::move(origins)) {}
   PyHandle(const PyHandle&) = delete;
   PyHandle& operator=(const PyHandle&) = delete;
   ~PyHandle();
@@ -54,7 +54,9 @@ struct PyHandle {
 };
 
 // These start an operation. With `wait` it is over on return; PyHandle::wait() raises its errors.
-std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, const PyRequest& what, bool wait);
+// `streams`: queues of the device on which the tensors were computed, besides the current one.
+std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, const PyRequest& what, bool wait,
+                                std::vector<Stream> streams = {});
 std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, const PyExchange& what, std::string name,
                                 std::uint64_t round, const PyHandle* after, bool wait);
 

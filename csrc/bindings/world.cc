@@ -29,8 +29,11 @@ void register_world(py::module_& module) {
   world
       .def(
           "submit",
-          [](std::shared_ptr<World> self, const PyRequest& what) { return start(std::move(self), what, false); },
-          py::arg("what"), "Start an operation.")
+          [](std::shared_ptr<World> self, const PyRequest& what, std::vector<Stream> streams) {
+            return start(std::move(self), what, false, std::move(streams));
+          },
+          py::arg("what"), py::arg("streams") = std::vector<Stream>{},
+          "Start an operation. On a device, it waits for the work that the current stream and `streams` have now.")
       .def(
           "run", [](std::shared_ptr<World> self, const PyRequest& what) { return start(std::move(self), what, true); },
           py::arg("what"),

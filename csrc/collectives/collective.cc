@@ -23,11 +23,12 @@ Result& new_result(Handle& handle, const Operation& operation, std::vector<std::
   const auto& device = operation.participants->compute->device();
   if (!device) return handle.results.emplace_back(host_result(std::move(shape), bytes));
   Result& result = handle.results.emplace_back();
-  const Stream queue = operation.queue;
+  const OwnedQueue& queue = operation.queue;
   result.device = device;
-  result.reader = std::make_shared<Stream>(queue);
-  result.data = {device->take(std::max<std::size_t>(bytes, 1), queue),
-                 [device, reader = result.reader](std::byte* data) { device->give_back(data, *reader); }};
+  result.reader = std::make_shared<Stream>(*queue);
+  // The result may outlive the process set, or the world, whose queue this is.
+  result.data = {device->take(std::max<std::size_t>(bytes, 1), *queue),
+                 [device, queue, reader = result.reader](std::byte* data) { device->give_back(data, *reader); }};
   result.bytes = bytes;
   result.shape = std::move(shape);
   return result;

@@ -41,7 +41,7 @@ struct Operation {
   Decision decision;
   std::vector<Submission> submissions;  // in the order of decision.names
   std::unique_ptr<Participants> participants;
-  Stream queue = 0;      // queue of the device that it computes on, if any
+  OwnedQueue queue;      // queue of the device that it computes on; null before it has one, and on the host
   bool dormant = false;  // it waits for another operation of this rank, which has a deadline of its own
 
   const Request& first() const { return submissions.front().request; }

@@ -44,8 +44,8 @@ class OnHost : public Compute {
 
 class OnDevice : public Compute {
  public:
-  OnDevice(std::shared_ptr<Device> device, Stream stream, Waits waits)
-      : device_(std::move(device)), stream_(stream), waits_(waits) {}
+  OnDevice(std::shared_ptr<Device> device, OwnedQueue queue, Waits waits)
+      : device_(std::move(device)), queue_(std::move(queue)), waits_(waits) {}
 
   const std::shared_ptr<Device>& device() const override { return device_; }
   Until reduce(ReduceOp op, DType type, std::span<const std::byte* const> sources,
@@ -53,33 +53,33 @@ class OnDevice : public Compute {
     Rows row{sources.size() + destinations.size(), {}, {count}};
     for (const std::byte* source : sources) row.addresses.push_back(const_cast<std::byte*>(source));
     row.addresses.insert(row.addresses.end(), destinations.begin(), destinations.end());
-    device_->kernels().reduce(op, type, row, sources.size(), pre, post, stream_);
+    device_->kernels().reduce(op, type, row, sources.size(), pre, post, *queue_);
     return over();
   }
   Until flatten(std::span<const kernels::Span> tensors, std::byte* flat) override {
-    device_->kernels().flatten(tensors, flat, stream_);
+    device_->kernels().flatten(tensors, flat, *queue_);
     return over();
   }
   Until unflatten(const std::byte* flat, std::span<const kernels::Span> tensors) override {
-    device_->kernels().unflatten(flat, tensors, stream_);
+    device_->kernels().unflatten(flat, tensors, *queue_);
     return over();
   }
   Until mix(DType type, std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
             std::span<const kernels::Average> averages, std::size_t count) override {
-    device_->kernels().mix(type, inputs, outputs, averages, count, stream_);
+    device_->kernels().mix(type, inputs, outputs, averages, count, *queue_);
     return over();
   }
   std::shared_ptr<std::byte> scratch(std::size_t bytes) override {
-    return {device_->take(bytes, stream_),
-            [device = device_, stream = stream_](std::byte* data) { device->give_back(data, stream); }};
+    return {device_->take(bytes, *queue_),
+            [device = device_, queue = queue_](std::byte* data) { device->give_back(data, *queue); }};
   }
   Until idle() override { return over(); }
 
  private:
-  Until over() { return waits_ == Waits::kForDevice ? reached(device_->record(stream_)) : Until{}; }
+  Until over() { return waits_ == Waits::kForDevice ? reached(device_->record(*queue_)) : Until{}; }
 
   const std::shared_ptr<Device> device_;
-  const Stream stream_;
+  const OwnedQueue queue_;
   const Waits waits_;
 };
 
@@ -90,8 +90,8 @@ Compute& host_compute() {
   return host;
 }
 
-std::unique_ptr<Compute> device_compute(std::shared_ptr<Device> device, Stream stream, Waits waits) {
-  return std::make_unique<OnDevice>(std::move(device), stream, waits);
+std::unique_ptr<Compute> device_compute(std::shared_ptr<Device> device, OwnedQueue queue, Waits waits) {
+  return std::make_unique<OnDevice>(std::move(device), std::move(queue), waits);
 }
 
 }  // namespace sordino

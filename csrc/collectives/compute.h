@@ -50,7 +50,7 @@ Compute& host_compute();
 // it waits for nothing (kForNothing), because all later work is on the same queue.
 enum class Waits { kForDevice, kForNothing };
 // Returns an instance that computes on this queue of the device.
-std::unique_ptr<Compute> device_compute(std::shared_ptr<Device> device, Stream stream, Waits waits);
+std::unique_ptr<Compute> device_compute(std::shared_ptr<Device> device, OwnedQueue queue, Waits waits);
 
 // Is over once the event is done.
 inline Until reached(std::shared_ptr<Event> event) {

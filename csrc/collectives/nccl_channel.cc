@@ -6,6 +6,7 @@
 
 #include "base/awake_clock.h"
 #include "base/error.h"
+#include "base/keep.h"
 
 namespace sordino::nccl {
 namespace {
@@ -15,28 +16,34 @@ constexpr std::chrono::seconds kPatience{10};  // for the work left on the queue
 }  // namespace
 
 Channel::~Channel() {
-  if (!communicator_->close()) return;
+  if (communicator_->close() && finished()) {
+    if (scratch_) device_->give_back(scratch_, *queue_);
+  } else {
+    leak_intentionally(queue_);
+  }
+}
+
+bool Channel::finished() const noexcept {
   try {
-    const auto over = device_->record(stream_);
+    const auto over = device_->record(*queue_);
     Deadline limit(kPatience);
     while (!over->done()) {
-      if (limit.passed()) return;
+      if (limit.passed()) return false;
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
-    if (scratch_) device_->give_back(scratch_, stream_);
-    device_->drop_queue(stream_);
+    return true;
   } catch (const Error&) {
-    // The device has failed, and its memory is lost with it.
+    return false;  // the device has failed, and its memory is lost with it
   }
 }
 
 std::byte* Channel::scratch(std::size_t bytes) {
   if (bytes <= capacity_) return scratch_;
-  if (scratch_) device_->give_back(scratch_, stream_);
+  if (scratch_) device_->give_back(scratch_, *queue_);
   scratch_ = nullptr;
   capacity_ = 0;
   const std::size_t capacity = std::bit_ceil(bytes);
-  scratch_ = device_->take(capacity, stream_);
+  scratch_ = device_->take(capacity, *queue_);
   capacity_ = capacity;
   return scratch_;
 }

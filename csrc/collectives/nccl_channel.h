@@ -13,17 +13,19 @@ class Channel {
  public:
   // The communicator need not be connected yet: operations wait for that.
   Channel(std::unique_ptr<Communicator> communicator, std::shared_ptr<Device> device)
-      : communicator_(std::move(communicator)), device_(std::move(device)), stream_(device_->make_queue()) {}
+      : communicator_(std::move(communicator)), device_(std::move(device)), queue_(make_owned_queue(device_)) {}
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
-  // Closes the communicator. Memory that unfinished work may still use is not freed.
+  // Closes the communicator. The queue is dropped if nothing else refers to it. Memory that unfinished work may still
+  // use is not freed, and the queue of such work not dropped.
   ~Channel();
 
   Communicator& communicator() { return *communicator_; }
   Device& device() { return *device_; }
   // Its own queue. On a shared queue, operations of several communicators would wait for each other, in a different
   // order on each rank.
-  Stream stream() const { return stream_; }
+  Stream stream() const { return *queue_; }
+  const OwnedQueue& queue() const { return queue_; }
   auto ready() {
     return until([this] { return communicator_->ready(); });
   }
@@ -32,9 +34,12 @@ class Channel {
   std::byte* scratch(std::size_t bytes);
 
  private:
+  // Waits for the work on the queue, for a limited time. False if it is not over then, or the device has failed.
+  bool finished() const noexcept;
+
   std::unique_ptr<Communicator> communicator_;
   std::shared_ptr<Device> device_;
-  Stream stream_;
+  OwnedQueue queue_;
   std::byte* scratch_ = nullptr;
   std::size_t capacity_ = 0;
 };

@@ -60,9 +60,10 @@ struct Request {
   bool serving = false;
   // On device memory: the request may complete for its ranks' threads before the devices have done it.
   bool runs_ahead = false;
-  // Device that owns the tensors' memory; null for the host. They may be read, and written, after `ready`.
+  // Device that owns the tensors' memory; null for the host. They may be read, and written, after all events of
+  // `ready`.
   std::shared_ptr<Device> device;
-  std::shared_ptr<Event> ready;
+  std::vector<std::shared_ptr<Event>> ready;
 };
 
 // Memory for a result whose size only the operation knows.

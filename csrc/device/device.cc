@@ -43,22 +43,32 @@ std::byte* Device::take(std::size_t bytes, Stream stream) {
 std::byte* Device::insist(std::size_t bytes, const std::function<std::byte*()>& attempt) {
   if (std::byte* data = attempt()) return data;
   free_unused();
-  std::function<void()> make_room;
+  const std::string done = others_make_room();
+  if (std::byte* data = attempt()) return data;
+  throw TransportError("no room for " + std::to_string(bytes) + " bytes on " + name() + ", " + done +
+                       ". Use a smaller model or batch, or check whether another process uses the same GPU "
+                       "(nvidia-smi)");
+}
+
+// Returns what was done, for an error.
+std::string Device::others_make_room() {
+  std::shared_ptr<const std::function<void()>> make_room;
   {
     std::lock_guard lock(mutex_);
     make_room = make_room_;
   }
-  if (make_room) make_room();
-  if (std::byte* data = attempt()) return data;
-  throw TransportError(
-      "no room for " + std::to_string(bytes) + " bytes on " + name() +
-      ", even after PyTorch's cached memory was released. Use a smaller model or batch, or check whether another "
-      "process uses the same GPU (nvidia-smi)");
+  try {
+    if (make_room) (*make_room)();
+  } catch (const Error& error) {
+    return std::string("and PyTorch's cached memory could not be released: ") + error.what();
+  }
+  return "even after PyTorch's cached memory was released";
 }
 
 void Device::on_no_room(std::function<void()> make_room) {
+  auto shared = std::make_shared<const std::function<void()>>(std::move(make_room));
   std::lock_guard lock(mutex_);
-  make_room_ = std::move(make_room);
+  make_room_.swap(shared);  // the former one is destroyed after the mutex is unlocked
 }
 
 void Device::free_when_unused(std::byte* data, std::function<bool()> unused) {
@@ -79,6 +89,14 @@ void Device::free_unused() {
     leftovers_.erase(first, leftovers_.end());
   }
   for (const Leftover& leftover : over) free(leftover.data);
+}
+
+OwnedQueue make_owned_queue(std::shared_ptr<Device> device) {
+  const Stream made = device->make_queue();
+  return {new Stream(made), [device = std::move(device)](const Stream* queue) {
+            device->drop_queue(*queue);
+            delete queue;
+          }};
 }
 
 }  // namespace sordino

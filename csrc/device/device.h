@@ -71,7 +71,9 @@ class Device {
   // is on its `stream` by then. Throws TransportError as allocate() does.
   std::byte* take(std::size_t bytes, Stream stream);
   virtual void give_back(std::byte* data, Stream stream) noexcept = 0;
-  // Sets a function by which other owners in this process give back device memory that they keep for later.
+  // Sets a function by which other owners in this process give back device memory that they keep for later. It is
+  // called and destroyed while no mutex of the device is locked, and never copied: it may take Python's lock, and threads
+  // that have Python's lock call the device. If it throws an Error, the error of the allocation has its text.
   void on_no_room(std::function<void()> make_room);
   // For memory of allocate(). Another process calls open() with the ticket, and close() on the result. share() and
   // open() throw TransportError if the machine does not allow it.
@@ -112,12 +114,18 @@ class Device {
     std::function<bool()> unused;
   };
   std::byte* insist(std::size_t bytes, const std::function<std::byte*()>& attempt);
+  std::string others_make_room();
   void free_unused();
 
   std::mutex mutex_;
   std::vector<Leftover> leftovers_;
-  std::function<void()> make_room_;
+  std::shared_ptr<const std::function<void()>> make_room_;  // shared, so that it is not copied under the mutex
   int waiting_queues_ = 0;
 };
+
+// A queue of the device with shared owners. With the last of them, a queue of make_owned_queue() is dropped. So a later
+// use of the queue, such as giving back memory of its work, keeps a reference.
+using OwnedQueue = std::shared_ptr<const Stream>;
+OwnedQueue make_owned_queue(std::shared_ptr<Device> device);
 
 }  // namespace sordino

@@ -25,7 +25,7 @@ class Detour {
     std::size_t offset;
     std::vector<kernels::Span> inputs, outputs;
   };
-  Stream queue() const { return running_.queue; }
+  Stream queue() const { return *running_.queue; }
   bool at_once(const std::vector<kernels::Span>& tensors) const;
 
   Running& running_;

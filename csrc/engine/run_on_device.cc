@@ -141,34 +141,38 @@ bool nccl_folds(const Running& running) {
 void follow(const Running& running, Device& device, Stream stream) {
   for (const Submission& submission : running.submissions) {
     const Request& request = submission.request;
-    if (request.ready) device.wait(stream, request.ready);
+    for (const auto& ready : request.ready) device.wait(stream, ready);
     if (request.after && request.after->event) device.wait(stream, request.after->event);
   }
 }
 
+// A queue that lives long enough: that of a device, or of a barrier, where only all-reduces run, which allocate no
+// results.
+OwnedQueue owned_elsewhere(Stream queue) { return std::make_shared<const Stream>(queue); }
+
 // Sets the queue of the device on which the operation computes from here on, behind its inputs.
-void work_on(Running& running, const std::shared_ptr<Device>& device, Stream queue, Waits waits) {
-  follow(running, *device, queue);
-  running.queue = queue;
+void work_on(Running& running, const std::shared_ptr<Device>& device, OwnedQueue queue, Waits waits) {
+  follow(running, *device, *queue);
   running.compute = device_compute(device, queue, waits);
+  running.queue = std::move(queue);
   running.participants->compute = running.compute.get();
 }
 
 Task begin_by_nccl(Running& running, const std::shared_ptr<Device>& device) {
   running.route = "NCCL";
   co_await connect(running, device);
-  work_on(running, device, running.channel->stream(), Waits::kForNothing);
+  work_on(running, device, running.channel->queue(), Waits::kForNothing);
   running.participants->channel = running.channel.get();
 }
 
 void begin_alone(Running& running, const std::shared_ptr<Device>& device) {
   running.route = "ALONE";
-  work_on(running, device, device->queue(), Waits::kForNothing);
+  work_on(running, device, owned_elsewhere(device->queue()), Waits::kForNothing);
 }
 
 void begin_with_host(Running& running, const std::shared_ptr<Device>& device, const char* route) {
   running.route = route;
-  work_on(running, device, device->queue(), Waits::kForDevice);
+  work_on(running, device, owned_elsewhere(device->queue()), Waits::kForDevice);
 }
 
 // Uses the barrier's queue if queues can meet and the operation may run ahead of the device.
@@ -176,7 +180,7 @@ void begin_by_ipc(Running& running, const std::shared_ptr<Device>& device, bool 
   if (!running.devices->barrier || !runs_ahead) return begin_with_host(running, device, "IPC");
   running.route = "IPC";
   running.barrier = running.devices->barrier;
-  work_on(running, device, running.barrier->take_queue(device), Waits::kForNothing);
+  work_on(running, device, owned_elsewhere(running.barrier->take_queue(device)), Waits::kForNothing);
   running.participants->barrier = running.barrier.get();
 }
 
@@ -194,17 +198,17 @@ Task exchange_through_host(Running& running, const std::shared_ptr<Device>& devi
   begin_with_host(running, device, "STAGED");
   participants.compute = &host_compute();  // on the copies
   const std::size_t bytes = what.layout->bytes();
-  const auto buffer = running.staging->take(device, Where::kHost, bytes, running.queue);
+  const auto buffer = running.staging->take(device, Where::kHost, bytes, *running.queue);
   if (what.shared && participants.transport.node_memory().locate(buffer->data(), bytes).segment == 0) {
     throw TransportError("no room in shared memory for " + std::to_string(bytes) + " bytes copied from a GPU");
   }
-  device->copy(buffer->data(), what.source, bytes, running.queue);
+  device->copy(buffer->data(), what.source, bytes, *running.queue);
   co_await running.compute->idle();
   Exchange on_host = what;
   on_host.source = on_host.result = buffer->data();
   co_await exchange(participants, on_host, request.round);
-  device->copy(what.result, buffer->data(), bytes, running.queue);
-  running.staging->give_back(buffer, device->record(running.queue));
+  device->copy(what.result, buffer->data(), bytes, *running.queue);
+  running.staging->give_back(buffer, device->record(*running.queue));
 }
 
 Task run_exchange_on_device(Running& running, const std::shared_ptr<Device>& device) {
@@ -290,7 +294,7 @@ Task run_on_device(Running& running) {
   } else {
     co_await run_collective_on_device(running, device);
   }
-  const std::shared_ptr<Event> event = device->record(running.queue);
+  const std::shared_ptr<Event> event = device->record(*running.queue);
   for (Submission& submission : running.submissions) {
     submission.handle->device = device;
     submission.handle->event = event;

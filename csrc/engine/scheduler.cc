@@ -196,7 +196,7 @@ void Scheduler::give_up(ProcessSet& set, const std::exception_ptr& error) {
     if (const auto& device = submission.request.device) {
       submission.handle->device = device;
       submission.handle->event =
-          device->record(over.queue ? over.queue : device->queue());  // the device may still work on the tensors
+          device->record(over.queue ? *over.queue : device->queue());  // the device may still work on the tensors
     }
     submission.handle->given_up = true;
     finish(submission, error);

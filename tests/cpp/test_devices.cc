@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <future>
 #include <string>
 #include <thread>
 
@@ -54,6 +55,41 @@ void others_are_asked_to_make_room() {
   const std::string text = error_of<TransportError>([&] { device->take(9 * kMiB, device->queue()); });
   CHECK(asked == 3);
   CHECK(holds(text, "no room for 9437184 bytes on simulated device 0") && holds(text, "smaller model or batch"), text);
+}
+
+// A function that owns an object of Python takes Python's lock when it is copied or destroyed. In its scope other
+// threads call the device, so both locks in turn would be a deadlock.
+struct TakesLock {
+  explicit TakesLock(Device& device) : device(device) {}
+  TakesLock(const TakesLock& other) : device(other.device) { CHECK(!other.set || other_threads_go_on()); }
+  ~TakesLock() { CHECK(!set || other_threads_go_on()); }
+  void operator()() const {}
+
+  bool other_threads_go_on() const {
+    std::promise<void> done;
+    std::future<void> over = done.get_future();
+    std::thread other([this, done = std::move(done)]() mutable {
+      device.free_when_unused(device.allocate(1), [] { return true; });
+      done.set_value();
+    });
+    const bool went_on = over.wait_for(std::chrono::seconds(5)) == std::future_status::ready;
+    other.detach();
+    return went_on;
+  }
+
+  Device& device;
+  static inline bool set = false;  // a device has the function
+};
+
+void a_function_that_takes_a_lock_is_not_copied_under_the_mutex() {
+  const auto device = device_with(kMiB);
+  device->on_no_room(TakesLock(*device));
+  TakesLock::set = true;
+  CHECK(!error_of<TransportError>([&] { device->allocate(2 * kMiB); }).empty());
+  device->on_no_room([] { throw Error("a graph is captured"); });
+  TakesLock::set = false;
+  const std::string text = error_of<TransportError>([&] { device->allocate(2 * kMiB); });
+  CHECK(holds(text, "could not be released: a graph is captured. Use a smaller"), text);
 }
 
 // CUDA returns null for them, as where there is no room.
@@ -158,16 +194,82 @@ void obstacles_name_cause_and_mend() {
             holds(old, "the nvcc of CUDA 12"),
         old);
   CHECK(holds(cuda::driver_too_old(0, 13000), "no CUDA driver"));
-  const std::string volta = cuda::no_kernels_for("Tesla V100 (cuda:1)", 7, 0, "CUDA 13.0, sm_80 sm_90 + PTX");
-  CHECK(holds(volta, "Tesla V100 (cuda:1) has compute capability 7.0") && holds(volta, "sm_80 sm_90 + PTX") &&
-            holds(volta, "SORDINO_CUDA_ARCHITECTURES=70"),
+  const std::string volta =
+      cuda::no_kernels_for("Tesla V100 (cuda:1)", 7, 0, "CUDA 13.0, sm_80 sm_90 + PTX", cuda::unloadable(209));
+  CHECK(holds(volta, "Tesla V100 (cuda:1) has compute capability 7.0") &&
+            holds(volta, "no kernels for it (CUDA error 209: there is no code for this GPU)") &&
+            holds(volta, "sm_80 sm_90 + PTX") && holds(volta, "SORDINO_CUDA_ARCHITECTURES=70"),
         volta);
+  for (const int code : {98, 200, 209, 218, 221, 222, 223}) {
+    CHECK(holds(cuda::unloadable(code), "CUDA error " + std::to_string(code) + ": "), code);
+  }
+  for (const int code : {0, 2, 100, 700, 719}) CHECK(cuda::unloadable(code).empty(), code);
+}
+
+// ---- temporary memory of a device without memory pools -------------------------------------------------------------
+
+std::shared_ptr<Device> device_without_pools(std::size_t room) {
+  return sim::make_device(0, {.pools = false, .room = room});
+}
+
+// Work on a queue that is not over before this is destroyed.
+class Work {
+ public:
+  explicit Work(Stream queue) {
+    sim::enqueue(queue, [over = over_] { over->wait(false); });
+  }
+  ~Work() { end(); }
+  void end() {
+    *over_ = true;
+    over_->notify_all();
+  }
+
+ private:
+  std::shared_ptr<std::atomic<bool>> over_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+void wait_for(Device& device, Stream queue) {
+  const auto event = device.record(queue);
+  while (!event->done()) std::this_thread::yield();
+}
+
+void a_block_is_used_again_after_its_work() {
+  const auto device = device_without_pools(16 * kMiB);
+  const Stream one = device->make_queue(), other = device->make_queue();
+  std::byte* const block = device->take(kMiB, one);
+  Work work(one);
+  device->give_back(block, one);
+  std::byte* const second = device->take(kMiB, other);
+  CHECK(second != block);                          // its work is not over
+  CHECK(device->take(kMiB - 1000, one) == block);  // in the order of the queue
+  device->give_back(block, one);
+  work.end();
+  wait_for(*device, one);
+  CHECK(device->take(100, other) != block);  // too large
+  CHECK(device->take(kMiB, other) == block);
+}
+
+// Freeing waits for the whole device, so neither giving a block back nor taking one frees any.
+void blocks_are_freed_only_where_there_is_no_room() {
+  const auto device = device_without_pools(8 * kMiB);
+  const Stream one = device->make_queue(), other = device->make_queue();
+  std::byte* const block = device->take(4 * kMiB, one);
+  Work work(one);
+  device->give_back(block, one);
+  CHECK(!error_of<TransportError>([&] { device->take(8 * kMiB, other); }).empty());  // the block has work
+  CHECK(sim::occupied(*device) == 4 * kMiB);
+  work.end();
+  wait_for(*device, one);
+  CHECK(sim::occupied(*device) == 4 * kMiB);
+  device->give_back(device->take(8 * kMiB, other), other);
+  CHECK(sim::occupied(*device) == 8 * kMiB);
 }
 
 }  // namespace
 
 int main() {
   others_are_asked_to_make_room();
+  a_function_that_takes_a_lock_is_not_copied_under_the_mutex();
   empty_blocks_need_no_room();
   shared_memory_goes_when_nobody_has_it_open();
   memory_that_was_closed_makes_room();
@@ -175,5 +277,7 @@ int main() {
   who_has_died_has_nothing_open();
   what_the_caller_still_does_is_waited_for();
   obstacles_name_cause_and_mend();
+  a_block_is_used_again_after_its_work();
+  blocks_are_freed_only_where_there_is_no_room();
   return test::report();
 }

@@ -7,6 +7,7 @@ import gc
 import random
 import time
 from itertools import combinations
+from functools import partial
 
 import pytest
 import torch
@@ -64,6 +65,56 @@ def two_streams_do_not_wait_for_each_other_s_operations(seat: Seat) -> None:
     with torch.cuda.stream(other):
         result = hvd.synchronize(handle)
         found = (result / 2).cpu()
+    assert_reduced(found, hvd.Sum, given)
+
+
+@check(cuda=True, each=("as produced", "compressed", "persisting"))
+def gradients_of_a_bucket_on_several_streams(seat: Seat, how: str) -> None:
+    """Hooks change each gradient on a stream of its own. Ranks reduce the changed gradients."""
+    streams = [torch.cuda.Stream(seat.device) for _ in range(3)]
+    parameters = [torch.nn.Parameter(torch.zeros(100_003, device=seat.device)) for _ in streams]
+    compression = hvd.Compression.fp16 if how == "compressed" else hvd.Compression.none
+    named = [(str(k), parameter) for k, parameter in enumerate(parameters)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), named, compression=compression)
+    slow = -1
+
+    def change(k: int, parameter: torch.Tensor) -> None:
+        if slow < 0:
+            return
+        streams[k].wait_stream(torch.cuda.current_stream(seat.device))
+        torch.cuda.set_stream(streams[k])  # autograd restores its own after the hooks of this gradient
+        if k == slow:
+            torch.cuda._sleep(SLOW)
+        assert parameter.grad is not None
+        parameter.grad.add_(float(seat.rank * (k + 1)))
+
+    for k, parameter in enumerate(parameters):
+        parameter.register_post_accumulate_grad_hook(partial(change, k))
+    others = sum(range(seat.size)) / seat.size
+    for turn in range(-2, 3):  # in the first backward, ranks agree on the bucket; then gradients move to their places
+        slow = turn
+        optimizer.zero_grad(set_to_none=how != "persisting")
+        torch.stack([parameter.sum() for parameter in parameters]).sum().backward()
+        found = [parameter.grad.cpu() for parameter in parameters if parameter.grad is not None]
+        for k, gradient in enumerate(found):
+            wanted = 1 + others * (k + 1) if turn >= 0 else 1.0
+            torch.testing.assert_close(gradient, torch.full_like(gradient, wanted), rtol=1e-3, atol=0)
+        optimizer.step()
+        torch.cuda.synchronize()
+
+
+@check(cuda=True)
+def results_that_another_library_reads(seat: Seat) -> None:
+    """A result is a tensor of torch: __dlpack__ lets the stream of another library wait for it, even one that never
+    waits for others by itself, as CuPy's non-blocking streams."""
+    given = inputs(seat, 100_003, torch.float32)
+    mine = given[seat.rank].to(seat.device)
+    torch.cuda._sleep(SLOW)
+    result = hvd.allreduce(mine * 2, name="exported", op=hvd.Sum)
+    theirs = torch.cuda.Stream(seat.device)
+    capsule = result.__dlpack__(stream=theirs.cuda_stream)
+    with torch.cuda.stream(theirs):
+        found = (torch.utils.dlpack.from_dlpack(capsule) / 2).cpu()
     assert_reduced(found, hvd.Sum, given)
 
 

@@ -26,10 +26,12 @@ _HOST = "csrc/engine/service_host.cc"
 _UNCHANGED = "csrc/kernels/cpu/items.cc"
 _AGREEMENT = "csrc/membership/consensus.cc"
 _DEVICE = "csrc/device/device.cc"
+_CACHE = "csrc/device/block_cache.cc"
 
 _TOPOLOGIES = (tests("topology", "destinations or rows or exponential or combo or serve"),)
 _GOSSIP = (checks("gossip.an_exchange or gossip.two_workers or gossip.buffers"),)
 _ALLREDUCE = (checks("allreduce.every_op or allreduce.megabytes or allreduce.odd_lengths"),)
+_STREAMS = (tests("run_ahead", "several_streams"),)
 _SERVICES = ("cpp.test_services", checks("scheduled_pull"))
 
 ERRORS = [
@@ -47,7 +49,7 @@ ERRORS = [
         "a full device does not ask for memory to be freed",
         "forgotten rollback",
         _DEVICE,
-        "  if (make_room) make_room();\n",
+        "    if (make_room) (*make_room)();\n",
         "",
         ("cpp.test_devices",),
     ),
@@ -74,6 +76,104 @@ ERRORS = [
         "  drop_queue(queue);\n  std::lock_guard lock(mutex_);\n  --waiting_queues_;\n",
         "  drop_queue(queue);\n",
         ("cpp.test_queue_barrier",),
+    ),
+    Error(
+        "a function that owns a Python object is copied under the device's mutex",
+        "missing wait",
+        _DEVICE,
+        "  std::shared_ptr<const std::function<void()>> make_room;\n  {\n    std::lock_guard lock(mutex_);\n"
+        "    make_room = make_room_;\n  }\n  try {\n    if (make_room) (*make_room)();\n",
+        "  std::function<void()> make_room;\n  {\n    std::lock_guard lock(mutex_);\n"
+        "    if (make_room_) make_room = *make_room_;\n  }\n  try {\n    if (make_room) make_room();\n",
+        ("cpp.test_devices",),
+    ),
+    Error(
+        "a function that owns a Python object is destroyed under the device's mutex",
+        "missing wait",
+        _DEVICE,
+        "  make_room_.swap(shared);",
+        "  make_room_ = shared; shared = nullptr;",
+        ("cpp.test_devices",),
+    ),
+    Error(
+        "an error while room is made ends the allocation",
+        "forgotten rollback",
+        "csrc/bindings/device.cc",
+        "                throw Error(py::str(error.value()).cast<std::string>());\n",
+        "                throw;\n",
+        (tests("devices", "those_asked_for_room"),),
+    ),
+    Error(
+        "a result is freed on the queue of a world that has ended",
+        "stale copy",
+        "csrc/collectives/collective.cc",
+        "[device, queue, reader = result.reader]",
+        "[device, reader = result.reader]",
+        (tests("devices", "after_their_world"),),
+    ),
+    Error(
+        "a block of temporary memory is used again before its work is over",
+        "missing wait",
+        _CACHE,
+        "      if (block.stream != stream) continue;\n",
+        "",
+        ("cpp.test_devices",),
+    ),
+    Error(
+        "a block of temporary memory is freed before its work is over",
+        "missing wait",
+        _CACHE,
+        "      const bool over = entry.second.busy->done();\n",
+        "      const bool over = entry.second.busy != nullptr;\n",
+        ("cpp.test_devices",),
+    ),
+    Error(
+        "blocks of temporary memory are never freed",
+        "forgotten rollback",
+        _CACHE,
+        "    free_unused();\n    return nullptr;\n",
+        "    return nullptr;\n",
+        ("cpp.test_devices",),
+    ),
+    Error(
+        "kernels that CUDA cannot load are an error of the GPU",
+        "off by one",
+        "csrc/device/cuda/obstacles.h",
+        '    case 223: what = "the compilation of PTX is disabled (CUDA_DISABLE_PTX_JIT)"; break;\n',
+        "",
+        ("cpp.test_devices",),
+    ),
+    Error(
+        "a gradient of another stream is reduced before it is computed",
+        "missing wait",
+        "csrc/bindings/operations.cc",
+        "    for (const Stream stream : origins) request.ready.push_back(device->device->record(stream));\n",
+        "    request.ready.push_back(device->device->record(origins.front()));\n",
+        _STREAMS,
+    ),
+    Error(
+        "only the stream of a bucket's last gradient is noted",
+        "missing wait",
+        "csrc/bindings/gradient_counter.cc",
+        "== set.streams.end()) set.streams.push_back(now);",
+        "== set.streams.end()) set.streams = {now};",
+        _STREAMS,
+    ),
+    Error(
+        "an operation waits for the first of its inputs",
+        "missing wait",
+        "csrc/engine/run_on_device.cc",
+        "    for (const auto& ready : request.ready) device.wait(stream, ready);\n",
+        "    if (!request.ready.empty()) device.wait(stream, request.ready.front());\n",
+        _STREAMS,
+    ),
+    Error(
+        "memory that a device has read is never released",
+        "forgotten rollback",
+        "csrc/bindings/device.cc",
+        "    released.push_back(std::move(one.second));\n    return true;\n",
+        "    return false;\n",
+        (tests("devices", "still_reads"),),
     ),
     Error(
         "an empty block has no room",
@@ -127,8 +227,8 @@ ERRORS = [
         "memory is released after another stream has waited for it",
         "missing wait",
         "csrc/bindings/operations.cc",
-        "handle->event && stream != origin &&",
-        "handle->event && stream == origin &&",
+        "return origin != stream; });",
+        "return origin == stream; });",
         (tests("devices"),),
     ),
     Error(

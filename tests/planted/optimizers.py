@@ -40,8 +40,8 @@ ERRORS = [
         "a bucket leaves before its last gradient",
         "off by one",
         "csrc/bindings/gradient_counter.cc",
-        "waiting_[set] = std::count_if(",
-        "waiting_[set] = -1 + std::count_if(",
+        "set.waiting = std::count_if(",
+        "set.waiting = -1 + std::count_if(",
         (checks("optimizer_gradients or gradient_places"),),
     ),
     Error(

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "device/block_cache.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/obstacles.h"
 #include "kernels/cuda/cuda_kernels.h"
@@ -33,6 +34,12 @@ void attempt(int ordinal, const Work& work) noexcept {
 
 // Loaded before the rest of this file: shows whether there are kernels for this GPU at all.
 __global__ void is_there() {}
+
+// The numbers in unloadable() are those of this CUDA.
+static_assert(cudaErrorInvalidDeviceFunction == 98 && cudaErrorInvalidKernelImage == 200 &&
+              cudaErrorNoKernelImageForDevice == 209 && cudaErrorInvalidPtx == 218 &&
+              cudaErrorJitCompilerNotFound == 221 && cudaErrorUnsupportedPtxVersion == 222 &&
+              cudaErrorJitCompilationDisabled == 223);
 
 // The environment variable is CUDA's own: it reads it when a process first uses a GPU, and allows 1 to 32. On an H100
 // with driver 580, n queues that waited held up all others of the process, of every priority; n - 1 held up none.
@@ -108,14 +115,7 @@ class CudaDevice : public Device {
     clearing_ = cuda_stream(make_queue());
     waits_for_words_ = has(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
     flush_ = has(CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES) ? CU_STREAM_WAIT_VALUE_FLUSH : 0;
-    cudaMemPoolProps wanted{};
-    wanted.allocType = cudaMemAllocationTypePinned;
-    wanted.location = {cudaMemLocationTypeDevice, ordinal_};
-    check(cudaMemPoolCreate(&pool_, &wanted), "cudaMemPoolCreate");
-    std::uint64_t kept = std::uint64_t{256} << 20;  // bytes kept for the next operation; PyTorch needs the rest
-    check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &kept), "cudaMemPoolSetAttribute");
-    int never = 0;  // communication must not wait for computation in order to save memory
-    check(cudaMemPoolSetAttribute(pool_, cudaMemPoolReuseAllowInternalDependencies, &never), "cudaMemPoolSetAttribute");
+    make_pool();
     kernels_ = kernels::cuda::make(ordinal_, {[this](std::size_t bytes, Stream stream) { return take(bytes, stream); },
                                               [this](std::byte* data, Stream stream) { give_back(data, stream); }});
   }
@@ -168,6 +168,7 @@ class CudaDevice : public Device {
     attempt(ordinal_, [=] { return cudaFree(data); });
   }
   void give_back(std::byte* data, Stream stream) noexcept override {
+    if (pool_ == nullptr) return cache_.give_back(data, stream);
     attempt(ordinal_, [=] { return cudaFreeAsync(data, cuda_stream(stream)); });
   }
   void clear(std::byte* data, std::size_t bytes) override {
@@ -246,13 +247,12 @@ class CudaDevice : public Device {
  protected:
   int hardware_queues() const override { return hardware_queues_; }
   std::byte* try_allocate(std::size_t bytes) override {
-    const Current current(ordinal_);
-    void* data = nullptr;
-    if (lacks_room(cudaMalloc(&data, bytes), "cudaMalloc")) return nullptr;
-    clear(static_cast<std::byte*>(data), bytes);
-    return static_cast<std::byte*>(data);
+    std::byte* data = try_malloc(bytes);
+    if (data != nullptr) clear(data, bytes);
+    return data;
   }
   std::byte* try_take(std::size_t bytes, Stream stream) override {
+    if (pool_ == nullptr) return cache_.take(bytes, stream);
     const Current current(ordinal_);
     void* data = nullptr;
     const cudaError_t code = cudaMallocFromPoolAsync(&data, bytes, pool_, cuda_stream(stream));
@@ -262,6 +262,26 @@ class CudaDevice : public Device {
   }
 
  private:
+  // Some virtual GPUs have no memory pools.
+  void make_pool() {
+    int supported = 0;
+    check(cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, ordinal_), "cudaDeviceGetAttribute");
+    if (supported == 0) return;
+    cudaMemPoolProps wanted{};
+    wanted.allocType = cudaMemAllocationTypePinned;
+    wanted.location = {cudaMemLocationTypeDevice, ordinal_};
+    check(cudaMemPoolCreate(&pool_, &wanted), "cudaMemPoolCreate");
+    std::uint64_t kept = std::uint64_t{256} << 20;  // bytes kept for the next operation; PyTorch needs the rest
+    check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &kept), "cudaMemPoolSetAttribute");
+    int never = 0;  // communication must not wait for computation in order to save memory
+    check(cudaMemPoolSetAttribute(pool_, cudaMemPoolReuseAllowInternalDependencies, &never), "cudaMemPoolSetAttribute");
+  }
+  // Null if there is no room.
+  std::byte* try_malloc(std::size_t bytes) const {
+    const Current current(ordinal_);
+    void* data = nullptr;
+    return lacks_room(cudaMalloc(&data, bytes), "cudaMalloc") ? nullptr : static_cast<std::byte*>(data);
+  }
   // Devices use the host's addresses for memory that pin() accepts.
   static CUdeviceptr address_of(const std::atomic<std::uint64_t>& word) {
     static_assert(sizeof(word) == sizeof(cuuint64_t));
@@ -281,16 +301,18 @@ class CudaDevice : public Device {
   void require_kernels() const {
     cudaFuncAttributes attributes{};
     const cudaError_t code = cudaFuncGetAttributes(&attributes, is_there);
-    if (code == cudaErrorNoKernelImageForDevice || code == cudaErrorUnsupportedPtxVersion) {
+    if (const std::string why = unloadable(code); !why.empty()) {
       static_cast<void>(cudaGetLastError());
-      throw NotBuilt(no_kernels_for(name(), properties_.major, properties_.minor, SORDINO_CUDA_DESCRIPTION));
+      throw NotBuilt(no_kernels_for(name(), properties_.major, properties_.minor, SORDINO_CUDA_DESCRIPTION, why));
     }
     check(code, "loading Sordino's kernels");
   }
 
   const int ordinal_;
   cudaDeviceProp properties_{};
-  cudaMemPool_t pool_ = nullptr;
+  cudaMemPool_t pool_ = nullptr;  // null: the device has no pools, and temporary memory is that of the cache
+  BlockCache cache_{*this, [this](std::size_t bytes) { return try_malloc(bytes); },
+                    [this](std::byte* data) { free(data); }};
   cudaStream_t queue_ = nullptr, clearing_ = nullptr;  // live as long as the process, like this object
   const int hardware_queues_ = queues_of_a_process();
   bool waits_for_words_ = false;

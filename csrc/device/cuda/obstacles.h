@@ -17,12 +17,31 @@ inline std::string driver_too_old(int driver, int runtime) {
          std::to_string(driver / 1000) + " (CUDACXX=/path/to/nvcc)";
 }
 
-// `built`: CUDA version and architectures of the kernels, as in "CUDA 13.0, sm_80 sm_90 + PTX".
-inline std::string no_kernels_for(const std::string& gpu, int major, int minor, const std::string& built) {
+// Returns why CUDA cannot load kernels of this build, if building Sordino for the GPU is the fix; empty for other
+// errors. `code`: a cudaError_t.
+inline std::string unloadable(int code) {
+  const char* what = nullptr;
+  switch (code) {
+    case 98: what = "a kernel is missing"; break;
+    case 200: what = "the kernels are of an unknown format"; break;
+    case 209: what = "there is no code for this GPU"; break;
+    case 218: what = "the PTX cannot be compiled for this GPU"; break;
+    case 221: what = "the driver's compiler of PTX (libnvidia-ptxjitcompiler) is missing"; break;
+    case 222: what = "the driver is too old for the PTX"; break;
+    case 223: what = "the compilation of PTX is disabled (CUDA_DISABLE_PTX_JIT)"; break;
+    default: return "";
+  }
+  return "CUDA error " + std::to_string(code) + ": " + what;
+}
+
+// `why`: from unloadable(). `built`: CUDA version and architectures of the kernels, as in "CUDA 13.0, sm_80 sm_90 +
+// PTX".
+inline std::string no_kernels_for(const std::string& gpu, int major, int minor, const std::string& built,
+                                  const std::string& why) {
   const std::string architecture = std::to_string(major) + std::to_string(minor);
   return gpu + " has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
-         ", and this build of Sordino (" + built +
-         ") has no kernels for it: install it again from source with "
+         ", and this build of Sordino (" + built + ") has no kernels for it (" + why +
+         "): install it again from source with "
          "`pip install . -C cmake.define.SORDINO_CUDA_ARCHITECTURES=" +
          architecture + "`, with an nvcc that knows sm_" + architecture + " (CUDA 13 knows 7.5 and later)";
 }

@@ -12,9 +12,11 @@
 #include <map>
 #include <mutex>
 #include <semaphore>
+#include <set>
 #include <thread>
 
 #include "base/error.h"
+#include "device/block_cache.h"
 #include "device/sim/sim_kernels.h"
 
 namespace sordino::sim {
@@ -89,6 +91,46 @@ class Queue {
   std::thread thread_;
 };
 
+// All queues, by numbers that are never used again. So work that is put on a dropped queue is noticed, which on a GPU
+// would be undefined.
+class Queues {
+ public:
+  Stream add(std::shared_ptr<Hardware> hardware) {
+    auto made = std::make_unique<Queue>(std::move(hardware));
+    std::lock_guard lock(mutex_);
+    all_[++newest_] = std::move(made);
+    return newest_;
+  }
+  // Waits for the work on the queue.
+  void drop(Stream stream) {
+    std::unique_ptr<Queue> dropped;
+    std::lock_guard lock(mutex_);
+    const auto found = all_.find(stream);
+    if (found == all_.end()) throw DeviceError("a simulated queue was dropped twice");
+    dropped = std::move(found->second);
+    all_.erase(found);
+  }
+  // Calls `use` with the queue. Throws DeviceError if it was dropped, or never existed.
+  template <class Use>
+  void with(Stream stream, const Use& use) {
+    std::lock_guard lock(mutex_);
+    const auto found = all_.find(stream);
+    if (found == all_.end()) throw DeviceError("a simulated queue was used after it was dropped");
+    use(*found->second);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Stream, std::unique_ptr<Queue>> all_;
+  Stream newest_ = 0;
+};
+
+// Never destroyed: devices may live until the end of the process.
+Queues& queues() {
+  static auto* const all = new Queues;
+  return *all;
+}
+
 // Contents of a ticket.
 struct Address {
   pid_t pid;
@@ -104,10 +146,11 @@ class SimDevice : public Device {
         traits_(traits),
         kernels_(make_kernels()),
         hardware_(std::make_shared<Hardware>(traits.hardware_queues)),
-        queue_(std::make_unique<Queue>(hardware_)) {}
+        queue_(queues().add(hardware_)) {}
   ~SimDevice() override {
-    further_.clear();  // work on queues uses the blocks
-    queue_ = nullptr;
+    for (const Stream queue : further_) queues().drop(queue);  // work on queues uses the blocks
+    queues().drop(queue_);
+    for (const auto& [data, bytes] : taken_) delete[] data;  // those that the cache has kept
     for (auto& [data, block] : blocks_) discard(data, block);
   }
 
@@ -116,20 +159,26 @@ class SimDevice : public Device {
   std::uint64_t identity() const override { return 0x51d0000u + static_cast<std::uint64_t>(ordinal_); }
   Kernels& kernels() override { return *kernels_; }
   std::shared_ptr<void> use() override { return nullptr; }
-  bool capturing(Stream stream) override { return stream != 0 && reinterpret_cast<Queue*>(stream)->captured; }
+  bool capturing(Stream stream) override {
+    bool captured = false;
+    if (stream != 0) queues().with(stream, [&](const Queue& queue) { captured = queue.captured; });
+    return captured;
+  }
   bool takes_nccl() const override { return traits_.takes_nccl; }
-  Stream queue() const override { return reinterpret_cast<Stream>(queue_.get()); }
+  Stream queue() const override { return queue_; }
 
   Stream make_queue() override {
-    auto made = std::make_unique<Queue>(hardware_);
-    const auto stream = reinterpret_cast<Stream>(made.get());
+    const Stream made = queues().add(hardware_);
     std::lock_guard lock(mutex_);
-    further_[stream] = std::move(made);
-    return stream;
+    further_.insert(made);
+    return made;
   }
   void drop_queue(Stream queue) noexcept override {
-    std::lock_guard lock(mutex_);
-    further_.erase(queue);
+    {
+      std::lock_guard lock(mutex_);
+      further_.erase(queue);
+    }
+    queues().drop(queue);
   }
 
   void fail() { *failed_ = true; }
@@ -158,20 +207,13 @@ class SimDevice : public Device {
     discard(data, block->second);
     blocks_.erase(block);
   }
-  std::byte* try_take(std::size_t bytes, Stream) override {
-    if (bytes == 0 || !occupy(bytes)) return nullptr;
-    auto* data = new std::byte[bytes];
-    std::lock_guard lock(mutex_);
-    taken_[data] = bytes;
-    return data;
+  std::byte* try_take(std::size_t bytes, Stream stream) override {
+    if (bytes == 0) return nullptr;
+    return traits_.pools ? occupy_block(bytes) : cache_.take(bytes, stream);
   }
   void give_back(std::byte* data, Stream stream) noexcept override {
-    {
-      std::lock_guard lock(mutex_);
-      const auto found = taken_.find(data);
-      occupied_ -= found->second;
-      taken_.erase(found);
-    }
+    if (!traits_.pools) return cache_.give_back(data, stream);
+    leave_block(data);
     enqueue(stream, [data] { delete[] data; });
   }
   void clear(std::byte* data, std::size_t bytes) override { std::memset(data, 0, bytes); }
@@ -211,7 +253,7 @@ class SimDevice : public Device {
     std::vector<std::shared_ptr<Event>> events{record(queue())};
     {
       std::lock_guard lock(mutex_);
-      for (const auto& [stream, queue] : further_) events.push_back(record(stream));
+      for (const Stream queue : further_) events.push_back(record(queue));
     }
     for (const auto& event : events) std::static_pointer_cast<SimEvent>(event)->wait();
   }
@@ -247,6 +289,24 @@ class SimDevice : public Device {
     occupied_ += bytes;
     return true;
   }
+  std::byte* occupy_block(std::size_t bytes) {
+    if (!occupy(bytes)) return nullptr;
+    auto* data = new std::byte[bytes];
+    std::lock_guard lock(mutex_);
+    taken_[data] = bytes;
+    return data;
+  }
+  void leave_block(std::byte* data) {
+    std::lock_guard lock(mutex_);
+    const auto found = taken_.find(data);
+    occupied_ -= found->second;
+    taken_.erase(found);
+  }
+  void free_block(std::byte* data) {
+    synchronize();  // as CUDA does
+    leave_block(data);
+    delete[] data;
+  }
   static std::byte* map(int descriptor, std::size_t bytes, int how = MAP_SHARED) {
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, how, descriptor, 0);
     if (data == MAP_FAILED) {
@@ -269,8 +329,10 @@ class SimDevice : public Device {
   std::size_t occupied_ = 0;
   std::map<std::byte*, Block> blocks_;  // allocated or opened
   std::map<std::byte*, std::size_t> taken_;
-  std::unique_ptr<Queue> queue_;
-  std::map<Stream, std::unique_ptr<Queue>> further_;
+  const Stream queue_;
+  std::set<Stream> further_;
+  BlockCache cache_{*this, [this](std::size_t bytes) { return occupy_block(bytes); },
+                    [this](std::byte* data) { free_block(data); }};
 };
 
 }  // namespace
@@ -281,13 +343,15 @@ std::size_t occupied(const Device& device) { return dynamic_cast<const SimDevice
 
 void fail(Device& device) { dynamic_cast<SimDevice&>(device).fail(); }
 
-void capture(Stream stream, bool on) { reinterpret_cast<Queue*>(stream)->captured = on; }
+void capture(Stream stream, bool on) {
+  queues().with(stream, [on](Queue& queue) { queue.captured = on; });
+}
 
 void enqueue(Stream stream, std::function<void()> work) {
   if (stream == 0) {
     work();
   } else {
-    reinterpret_cast<Queue*>(stream)->put(std::move(work));
+    queues().with(stream, [&](Queue& queue) { queue.put(std::move(work)); });
   }
 }
 

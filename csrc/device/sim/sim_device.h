@@ -1,5 +1,6 @@
 // A device simulated by threads: its queues run behind the caller's back, like a GPU's, on memory that processes of one
-// machine can share. So all that runs on GPUs can also run, and be tested, without one.
+// machine can share. So all that runs on GPUs can also run, and be tested, without one. A use of a queue that was
+// dropped is a DeviceError, which ends the process where a function must not throw.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,7 @@ struct Traits {
   bool shares = true;       // other processes can map its memory
   bool takes_nccl = false;  // the NCCL in use works on simulated devices
   bool waits_for_words = true;
+  bool pools = true;            // it has memory pools; false: temporary memory is that of a BlockCache
   std::size_t room = SIZE_MAX;  // bytes of memory
   bool maps_others = true;      // open() maps the memory of another process; if not, other memory
   int hardware_queues = 8;      // queues that can have work at once; others wait until one is free
@@ -32,7 +34,7 @@ void fail(Device& device);
 // Sets whether a queue counts as being captured.
 void capture(Stream stream, bool on);
 
-// Puts work on a queue that some simulated device gave out.
+// Puts work on a queue that some simulated device gave out. Throws DeviceError if it was dropped.
 void enqueue(Stream stream, std::function<void()> work);
 
 }  // namespace sordino::sim

@@ -3,6 +3,7 @@
 
 #include <mutex>
 #include <set>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/cuda/current.cuh"
@@ -47,11 +48,17 @@ inline void load(const char* name, const void* kernel) {
   check(cudaFuncGetAttributes(&attributes, kernel), name);
   loaded->emplace(device, kernel);
 }
+// Whether a kernel with this parameter may read this argument: it gets the argument's bytes, without a conversion.
+template <class Parameter, class Argument>
+inline constexpr bool kPassesAs =
+    std::is_same_v<Parameter, Argument> ||
+    (std::is_pointer_v<Argument> && std::is_pointer_v<Parameter> && std::is_convertible_v<Argument, Parameter>);
 
 // Replaces <<<>>>, which returns no error: errors would have to be queried, together with those of other calls.
 template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), std::uint32_t blocks, std::uint32_t threads,
             std::size_t shared, cudaStream_t stream, const Arguments&... arguments) {
+  static_assert(sizeof...(Parameters) == sizeof...(Arguments) && (kPassesAs<Parameters, Arguments> && ...));
   if (blocks == 0) return;
   load(name, reinterpret_cast<const void*>(kernel));
   void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};

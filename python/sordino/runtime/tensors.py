@@ -41,7 +41,8 @@ def as_tensor(array: Any) -> torch.Tensor:
     """Return a tensor that shares memory with an array that supports DLPack; a tensor is returned as it is.
 
     Such arrays are CuPy's, JAX's and NumPy's. Work on the array's stream is ordered before torch's current stream, as
-    DLPack specifies.
+    DLPack specifies. The array's stream is not ordered after the results of an operation in place: DLPack has no such
+    call. Results are tensors of torch, whose `__dlpack__(stream=...)` orders the stream of the library that takes them.
 
     Raises:
         UsageError: `array` is neither a tensor nor such an array.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Callable
 
@@ -173,6 +174,48 @@ def test_memory_that_was_shared_is_freed_with_its_world(monkeypatch: pytest.Monk
         assert sim_occupied(gpus[0]) == 0
 
 
+def test_a_gpu_without_memory_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are in memory that is kept and used again, after the work of its earlier use."""
+    devices("nccl", 2, monkeypatch)
+
+    def work() -> None:
+        for turn in range(20):
+            mine = torch.full((1000 * (1 + turn % 3),), hvd.rank() + float(turn))
+            gathered = hvd.allgather_async(mine)
+            scattered = hvd.reducescatter_async(mine, op=hvd.Sum)
+            both = torch.cat([torch.full_like(mine, rank + float(turn)) for rank in range(2)])
+            assert torch.equal(hvd.synchronize(gathered), both)
+            assert hvd.synchronize(scattered).tolist() == [1 + 2.0 * turn] * (len(mine) // 2)
+
+    gpus = [sim_device(number, takes_nccl=True, pools=False) for number in range(2)]
+    assert ways_of(work, 2, gpus) == {"NCCL": 40}
+    assert 0 < sim_occupied(gpus[0]) < 200_000
+
+
+def test_results_may_be_freed_after_their_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are freed on the queue of their process set. A simulated queue ends the process if it is used after it was
+    dropped."""
+    gpus = devices("nccl", 3, monkeypatch)
+    contexts = []
+
+    def work() -> None:
+        contexts.append(current())  # has the operations that no rank waits for
+        pair = hvd.add_process_set([0, 1])
+        mine = torch.ones(6, 1000)
+        for process_set in (pair, hvd.global_process_set)[hvd.rank() == 2 :]:
+            for start in (hvd.allgather_async, hvd.alltoall_async, hvd.reducescatter_async):
+                start(mine, process_set=process_set)
+        while current().world.names_in_flight():
+            time.sleep(0.001)
+        assert hvd.remove_process_set(pair)
+
+    sim.run(3, work, devices=gpus)
+    assert sum(sim_occupied(gpu) for gpu in gpus) > 0
+    contexts.clear()
+    gc.collect()
+    assert sum(sim_occupied(gpu) for gpu in gpus) == 0
+
+
 def test_where_there_is_no_room_others_are_asked_and_then_it_is_said() -> None:
     gpu = sim_device(0, room=4 << 20)
     asked: list[bool] = []
@@ -184,6 +227,22 @@ def test_where_there_is_no_room_others_are_asked_and_then_it_is_said() -> None:
         with pytest.raises(TransportError, match="no room for 8000000 bytes on simulated device 0"):
             hvd.allgather(torch.ones(2_000_000))
         assert asked == [True]
+
+    sim.run(1, work, devices=[gpu])
+
+
+def test_an_error_of_those_asked_for_room_is_the_reason() -> None:
+    """torch.cuda.empty_cache() raises while a CUDA graph is being captured."""
+    gpu = sim_device(0, room=4 << 20)
+
+    def refuse() -> None:
+        raise RuntimeError("captures are underway")
+
+    gpu.on_no_room(refuse)
+
+    def work() -> None:
+        with pytest.raises(TransportError, match="could not be released: captures are underway"):
+            hvd.allgather(torch.ones(2_000_000))
 
     sim.run(1, work, devices=[gpu])
 
@@ -216,6 +275,8 @@ def test_what_a_gpu_still_reads_is_kept_when_another_stream_has_waited(
         for turn in range(2):
             hvd.allreduce(torch.ones(3), name=f"later {turn}")
         assert memory.tolist() == [2.0] * 1000
+        gc.collect()
+        assert alive() is None  # these operations have released it
 
     sim.run(2, work, devices=gpus)
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from sordino._core import Device, sim_device, sim_hold, sim_stream
 from sordino.algorithms import Crossover
 from sordino.errors import PeerLost, Timeout
 from sordino.runtime.context import current
+from sordino.runtime.tensors import dtype_code
 
 ELEMENTS = 20_000
 KEPT: list[torch.Tensor] = []
@@ -217,6 +219,46 @@ def test_gossip_runs_ahead() -> None:
     found = torch.tensor(sim.run(4, train))
     assert torch.equal(found.mean(dim=0), torch.full((3050,), 1.5))
     assert not torch.equal(found[0], torch.zeros(3050))
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_gradients_of_a_bucket_are_produced_on_several_streams(late: int) -> None:
+    """The reduction waits for the stream of each gradient, not only for that of the last one."""
+
+    def work() -> list[list[float]]:
+        gpu = own_gpu()
+        streams = [sim_stream(gpu), sim_stream(gpu)]
+        added, factor = filled(10.0 * hvd.rank()), torch.tensor([-1.0], dtype=torch.float64)
+        parameters = [torch.nn.Parameter(torch.zeros(ELEMENTS)) for _ in streams]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(parameters, lr=0.0), named_parameters=[("a", parameters[0]), ("b", parameters[1])]
+        )
+        held: list[Callable[[], None]] = []
+
+        def compute_on_own_stream(k: int, parameter: torch.Tensor) -> None:
+            assert parameter.grad is not None
+            gpu.current_stream = lambda: streams[k]
+            if k == late:
+                held.append(sim_hold(streams[k]))
+                rows = [(parameter.grad.data_ptr(), added.data_ptr())]
+                gpu.lars_step(dtype_code(added), rows, [ELEMENTS], factor.data_ptr(), 0.0, 0.0, False)
+
+        sum(parameter.sum() for parameter in parameters).backward()  # ranks agree on the bucket at its end
+        settle()
+        optimizer.zero_grad()
+        for k, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(partial(compute_on_own_stream, k))
+        sum(parameter.sum() for parameter in parameters).backward()
+        hvd.barrier()
+        time.sleep(0.02)
+        for go_on in held:
+            go_on()
+        settle()
+        return [sorted(set(parameter.grad.tolist())) for parameter in parameters if parameter.grad is not None]
+
+    wanted = [[1.0], [1.0]]
+    wanted[late] = [6.0]
+    assert sim.run(2, work) == [wanted, wanted]
 
 
 def test_whoever_leaves_waits_for_its_device() -> None:

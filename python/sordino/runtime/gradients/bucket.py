@@ -92,6 +92,11 @@ class Bucket:
             )
         return requests[name]
 
+    def sends_as_produced(self) -> bool:
+        """Return whether `request` will describe the gradients where autograd has put them, and compute on none."""
+        moves = self.places is not None or (not (self.private or self.changed) and self._persists())
+        return not moves and self.settings.compression is Compression.none and self._gradients() is not None
+
     def send_change(self, changed: bool) -> None:
         """Send one more flag from now on if `changed`. The operation fails on all ranks unless all of them do so."""
         self.changed = changed

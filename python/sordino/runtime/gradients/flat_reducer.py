@@ -209,6 +209,8 @@ class FlatReducer(GradientReducer):
     @torch.no_grad()
     def _launch(self, bucket: Bucket) -> None:
         flat, used = self._flats[bucket.name], []
+        if bucket.device is not None:
+            bucket.device.wait_for(self._counter.streams(bucket.members[0]))
         for i, view in zip(bucket.members, flat.views):
             grad = self.parameters[i].grad
             used.append(grad is not None)

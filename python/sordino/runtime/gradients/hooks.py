@@ -192,6 +192,7 @@ class GradientHooks(ABC):
         node = torch._C._current_autograd_node()
         if node is None:
             self.backwards.clear()
+            self._counter.forget_streams()
             uncounted = self._counter.uncounted
             if uncounted:
                 self._count_rest(uncounted)

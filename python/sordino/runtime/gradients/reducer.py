@@ -15,6 +15,8 @@ that some rank used gets the same gradient on all ranks. A cycle, from one step 
 So all gradients are reduced when backward returns, as in DDP: users clip or log the values that `step()` uses. Reducing
 them again after another backward gives the right result for an average, and is refused for other reductions.
 
+Autograd may have produced the gradients of a bucket on several streams of a GPU. The reduction waits for all of them.
+
 Gradients are reduced where autograd put them. Gradients that persist from step to step (`set_to_none=False`) move into
 a shared arena once (places.py), where the reduction is one pass over memory.
 """
@@ -245,7 +247,7 @@ class GradientReducer(GradientHooks):
             raise UsageError(f"sparse gradients ({sparse_names}) need sparse_as_dense=True {self.instead_of_sparse}")
 
     def _watch(self, members: list[int], of: Bucket | int) -> None:
-        number = self._counter.watch(members)
+        number = self._counter.watch(members, of.device if isinstance(of, Bucket) else None)
         assert number == len(self._watched)
         self._watched.append(of)
 
@@ -265,13 +267,17 @@ class GradientReducer(GradientHooks):
             self._change_sent = self.has_changed is not None and self.has_changed()
         if self._change_sent:
             bucket.send_change(True)
+        streams = self._counter.streams(bucket.members[0])
+        computes = self._own is not None or self.settings.finite is not None
+        if len(streams) > 1 and bucket.device is not None and (computes or not bucket.sends_as_produced()):
+            bucket.device.wait_for(streams)  # torch computes on these gradients, on the current stream
         if self._own is not None:
             self._own.keep(bucket.members)
         request = bucket.request(self.context, bucket.name + self._suffix, repeated=self._again > 0)
         if self.settings.finite is not None:
             bucket.looked = self.settings.look(bucket.members, bucket.sent)
         bucket.versions = versions_of(bucket.sent)
-        bucket.handle = self.context.world.submit(request)
+        bucket.handle = self.context.world.submit(request, streams)
 
     def _start_sparse(self, index: int) -> None:
         if self._own is not None:
