@@ -68,8 +68,8 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
     return number;
   }
 
-  // Streams that have produced gradients of the parameter's set. At the end of a backward, the caller's stream comes after
-  // all of them, and they need not live any longer.
+  // Streams that have produced gradients of the parameter's set. At the end of a backward, the caller's stream comes
+  // after all of them, and they need not live any longer.
   std::vector<Stream> streams(std::size_t index) const {
     const long set = set_of_.at(index);
     return set >= 0 ? sets_[static_cast<std::size_t>(set)].streams : std::vector<Stream>{};

@@ -72,8 +72,8 @@ class Device {
   std::byte* take(std::size_t bytes, Stream stream);
   virtual void give_back(std::byte* data, Stream stream) noexcept = 0;
   // Sets a function by which other owners in this process give back device memory that they keep for later. It is
-  // called and destroyed while no mutex of the device is locked, and never copied: it may take Python's lock, and threads
-  // that have Python's lock call the device. If it throws an Error, the error of the allocation has its text.
+  // called and destroyed while no mutex of the device is locked, and never copied: it may take Python's lock, and
+  // threads that have Python's lock call the device. If it throws an Error, the error of the allocation has its text.
   void on_no_room(std::function<void()> make_room);
   // For memory of allocate(). Another process calls open() with the ticket, and close() on the result. share() and
   // open() throw TransportError if the machine does not allow it.
