@@ -1,6 +1,7 @@
 #include "cases.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <thread>
 
@@ -89,7 +90,7 @@ void Runner::start(Case one) {
 }
 
 void Runner::compare(Running& running) {
-  while (!running.end->done()) std::this_thread::yield();
+  while (!running.end->done()) std::this_thread::sleep_for(std::chrono::microseconds(20));
   Case& one = running.one;
   const std::vector<std::byte> before = one.host;
   (one.reference ? one.reference : one.work)(*on_host_, one.host.data(), 0);

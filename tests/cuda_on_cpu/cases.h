@@ -5,6 +5,7 @@
 // third one, with events in between. So several cases are under way at once, on streams that overtake each other.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -34,9 +35,12 @@ class Case {
   template <class T>
   std::size_t add(std::size_t count, std::size_t phase, bool ordinary = false) {
     const std::size_t at = reserve(count * sizeof(T), phase);
-    for (std::size_t k = 0; k < count; ++k) {
-      const T value = ordinary ? ordinary_element<T>() : test::random_element<T>();
-      std::memcpy(host.data() + at + k * sizeof(T), &value, sizeof(T));
+    const std::vector<T>& values = ordinary ? ordinary_elements<T>() : any_elements<T>();
+    std::size_t next = dice().below(values.size());
+    for (std::size_t done = 0; done < count; next = 0) {
+      const std::size_t some = std::min(count - done, values.size() - next);
+      std::memcpy(host.data() + at + done * sizeof(T), values.data() + next, some * sizeof(T));
+      done += some;
     }
     arrays.push_back({at, count, count * sizeof(T), &differ<T>});
     return at;
@@ -64,23 +68,40 @@ class Case {
   Work reference;  // instead of `work` on the host, if there is any
 
  private:
-  static constexpr std::size_t kGuard = 64;
+  static constexpr std::size_t kGuard = 64, kElements = 10'007;
   std::size_t reserve(std::size_t bytes, std::size_t phase) {
     const std::size_t at = (host.size() + kGuard + 63) / 64 * 64 + phase;
     host.resize(at + bytes + kGuard);
     std::memset(host.data() + at + bytes, 0xa5, kGuard);
     return at;
   }
+  // Random elements, of which arrays take a part each.
   template <class T>
-  static T ordinary_element() {
-    T value;
-    const double number = (static_cast<double>(dice().below(4001)) - 2000) / 128;
-    if constexpr (test::is_float<T>) test::from_double(number, value);
-    if constexpr (!test::is_float<T>) value = test::random_element<T>();
-    return value;
+  static const std::vector<T>& any_elements() {
+    static const std::vector<T> all = [] {
+      std::vector<T> made(kElements);
+      for (T& value : made) value = test::random_element<T>();
+      return made;
+    }();
+    return all;
+  }
+  // Numbers whose sums are finite, and exact in most types.
+  template <class T>
+  static const std::vector<T>& ordinary_elements() {
+    if constexpr (!test::is_float<T>) {
+      return any_elements<T>();
+    } else {
+      static const std::vector<T> all = [] {
+        std::vector<T> made(kElements);
+        for (T& value : made) test::from_double((static_cast<double>(dice().below(4001)) - 2000) / 128, value);
+        return made;
+      }();
+      return all;
+    }
   }
   template <class T>
   static bool differ(const std::byte* a, const std::byte* b, std::size_t count) {
+    if (count == 0 || std::memcmp(a, b, count * sizeof(T)) == 0) return false;
     for (std::size_t k = 0; k < count; ++k) {
       T one, other;
       std::memcpy(&one, a + k * sizeof(T), sizeof(T));

@@ -36,6 +36,9 @@ void set_driver_error(int code);
 // Whether devices let streams wait for words.
 void set_words(bool there);
 
+// Contexts that the calling thread has pushed, and not popped.
+std::size_t pushed_contexts();
+
 struct Counters {
   unsigned long launches, blocks, threads, barriers, exchanges;
 };

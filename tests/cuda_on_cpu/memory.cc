@@ -17,10 +17,6 @@
 #include "queues.h"
 #include "sanitizers.h"
 
-struct CUpool_st {
-  int device;
-};
-
 namespace on_cpu {
 namespace {
 
@@ -125,25 +121,6 @@ std::byte* reserve(Block block) {
   return data;
 }
 
-// Puts memory behind the addresses of a block.
-void fill(std::byte* data, bool fresh) {
-  Memory& all = memory();
-  std::lock_guard lock(all.mutex);
-  Block& block = all.blocks.at(data);
-  const int flags = MAP_FIXED | (block.file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED);
-  if (mmap(block.pages, block.page_bytes, PROT_READ | PROT_WRITE, flags, block.file, 0) == MAP_FAILED) {
-    fault("no memory for a block of device memory");
-  }
-  const std::size_t behind = static_cast<std::size_t>(block.pages + block.page_bytes - data) - block.bytes;
-  if (fresh) {
-    std::memset(data, kFresh, block.bytes);
-    std::memset(data + block.bytes, kBehind, behind);
-  }
-  forbid(data + block.bytes, behind);
-  block.state = State::kLive;
-  protect(block);
-}
-
 Openers* openers_of(const Block& block) {
   void* found =
       mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, block.file, static_cast<off_t>(block.page_bytes));
@@ -171,67 +148,6 @@ bool is_open_elsewhere(const Block& block) {
   return open;
 }
 
-void discard(std::byte* data, bool pool, bool opened) {
-  Memory& all = memory();
-  std::lock_guard lock(all.mutex);
-  const auto found = all.blocks.find(data);
-  if (found == all.blocks.end() || found->second.state == State::kFreed) fault("memory is freed that is not allocated");
-  Block& block = found->second;
-  if (block.pool != pool) fault("memory of a pool is freed by cudaFree, or other memory by cudaFreeAsync");
-  if (block.opened != opened) fault("memory that was opened is freed, or other memory is closed");
-  if (!opened && !pool && is_open_elsewhere(block)) fault("memory is freed that another process has open");
-  mprotect(block.pages, block.page_bytes, PROT_READ | PROT_WRITE);
-  const std::size_t behind = static_cast<std::size_t>(block.pages + block.page_bytes - data) - block.bytes;
-  allow(data + block.bytes, behind);
-  for (std::size_t k = 0; k < behind; ++k) {
-    if (data[block.bytes + k] != std::byte{kBehind}) fault("a byte behind a block of device memory was written");
-  }
-  mmap(block.pages, block.page_bytes, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (opened) replace(block, getpid(), 0);
-  if (block.file >= 0) close(block.file);
-  if (!opened) all.occupied -= block.bytes;
-  block.state = State::kFreed;
-}
-
-std::byte* allocate(std::size_t bytes, bool pool, const char* call) {
-  Memory& all = memory();
-  std::lock_guard lock(all.mutex);
-  if (bytes > all.room - all.occupied) return nullptr;
-  Block block{bytes, nullptr, 0, current_device(call)};
-  block.pool = pool;
-  if (!pool) {
-    block.file = memfd_create("cuda-on-cpu", MFD_CLOEXEC);
-    if (ftruncate(block.file, static_cast<off_t>(pages_of(bytes) + kPage)) != 0) fault("no memory for device memory");
-  }
-  all.occupied += bytes;
-  return reserve(block);
-}
-
-enum class Where { kDevice, kRegistered, kPageable };
-
-Where where(const void* data, std::size_t bytes, const char* call) {
-  const auto* at = static_cast<const std::byte*>(data);
-  Memory& all = memory();
-  {
-    std::lock_guard lock(all.mutex);
-    if (at >= all.begin && at < all.begin + kAddresses) {
-      const auto* found = block_before(at);
-      const bool inside = found != nullptr && found->second.state != State::kFreed &&
-                          static_cast<std::size_t>(at - found->first) + bytes <= found->second.bytes;
-      if (!inside) fault(std::string(call) + " of bytes that are not all in one block of device memory");
-      return Where::kDevice;
-    }
-  }
-  return is_registered(data, bytes) ? Where::kRegistered : Where::kPageable;
-}
-
-struct Ticket {
-  pid_t process;
-  int file;
-  std::size_t bytes;
-};
-static_assert(sizeof(Ticket) <= sizeof(cudaIpcMemHandle_t));
-
 }  // namespace
 
 Shown::Shown() {
@@ -254,6 +170,76 @@ Shown::~Shown() {
   }
 }
 
+void fill(std::byte* data, bool fresh) {
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  Block& block = all.blocks.at(data);
+  const int flags = MAP_FIXED | (block.file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED);
+  if (mmap(block.pages, block.page_bytes, PROT_READ | PROT_WRITE, flags, block.file, 0) == MAP_FAILED) {
+    fault("no memory for a block of device memory");
+  }
+  const std::size_t behind = static_cast<std::size_t>(block.pages + block.page_bytes - data) - block.bytes;
+  if (fresh) {
+    std::memset(data, kFresh, block.bytes);
+    std::memset(data + block.bytes, kBehind, behind);
+  }
+  forbid(data + block.bytes, behind);
+  block.state = State::kLive;
+  protect(block);
+}
+
+void discard(std::byte* data, bool pool, bool opened) {
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.blocks.find(data);
+  if (found == all.blocks.end() || found->second.state == State::kFreed) fault("memory is freed that is not allocated");
+  Block& block = found->second;
+  if (block.pool != pool) fault("memory of a pool is freed by cudaFree, or other memory by cudaFreeAsync");
+  if (block.opened != opened) fault("memory that was opened is freed, or other memory is closed");
+  if (!opened && !pool && is_open_elsewhere(block)) fault("memory is freed that another process has open");
+  mprotect(block.pages, block.page_bytes, PROT_READ | PROT_WRITE);
+  const std::size_t behind = static_cast<std::size_t>(block.pages + block.page_bytes - data) - block.bytes;
+  allow(data + block.bytes, behind);
+  for (std::size_t k = 0; k < behind; ++k) {
+    if (data[block.bytes + k] != std::byte{kBehind}) fault("a byte behind a block of device memory was written");
+  }
+  mmap(block.pages, block.page_bytes, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (opened) replace(block, getpid(), 0);
+  if (block.file >= 0) close(block.file);
+  if (!opened) all.occupied -= block.bytes;
+  block.state = State::kFreed;
+}
+
+std::byte* allocate(std::size_t bytes, bool pool, int device) {
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  if (bytes > all.room - all.occupied) return nullptr;
+  Block block{bytes, nullptr, 0, device};
+  block.pool = pool;
+  if (!pool) {
+    block.file = memfd_create("cuda-on-cpu", MFD_CLOEXEC);
+    if (ftruncate(block.file, static_cast<off_t>(pages_of(bytes) + kPage)) != 0) fault("no memory for device memory");
+  }
+  all.occupied += bytes;
+  return reserve(block);
+}
+
+Where where(const void* data, std::size_t bytes, const char* call) {
+  const auto* at = static_cast<const std::byte*>(data);
+  Memory& all = memory();
+  {
+    std::lock_guard lock(all.mutex);
+    if (at >= all.begin && at < all.begin + kAddresses) {
+      const auto* found = block_before(at);
+      const bool inside = found != nullptr && found->second.state != State::kFreed &&
+                          static_cast<std::size_t>(at - found->first) + bytes <= found->second.bytes;
+      if (!inside) fault(std::string(call) + " of bytes that are not all in one block of device memory");
+      return Where::kDevice;
+    }
+  }
+  return is_registered(data, bytes) ? Where::kRegistered : Where::kPageable;
+}
+
 bool is_registered(const void* data, std::size_t bytes) {
   std::lock_guard lock(memory().mutex);
   auto found = memory().registered.upper_bound(static_cast<std::byte*>(const_cast<void*>(data)));
@@ -268,132 +254,21 @@ std::size_t occupied() {
   return memory().occupied;
 }
 
-}  // namespace on_cpu
-
-using namespace on_cpu;
-
-extern "C" {
-
-cudaError_t cudaMalloc(void** data, std::size_t bytes) {
-  called(__func__);
-  if (refused_by_capture()) return failed(cudaErrorStreamCaptureUnsupported);
-  *data = nullptr;
-  if (bytes == 0) return cudaSuccess;  // measured: null, and no error
-  *data = allocate(bytes, false, __func__);
-  if (*data == nullptr) return failed(cudaErrorMemoryAllocation);
-  fill(static_cast<std::byte*>(*data), true);
-  return cudaSuccess;
-}
-
-// Measured: waits while any stream of the context waits.
-cudaError_t cudaFree(void* data) {
-  called(__func__);
-  if (refused_by_capture()) return failed(cudaErrorStreamCaptureUnsupported);
-  if (data == nullptr) return cudaSuccess;
-  drain(current_device(__func__));
-  discard(static_cast<std::byte*>(data), false, false);
-  return cudaSuccess;
-}
-
-cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* wanted) {
-  called(__func__);
-  const bool ours = wanted->allocType == cudaMemAllocationTypePinned &&
-                    wanted->location.type == cudaMemLocationTypeDevice && wanted->location.id < device_count();
-  if (!ours) return failed(cudaErrorInvalidValue);
-  *pool = new CUpool_st{wanted->location.id};
-  return cudaSuccess;
-}
-cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) {
-  called(__func__);
-  return cudaSuccess;
-}
-cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, std::size_t) {
-  called(__func__);
-  return cudaSuccess;
-}
-
-cudaError_t cudaMallocFromPoolAsync(void** data, std::size_t bytes, cudaMemPool_t pool, cudaStream_t stream) {
-  called(__func__);
-  *data = nullptr;
-  if (pool->device != current_device(__func__)) fault("a pool of another device than the current one");
-  if (bytes == 0) return cudaSuccess;  // measured: null, and no error
-  std::byte* found = allocate(bytes, true, __func__);
-  if (found == nullptr) return failed(cudaErrorMemoryAllocation);
-  put(stream, [found] { fill(found, true); }, __func__);
-  *data = found;
-  return cudaSuccess;
-}
-
-cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
-  called(__func__);
-  put(stream, [data] { discard(static_cast<std::byte*>(data), true, false); }, __func__);
-  return cudaSuccess;
-}
-
-cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t stream) {
-  called(__func__);
-  if (where(data, bytes, __func__) == Where::kPageable && !pretends()) return failed(cudaErrorInvalidValue);
-  put(
-      stream,
-      [=] {
-        const Shown shown;
-        std::memset(data, value, bytes);
-      },
-      __func__);
-  return cudaSuccess;
-}
-
-cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-  called(__func__);
-  where(to, bytes, __func__);
-  // API reference, "API synchronization behavior": pageable memory is copied to a staging buffer immediately.
-  if (where(from, bytes, __func__) == Where::kPageable && !pretends()) {
-    const auto* first = static_cast<const std::byte*>(from);
-    put(
-        stream,
-        [to, staged = std::make_shared<std::vector<std::byte>>(first, first + bytes)] {
-          const Shown shown;
-          std::memcpy(to, staged->data(), staged->size());
-        },
-        __func__);
-  } else {
-    put(
-        stream,
-        [=] {
-          const Shown shown;
-          std::memcpy(to, from, bytes);
-        },
-        __func__);
-  }
-  return cudaSuccess;
-}
-
-// API reference: for the beginning of a block of cudaMalloc.
-cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data) {
-  called(__func__);
-  current_device(__func__);
+bool share(const std::byte* data, Ticket& ticket) {
   std::lock_guard lock(memory().mutex);
-  const auto found = memory().blocks.find(static_cast<std::byte*>(data));
-  if (found == memory().blocks.end()) return failed(cudaErrorInvalidValue);
+  const auto found = memory().blocks.find(const_cast<std::byte*>(data));
+  if (found == memory().blocks.end()) return false;
   const Block& block = found->second;
-  if (block.state != State::kLive || block.pool || block.opened) return failed(cudaErrorInvalidValue);
-  const Ticket ticket{getpid(), block.file, block.bytes};
-  std::memset(handle, 0, sizeof *handle);
-  std::memcpy(handle, &ticket, sizeof ticket);
-  return cudaSuccess;
+  if (block.state != State::kLive || block.pool || block.opened) return false;
+  ticket = {getpid(), block.file, block.bytes};
+  return true;
 }
 
-cudaError_t cudaIpcOpenMemHandle(void** data, cudaIpcMemHandle_t handle, unsigned flags) {
-  called(__func__);
-  if (flags != cudaIpcMemLazyEnablePeerAccess) return failed(cudaErrorInvalidValue);
-  Ticket ticket;
-  std::memcpy(&ticket, &handle, sizeof ticket);
-  // CUDA refuses a handle of the same process.
-  if (ticket.process == getpid() && !pretends()) return failed(cudaErrorDeviceUninitialized);
+std::byte* open_shared(const Ticket& ticket, int device) {
   const std::string path = "/proc/" + std::to_string(ticket.process) + "/fd/" + std::to_string(ticket.file);
-  Block block{ticket.bytes, nullptr, 0, current_device(__func__)};
+  Block block{ticket.bytes, nullptr, 0, device};
   block.file = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (block.file < 0) return failed(cudaErrorInvalidValue);
+  if (block.file < 0) return nullptr;
   block.opened = true;
   std::byte* found = nullptr;
   {
@@ -402,38 +277,21 @@ cudaError_t cudaIpcOpenMemHandle(void** data, cudaIpcMemHandle_t handle, unsigne
     replace(memory().blocks.at(found), 0, getpid());
   }
   fill(found, false);
-  *data = found;
-  return cudaSuccess;
+  return found;
 }
 
-// Unmaps the memory, so it waits as cudaFree does. (Not measured.)
-cudaError_t cudaIpcCloseMemHandle(void* data) {
-  called(__func__);
-  drain(current_device(__func__));
-  discard(static_cast<std::byte*>(data), false, true);
-  return cudaSuccess;
-}
-
-cudaError_t cudaHostRegister(void* data, std::size_t bytes, unsigned) {
-  called(__func__);
-  current_device(__func__);
-  if (refused_by_capture()) return failed(cudaErrorStreamCaptureUnsupported);
-  auto* at = static_cast<std::byte*>(data);
+bool register_host(std::byte* data, std::size_t bytes) {
   std::lock_guard lock(memory().mutex);
   for (const auto& [begin, size] : memory().registered) {
-    if (at < begin + size && begin < at + bytes) return failed(cudaErrorHostMemoryAlreadyRegistered);
+    if (data < begin + size && begin < data + bytes) return false;
   }
-  memory().registered[at] = bytes;
-  return cudaSuccess;
+  memory().registered[data] = bytes;
+  return true;
 }
 
-// Measured: waits while any stream of the context waits.
-cudaError_t cudaHostUnregister(void* data) {
-  called(__func__);
-  drain(current_device(__func__));
+bool unregister_host(std::byte* data) {
   std::lock_guard lock(memory().mutex);
-  const bool found = memory().registered.erase(static_cast<std::byte*>(data)) != 0;
-  return found ? cudaSuccess : failed(cudaErrorHostMemoryNotRegistered);
+  return memory().registered.erase(data) != 0;
 }
 
-}  // extern "C"
+}  // namespace on_cpu

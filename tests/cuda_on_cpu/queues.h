@@ -1,4 +1,4 @@
-// Streams, the hardware queues on which their work runs, and events.
+// Streams and events.
 //
 // A device has CUDA_DEVICE_MAX_CONNECTIONS hardware queues. A new stream gets the next one in turn. So if there are
 // more streams than queues, work that waits holds up other streams, as measured on an H100: with 8 streams in
@@ -17,32 +17,6 @@
 #include <vector>
 
 namespace on_cpu {
-
-// A point in a stream.
-class Marker {
- public:
-  void reach() {
-    reached_.store(true, std::memory_order_release);
-    reached_.notify_all();
-  }
-  bool reached() const { return reached_.load(std::memory_order_acquire); }
-  void wait() const { reached_.wait(false); }
-
- private:
-  std::atomic<bool> reached_{false};
-};
-
-class HardwareQueue {
- public:
-  explicit HardwareQueue(unsigned number);  // starts its thread, which never ends
-  void put(std::function<void()> work);
-
- private:
-  void run(unsigned number);
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> work_;
-};
 
 // The GPU of the context that the calling thread has pushed. A call without one is a fault: the runtime would take GPU
 // 0 then, and the library never relies on that.

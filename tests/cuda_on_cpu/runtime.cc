@@ -141,6 +141,8 @@ int current_device(const char* call) {
   return contexts.back()->device;
 }
 
+std::size_t pushed_contexts() { return contexts.size(); }
+
 cudaError_t failed(cudaError_t code) { return last_error = code; }
 
 void set_words(bool there) { words = there; }
