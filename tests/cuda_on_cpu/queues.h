@@ -7,14 +7,9 @@
 
 #include <cuda_runtime.h>
 
-#include <atomic>
-#include <condition_variable>
-#include <deque>
 #include <functional>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <vector>
+
+#include "hardware_queue.h"
 
 namespace on_cpu {
 
