@@ -23,7 +23,7 @@ namespace sordino::on_cpu_test {
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 inline std::shared_ptr<Device> gpu;
 
-inline void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
+inline void a_while() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
 inline void wait_for(Stream stream) {
   const auto end = gpu->record(stream);
   while (!end->done()) std::this_thread::yield();

@@ -48,7 +48,7 @@ void queues_are_ordered_by_events() {
       gpu->synchronize();
       over = gate.open_->load();
     });
-    pause();
+    a_while();
     gate.open();
     waiting.join();
     CHECK(over, "synchronize() waits for all queues");
@@ -66,7 +66,7 @@ void queues_are_independent_of_the_default_stream() {
     Gate gate(held);
     const Stream other = held == 0 ? made : 0;
     const auto end = gpu->record(other), later = gpu->record(gpu->queue());
-    for (int turn = 0; turn < 500 && !(end->done() && later->done()); ++turn) pause();
+    for (int turn = 0; turn < 500 && !(end->done() && later->done()); ++turn) a_while();
     CHECK(end->done() && later->done(), held == 0);
   }
   gpu->drop_queue(made);
@@ -167,7 +167,7 @@ void queues_wait_for_words() {
       const auto end = gpu->record(two);
       gpu->write_word(page.word(9), small, one);
       wait_for(one);
-      pause();
+      a_while();
       CHECK(!end->done() && page.word(9) == small, least);
       gpu->write_word(page.word(9), enough, one);
       while (!end->done()) std::this_thread::yield();
@@ -180,7 +180,7 @@ void queues_wait_for_words() {
       Gate gate(one);
       gpu->copy(page.data + 4096, data, 4096, one);
       gpu->write_word(page.word(1), 1, one);
-      pause();
+      a_while();
       CHECK(page.word(1) == 0);
     }
     while (page.word(1) != 1) std::this_thread::yield();
