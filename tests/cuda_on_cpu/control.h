@@ -29,6 +29,8 @@ void set_order(unsigned seed);
 void set_room(std::size_t bytes);
 // Bytes that are allocated: by cudaMalloc, and from pools.
 std::size_t occupied();
+// Blocks of other processes that are open.
+std::size_t opened_blocks();
 // From now on cudaFuncGetAttributes returns this error (a cudaError_t), as where kernels are missing; 0 is none.
 void set_image_error(int code);
 // From now on cudaGetDeviceCount returns this error (a cudaError_t); 0 is none.

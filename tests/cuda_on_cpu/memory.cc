@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <map>
@@ -252,6 +253,12 @@ void set_room(std::size_t bytes) { memory().room = bytes; }
 std::size_t occupied() {
   std::lock_guard lock(memory().mutex);
   return memory().occupied;
+}
+std::size_t opened_blocks() {
+  std::lock_guard lock(memory().mutex);
+  return static_cast<std::size_t>(std::count_if(memory().blocks.begin(), memory().blocks.end(), [](const auto& entry) {
+    return entry.second.opened && entry.second.state != State::kFreed;
+  }));
 }
 
 bool share(const std::byte* data, Ticket& ticket) {
