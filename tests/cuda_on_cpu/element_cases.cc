@@ -157,15 +157,16 @@ void start_element_cases(Runner& runner, bool thorough) {
   each_type([&](auto tag, DType type) {
     using T = typename decltype(tag)::type;
     const auto limits = counts_around_limits(sizeof(T));
+    int turn = static_cast<int>(dice().below(3));
     for (const ReduceOp op : kOps) {
       for (const auto& [pre, post] : kScales) {
-        for (int phases = 0; phases < 3; ++phases) {
+        start_reduce<T>(runner, type, limits, turn++ % 3, op, pre, post);
+        for (int phases = 0; thorough && phases < 3; ++phases) {
           start_reduce<T>(runner, type, limits, phases, op, pre, post);
-          if (thorough) {
-            for (const std::size_t count : limits) start_reduce<T>(runner, type, {count}, phases, op, pre, post);
-          }
+          for (const std::size_t count : limits) start_reduce<T>(runner, type, {count}, phases, op, pre, post);
         }
       }
+      ++turn;  // so that each scale comes with each kind of addresses
     }
     start_reduce<T>(runner, type, {}, 0, ReduceOp::kSum, 1, 1);
     start_reduce<T>(runner, type, {(std::size_t{2} << 20) / sizeof(T) + 4099}, 1, ReduceOp::kSum, 1, 0.5);

@@ -97,7 +97,10 @@ void put_locked(CUstream_st& stream, bool legacy, std::function<void()> work) {
 int device_count() { return static_cast<int>(setting("CUDA_ON_CPU_DEVICES", 2)); }
 
 void put(cudaStream_t stream, std::function<void()> work, const char* call) {
-  const int device = current_device(call);
+  put(stream, current_device(call), std::move(work), call);
+}
+
+void put(cudaStream_t stream, int device, std::function<void()> work, const char* call) {
   if (stream == nullptr && pretends()) return work();
   std::lock_guard lock(streams().mutex);
   CUstream_st& found = stream_of(stream, device, call);
@@ -271,8 +274,10 @@ cudaError_t cudaDeviceSynchronize() {
 }  // extern "C"
 
 void cuda_on_cpu_enqueue(void* stream, void (*work)(void*), void* argument) {
+  const auto at = static_cast<cudaStream_t>(stream);
+  // NCCL has devices of its own, whatever the current one is.
   put(
-      static_cast<cudaStream_t>(stream),
+      at, at != nullptr ? at->device : 0,
       [=] {
         const Shown shown;
         work(argument);

@@ -20,6 +20,7 @@ int device_count();
 
 // Puts work on a stream. A fault if the stream is destroyed, captured, or of a device that is not the current one.
 void put(cudaStream_t stream, std::function<void()> work, const char* call);
+void put(cudaStream_t stream, int device, std::function<void()> work, const char* call);  // of this device
 // Waits for all work that is on the device's streams by now.
 void drain(int device);
 
