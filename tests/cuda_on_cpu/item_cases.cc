@@ -59,9 +59,9 @@ void start_items(Runner& runner, bool floats, std::size_t first, double ratio, u
 }  // namespace
 
 void start_item_cases(Runner& runner, bool thorough) {
-  for (int turn = 0; turn < (thorough ? 60 : 16); ++turn) {
+  for (int turn = 0; turn < (thorough ? 60 : 8); ++turn) {
     const bool floats = turn % 2 == 0;
-    start_items(runner, floats, 0, turn % 3 == 0 ? 1.0 : 0.03, turn % 5 == 0 ? 3 : 256);
+    start_items(runner, floats, 0, turn % 3 == 0 ? 1.0 : 0.03, turn % 5 == 1 ? 3 : 256);
   }
   // Several chunks of a row: 64 KiB of counters are one chunk of a selection.
   start_items(runner, true, 70'001, 0.05, 256);
