@@ -20,8 +20,6 @@ _TREES = (
     Path(os.environ.get("SORDINO_CPP_TESTS", "")).parent,
     Path(__file__).resolve().parents[1] / "build" / "tree" / "tests",
 )
-QUEUES = "32"
-"""Hardware queues. Ranks that are threads share the queues of one process; each rank has 8 on a real GPU."""
 
 
 def library() -> Path:
@@ -32,8 +30,14 @@ def library() -> Path:
     return path
 
 
-def environment(folder: Path, devices: int = 1) -> dict[str, str]:
-    """Make a package with the stand-in in the folder; return the variables of processes that use it."""
+def environment(folder: Path, devices: int = 1, queues: int = 8) -> dict[str, str]:
+    """Make a package with the stand-in in the folder; return the variables of processes that use it.
+
+    Args:
+        folder: an empty folder, or one with other names than "package".
+        devices: number of GPUs.
+        queues: hardware queues of a process, 8 by default on a GPU. Ranks that are threads share them, and need more.
+    """
     built, home = library(), Path(sordino.__file__).parent
     package = folder / "package" / "sordino"
     package.mkdir(parents=True)
@@ -45,7 +49,7 @@ def environment(folder: Path, devices: int = 1) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(paths),
         "CUDA_ON_CPU_PRETEND": "1",
         "CUDA_ON_CPU_DEVICES": str(devices),
-        "CUDA_DEVICE_MAX_CONNECTIONS": QUEUES,
+        "CUDA_DEVICE_MAX_CONNECTIONS": str(queues),
     }
 
 

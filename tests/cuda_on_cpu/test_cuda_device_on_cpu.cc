@@ -43,15 +43,17 @@ void queues_are_ordered_by_events() {
   gpu->copy(data, nullptr, 0, one);  // nothing at all
   {
     Gate gate(two);
-    bool over = false;
+    std::atomic<bool> begun = false, after = false;
     std::thread waiting([&] {
+      begun = true;
       gpu->synchronize();
-      over = gate.open_->load();
+      after = gate.open_->load();
     });
-    a_while();
+    while (!begun) a_while();
+    for (int turn = 0; turn < 5; ++turn) a_while();
     gate.open();
     waiting.join();
-    CHECK(over, "synchronize() waits for all queues");
+    CHECK(after, "synchronize() waits for all queues");
   }
   gpu->free(data);
   gpu->drop_queue(one);
@@ -169,6 +171,7 @@ void queues_wait_for_words() {
   {
     Pinned page(8192);
     CHECK(!gpu->pin(page.data, 4096), "twice");
+    check_thread("pinning memory twice");
     constexpr std::uint64_t kLast = ~std::uint64_t{0};
     // (the word, what a queue waits for, a value that is too small, a value that is enough)
     for (const auto& [begin, least, small, enough] :

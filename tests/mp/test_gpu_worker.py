@@ -1,4 +1,5 @@
-"""The checks of tests/gpu where there is no GPU: the same ranks, the CPU's tensors for a simulated GPU's memory."""
+"""The checks of tests/gpu where there is no GPU: the same ranks, the CPU's tensors for a simulated GPU's memory, or for
+that of the stand-in for CUDA."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 
 from gpu_jobs import JOB_TIMEOUT_S, Jobs, World, lose_a_rank, names, open_mpi
+from selection import of_part
 
 WORLD, ALONE, FOUR = World(2, gpus=0), World(1, gpus=0), World(4, gpus=0)
+STAND_IN, STAND_INS = World(2, gpus=0, stand_in=True), World(4, gpus=0, stand_in=True)
 # All checks by the route that they would use on a GPU. For other routes, and for four ranks, only the check of the
 # route.
 CASES = [
@@ -25,6 +28,17 @@ CASES = [
     )
     for name in names(world, way, word)
 ]
+# `make test` runs every eighth of the first world's.
+ON_STAND_IN = [
+    pytest.param(world, name, id=f"{world}-{name}", marks=[] if quick and of_part(name, 1, 8) else pytest.mark.soak)
+    for world, way, word, quick in (
+        (STAND_IN, "", "", True),
+        (STAND_IN, "host", "operations", False),
+        (STAND_IN, "messages", "operations", False),
+        (STAND_INS, "", "", False),
+    )
+    for name in names(world, way, word)
+]
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +49,12 @@ def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.timeout(JOB_TIMEOUT_S + 60)
 @pytest.mark.parametrize(("world", "name"), CASES)
 def test_pretended(jobs: Jobs, world: World, name: str) -> None:
+    jobs.check(world, name)
+
+
+@pytest.mark.timeout(JOB_TIMEOUT_S + 60)
+@pytest.mark.parametrize(("world", "name"), ON_STAND_IN)
+def test_on_the_stand_in_for_cuda(jobs: Jobs, world: World, name: str) -> None:
     jobs.check(world, name)
 
 

@@ -302,8 +302,7 @@ ERRORS = [
         "histograms begin with what was in their memory",
         "stale copy",
         _SELECT,
-        "    check(cudaMemsetAsync(histograms, 0, numbers * sizeof(std::uint32_t), queue), "
-        '"cudaMemsetAsync");\n',
+        '    check(cudaMemsetAsync(histograms, 0, numbers * sizeof(std::uint32_t), queue), "cudaMemsetAsync");\n',
         "",
         _ON_KERNELS,
     ),
@@ -425,8 +424,8 @@ ERRORS = [
         "memory of a pool is given back on another queue",
         "wrong stream",
         _DEVICE,
-        "return cudaFreeAsync(data, cuda_stream(stream));",
-        "return cudaFreeAsync(data, stream == 0 ? nullptr : clearing_);",
+        "[=] { return cudaFreeAsync(data, cuda_stream(stream)); }",
+        "[=, this] { return cudaFreeAsync(data, stream == 0 ? nullptr : clearing_); }",
         (*_ON_DEVICE, *_ON_KERNELS),
     ),
     Error(
