@@ -36,10 +36,11 @@ class Job:
     _process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def of(cls, session: pytest.Session, function: str, folder: Path) -> Self:
-        """Return a job for the selected tests of a function with the parameters `world` and `check`."""
-        selected = [item for item in session.items if getattr(item, "originalname", "") == function]
-        params = [item.callspec.params for item in selected]  # type: ignore[attr-defined]
+    def of(cls, session: pytest.Session, path: str, function: str, folder: Path) -> Self:
+        """Return a job for the selected tests of a file's function, which has the parameters `world` and `check`."""
+        items = [item for item in session.items if item.path == Path(path)]
+        chosen = [item for item in items if getattr(item, "originalname", "") == function]
+        params = [item.callspec.params for item in chosen]  # type: ignore[attr-defined]
         return cls(folder, [f"{each['world']} {each['check'].name}" for each in params])
 
     def check(self, name: str, seconds: float) -> None:

@@ -161,7 +161,8 @@ def all_checks() -> dict[str, Check]:
 
 
 def pretended(number: int | None, cuda: bool = False) -> Device | None:
-    """Return a simulated GPU, or one of the stand-in for CUDA. From now on copies that a real one makes to the host are copies here, too."""
+    """Return a simulated GPU, or one of the stand-in for CUDA. From now on copies that a real one makes to the host are
+    copies here, too."""
     if number is None:
         return None
 

@@ -39,7 +39,8 @@ def test_on_pretended_devices(world: World, check: Check, tmp_path, monkeypatch:
 
 @pytest.fixture(scope="session")
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    job = Job.of(request.session, "test_on_the_stand_in_for_cuda", tmp_path_factory.mktemp("on_stand_in"))
+    folder = tmp_path_factory.mktemp("on_stand_in")
+    job = Job.of(request.session, __file__, "test_on_the_stand_in_for_cuda", folder)
     yield job
     job.end()
 
