@@ -90,7 +90,7 @@ def main() -> int:
         functions = called_functions(tree, Path(folder))
     lines = executed_lines(tree)
     print(f"{'file':45} {'lines':>6} {'executed':>9}")
-    for name, numbers in sorted(lines.items()):
+    for name, numbers in sorted((name, numbers) for name, numbers in lines.items() if numbers):
         print(f"{name:45} {len(numbers):6} {share(list(numbers.values())):9.1%}")
         missing = [number for number, executed in sorted(numbers.items()) if not executed]
         if options.lines and missing:
