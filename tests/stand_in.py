@@ -41,9 +41,10 @@ def environment(folder: Path, devices: int = 1, queues: int = 8) -> dict[str, st
     built, home = library(), Path(sordino.__file__).parent
     package = folder / "package" / "sordino"
     package.mkdir(parents=True)
-    for path in [*home.iterdir(), built]:
-        if path.name != "__pycache__":
+    for path in home.iterdir():
+        if path.name not in ("__pycache__", built.name):
             (package / path.name).symlink_to(path)
+    (package / built.name).symlink_to(built)
     paths = [str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         "PYTHONPATH": os.pathsep.join(paths),
