@@ -19,7 +19,8 @@
 
 namespace on_cpu {
 
-inline constexpr unsigned kMostThreads = 1024, kWarp = 32;  // limits of all GPUs: CUDA programming guide, chapter 16
+inline constexpr unsigned kMostThreads = 1024,
+                          kWarp = 32;  // of all GPUs (programming guide, "technical specifications")
 
 // Random numbers that are the same everywhere (splitmix64).
 class Random {

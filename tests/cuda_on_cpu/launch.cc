@@ -123,8 +123,8 @@ class DynamicPart {
 // ---- the blocks of a grid
 // --------------------------------------------------------------------------------------------
 
-void run_grid(const Launch& launch, const Module& shared, unsigned seed) {
-  const Shown shown;
+void run_grid(const Launch& launch, int device, const Module& shared, unsigned seed) {
+  const Shown shown(device);
   std::vector<unsigned> blocks(launch.grid.x);
   std::iota(blocks.begin(), blocks.end(), 0u);
   Random random(seed);
@@ -155,7 +155,7 @@ cudaError_t launch(Launch launch, cudaStream_t stream) {
   count_launch();
   const Module shared = module_of(launch.kernel);
   put(
-      stream, [launch = std::move(launch), shared, seed = order()] { run_grid(launch, shared, seed); },
+      stream, [launch = std::move(launch), device, shared, seed = order()] { run_grid(launch, device, shared, seed); },
       "cudaLaunchKernel");
   return cudaSuccess;
 }

@@ -49,7 +49,7 @@ struct Memory {
   std::map<std::byte*, Block> blocks;  // freed ones, too: for messages
   std::map<std::byte*, std::size_t> registered;
   std::size_t room = std::size_t{16} << 30, occupied = 0;
-  int shown = 0;
+  std::map<int, int> shown;  // by device
 };
 
 void explain(int number, siginfo_t* info, void*);
@@ -69,10 +69,26 @@ Memory& memory() {
   return *all;
 }
 
-bool hidden() { return !pretends() && memory().shown == 0; }
-
+// Makes a block accessible, or not. Call it with the mutex.
 void protect(const Block& block) {
-  mprotect(block.pages, block.page_bytes, hidden() ? PROT_NONE : PROT_READ | PROT_WRITE);
+  auto& shown = memory().shown;
+  const bool accessible = pretends() || shown[Shown::kAll] != 0 || shown[block.device] != 0;
+  mprotect(block.pages, block.page_bytes, accessible ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+// Changes the number of pieces of work that see a device's memory.
+void show(int device, int more) {
+  if (pretends()) return;
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  int& count = all.shown[device];
+  const bool before = count != 0;
+  count += more;
+  if (before == (count != 0)) return;
+  for (const auto& [data, block] : all.blocks) {
+    const bool ours = device == Shown::kAll || block.device == device;
+    if (ours && block.state == State::kLive) protect(block);
+  }
 }
 
 // The block that an address belongs to, or that ends before it. Call it with the mutex.
@@ -98,7 +114,7 @@ void explain(int number, siginfo_t* info, void*) {
     why = static_cast<std::size_t>(distance) >= block.bytes ? "outside of any block of device memory"
           : block.state == State::kPending ? "in memory of a pool before its allocation in the order of the stream"
           : block.state == State::kFreed   ? "in memory that was freed before"
-                                           : "of the host in memory of a device";
+                                           : "of the host, or of another device, in memory of a device";
   }
   std::fprintf(stderr, "CUDA on the CPU: an access %s: byte %td of a block of %zu\n", why, distance,
                found != nullptr ? found->second.bytes : 0);
@@ -151,25 +167,8 @@ bool is_open_elsewhere(const Block& block) {
 
 }  // namespace
 
-Shown::Shown() {
-  Memory& all = memory();
-  if (pretends()) return;
-  std::lock_guard lock(all.mutex);
-  if (all.shown++ != 0) return;
-  for (const auto& [data, block] : all.blocks) {
-    if (block.state == State::kLive) protect(block);
-  }
-}
-
-Shown::~Shown() {
-  Memory& all = memory();
-  if (pretends()) return;
-  std::lock_guard lock(all.mutex);
-  if (--all.shown != 0) return;
-  for (const auto& [data, block] : all.blocks) {
-    if (block.state == State::kLive) protect(block);
-  }
-}
+Shown::Shown(int device) : device_(device) { show(device_, 1); }
+Shown::~Shown() { show(device_, -1); }
 
 void fill(std::byte* data, bool fresh) {
   Memory& all = memory();

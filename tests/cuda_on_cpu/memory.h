@@ -3,7 +3,8 @@
 // Every block has addresses of its own, which are never used again, and pages around it that may not be touched. So an
 // access behind a block, an access after it was freed in the order of its stream, and an access to memory of a pool
 // before the allocation has come in the order of its stream, end the process with a message. Without
-// CUDA_ON_CPU_PRETEND, the host may not touch device memory either: its pages are accessible only while work runs.
+// CUDA_ON_CPU_PRETEND, neither the host nor the kernels of other devices may touch the memory of a device: its pages
+// are accessible only while work of this device runs, and copies.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,13 +13,17 @@
 
 namespace on_cpu {
 
-// Makes device memory accessible to this process while it lives.
+// Makes the memory of a device, or of all devices, accessible to this process while it lives.
 class Shown {
  public:
-  Shown();
+  static constexpr int kAll = -1;
+  explicit Shown(int device);
   ~Shown();
   Shown(const Shown&) = delete;
   Shown& operator=(const Shown&) = delete;
+
+ private:
+  const int device_;
 };
 
 // Returns addresses for a block, to be filled; null if there is no room. `pool`: it is freed by cudaFreeAsync.

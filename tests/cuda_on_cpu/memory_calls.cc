@@ -78,8 +78,8 @@ cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream
   if (where(data, bytes, __func__) == Where::kPageable && !pretends()) return failed(cudaErrorInvalidValue);
   put(
       stream,
-      [=] {
-        const Shown shown;
+      [=, device = current_device(__func__)] {
+        const Shown shown(device);
         std::memset(data, value, bytes);
       },
       __func__);
@@ -95,7 +95,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
     put(
         stream,
         [to, staged = std::make_shared<std::vector<std::byte>>(first, first + bytes)] {
-          const Shown shown;
+          const Shown shown(Shown::kAll);
           std::memcpy(to, staged->data(), staged->size());
         },
         __func__);
@@ -103,7 +103,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
     put(
         stream,
         [=] {
-          const Shown shown;
+          const Shown shown(Shown::kAll);
           std::memcpy(to, from, bytes);
         },
         __func__);

@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "control.h"
 #include "memory.h"
@@ -279,7 +283,7 @@ void cuda_on_cpu_enqueue(void* stream, void (*work)(void*), void* argument) {
   put(
       at, at != nullptr ? at->device : 0,
       [=] {
-        const Shown shown;
+        const Shown shown(Shown::kAll);
         work(argument);
       },
       "NCCL");

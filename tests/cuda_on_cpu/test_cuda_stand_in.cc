@@ -158,9 +158,16 @@ void memory_is_checked() {
     MUST(run(write_byte, 1, 1, 0, at, data + 100));
     MUST(cudaFree(data));
   });
-  expect("of the host in memory of a device", [] {
+  expect("of the host, or of another device,", [] {
     begin();
     *block(100) = std::byte{1};
+  });
+  expect("of the host, or of another device,", [] {
+    begin();
+    std::byte* data = block(100);
+    begin(1);
+    MUST(run(write_byte, 1, 1, 0, stream(), data));
+    MUST(cudaDeviceSynchronize());
   });
   expect("ended well", [] { begin(), *block(100) = std::byte{1}; }, {"CUDA_ON_CPU_PRETEND=1"});
   expect("not all in one block", [] {
