@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "control.h"
 #include "sanitizers.h"
@@ -35,6 +36,9 @@ cuda_on_cpu_switch:
 )");
 
 namespace on_cpu {
+
+constinit thread_local const Place* here = nullptr;
+
 namespace {
 
 constexpr std::size_t kStack = 256 << 10, kPage = 4096;
@@ -90,16 +94,11 @@ void Block::run(const std::function<void()>& body, dim3 grid, dim3 dim, unsigned
     set_ready(w, warps_[w].live);
   }
   fibers_.fill(nullptr);
-  next_ = -1;
-  while (live_ > 0) {
-    const int t = next_ >= 0 ? next_ : pick();
-    next_ = -1;
-    if (t < 0) fault("all threads of a block wait, some at a barrier and some in an exchange of their warp");
-    resume(fiber_for(static_cast<unsigned>(t)));
-  }
+  start();
   ++blocks;
   threads += dim.x;
   running_block = nullptr;
+  here = nullptr;
 }
 
 void Block::set_ready(unsigned warp, unsigned lanes) {
@@ -137,37 +136,66 @@ Block::Fiber& Block::fiber_for(unsigned t) {
   return *(fibers_[t] = &fiber);
 }
 
-void Block::resume(Fiber& fiber) {
+// Runs fibers until no thread is left.
+void Block::start() {
   void* own = nullptr;
-  now_ = &fiber;
-  start_switch(&own, fiber.stack + kPage, kStack - kPage);
-  cuda_on_cpu_switch(&scheduler_, fiber.stack_pointer);
+  Fiber& first = fiber_for(static_cast<unsigned>(pick()));
+  from_host_ = true;
+  now_ = &first;
+  here = &first.place;
+  start_switch(&own, first.stack + kPage, kStack - kPage);
+  cuda_on_cpu_switch(&host_, first.stack_pointer);
   finish_switch(own, nullptr, nullptr);
 }
 
-void Block::suspend() {
+// Notes the stack of the host, if this fiber comes right behind it.
+void Block::arrive_on_stack(void* sanitizers_stack) {
+  const void* stack = nullptr;
+  std::size_t bytes = 0;
+  finish_switch(sanitizers_stack, &stack, &bytes);
+  if (std::exchange(from_host_, false)) host_stack_ = stack, host_stack_bytes_ = bytes;
+}
+
+void Block::change_to(Fiber& next) {
   Fiber& own = *now_;
-  start_switch(&own.sanitizers_stack, own_stack_, own_stack_bytes_);
-  cuda_on_cpu_switch(&own.stack_pointer, scheduler_);
-  finish_switch(own.sanitizers_stack, &own_stack_, &own_stack_bytes_);
+  if (&next == &own) return;
+  now_ = &next;
+  here = &next.place;
+  start_switch(&own.sanitizers_stack, next.stack + kPage, kStack - kPage);
+  cuda_on_cpu_switch(&own.stack_pointer, next.stack_pointer);
+  arrive_on_stack(own.sanitizers_stack);
+}
+
+void Block::end() {
+  Fiber& own = *now_;
+  start_switch(&own.sanitizers_stack, host_stack_, host_stack_bytes_);
+  cuda_on_cpu_switch(&own.stack_pointer, host_);
+  arrive_on_stack(own.sanitizers_stack);
+}
+
+// Lets other threads run, until this one is ready and it is its turn.
+void Block::suspend() {
+  const int t = pick();
+  if (t < 0) fault("all threads of a block wait, some at a barrier and some in an exchange of their warp");
+  change_to(fiber_for(static_cast<unsigned>(t)));
 }
 
 // The first function of a fiber. It runs one thread after the other, for as long as they need not wait for each other.
 void Block::enter() {
   Block& block = *running_block;
-  finish_switch(nullptr, &block.own_stack_, &block.own_stack_bytes_);
+  block.arrive_on_stack(nullptr);
   for (;;) {
     (*block.body_)();
     block.end_thread();
     const int t = block.pick();
+    if (t < 0 && block.live_ != 0) fault("the last threads of a block wait for threads that have ended");
     if (t >= 0 && block.fibers_[static_cast<unsigned>(t)] == nullptr) {
       Fiber& own = *block.now_;
       own.place = {dim3(static_cast<unsigned>(t)), block.index_, block.dim_, block.grid_};
       block.fibers_[static_cast<unsigned>(t)] = &own;
     } else {
-      block.next_ = t;
       block.idle_.push_back(block.now_);
-      block.suspend();
+      t < 0 ? block.end() : block.change_to(*block.fibers_[static_cast<unsigned>(t)]);
     }
   }
 }
@@ -258,7 +286,6 @@ unsigned Block::vote(unsigned mask, bool value, Line line) {
   return result;
 }
 
-const Place& place() { return Block::running().place(); }
 void sync_block(Line line) { Block::running().barrier(line); }
 void exchange(unsigned mask, const void* value, void* taken, std::size_t bytes, int from, Line line) {
   Block::running().exchange(mask, value, taken, bytes, from, line);

@@ -48,7 +48,6 @@ class Block {
   void run(const std::function<void()>& body, dim3 grid, dim3 dim, unsigned index, unsigned seed);
 
   // Called by the block's threads.
-  const Place& place() const { return now_->place; }
   void barrier(Line line);
   void exchange(unsigned mask, const void* value, void* taken, std::size_t bytes, int from, Line line);
   unsigned vote(unsigned mask, bool value, Line line);
@@ -83,8 +82,11 @@ class Block {
   int pick();  // a thread that is ready, or -1
   void end_thread();
   Fiber& fiber_for(unsigned t);
-  void resume(Fiber& fiber);
+  void start();
+  void end();
   void suspend();
+  void change_to(Fiber& next);
+  void arrive_on_stack(void* sanitizers_stack);
   void set_ready(unsigned warp, unsigned lanes);
   Exchange& arrive(unsigned mask, std::size_t bytes, Line line);
   void leave(Exchange& exchange);
@@ -103,10 +105,11 @@ class Block {
   std::vector<std::unique_ptr<Fiber>> all_fibers_;
   std::vector<Fiber*> idle_;
   Fiber* now_ = nullptr;
-  int next_ = -1;  // a thread that was picked by a fiber that could not run it
-  void* scheduler_ = nullptr;
-  const void* own_stack_ = nullptr;
-  std::size_t own_stack_bytes_ = 0;
+  // The stack of the host, to which the last thread returns.
+  void* host_ = nullptr;
+  const void* host_stack_ = nullptr;
+  std::size_t host_stack_bytes_ = 0;
+  bool from_host_ = false;
 };
 
 }  // namespace on_cpu

@@ -26,7 +26,8 @@ namespace on_cpu {
 struct Place {
   dim3 thread, block, block_dim, grid_dim;
 };
-const Place& place();
+extern constinit thread_local const Place* here;  // of the thread that runs; null outside of kernels
+inline const Place& place() { return *here; }
 inline int lane() { return static_cast<int>(place().thread.x % 32); }
 
 using Line = std::source_location;
