@@ -11,7 +11,7 @@ PIP := $(ON_PATH) $(BIN)/python -m pip install --quiet --disable-pip-version-che
 SET := --config-settings# which pip has called -C since 23.1
 unexport PYTHONDONTWRITEBYTECODE
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find csrc cmake python -type f ! -name '*.pyc' 2>/dev/null)
-CPP_TESTS := $(shell find tests/cpp -type f 2>/dev/null)
+CPP_TESTS := $(shell find tests/cpp tests/cuda_on_cpu -type f ! -name '*.py' ! -name '*.pyc' 2>/dev/null)
 # CUDA takes as long to compile as half of the rest, so it waits for a GPU, or for SORDINO_CUDA=ON (as CI has it).
 SORDINO_CUDA ?= $(if $(wildcard /dev/nvidia0 /dev/nvidiactl /dev/dxg),AUTO,OFF)
 # What tests are built for: one MPI of each ABI, unless MPI_HOME names another.

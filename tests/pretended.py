@@ -18,10 +18,15 @@ _BUILT = (
 )
 
 
+def built_stand_in_for_nccl() -> Path | None:
+    """Return the library that `make test` has built from tests/cpp/fake_nccl.cc."""
+    return next((path for path in _BUILT if path.is_file()), None)
+
+
 @cache
 def stand_in_for_nccl() -> Path:
-    """Return the library that `make test` has built from tests/cpp/fake_nccl.cc, set to use simulated queues."""
-    path = next((path for path in _BUILT if path.is_file()), None)
+    """Return this library, set to use simulated queues."""
+    path = built_stand_in_for_nccl()
     if path is None:
         pytest.skip("needs libfake_nccl.so: `make test` builds it")
     core = ctypes.CDLL(str(Path(sordino.__file__).with_name("libsordino.so")))

@@ -1,11 +1,12 @@
 """Run one part of all tests: `slice.py k/M`. All M parts together are `make test-all` and `make sanitize`.
 
 The tests are distributed by name (selection.py). A sanitizer is not divided: part 1 runs ThreadSanitizer, and the part
-in the middle runs the other one.
+in the middle runs the other one. The last part counts the lines of CUDA code that tests execute.
 """
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,8 @@ def main() -> int:
     for sanitizer, its_part in (("thread", 1), ("address", parts // 2 + 1)):
         if number == its_part:
             commands.append([sys.executable, str(TESTS / "sanitize.py"), sanitizer])
+    if number == parts and platform.machine() == "x86_64":
+        commands.append([sys.executable, str(TESTS / "cuda_on_cpu" / "executed.py")])
     statuses = [subprocess.run(command, check=False).returncode for command in commands]
     return next((status for status in statuses if status), 0)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stand_in
 from checks.commands import SORDINO
 from checks.registry import compare
 from pace import HANG_S, bound
@@ -26,12 +27,15 @@ JOB_TIMEOUT_S = int(os.environ.get("SORDINO_TEST_JOB_S", "420"))
 
 @dataclass(frozen=True)
 class World:
-    """A number of ranks, and the number of real GPUs that they use; 0 for a simulated one."""
+    """A number of ranks, and the number of real GPUs that they use; 0 for a simulated one, or the stand-in for CUDA."""
 
     ranks: int
     gpus: int = 1
+    stand_in: bool = False
 
     def __str__(self) -> str:
+        if self.stand_in:
+            return f"{self.ranks}-stand-in"
         return f"{self.ranks}-on{self.gpus}" if self.gpus else f"{self.ranks}-pretended"
 
 
@@ -119,9 +123,11 @@ def started(ranks: int, command: list[str], launcher: mpi.Launcher | None, outli
 
 def run(world: World, folder: Path, words: list[str], timeout: float, way: str = "", outlive: bool = False) -> str:
     """Run a job to its end with its output in a file. Return a note if it had to be killed."""
-    words = [str(WORKER), *words, *([] if world.gpus else ["--pretend", "0"])]
+    words = [str(WORKER), *words, *([] if world.gpus else ["--pretend", "0"]), *["--cuda"] * world.stand_in]
     command = started(world.ranks, words, open_mpi(), outlive)
     environment = os.environ | {"SORDINO_TIMEOUT_S": "60"} | WAYS[way]
+    if world.stand_in:
+        environment |= stand_in.environment(folder)
     if world.gpus == 1:
         environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     with open(folder / "output", "w") as output:

@@ -1,8 +1,9 @@
 """A rank of a job on GPUs (test_gpu_ranks.py): `[sordino run -np N] python gpu_worker.py FOLDER FILE_OF_CHECKS`.
 
 Every check gets a world of its own; "NAME@WAY" is a check whose operations use a certain route. Rank r appends one line
-per check to FOLDER/r.jsonl. With `--pretend D` the CPU's tensors stand for the memory of simulated GPU D. With `--lose
-WHEN` the last rank kills itself instead, and the others write the errors that they got to FOLDER/lost.r.
+per check to FOLDER/r.jsonl. With `--pretend D` the CPU's tensors stand for the memory of simulated GPU D; with `--cuda`
+as well, for that of GPU D of the stand-in for CUDA (tests/cuda_on_cpu). With `--lose WHEN` the last rank kills itself
+instead, and the others write the errors that they got to FOLDER/lost.r.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ STUCK_S = min(120.0, 0.6 * float(os.environ.get("SORDINO_TEST_JOB_S", "420")))
 
 def place(options: argparse.Namespace, folder: Path, number: int) -> Seat:
     """Return this rank's seat in the world that has just been made."""
-    gpu = pretended(options.pretend)
+    gpu = pretended(options.pretend, options.cuda)
     device, apart = HOST, False
     if gpu is None:
         count = torch.cuda.device_count()
@@ -154,6 +155,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("file", nargs="?")
     parser.add_argument("--pretend", type=int, metavar="D")
+    parser.add_argument("--cuda", action="store_true")
     parser.add_argument("--lose", choices=WHEN)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from checks.registry import digest
 
-from sordino._core import Device, sim_device
+from sordino._core import Device, cuda_device, sim_device
 from sordino.runtime.context import Context, current
 from sordino.runtime.exchange.flat_buffer import FlatBuffer, Mirror
 
@@ -161,8 +161,9 @@ def all_checks() -> dict[str, Check]:
     return _CHECKS
 
 
-def pretended(number: int | None) -> Device | None:
-    """Return a simulated GPU. From now on copies that a real one makes to the host are copies here, too."""
+def pretended(number: int | None, cuda: bool = False) -> Device | None:
+    """Return a simulated GPU, or one of the stand-in for CUDA. From now on copies that a real one makes to the host are
+    copies here, too."""
     if number is None:
         return None
 
@@ -172,4 +173,4 @@ def pretended(number: int | None) -> Device | None:
         context.host_device = gpu
 
     Mirror.__init__ = mirror  # type: ignore[method-assign]
-    return sim_device(number)
+    return cuda_device(number) if cuda else sim_device(number)

@@ -1,4 +1,5 @@
-"""The checks of tests/gpu where there is no GPU: the same ranks, the CPU's tensors for a simulated GPU's memory."""
+"""The checks of tests/gpu where there is no GPU: the same ranks, the CPU's tensors for a simulated GPU's memory, or for
+that of the stand-in for CUDA."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 
 from gpu_jobs import JOB_TIMEOUT_S, Jobs, World, lose_a_rank, names, open_mpi
+from selection import of_part
 
 WORLD, ALONE, FOUR = World(2, gpus=0), World(1, gpus=0), World(4, gpus=0)
+STAND_IN, STAND_INS = World(2, gpus=0, stand_in=True), World(4, gpus=0, stand_in=True)
 # All checks by the route that they would use on a GPU. For other routes, and for four ranks, only the check of the
 # route, and the one of many process sets.
 CASES = [
@@ -26,6 +29,19 @@ CASES = [
     )
     for name in names(world, way, word)
 ]
+# `make test` runs every eighth of the first world's. Counts of small blocks take minutes: each block of elements has a
+# block of 1024 threads, which the stand-in runs one by one.
+ON_STAND_IN = [
+    pytest.param(world, name, id=f"{world}-{name}", marks=[] if quick and of_part(name, 1, 8) else pytest.mark.soak)
+    for world, way, word, quick in (
+        (STAND_IN, "", "", True),
+        (STAND_IN, "host", "operations", False),
+        (STAND_IN, "messages", "operations", False),
+        (STAND_INS, "", "operations", False),
+    )
+    for name in names(world, way, word)
+    if not ("counts_are_those_of_the_host" in name and "block" in name)
+]
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +52,12 @@ def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.timeout(JOB_TIMEOUT_S + 60)
 @pytest.mark.parametrize(("world", "name"), CASES)
 def test_pretended(jobs: Jobs, world: World, name: str) -> None:
+    jobs.check(world, name)
+
+
+@pytest.mark.timeout(JOB_TIMEOUT_S + 60)
+@pytest.mark.parametrize(("world", "name"), ON_STAND_IN)
+def test_on_the_stand_in_for_cuda(jobs: Jobs, world: World, name: str) -> None:
     jobs.check(world, name)
 
 

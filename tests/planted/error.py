@@ -20,6 +20,8 @@ KINDS = (
     "stale copy",
     "forgotten rollback",
     "wrong bucket",
+    "wrong stream",
+    "misaligned access",
 )
 # Tests in which ranks, as threads, are killed at chosen and at random moments.
 KILLS = (

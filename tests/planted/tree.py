@@ -193,6 +193,8 @@ class Copy:
             targets += ["_core", "fake_nccl"]  # libraries that the tests use
             halves = "sordino_mpi_openmpi", "sordino_mpi_mpich", "sordino_ucx"
             targets += [name for name in halves if (self.tree / f"lib{name}.so").is_file()]
+            if (self.tree / "tests" / "cuda_on_cpu" / "plugin" / "libsordino_cuda.so").is_file():
+                targets.append("sordino_cuda_on_cpu")
         words = ["cmake", "--build", str(self.tree), "--parallel", self._jobs, "--target", *targets]
         status, _ = self.commands.run(words, BUILD_S)
         return status == 0
