@@ -185,6 +185,11 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
   return cudaSuccess;
 }
 
+cudaError_t cudaGetDevice(int* device) {
+  called(__func__);
+  *device = on_cpu::current_device(__func__);
+  return cudaSuccess;
+}
 cudaError_t cudaGetDeviceCount(int* count) {
   called(__func__);
   *count = driver_error != 0 ? 0 : device_count();

@@ -50,7 +50,7 @@ enum cudaDriverEntryPointQueryResult {
   cudaDriverEntryPointSymbolNotFound = 1,
   cudaDriverEntryPointVersionNotSufficent = 2,  // sic
 };
-enum cudaDeviceAttr { cudaDevAttrCanUseHostPointerForRegisteredMem = 91 };
+enum cudaDeviceAttr { cudaDevAttrCanUseHostPointerForRegisteredMem = 91, cudaDevAttrMemoryPoolsSupported = 115 };
 enum cudaMemAllocationType { cudaMemAllocationTypePinned = 1 };
 enum cudaMemLocationType { cudaMemLocationTypeDevice = 1 };
 enum cudaMemPoolAttr { cudaMemPoolReuseAllowInternalDependencies = 3, cudaMemPoolAttrReleaseThreshold = 4 };
@@ -94,6 +94,7 @@ const char* cudaGetErrorName(cudaError_t);
 cudaError_t cudaGetDriverEntryPointByVersion(const char*, void**, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult*);
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*);
+cudaError_t cudaGetDevice(int*);
 cudaError_t cudaGetDeviceCount(int*);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp*, int);
 cudaError_t cudaDeviceGetAttribute(int*, cudaDeviceAttr, int);
