@@ -21,6 +21,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+import sordino.distributed  # torch registers the backend, but not where the package was only copied to a folder
+
 warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 renamed operations; both names are tried
 Kinds = dist.ReduceOp
 DEVICE = os.environ.get("SORDINO_TEST_DEVICE", "cpu")
