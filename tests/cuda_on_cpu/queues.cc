@@ -35,6 +35,8 @@ struct Streams {
   std::map<int, CUstream_st*> legacy;
   std::set<cudaStream_t> all;
   std::set<cudaEvent_t> events;
+  std::vector<cudaStream_t> destroyed;  // never used again, so every later use is found
+  std::vector<cudaEvent_t> destroyed_events;
   int captures = 0;  // streams that are captured in global mode
 };
 Streams& streams() {
@@ -166,12 +168,13 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
   return cudaSuccess;
 }
 
-// Work that is on the stream still runs. A handle is never used again, so every later use of it is found.
+// Work that is on the stream still runs.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   called(__func__);
   std::lock_guard lock(streams().mutex);
   stream_of(stream, current_device(__func__), __func__);
   streams().all.erase(stream);
+  streams().destroyed.push_back(stream);
   return cudaSuccess;
 }
 
@@ -242,6 +245,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   std::lock_guard lock(streams().mutex);
   event_of(event, __func__);
   streams().events.erase(event);
+  streams().destroyed_events.push_back(event);
+  event->marker = nullptr;
   return cudaSuccess;
 }
 

@@ -218,14 +218,6 @@ ERRORS = [
         _ON_KERNELS,
     ),
     Error(
-        "all threads of mix keep their averages in one slot",
-        "wrong bucket",
-        _MIX,
-        "state{shared + threadIdx.x, blockDim.x};",
-        "state{shared, blockDim.x};",
-        _ON_KERNELS,
-    ),
-    Error(
         "slots of mix lie as far apart as those of a larger block",
         "wrong bucket",
         _MIX,
