@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import sordino.distributed  # torch registers the backend, but not where the package was only copied to a folder
+from sordino.distributed import register
 
 warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 renamed operations; both names are tried
 Kinds = dist.ReduceOp
@@ -314,6 +314,7 @@ def lost(rank: int, size: int) -> None:
 def main() -> None:
     part, store, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
+    register()  # torch does that, but not where the package was only copied to a folder
     if DEVICE == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     torch.set_default_device(DEVICE)
