@@ -61,8 +61,9 @@ World::World(Position place, const Config& config, std::uint64_t first_tag)
   patience_ = spin.count() > 0 ? 200 : 0;
   scheduler_ = std::make_unique<Scheduler>(common_, config, patience_);
   services_ = std::make_unique<ServiceHost>(common_, [this] { wake(); }, first_tag);
-  failures_ =
-      std::make_unique<FailureDetector>(common_, *scheduler_, *services_, config, receive_, membership_.get(), view_);
+  messages_ = std::make_unique<PointToPoint>(common_, *services_);
+  failures_ = std::make_unique<FailureDetector>(common_, *scheduler_, *services_, *messages_, config, receive_,
+                                                membership_.get(), view_);
   if (!config.timeline.empty() && rank() == 0 && view_.epoch == 0) trace().start(config.timeline, 0, false);
   progress_ = std::make_unique<Progress>(
       *transport_, [this] { return poll(); }, [this] { return work(); },
@@ -94,14 +95,17 @@ std::shared_ptr<World> World::successor(std::exception_ptr error) {
 World::~World() {
   shutdown();
   scheduler_->leave_blocks();
+  messages_->leave_lanes();
   if (retired_) {
     scheduler_->keep_given_up();
     services_->keep();
+    messages_->keep();
   }
   if (forked()) {
     // The thread exists in the parent only, and so does the work in flight: GPUs and NCCL do not survive a fork.
     leak_intentionally(std::move(progress_));
     leak_intentionally(std::move(scheduler_));
+    leak_intentionally(std::move(messages_));
   }
 }
 
@@ -165,7 +169,9 @@ void World::wait(const Handle& handle) {
     progress_->wait(over, interrupt_);
   } catch (...) {
     // A handle without an operation is a promise: other ranks do not wait for it.
-    if (const std::string name = scheduler_->operation_of(handle); !name.empty()) interrupted(name);
+    std::string name = scheduler_->operation_of(handle);
+    if (name.empty()) progress_->alone([&] { name = messages_->text_of(handle); });
+    if (!name.empty()) interrupted(name);
     throw;
   }
   count_wait(begin);
@@ -234,6 +240,84 @@ bool World::repeat(int set, const std::shared_ptr<const Repeat>& what, const std
   return done;
 }
 
+// ---- messages ------------------------------------------------------------------------------------------------------
+
+void World::check(Posting& call) const {
+  require_own_process();
+  const bool any = call.peer == Posting::kAnySource && !call.sends;
+  if (call.tag < 0) throw UsageError(call.text() + ": a tag must not be negative");
+  if (call.set == 0 && !any) {
+    if (call.peer >= 0 && call.peer < size()) return;
+    throw UsageError(call.text() + ": there are ranks 0 to " + std::to_string(size() - 1));
+  }
+  const std::vector<int> members = scheduler_->members(call.set);
+  const auto require_member = [&](int rank) {
+    if (std::find(members.begin(), members.end(), rank) != members.end()) return;
+    throw UsageError(call.text() + ": rank " + std::to_string(rank) + " is not a member of process set " +
+                     std::to_string(call.set));
+  };
+  require_member(rank());
+  if (!any) return require_member(call.peer);
+  for (const int member : members) {
+    if (member != rank() || members.size() == 1) call.sources.push_back(member);
+  }
+}
+
+// Calls a function that moves messages, in the thread that has the turn. Its exception ends the world.
+void World::move_messages(const std::function<void()>& move) {
+  if (retired_) return;
+  try {
+    move();
+  } catch (...) {
+    failures_->caught(std::current_exception());
+  }
+}
+
+std::shared_ptr<Handle> World::start_message(std::shared_ptr<Posting> call) {
+  check(*call);
+  auto handle = messages_->submit(std::move(call));
+  const auto begin = [this] { move_messages([this] { messages_->begin_submitted(); }); };
+  const bool begun = progress_->try_alone(begin);
+  if (!begun || (!handle->done() && !progress_->expects_wait())) progress_->notify();
+  return handle;
+}
+
+// While the message is on its way, this thread reads the lanes itself, which takes less time than a poll.
+std::shared_ptr<Handle> World::run_message(std::shared_ptr<Posting> call) {
+  check(*call);
+  auto handle = messages_->submit(std::move(call));
+  auto turn = progress_->try_turn();
+  if (!turn) {
+    wait(*handle);
+    return handle;
+  }
+  const auto over = [&] {
+    if (!handle->done()) move_messages([this] { messages_->read_lanes(); });
+    return handle->done();
+  };
+  move_messages([this] { messages_->begin_submitted(); });
+  if (handle->done()) return handle;
+  const Time begin = steady_clock::now();
+  const int looks = std::max(patience_, kLooks);
+  for (int look = 0; look < looks && !over(); ++look) {
+    if (patience_ > 0) {
+      relax();
+    } else {
+      sched_yield();  // to the ranks that share this core
+    }
+  }
+  try {
+    progress_->poll_until(turn, over, kLooks, interrupt_);
+  } catch (...) {
+    std::string name;
+    progress_->alone([&] { name = messages_->text_of(*handle); });
+    interrupted(name);
+    throw;
+  }
+  count_wait(begin);
+  return handle;
+}
+
 bool World::reaches(int rank, const Location& place, const std::shared_ptr<Device>& device) {
   bool reached = place.segment != 0;
   progress_->alone([&] {
@@ -279,6 +363,7 @@ bool World::poll() {
     moved |= scheduler_->end_turns();
     moved |= scheduler_->advance();
     moved |= services_->advance(now);
+    moved |= messages_->advance();
     if (moved) last_move_ = now;
     if (now - last_watch_ > kWatchEvery) {
       last_watch_ = now;
@@ -306,6 +391,7 @@ void World::receive(int from, std::span<const std::byte> bytes) {
       for (const std::uint64_t segment : reader.list<std::uint64_t>()) node_memory().unmap(from, segment);
       break;
     case Message::kBye: failures_->leave(from, true, reader.text()); break;
+    case Message::kMessage: messages_->receive(from, reader); break;
     case Message::kService: services_->receive(from, reader); break;
     case Message::kClosed: services_->receive_closed(from, reader); break;
     case Message::kFailed: failures_->receive_failure(from, reader); break;
@@ -313,7 +399,7 @@ void World::receive(int from, std::span<const std::byte> bytes) {
 }
 
 Work World::work() const {
-  if (scheduler_->busy() || scheduler_->posting() || services_->any()) return Work::kUnderWay;
+  if (scheduler_->busy() || scheduler_->posting() || services_->any() || messages_->busy()) return Work::kUnderWay;
   // Without bells, messages that MPI has buffered leave only when a thread polls. So polling goes on for a while after
   // the last move.
   constexpr milliseconds kLinger{5};

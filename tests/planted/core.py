@@ -1203,7 +1203,7 @@ ERRORS = [
     Error(
         "unread messages are overwritten",
         "lost message",
-        "csrc/transport/shm/ring.h",
+        "csrc/transport/ring.h",
         "return capacity_ - distance(put_, head_->read.load(std::memory_order_acquire));",
         "return capacity_ - put_ % capacity_;",
         ("cpp.test_transport",),

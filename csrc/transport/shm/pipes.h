@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "transport/shm/memory.h"
-#include "transport/shm/ring.h"
+#include "transport/ring.h"
 #include "transport/transport.h"
 
 namespace sordino::shm {
