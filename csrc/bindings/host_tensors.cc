@@ -11,9 +11,10 @@ struct AttributeNames {
 };
 
 const AttributeNames& attribute_names() {
-  static const AttributeNames interned{PyUnicode_InternFromString("dtype"),  PyUnicode_InternFromString("shape"),
-                                       PyUnicode_InternFromString("is_cpu"), PyUnicode_InternFromString("is_contiguous"),
-                                       PyUnicode_InternFromString("is_neg"), PyUnicode_InternFromString("data_ptr")};
+  static const AttributeNames interned{
+      PyUnicode_InternFromString("dtype"),  PyUnicode_InternFromString("shape"),
+      PyUnicode_InternFromString("is_cpu"), PyUnicode_InternFromString("is_contiguous"),
+      PyUnicode_InternFromString("is_neg"), PyUnicode_InternFromString("data_ptr")};
   return interned;
 }
 

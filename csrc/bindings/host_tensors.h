@@ -26,8 +26,8 @@ class HostTensors {
 
   // False for a tensor that has no storage, or is not a row-major one of the host. A Python error may be set then.
   bool describe(PyObject* tensor, HostTensor& out) const;
-  // The same for an object that a caller has given. Also false if it is no ordinary tensor, or its values are negated in
-  // memory: then Python has to handle it, or refuse it with an error.
+  // The same for an object that a caller has given. Also false if it is no ordinary tensor, or its values are negated
+  // in memory: then Python has to handle it, or refuse it with an error.
   bool describe_given(PyObject* tensor, HostTensor& out) const;
 
  private:
@@ -36,8 +36,8 @@ class HostTensors {
   bool describe_by_attributes(PyObject* tensor, HostTensor& out) const;
 
   py::object tensor_type_;
-  std::array<py::object, kDTypeCount> dtypes_;        // by the core's code
-  dlpack::Describe table_ = nullptr;                  // null if torch does not have it
+  std::array<py::object, kDTypeCount> dtypes_;         // by the core's code
+  dlpack::Describe table_ = nullptr;                   // null if torch does not have it
   std::array<dlpack::DataType, kDTypeCount> codes_{};  // DLPack's types, by the core's code
 };
 

@@ -20,8 +20,8 @@ struct Caller {
   std::shared_ptr<World> world;
   HostTensors tensors;
   py::object note_change;  // called with a tuple of a tensor that was given for the result
-  py::dict in_flight;  // names of operations that no call has waited for yet, as (process set, name)
-  py::object number;   // called with a label and a process set; returns the name of an unnamed operation
+  py::dict in_flight;      // names of operations that no call has waited for yet, as (process set, name)
+  py::object number;       // called with a label and a process set; returns the name of an unnamed operation
 };
 
 constexpr const char* kCapsule = "sordino.Caller";
@@ -148,7 +148,8 @@ struct Call {
       py::object made = new_empty(from, wanted);
       return made && caller.tensors.describe(made.ptr(), target) ? made : py::object();
     }
-    if (!caller.tensors.describe_given(given, target) || target.dtype != what.dtype || target.shape != wanted) return {};
+    if (!caller.tensors.describe_given(given, target) || target.dtype != what.dtype || target.shape != wanted)
+      return {};
     return py::reinterpret_borrow<py::object>(given);
   }
 

@@ -179,7 +179,8 @@ void FailureDetector::watch_messages(AwakeTime now) {
       throw Timeout(text + ", more than SORDINO_TIMEOUT_S", call.text(), missing);
     }
     if (std::exchange(call.warned, true)) return;
-    warn("stalled: " + text + (call.sends ? ". They still compute, or never receive it." : ". They still compute, or never send it."));
+    warn("stalled: " + text +
+         (call.sends ? ". They still compute, or never receive it." : ". They still compute, or never send it."));
   });
 }
 

@@ -33,7 +33,7 @@ void PointToPoint::start_receive(const std::shared_ptr<Posting>& receive) {
     return queues_.add(receive);
   }
   if (message->complete()) return hand_over(receive, *message);
-  message->taker = receive;  // read_lane() hands it over
+  message->taker = receive;  // read_box() hands it over
 }
 
 // A message has come, of which the payload may still be missing.
@@ -105,13 +105,14 @@ void PointToPoint::take_data(const std::shared_ptr<Posting>& receive, const Arri
 void PointToPoint::copy_from(Posting& receive, const Arrival& message, const Location& place) {
   const bool empty = receive.bytes == 0;
   if (!empty && (!is_near(message.from) || place.device != 0 || place.offset > place.bytes ||
-      place.bytes - place.offset < receive.bytes))
-    throw TransportError("rank " + std::to_string(message.from) + " announces data outside of the memory that it shares");
+                 place.bytes - place.offset < receive.bytes))
+    throw TransportError("rank " + std::to_string(message.from) +
+                         " announces data outside of the memory that it shares");
   try {
     if (!empty) std::memcpy(receive.data, common_.transport.node_memory().map(message.from, place), receive.bytes);
   } catch (const MemoryGone& error) {
-    return finish(receive, std::make_exception_ptr(PeerLost(receive.text() + " failed: " + error.what(),
-                                                            {message.from})));
+    return finish(receive,
+                  std::make_exception_ptr(PeerLost(receive.text() + " failed: " + error.what(), {message.from})));
   }
   post(message.from, Writer().put(Message::kMessage).put(Word::kTaken).put(message.envelope.number));
   finish(receive);
@@ -122,8 +123,8 @@ void PointToPoint::give_back(int from, std::size_t bytes) {
   Incoming& in = in_[static_cast<std::size_t>(from)];
   if (from == rank_) {
     out_[static_cast<std::size_t>(from)].consumed += bytes;
-  } else if (in.lane) {
-    in.lane->consume(bytes);
+  } else if (in.box) {
+    in.box->consume(bytes);
   } else if (in.unreported += bytes; in.unreported >= kBufferedBytes / 8) {
     post(from, Writer().put(Message::kMessage).put(Word::kConsumed).put(std::exchange(in.unreported, 0)));
   }
@@ -150,7 +151,7 @@ void PointToPoint::receive(int from, Reader& reader) {
       if (message->taker) hand_over(message->taker, *message);
       break;
     }
-    case Word::kLane: map_lane(from, reader.get<Location>()); break;
+    case Word::kFastBox: map_box(from, reader.get<Location>()); break;
     case Word::kAsk: {
       const auto number = reader.get<std::uint64_t>();
       give(from, number, reader.get<Tag>());
@@ -180,28 +181,28 @@ void PointToPoint::receive(int from, Reader& reader) {
   }
 }
 
-void PointToPoint::map_lane(int from, const Location& place) {
+void PointToPoint::map_box(int from, const Location& place) {
   Incoming& in = in_[static_cast<std::size_t>(from)];
-  if (from == rank_ || !is_near(from) || in.lane || place.segment == 0 || place.device != 0 ||
-      place.offset > place.bytes || place.bytes - place.offset < Lane::bytes())
-    throw TransportError("rank " + std::to_string(from) + " offers a lane that cannot be one");
+  if (from == rank_ || !is_near(from) || in.box || place.segment == 0 || place.device != 0 ||
+      place.offset > place.bytes || place.bytes - place.offset < FastBox::bytes())
+    throw TransportError("rank " + std::to_string(from) + " offers a fast box that cannot be one");
   try {
-    in.lane.emplace(common_.transport.node_memory().map(from, place));
-    lanes_.push_back(from);
+    in.box.emplace(common_.transport.node_memory().map(from, place));
+    boxes_.push_back(from);
   } catch (const MemoryGone&) {
     // The rank has ended meanwhile, which the failure detector reports.
   }
 }
 
-bool PointToPoint::read_lanes() {
+bool PointToPoint::read_boxes() {
   bool moved = false;
-  for (const int from : lanes_) moved |= read_lane(from);
+  for (const int from : boxes_) moved |= read_box(from);
   return moved;
 }
 
-bool PointToPoint::read_lane(int from) {
+bool PointToPoint::read_box(int from) {
   Incoming& in = in_[static_cast<std::size_t>(from)];
-  Ring& ring = in.lane->ring();
+  Ring& ring = in.box->ring();
   bool moved = false;
   for (std::size_t ready = ring.ready(); ready > 0; ready = ring.ready()) {
     if (!in.arriving) {
@@ -217,7 +218,7 @@ bool PointToPoint::read_lane(int from) {
     const std::size_t chunk = std::min(ready, message.envelope.payload() - message.arrived);
     ring.take(message.into + message.arrived, chunk);
     message.arrived += chunk;
-    if (in.lane->release()) common_.transport.ring(from);
+    if (in.box->release()) common_.transport.ring(from);
     moved = true;
     if (!message.complete()) continue;
     const std::shared_ptr<Arrival> complete = std::move(in.arriving);

@@ -21,7 +21,8 @@ std::shared_ptr<Member> take_first(std::deque<std::shared_ptr<Member>>& queue, c
 template <class Member, class Condition>
 void take_all(std::deque<std::shared_ptr<Member>>& queue, const Condition& condition,
               std::vector<std::shared_ptr<Member>>& taken) {
-  const auto rest = std::stable_partition(queue.begin(), queue.end(), [&](const auto& one) { return !condition(*one); });
+  const auto rest =
+      std::stable_partition(queue.begin(), queue.end(), [&](const auto& one) { return !condition(*one); });
   taken.insert(taken.end(), std::make_move_iterator(rest), std::make_move_iterator(queue.end()));
   queue.erase(rest, queue.end());
 }
@@ -73,8 +74,7 @@ std::vector<std::shared_ptr<Arrival>> MessageQueues::take_messages(
   return taken;
 }
 
-void MessageQueues::visit(const std::function<void(Posting&)>& receive,
-                          const std::function<void(Arrival&)>& message) {
+void MessageQueues::visit(const std::function<void(Posting&)>& receive, const std::function<void(Arrival&)>& message) {
   for (auto& [key, queue] : queues_) {
     for (const auto& one : queue.receives) receive(*one);
     for (const auto& one : queue.messages) message(*one);

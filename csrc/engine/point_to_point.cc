@@ -1,4 +1,4 @@
-// The sender's side, and the life of all calls. message_arrivals.cc has the receiver's side.
+// The life of calls that send or receive. message_sends.cc and message_arrivals.cc have the two sides of a message.
 #include "engine/point_to_point.h"
 
 #include <algorithm>
@@ -55,7 +55,7 @@ void PointToPoint::begin_submitted() {
 bool PointToPoint::advance() {
   bool moved = submitted_any_.load();
   begin_submitted();
-  moved |= read_lanes();
+  moved |= read_boxes();
   if (queued_ > 0) {
     for (std::size_t to = 0; to < out_.size(); ++to) moved |= flush(static_cast<int>(to));
   }
@@ -83,133 +83,6 @@ void PointToPoint::finish(Posting& posting, std::exception_ptr error) {
 
 std::exception_ptr PointToPoint::departed(const Posting& posting, int rank) const {
   return std::make_exception_ptr(PeerLost(posting.text() + " needs " + common_.peers.departed(rank), {rank}));
-}
-
-// ---- sending -------------------------------------------------------------------------------------------------------
-
-void PointToPoint::start_send(const std::shared_ptr<Posting>& send) {
-  if (send->peer == rank_) return send_to_self(send);
-  if (common_.peers.gone(send->peer)) return finish(*send, departed(*send, send->peer));
-  Outgoing& out = out_[static_cast<std::size_t>(send->peer)];
-  if (!out.refused.empty()) {
-    return finish(*send, std::make_exception_ptr(OperationMismatch(std::exchange(out.refused, {}))));
-  }
-  out.queue.push_back(send);
-  ++queued_;
-  flush(send->peer);
-}
-
-Envelope PointToPoint::describe(const Posting& send, Outgoing& out, bool whole) const {
-  return {.number = ++out.last_number,
-          .tag = send.tag,
-          .bytes = send.bytes,
-          .set = send.set,
-          .dtype = send.dtype,
-          .form = whole ? Envelope::Form::kWhole : Envelope::Form::kAnnounced,
-          .unused = 0};
-}
-
-// A large message to itself stays in the caller's memory until a receive takes it.
-void PointToPoint::send_to_self(const std::shared_ptr<Posting>& send) {
-  Outgoing& out = out_[static_cast<std::size_t>(rank_)];
-  const bool whole = send->bytes <= kWholeBytes && buffered(out) + kOverhead + send->bytes <= kBufferedBytes;
-  const Envelope envelope = describe(*send, out, whole);
-  if (whole) out.sent += cost(envelope);
-  const std::shared_ptr<Arrival> message = begin(rank_, envelope);
-  if (whole) {
-    if (send->bytes > 0) std::memcpy(message->into, send->data, send->bytes);
-    message->arrived = send->bytes;
-    finish(*send);
-  } else {
-    message->own = send;
-  }
-  if (message->taker) hand_over(message->taker, *message);
-}
-
-std::uint64_t PointToPoint::buffered(const Outgoing& out) const {
-  return out.sent - (out.lane ? out.lane->consumed() : out.consumed);
-}
-
-bool PointToPoint::flush(int to) {
-  std::deque<std::shared_ptr<Posting>>& queue = out_[static_cast<std::size_t>(to)].queue;
-  bool moved = false;
-  while (!queue.empty() && put(to, queue.front())) {
-    queue.pop_front();
-    --queued_;
-    moved = true;
-  }
-  return moved;
-}
-
-// Sends the envelope, and the data if they go with it. False if the lane has no room.
-bool PointToPoint::put(int to, const std::shared_ptr<Posting>& send) {
-  Outgoing& out = out_[static_cast<std::size_t>(to)];
-  const bool near = is_near(to);
-  if (near && !out.lane) open_lane(to);
-  const bool whole = send->bytes <= kWholeBytes && buffered(out) + kOverhead + send->bytes <= kBufferedBytes;
-  Location place;
-  std::span<const std::byte> payload(send->data, send->bytes);
-  if (!whole) {
-    if (near && send->bytes > 0) place = common_.transport.node_memory().locate(send->data, send->bytes);
-    if (place.device != 0) place = {};
-    payload = std::as_bytes(std::span(&place, 1));
-  }
-  if (near && !out.lane->has_room(payload.size())) return false;
-  const Envelope envelope = describe(*send, out, whole);
-  send->number = envelope.number;
-  if (near) {
-    out.lane->write(envelope, payload, [&] { common_.transport.ring(to); });
-  } else {
-    post(to, Writer().put(Message::kMessage).put(Word::kEnvelope).put(envelope).put_rest(payload));
-  }
-  if (whole) {
-    out.sent += cost(envelope);
-    common_.traffic.count(common_.transport, to, send->bytes);
-    finish(*send);
-  } else {
-    out.announced.emplace(envelope.number, send);
-  }
-  return true;
-}
-
-void PointToPoint::open_lane(int to) {
-  Outgoing& out = out_[static_cast<std::size_t>(to)];
-  NodeMemory& memory = common_.transport.node_memory();
-  out.segment = memory.allocate(Lane::bytes());
-  out.lane.emplace(out.segment->data);
-  post(to, Writer().put(Message::kMessage).put(Word::kLane).put(memory.locate(out.segment->data, Lane::bytes())));
-}
-
-std::shared_ptr<Posting> PointToPoint::take_announced(int from, std::uint64_t number) {
-  Numbered& announced = out_[static_cast<std::size_t>(from)].announced;
-  const auto found = announced.find(number);
-  if (found == announced.end()) return nullptr;
-  std::shared_ptr<Posting> send = std::move(found->second);
-  announced.erase(found);
-  return send;
-}
-
-// Sends the data that the receiver has asked for.
-void PointToPoint::give(int to, std::uint64_t number, Tag tag) {
-  const std::shared_ptr<Posting> send = take_announced(to, number);
-  if (send && tag >= (Tag{1} << kTagBits)) out_[static_cast<std::size_t>(to)].announced.emplace(number, send);
-  if (!send || tag >= (Tag{1} << kTagBits))
-    throw TransportError("rank " + std::to_string(to) + " asks for a message that was not announced to it");
-  common_.traffic.count(common_.transport, to, send->bytes);
-  move(send, to, [&] {
-    return common_.transport.send(to, tag, std::span<const std::byte>(send->data, send->bytes));
-  });
-}
-
-void PointToPoint::take_refusal(int from, std::uint64_t number, const std::string& text) {
-  Outgoing& out = out_[static_cast<std::size_t>(from)];
-  if (number == 0 || number > out.last_number)
-    throw TransportError("rank " + std::to_string(from) + " refuses a message that was not sent to it");
-  if (const std::shared_ptr<Posting> send = take_announced(from, number)) {
-    finish(*send, std::make_exception_ptr(OperationMismatch(text)));
-  } else if (out.refused.empty()) {
-    out.refused = text + ". This send was over before, so this later call reports it, and has done nothing else";
-  }
 }
 
 // ---- transfers -----------------------------------------------------------------------------------------------------
@@ -281,11 +154,11 @@ bool PointToPoint::is_without_source(const Posting& receive) const {
 void PointToPoint::lost(int rank) {
   if (rank == rank_) return;
   Incoming& in = in_[static_cast<std::size_t>(rank)];
-  if (in.lane) read_lane(rank);  // the rank may have sent before it left
+  if (in.box) read_box(rank);  // the rank may have sent before it left
   if (in.arriving && in.arriving->taker) finish(*in.arriving->taker, departed(*in.arriving->taker, rank));
   in.arriving.reset();
-  in.lane.reset();
-  std::erase(lanes_, rank);
+  in.box.reset();
+  std::erase(boxes_, rank);
   queues_.take_messages([rank](const Arrival& one) {
     return one.from == rank && (one.envelope.form == Envelope::Form::kAnnounced || !one.complete());
   });
@@ -302,7 +175,8 @@ void PointToPoint::end_removed(const std::function<bool(int)>& exists) {
     self.finish(one, std::make_exception_ptr(UsageError("process set " + std::to_string(one.set) +
                                                         " was removed before this call was over: " + one.text())));
   };
-  for (const auto& one : queues_.take_receives([&](const Posting& one) { return !exists(one.set); })) end_it(*this, *one);
+  for (const auto& one : queues_.take_receives([&](const Posting& one) { return !exists(one.set); }))
+    end_it(*this, *one);
   for (const auto& one : queues_.take_messages([&](const Arrival& one) { return one.own && !exists(one.own->set); }))
     end_it(*this, *one->own);
   for (Outgoing& out : out_) {
@@ -336,9 +210,9 @@ void PointToPoint::end(const std::exception_ptr& why) {
   for (Incoming& in : in_) {
     if (in.arriving && in.arriving->taker) ended.push_back(in.arriving->taker);
     in.arriving.reset();
-    in.lane.reset();
+    in.box.reset();
   }
-  lanes_.clear();
+  boxes_.clear();
   for (const auto& one : ended) finish(*one, why);
   for (Moving& one : moving_) give_up(one, why);
   given_up_.splice(given_up_.end(), moving_);
@@ -364,8 +238,7 @@ void PointToPoint::visit(const std::function<void(Posting&, const std::vector<in
   }
   for (Moving& one : moving_) visitor(*one.posting, {one.peer});
   for (std::size_t from = 0; from < in_.size(); ++from) {
-    if (in_[from].arriving && in_[from].arriving->taker)
-      visitor(*in_[from].arriving->taker, {static_cast<int>(from)});
+    if (in_[from].arriving && in_[from].arriving->taker) visitor(*in_[from].arriving->taker, {static_cast<int>(from)});
   }
 }
 
@@ -381,9 +254,9 @@ std::string PointToPoint::text_of(const Handle& handle) {
   return text;
 }
 
-void PointToPoint::leave_lanes() {
+void PointToPoint::leave_boxes() {
   for (Outgoing& out : out_) {
-    out.lane.reset();
+    out.box.reset();
     if (out.segment) common_.transport.keep(std::move(out.segment));
   }
 }

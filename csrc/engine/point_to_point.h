@@ -2,8 +2,9 @@
 // they were sent (message_queues.h).
 //
 //   size of a message      to a rank of another node         to a node peer
-//   up to kWholeBytes      a control message                 the lane to that rank (message_lane.h)
-//   larger                 announced, then a transfer        announced in the lane. The receiver copies the data if they
+//   up to kWholeBytes      a control message                 the fast box to that rank (fast_box.h)
+//   larger                 announced, then a transfer        announced in the fast box. The receiver copies the data if
+//   they
 //                          that the receiver asks for        are in memory that it maps, else it asks for a transfer
 //
 // A message that travels whole is over for its sender at once. The receiver buffers it until a receive takes it. The
@@ -12,11 +13,11 @@
 //
 //   Word        sent to        meaning
 //   kEnvelope   the receiver   a message whose payload follows
-//   kLane       the receiver   the location of the sender's lane
+//   kFastBox       the receiver   the location of the sender's fast box
 //   kAsk        the sender     a receive has taken the announced message; send the data under this tag
 //   kTaken      the sender     the receiver has copied the data of an announced message
 //   kRefused    the sender     the receive that took the message has another size or dtype
-//   kConsumed   the sender     receives have taken this many buffered bytes (without a lane, which has a counter)
+//   kConsumed   the sender     receives have taken this many buffered bytes (without a fast box, which has a counter)
 //
 // A refused message and its receive are over on both ranks, with OperationMismatch. If the send was over before, the
 // sender's next call that names the receiver raises the error instead, and does nothing else.
@@ -34,8 +35,8 @@
 #include <vector>
 
 #include "engine/common.h"
+#include "engine/fast_box.h"
 #include "engine/message.h"
-#include "engine/message_lane.h"
 #include "engine/message_queues.h"
 #include "engine/service_host.h"
 
@@ -61,8 +62,8 @@ class PointToPoint {
   void begin_submitted();
   // Moves everything. True if anything moved.
   bool advance();
-  // Reads the lanes only, and so takes some nanoseconds if nothing has come.
-  bool read_lanes();
+  // Reads the fast boxes only, and so takes some nanoseconds if nothing has come.
+  bool read_boxes();
   // A control message of another rank.
   void receive(int from, Reader& reader);
   // A rank has left or died, but the world goes on.
@@ -79,30 +80,30 @@ class PointToPoint {
   // Text of a call that is not over; empty for another handle.
   std::string text_of(const Handle& handle);
 
-  // Keeps the lanes for peers that have not read all yet. Called once, when this rank leaves.
-  void leave_lanes();
+  // Keeps the fast boxes for peers that have not read all yet. Called once, when this rank leaves.
+  void leave_boxes();
   // Leaks transfers that may still touch their memory.
   void keep();
 
  private:
-  enum class Word : std::uint8_t { kEnvelope, kLane, kAsk, kTaken, kRefused, kConsumed };
+  enum class Word : std::uint8_t { kEnvelope, kFastBox, kAsk, kTaken, kRefused, kConsumed };
   static constexpr Word kLastWord = Word::kConsumed;
   using Numbered = std::map<std::uint64_t, std::shared_ptr<Posting>>;
 
   // Messages to one rank.
   struct Outgoing {
     std::shared_ptr<Segment> segment;
-    std::optional<Lane> lane;
+    std::optional<FastBox> box;
     std::deque<std::shared_ptr<Posting>> queue;  // sends whose envelopes have not left
     Numbered announced;                          // sends whose envelopes have left, by number
     std::uint64_t last_number = 0;
-    std::uint64_t sent = 0, consumed = 0;  // bytes of whole messages; `consumed` without a lane
+    std::uint64_t sent = 0, consumed = 0;  // bytes of whole messages; `consumed` without a fast box
     std::string refused;                   // error for the next call
   };
   // Messages from one rank.
   struct Incoming {
-    std::optional<Lane> lane;
-    std::shared_ptr<Arrival> arriving;  // in the lane
+    std::optional<FastBox> box;
+    std::shared_ptr<Arrival> arriving;  // in the fast box
     std::uint64_t unreported = 0;       // consumed bytes that the sender does not know of
   };
   // A transfer of a message's data.
@@ -126,7 +127,7 @@ class PointToPoint {
   std::uint64_t buffered(const Outgoing& out) const;
   bool flush(int to);
   bool put(int to, const std::shared_ptr<Posting>& send);
-  void open_lane(int to);
+  void open_box(int to);
   std::shared_ptr<Posting> take_announced(int from, std::uint64_t number);
   void give(int to, std::uint64_t number, Tag tag);
   void take_refusal(int from, std::uint64_t number, const std::string& text);
@@ -140,13 +141,12 @@ class PointToPoint {
   void take_data(const std::shared_ptr<Posting>& receive, const Arrival& message);
   void copy_from(Posting& receive, const Arrival& message, const Location& place);
   void give_back(int from, std::size_t bytes);
-  void map_lane(int from, const Location& place);
-  bool read_lane(int from);
+  void map_box(int from, const Location& place);
+  bool read_box(int from);
   void require_valid(int from, const Envelope& envelope) const;
 
   // Begins a transfer. False if the peer is lost and the world goes on; then the call is over.
-  bool move(const std::shared_ptr<Posting>& posting, int peer,
-            const std::function<std::unique_ptr<Transfer>()>& begin);
+  bool move(const std::shared_ptr<Posting>& posting, int peer, const std::function<std::unique_ptr<Transfer>()>& begin);
   bool advance_transfers();
   void give_up(Moving& moving, std::exception_ptr error);
   bool is_without_source(const Posting& receive) const;
@@ -156,7 +156,7 @@ class PointToPoint {
   const int rank_;
   std::vector<Outgoing> out_;  // by rank
   std::vector<Incoming> in_;   // by rank
-  std::vector<int> lanes_;     // ranks whose lanes are mapped
+  std::vector<int> boxes_;     // ranks whose fast boxes are mapped
   int queued_ = 0;             // sends in Outgoing::queue
   MessageQueues queues_;
   std::list<Moving> moving_;

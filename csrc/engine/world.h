@@ -123,6 +123,10 @@ class World {
   void wake() { progress_->notify(); }
 
  private:
+  // Number of looks at memory that other ranks write, between two polls of a waiting thread: a poll costs as much as
+  // some yields.
+  static constexpr int kLooks = 8;
+
   // The part of this rank in the job: its own transport, or one of the membership's newest epoch.
   struct Position {
     std::shared_ptr<membership::Membership> membership;

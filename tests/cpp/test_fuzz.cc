@@ -392,8 +392,8 @@ std::vector<Bytes> world_messages() {
   // Point-to-point messages: all words, of messages that were sent and of others.
   for (const std::uint64_t bytes : {std::uint64_t{8}, std::uint64_t{1} << 20}) {
     const bool whole = bytes == 8;
-    const Envelope envelope{1, 5, bytes, 0, DType::kFloat32,
-                            whole ? Envelope::Form::kWhole : Envelope::Form::kAnnounced, 0};
+    const Envelope envelope{
+        1, 5, bytes, 0, DType::kFloat32, whole ? Envelope::Form::kWhole : Envelope::Form::kAnnounced, 0};
     const Bytes payload = whole ? Bytes(8) : Writer().put(Location{}).take();
     all.push_back(joined(message(Message::kMessage, std::uint8_t{0}, envelope), payload));
   }

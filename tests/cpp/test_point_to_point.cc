@@ -23,7 +23,8 @@ constexpr int kAny = Posting::kAnySource;
 
 std::vector<std::byte> bytes_of(std::size_t count, int seed) {
   std::vector<std::byte> bytes(count);
-  for (std::size_t i = 0; i < count; ++i) bytes[i] = static_cast<std::byte>(i * 7 + static_cast<std::size_t>(seed) * 31);
+  for (std::size_t i = 0; i < count; ++i)
+    bytes[i] = static_cast<std::byte>(i * 7 + static_cast<std::size_t>(seed) * 31);
   return bytes;
 }
 
@@ -146,14 +147,14 @@ void buffering_has_a_limit() {
   }
 }
 
-// Sends wait in order while the receiver's program keeps it from polling, so that the lane is full.
-void a_full_lane_delays_sends() {
+// Sends wait in order while the receiver's program keeps it from polling, so that the fast box is full.
+void a_full_box_delays_sends() {
   Engines ranks({0, 0});
   std::vector<Call> sends, receives;
   for (int i = 0; i < 12; ++i) sends.push_back(send(ranks[0], 1, 0, bytes_of(kWhole, i)));
   for (int turn = 0; turn < 3; ++turn) ranks[0].poll();
   const auto over = std::count_if(sends.begin(), sends.end(), [](const Call& one) { return one.done(); });
-  CHECK(over == static_cast<int>(Lane::kCapacity / (kWhole + sizeof(Envelope))), over);
+  CHECK(over == static_cast<int>(FastBox::kCapacity / (kWhole + sizeof(Envelope))), over);
   for (int i = 0; i < 12; ++i) receives.push_back(receive(ranks[1], 0, 0, kWhole));
   ranks.settle();
   for (std::size_t i = 0; i < 12; ++i)
@@ -219,7 +220,8 @@ void both_ranks_learn_of_a_mismatch() {
         for (std::size_t i = 0; i < 2; ++i) {
           const std::string text = error_of<OperationMismatch>(*receives[i].handle);
           CHECK(text.find("recv from rank 0 with tag 0 on rank 1 expects") == 0, text);
-          CHECK(text.find(i == 0 ? "elements of float32" : std::to_string(size) + " elements") != std::string::npos, text);
+          CHECK(text.find(i == 0 ? "elements of float32" : std::to_string(size) + " elements") != std::string::npos,
+                text);
           if (size > kWhole) CHECK(error_of<OperationMismatch>(*sends[i].handle) == text);
         }
         CHECK(sends[2].succeeded() && receives[2].succeeded() && receives[2].data == sends[2].data);
@@ -267,7 +269,8 @@ void a_rank_that_leaves() {
   for (const auto& nodes : kPlaces) {
     Engines ranks(nodes);
     Call small = send(ranks[0], 1, 0, bytes_of(30, 1)), large = send(ranks[0], 1, 1, bytes_of(2 * kWhole, 1));
-    Call unsent = receive(ranks[1], 0, 2, 4), any = receive(ranks[1], kAny, 3, 4), to = send(ranks[1], 0, 0, bytes_of(2 * kWhole, 1));
+    Call unsent = receive(ranks[1], 0, 2, 4), any = receive(ranks[1], kAny, 3, 4),
+         to = send(ranks[1], 0, 0, bytes_of(2 * kWhole, 1));
     Call own = receive(ranks[1], 1, 3, 4);
     ranks[0].common.peers.post_to_all(Writer().put(Message::kBye).put(std::string("a reason")).take());
     ranks[1].poll();
@@ -306,26 +309,26 @@ void a_transfer_from_a_rank_that_leaves() {
   }
 }
 
-// A sender dies while it writes a message to its lane: its first part is there.
+// A sender dies while it writes a message to its fast box: its first part is there.
 void a_rank_dies_within_a_message() {
   for (const bool early : {true, false}) {
     Engines ranks({0, 0});
     NodeMemory& memory = ranks[0].transport->node_memory();
-    const auto segment = memory.allocate(Lane::bytes());
-    Lane lane(segment->data);
+    const auto segment = memory.allocate(FastBox::bytes());
+    FastBox box(segment->data);
     ranks[0].transport->post(1, Writer()
                                     .put(Message::kMessage)
                                     .put(std::uint8_t{1})
-                                    .put(memory.locate(segment->data, Lane::bytes()))
+                                    .put(memory.locate(segment->data, FastBox::bytes()))
                                     .take());
     ranks[1].poll();
     Call got;
     if (!early) got = receive(ranks[1], 0, 0, 1000);
     const Envelope envelope{1, 0, 1000, 0, DType::kUInt8, Envelope::Form::kWhole, 0};
     const auto half = bytes_of(500, 0);
-    lane.ring().put(&envelope, sizeof(envelope));
-    lane.ring().put(half.data(), half.size());
-    lane.ring().publish();
+    box.ring().put(&envelope, sizeof(envelope));
+    box.ring().put(half.data(), half.size());
+    box.ring().publish();
     ranks[1].poll();
     if (early) got = receive(ranks[1], 0, 0, 1000);
     ranks[1].poll();
@@ -397,7 +400,10 @@ void random_program(unsigned seed) {
     const int from = static_cast<int>(draw(static_cast<std::size_t>(size)));
     int to = static_cast<int>(draw(static_cast<std::size_t>(size)));
     if (any && to == from) to = (from + 1) % size;
-    const std::size_t bytes = any ? 4 : draw(6) == 0 ? kWhole + draw(3 * kWhole) : draw(8) == 0 ? kWhole : 4 + draw(300);
+    const std::size_t bytes = any            ? 4
+                              : draw(6) == 0 ? kWhole + draw(3 * kWhole)
+                              : draw(8) == 0 ? kWhole
+                                             : 4 + draw(300);
     plans.push_back({from, to, any ? kAnyTag : static_cast<std::int64_t>(draw(kTags)), bytes, number});
   }
   const auto content = [](const Plan& plan) {
@@ -549,7 +555,7 @@ int main() {
   messages_keep_their_order();
   tags_and_sets_are_separate();
   buffering_has_a_limit();
-  a_full_lane_delays_sends();
+  a_full_box_delays_sends();
   any_source_takes_the_first();
   a_rank_sends_to_itself();
   both_ranks_learn_of_a_mismatch();

@@ -1,4 +1,4 @@
-// Lane: the messages of one rank to a node peer, in a ring in memory that both map. The sender owns the memory and
+// Fast box: the messages of one rank to a node peer, in a ring in memory that both map. The sender owns the memory and
 // creates it for its first message. A message is an envelope and its payload.
 //
 //   sender     waits until the whole message fits, and writes it in chunks. Each chunk can be read at once
@@ -16,14 +16,15 @@
 
 namespace sordino {
 
-class Lane {
+class FastBox {
  public:
   // Holds four of the largest messages, and fits in a core's cache.
   static constexpr std::size_t kCapacity = 320 * 1024;
   static constexpr std::size_t bytes() { return sizeof(Head) + Ring::bytes_for(kCapacity); }
 
   // `memory`: bytes() bytes, zero before both sides begin.
-  explicit Lane(std::byte* memory) : head_(reinterpret_cast<Head*>(memory)), ring_(memory + sizeof(Head), kCapacity) {}
+  explicit FastBox(std::byte* memory)
+      : head_(reinterpret_cast<Head*>(memory)), ring_(memory + sizeof(Head), kCapacity) {}
 
   // The sender's side. Returns whether there is room for a message with this payload. If not, the receiver rings when
   // it has made room.
@@ -62,7 +63,7 @@ class Lane {
   }
 
  private:
-  static constexpr std::size_t kChunk = 8 * 1024;
+  static constexpr std::size_t kChunk = 16 * 1024;
 
   struct Head {
     alignas(64) std::atomic<std::uint64_t> consumed;
