@@ -206,9 +206,9 @@ def a_receive_changes_a_tensor_in_place(seat: Seat) -> None:
         product.backward()
 
 
-@check(least=2)
+@check(least=3)
 def process_sets_have_tags_of_their_own(seat: Seat) -> None:
-    pairs = [hvd.add_process_set([rank + 1, rank]) for rank in range(0, seat.size - 1, 2)]
+    pairs = [hvd.add_process_set([rank, rank + 1]) for rank in range(0, seat.size - 1, 2)]
     partner = partner_of(seat)
     if partner is not None:
         mine = pairs[seat.rank // 2]
