@@ -107,7 +107,6 @@ bool PointToPoint::advance_transfers() {
         ++one;
         continue;
       }
-      one->posting->handle.source = one->peer;
       finish(*one->posting);
       one = moving_.erase(one);
     } catch (const PeerLost&) {

@@ -121,7 +121,7 @@ def random_exchanges(seat: Seat) -> None:
         ]
         seeds = {index: 100 * turn + index for index in range(len(messages))}
         calls = []
-        for index, (source, target, tag, count) in enumerate(messages):
+        for index, (source, target, tag, _) in enumerate(messages):
             if source == seat.rank:
                 calls.append((True, index, (source, target, tag)))
             if target == seat.rank:

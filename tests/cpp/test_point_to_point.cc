@@ -113,6 +113,13 @@ void tags_and_sets_are_separate() {
     Call of_set = make(false, 0, 1, std::vector<std::byte>(50));
     of_set.posting->set = 4;
     CHECK(started(ranks[1], std::move(of_set)).data == bytes_of(50, 9));
+    Call waiting_of_set = make(false, 0, 6, std::vector<std::byte>(50)), to_set = make(true, 1, 6, bytes_of(50, 5));
+    waiting_of_set.posting->set = to_set.posting->set = 4;
+    Call waiting = receive(ranks[1], 0, 6, 50);
+    waiting_of_set = started(ranks[1], std::move(waiting_of_set));
+    to_set = started(ranks[0], std::move(to_set));
+    ranks.settle();
+    CHECK(!waiting.done() && waiting_of_set.succeeded() && waiting_of_set.data == to_set.data);
     CHECK(!receive(ranks[1], 0, 1, 50).done());
     ranks[1].failures.fail(std::make_exception_ptr(Error("over")), false);
   }

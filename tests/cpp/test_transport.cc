@@ -13,10 +13,10 @@
 
 #include "check.h"
 #include "transport/process/process_watch.h"
+#include "transport/ring.h"
 #include "transport/shm/mailboxes.h"
 #include "transport/shm/memory.h"
 #include "transport/shm/pipes.h"
-#include "transport/ring.h"
 #include "transport/sim/sim.h"
 
 using namespace sordino;

@@ -13,8 +13,8 @@
 #include <optional>
 #include <vector>
 
-#include "transport/shm/memory.h"
 #include "transport/ring.h"
+#include "transport/shm/memory.h"
 #include "transport/transport.h"
 
 namespace sordino::shm {
