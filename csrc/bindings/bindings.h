@@ -29,6 +29,8 @@ void register_device(py::module_& module);
 void register_gradient_counter(py::module_& module);
 py::object repeat_of(std::shared_ptr<World> world, py::object tensor_type, const py::dict& dtypes,
                      py::object note_change, py::dict in_flight, py::object number);
+py::object messages_of(std::shared_ptr<World> world, py::object tensor_type, const py::dict& dtypes,
+                       py::object note_change);
 
 // Addresses enter the core as integers, so the core never sees a torch type.
 inline std::byte* pointer(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }

@@ -172,6 +172,9 @@ void register_handles(py::module_& module) {
       .def_property_readonly(
           "last_rank", [](const PyHandle& self) { return self.handle->last_rank; }, "The last rank to join (join).")
       .def_property_readonly(
+          "source", [](const PyHandle& self) { return self.handle->source; },
+          "The rank whose message a receive has got; -1 for another operation.")
+      .def_property_readonly(
           "set_id", [](const PyHandle& self) { return self.handle->set_id; }, "Id of the new process set.");
 }
 

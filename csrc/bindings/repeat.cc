@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <array>
 
-#include "bindings/dlpack.h"
+#include "bindings/host_tensors.h"
 #include "bindings/operations.h"
 #include "collectives/collective.h"
 
@@ -18,93 +18,27 @@ namespace {
 // State of the function.
 struct Caller {
   std::shared_ptr<World> world;
-  py::object tensor_type;
-  std::array<py::object, kDTypeCount> dtypes;         // by the core's code
-  dlpack::Describe describe = nullptr;                // null if torch does not have it
-  std::array<dlpack::DataType, kDTypeCount> codes{};  // DLPack's types, by the core's code
-  py::object note_change;                             // called with a tuple of a tensor that was given for the result
-  py::dict in_flight;  // names of operations that no call has waited for yet, as (process set, name)
-  py::object number;   // called with a label and a process set; returns the name of an unnamed operation
+  HostTensors tensors;
+  py::object note_change;  // called with a tuple of a tensor that was given for the result
+  py::dict in_flight;      // names of operations that no call has waited for yet, as (process set, name)
+  py::object number;       // called with a label and a process set; returns the name of an unnamed operation
 };
 
 constexpr const char* kCapsule = "sordino.Caller";
 
-struct Names {
-  PyObject *dtype, *shape, *is_cpu, *is_contiguous, *is_neg, *data_ptr, *new_empty;
-};
-
-const Names& names() {
-  static const Names interned{PyUnicode_InternFromString("dtype"),    PyUnicode_InternFromString("shape"),
-                              PyUnicode_InternFromString("is_cpu"),   PyUnicode_InternFromString("is_contiguous"),
-                              PyUnicode_InternFromString("is_neg"),   PyUnicode_InternFromString("data_ptr"),
-                              PyUnicode_InternFromString("new_empty")};
+PyObject* name_of_new_empty() {
+  static PyObject* const interned = PyUnicode_InternFromString("new_empty");
   return interned;
-}
-
-py::object taken(PyObject* object) { return py::reinterpret_steal<py::object>(object); }
-
-bool is_true(const py::object& value) { return value.ptr() == Py_True; }
-
-// A tensor's address, type and shape.
-struct Described {
-  std::byte* data = nullptr;
-  DType dtype = Signature().dtype;
-  std::vector<std::int64_t> shape;
-};
-
-bool describe_by_table(const Caller& caller, PyObject* tensor, Described& out) {
-  dlpack::Tensor found;
-  if (caller.describe(tensor, &found) != 0) return false;
-  if (found.device_type != dlpack::kCpu || !dlpack::is_row_major(found)) return false;
-  const auto code = std::find(caller.codes.begin(), caller.codes.end(), found.dtype);
-  if (code == caller.codes.end()) return false;
-  out.dtype = static_cast<DType>(code - caller.codes.begin());
-  out.data = static_cast<std::byte*>(found.data) + found.offset;
-  out.shape.assign(found.shape, found.shape + found.dimensions);
-  return true;
-}
-
-bool describe_by_attributes(const Caller& caller, PyObject* tensor, Described& out) {
-  if (!is_true(taken(PyObject_GetAttr(tensor, names().is_cpu)))) return false;
-  if (!is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_contiguous))))
-    return false;  // raises if it is sparse
-  const py::object dtype = taken(PyObject_GetAttr(tensor, names().dtype));
-  const py::object shape = taken(PyObject_GetAttr(tensor, names().shape));
-  const py::object address = taken(PyObject_CallMethodNoArgs(tensor, names().data_ptr));
-  if (!dtype || !shape || !address || !PyTuple_Check(shape.ptr())) return false;
-  const auto same = [&](const py::object& known) { return known.is(dtype); };
-  const auto code = std::find_if(caller.dtypes.begin(), caller.dtypes.end(), same);
-  if (code == caller.dtypes.end()) return false;
-  out.dtype = static_cast<DType>(code - caller.dtypes.begin());
-  out.data = static_cast<std::byte*>(PyLong_AsVoidPtr(address.ptr()));
-  out.shape.clear();
-  for (Py_ssize_t axis = 0; axis < PyTuple_GET_SIZE(shape.ptr()); ++axis)
-    out.shape.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(shape.ptr(), axis)));
-  return PyErr_Occurred() == nullptr;
-}
-
-// False for a tensor that has no storage, or is not a row-major one of the host.
-bool describe(const Caller& caller, PyObject* tensor, Described& out) {
-  return (caller.describe ? describe_by_table : describe_by_attributes)(caller, tensor, out) &&
-         (out.data || count_of(out.shape) == 0);
-}
-
-// False for tensors that Python has to handle, or refuse with an error.
-bool describe_given(const Caller& caller, PyObject* tensor, Described& out) {
-  if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) != caller.tensor_type.ptr()) return false;
-  if (!describe(caller, tensor, out)) return false;
-  // A tensor with the negative bit (the imaginary part of a conjugate) stores its values negated.
-  return !is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_neg)));
 }
 
 // A new tensor like another one. Extents are arguments of their own: torch takes 0.3 us longer to convert a tuple.
 py::object new_empty(PyObject* like, const std::vector<std::int64_t>& shape) {
-  if (shape.empty()) return taken(PyObject_CallMethodOneArg(like, names().new_empty, py::tuple().ptr()));
+  if (shape.empty()) return taken(PyObject_CallMethodOneArg(like, name_of_new_empty(), py::tuple().ptr()));
   std::vector<py::object> extents;
   std::vector<PyObject*> arguments{like};
   for (const std::int64_t extent : shape)
     arguments.push_back(extents.emplace_back(taken(PyLong_FromLongLong(extent))).ptr());
-  return taken(PyObject_VectorcallMethod(names().new_empty, arguments.data(), arguments.size(), nullptr));
+  return taken(PyObject_VectorcallMethod(name_of_new_empty(), arguments.data(), arguments.size(), nullptr));
 }
 
 bool read_op(PyObject* given, ReduceOp& op) {
@@ -156,7 +90,7 @@ struct Call {
 
   std::string name;
   Signature what;
-  Described source, target;
+  HostTensor source, target;
   int set = 0;
   bool busy = false;
 
@@ -177,7 +111,7 @@ struct Call {
     if (given[kSource] == Py_None) {
       source = {};
       what.shape.assign(1, 0);
-    } else if (describe_given(caller, given[kSource], source)) {
+    } else if (caller.tensors.describe_given(given[kSource], source)) {
       what.shape = source.shape;
     } else {
       return false;
@@ -212,9 +146,10 @@ struct Call {
     }
     if (given == Py_None) {
       py::object made = new_empty(from, wanted);
-      return made && describe(caller, made.ptr(), target) ? made : py::object();
+      return made && caller.tensors.describe(made.ptr(), target) ? made : py::object();
     }
-    if (!describe_given(caller, given, target) || target.dtype != what.dtype || target.shape != wanted) return {};
+    if (!caller.tensors.describe_given(given, target) || target.dtype != what.dtype || target.shape != wanted)
+      return {};
     return py::reinterpret_borrow<py::object>(given);
   }
 
@@ -337,21 +272,6 @@ py::object repeat(const Caller& caller, PyObject* const* given) {
   return target;
 }
 
-// Lets the caller use DLPack's table if it describes a tensor of each type.
-void find_table(Caller& caller) {
-  const dlpack::Describe describe = dlpack::describe_of(caller.tensor_type);
-  const py::object empty = py::module_::import("torch").attr("empty");
-  for (std::size_t code = 0; describe && code < caller.codes.size(); ++code) {
-    const py::object example = empty(0, py::arg("dtype") = caller.dtypes[code], py::arg("device") = "cpu");
-    dlpack::Tensor found;
-    if (Py_TYPE(example.ptr()) != reinterpret_cast<PyTypeObject*>(caller.tensor_type.ptr()) ||
-        describe(example.ptr(), &found) != 0)
-      return PyErr_Clear();
-    caller.codes[code] = found.dtype;
-  }
-  caller.describe = describe;
-}
-
 PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count) {
   static PyObject* const defaults[] = {PyLong_FromLong(static_cast<long>(ReduceOp::kSum)), PyFloat_FromDouble(1),
                                        PyFloat_FromDouble(1), PyLong_FromLong(0), Py_None};
@@ -386,15 +306,8 @@ PyMethodDef kMethod{
 
 py::object repeat_of(std::shared_ptr<World> world, py::object tensor_type, const py::dict& codes,
                      py::object note_change, py::dict in_flight, py::object number) {
-  auto caller = std::make_unique<Caller>();
-  caller->world = std::move(world);
-  caller->tensor_type = std::move(tensor_type);
-  caller->note_change = std::move(note_change);
-  caller->in_flight = std::move(in_flight);
-  caller->number = std::move(number);
-  for (const auto& [dtype, code] : codes)
-    caller->dtypes[static_cast<std::size_t>(dtype_of(code.cast<int>()))] = py::reinterpret_borrow<py::object>(dtype);
-  find_table(*caller);
+  auto caller = std::make_unique<Caller>(Caller{std::move(world), HostTensors(std::move(tensor_type), codes),
+                                                std::move(note_change), std::move(in_flight), std::move(number)});
   py::capsule self(caller.release(), kCapsule,
                    [](PyObject* capsule) { delete static_cast<Caller*>(PyCapsule_GetPointer(capsule, kCapsule)); });
   return taken(PyCFunction_NewEx(&kMethod, self.ptr(), nullptr));

@@ -42,6 +42,8 @@ void register_world(py::module_& module) {
            py::arg("in_flight"), py::arg("number"),
            "Create the function that repeats operations (repeat.cc). dtypes: the core's code of each. number: from a "
            "label, None and a process set, returns the next name of an unnamed operation.")
+      .def("messages", &messages_of, py::arg("tensor_type"), py::arg("dtypes"), py::arg("note_change"),
+           "Create the function that sends and receives (point_to_point.cc). dtypes: the core's code of each.")
       .def(
           "exchange",
           [](std::shared_ptr<World> self, const PyExchange& what, std::string name, std::uint64_t round,

@@ -90,6 +90,7 @@ class Handle {
   std::vector<std::int64_t> rows;  // received from each member, tensor by tensor, of operations that count them
   int last_rank = -1;              // rank that joined last (join)
   int set_id = 0;                  // of the new process set
+  int source = -1;                 // rank whose message a receive has got
   // For an operation on device memory: its results are valid after the event.
   std::shared_ptr<Device> device;
   std::shared_ptr<Event> event;

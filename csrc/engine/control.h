@@ -17,9 +17,10 @@ enum class Message : std::uint8_t {
   kService,
   kClosed,
   kOneShot,
-  kGaveUp
+  kGaveUp,
+  kMessage
 };
-inline constexpr Message kLastMessage = Message::kGaveUp;
+inline constexpr Message kLastMessage = Message::kMessage;
 enum class Failure : std::uint8_t { kPeerLost, kTimeout, kOther };
 inline constexpr Failure kLastFailure = Failure::kOther;
 

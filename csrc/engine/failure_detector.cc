@@ -29,6 +29,7 @@ void FailureDetector::watch(AwakeTime now) {
   }
   scheduler_.device_in_flight().check(now);
   watch_own(now);
+  if (messages_.busy()) watch_messages(now);
 }
 
 void FailureDetector::watch_losses() {
@@ -60,6 +61,7 @@ void FailureDetector::leave(int rank, bool certain, std::string cause) {
   if (membership_ && certain) membership_->left(view_.members[static_cast<std::size_t>(rank)]);
   scheduler_.leave(rank);
   services_.lost(rank);
+  messages_.lost(rank);
 }
 
 void FailureDetector::watch_set(ProcessSet& set, AwakeTime now) {
@@ -165,6 +167,23 @@ void FailureDetector::watch_own(AwakeTime now) {
   }
 }
 
+void FailureDetector::watch_messages(AwakeTime now) {
+  messages_.give_up_deserted(now);
+  messages_.end_removed([this](int set) { return scheduler_.sets().contains(set); });
+  messages_.visit([&](Posting& call, const std::vector<int>& missing) {
+    const double waited = seconds(call.since, now);
+    if (!is_late(waited)) return;
+    const std::string text = call.text() + " has waited " + whole(waited) + " s for ranks " + list(missing);
+    if (waited > timeout_s_) {
+      if (missing.size() == 1) stuck_ = missing;
+      throw Timeout(text + ", more than SORDINO_TIMEOUT_S", call.text(), missing);
+    }
+    if (std::exchange(call.warned, true)) return;
+    warn("stalled: " + text +
+         (call.sends ? ". They still compute, or never receive it." : ". They still compute, or never send it."));
+  });
+}
+
 // ---- failing -------------------------------------------------------------------------------------------------------
 
 void FailureDetector::fail(std::exception_ptr failure, bool tell) {
@@ -181,6 +200,7 @@ void FailureDetector::fail(std::exception_ptr failure, bool tell) {
   }
   scheduler_.end(failure, broken);
   services_.end(failure);
+  messages_.end(failure);
   if (broken) scheduler_.abort_devices();
 }
 

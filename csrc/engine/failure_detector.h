@@ -15,6 +15,7 @@
 #include "base/awake_clock.h"
 #include "base/config.h"
 #include "engine/common.h"
+#include "engine/point_to_point.h"
 #include "engine/scheduler.h"
 #include "engine/service_host.h"
 #include "membership/membership.h"
@@ -25,11 +26,12 @@ namespace sordino {
 class FailureDetector {
  public:
   // `receive` handles messages that the transport delivers. `membership`: null where the first loss ends the world.
-  FailureDetector(Common& common, Scheduler& scheduler, ServiceHost& services, const Config& config, Sink receive,
-                  membership::Membership* membership, const membership::View& view)
+  FailureDetector(Common& common, Scheduler& scheduler, ServiceHost& services, PointToPoint& messages,
+                  const Config& config, Sink receive, membership::Membership* membership, const membership::View& view)
       : common_(common),
         scheduler_(scheduler),
         services_(services),
+        messages_(messages),
         stall_warn_s_(config.stall_warn_s),
         timeout_s_(config.timeout_s),
         receive_(std::move(receive)),
@@ -58,6 +60,7 @@ class FailureDetector {
   void end_serving(ProcessSet& set);
   void watch_coordinated(ProcessSet& set, AwakeTime now);
   void watch_own(AwakeTime now);
+  void watch_messages(AwakeTime now);
   void tell_peers(const std::exception_ptr& failure);
   void tell_membership(const std::exception_ptr& failure);
   bool is_late(double seconds) const { return seconds >= std::min(stall_warn_s_, timeout_s_); }
@@ -65,6 +68,7 @@ class FailureDetector {
   Common& common_;
   Scheduler& scheduler_;
   ServiceHost& services_;
+  PointToPoint& messages_;
   const double stall_warn_s_, timeout_s_;
   const Sink receive_;
   membership::Membership* const membership_;

@@ -17,9 +17,6 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kWatchEvery{10};
-// Number of looks at memory that other ranks write, between two polls of a waiting thread: a poll costs as much as some
-// yields.
-constexpr int kLooks = 8;
 
 // Ranks that have a core each may spin while they wait. Ranks that outnumber the cores must leave them to each other.
 std::chrono::microseconds spin_for(const Transport& transport, const Config& config) {
@@ -61,8 +58,9 @@ World::World(Position place, const Config& config, std::uint64_t first_tag)
   patience_ = spin.count() > 0 ? 200 : 0;
   scheduler_ = std::make_unique<Scheduler>(common_, config, patience_);
   services_ = std::make_unique<ServiceHost>(common_, [this] { wake(); }, first_tag);
-  failures_ =
-      std::make_unique<FailureDetector>(common_, *scheduler_, *services_, config, receive_, membership_.get(), view_);
+  messages_ = std::make_unique<PointToPoint>(common_, *services_);
+  failures_ = std::make_unique<FailureDetector>(common_, *scheduler_, *services_, *messages_, config, receive_,
+                                                membership_.get(), view_);
   if (!config.timeline.empty() && rank() == 0 && view_.epoch == 0) trace().start(config.timeline, 0, false);
   progress_ = std::make_unique<Progress>(
       *transport_, [this] { return poll(); }, [this] { return work(); },
@@ -94,14 +92,17 @@ std::shared_ptr<World> World::successor(std::exception_ptr error) {
 World::~World() {
   shutdown();
   scheduler_->leave_blocks();
+  messages_->leave_boxes();
   if (retired_) {
     scheduler_->keep_given_up();
     services_->keep();
+    messages_->keep();
   }
   if (forked()) {
     // The thread exists in the parent only, and so does the work in flight: GPUs and NCCL do not survive a fork.
     leak_intentionally(std::move(progress_));
     leak_intentionally(std::move(scheduler_));
+    leak_intentionally(std::move(messages_));
   }
 }
 
@@ -165,7 +166,9 @@ void World::wait(const Handle& handle) {
     progress_->wait(over, interrupt_);
   } catch (...) {
     // A handle without an operation is a promise: other ranks do not wait for it.
-    if (const std::string name = scheduler_->operation_of(handle); !name.empty()) interrupted(name);
+    std::string name = scheduler_->operation_of(handle);
+    if (name.empty()) progress_->alone([&] { name = messages_->text_of(handle); });
+    if (!name.empty()) interrupted(name);
     throw;
   }
   count_wait(begin);
@@ -279,6 +282,7 @@ bool World::poll() {
     moved |= scheduler_->end_turns();
     moved |= scheduler_->advance();
     moved |= services_->advance(now);
+    moved |= messages_->advance();
     if (moved) last_move_ = now;
     if (now - last_watch_ > kWatchEvery) {
       last_watch_ = now;
@@ -306,6 +310,7 @@ void World::receive(int from, std::span<const std::byte> bytes) {
       for (const std::uint64_t segment : reader.list<std::uint64_t>()) node_memory().unmap(from, segment);
       break;
     case Message::kBye: failures_->leave(from, true, reader.text()); break;
+    case Message::kMessage: messages_->receive(from, reader); break;
     case Message::kService: services_->receive(from, reader); break;
     case Message::kClosed: services_->receive_closed(from, reader); break;
     case Message::kFailed: failures_->receive_failure(from, reader); break;
@@ -313,7 +318,7 @@ void World::receive(int from, std::span<const std::byte> bytes) {
 }
 
 Work World::work() const {
-  if (scheduler_->busy() || scheduler_->posting() || services_->any()) return Work::kUnderWay;
+  if (scheduler_->busy() || scheduler_->posting() || services_->any() || messages_->busy()) return Work::kUnderWay;
   // Without bells, messages that MPI has buffered leave only when a thread polls. So polling goes on for a while after
   // the last move.
   constexpr milliseconds kLinger{5};

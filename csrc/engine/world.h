@@ -18,6 +18,7 @@
 #include "collectives/request.h"
 #include "engine/common.h"
 #include "engine/failure_detector.h"
+#include "engine/point_to_point.h"
 #include "engine/scheduler.h"
 #include "engine/service_host.h"
 #include "membership/membership.h"
@@ -62,6 +63,12 @@ class World {
   // that it throws ends the wait and with it the world: TransportError on this rank, PeerLost on the others. The
   // reason: the result is lost here, so ranks would go on from different places.
   void on_wait(std::function<void()> interrupt) { interrupt_ = std::move(interrupt); }
+
+  // Starts to send or to receive a message (engine/point_to_point.h). Throws UsageError for a process set without this
+  // rank or the peer, or a negative tag. All other errors are the handle's.
+  std::shared_ptr<Handle> start_message(std::shared_ptr<Posting> call);
+  // The same, and waits until the handle is done.
+  std::shared_ptr<Handle> run_message(std::shared_ptr<Posting> call);
 
   // True if this world has failed rather than been shut down. Every operation raises the failure, and transfers may
   // still be under way.
@@ -116,6 +123,10 @@ class World {
   void wake() { progress_->notify(); }
 
  private:
+  // Number of looks at memory that other ranks write, between two polls of a waiting thread: a poll costs as much as
+  // some yields.
+  static constexpr int kLooks = 8;
+
   // The part of this rank in the job: its own transport, or one of the membership's newest epoch.
   struct Position {
     std::shared_ptr<membership::Membership> membership;
@@ -138,6 +149,8 @@ class World {
   void flush(std::chrono::milliseconds limit);
   bool drain_devices(std::chrono::milliseconds limit);
   void count_wait(Time begin);
+  void check(Posting& call) const;
+  void move_messages(const std::function<void()>& move);
   void interrupted(const std::string& operation);
 
   const Config config_;
@@ -148,6 +161,7 @@ class World {
   const Sink receive_ = [this](int from, std::span<const std::byte> message) { receive(from, message); };
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<ServiceHost> services_;
+  std::unique_ptr<PointToPoint> messages_;
   std::unique_ptr<FailureDetector> failures_;
 
   std::function<void()> interrupt_;

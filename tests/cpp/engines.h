@@ -9,6 +9,7 @@
 
 #include "engine/control.h"
 #include "engine/failure_detector.h"
+#include "engine/point_to_point.h"
 #include "engine/scheduler.h"
 #include "engine/service_host.h"
 #include "transport/sim/sim.h"
@@ -22,6 +23,7 @@ struct Engine {
   Scheduler scheduler;
   int wakes = 0;
   ServiceHost services;
+  PointToPoint messages;
   Sink sink = [this](int from, std::span<const std::byte> message) { receive(from, message); };
   FailureDetector failures;
   membership::View view;
@@ -32,7 +34,8 @@ struct Engine {
         scheduler(common, config, 0),
         services(
             common, [this] { ++wakes; }, 0),
-        failures(common, scheduler, services, config, sink, nullptr, view) {}
+        messages(common, services),
+        failures(common, scheduler, services, messages, config, sink, nullptr, view) {}
 
   // Returns a time of its clock for deadlines, which only a test advances.
   AwakeTime in(double seconds) const {
@@ -49,6 +52,7 @@ struct Engine {
     moved |= scheduler.end_turns();
     moved |= scheduler.advance();
     moved |= services.advance(now);
+    moved |= messages.advance();
     return moved;
   }
 
@@ -57,6 +61,7 @@ struct Engine {
     Reader reader(bytes);
     switch (reader.one_of(kLastMessage)) {
       case Message::kBye: failures.leave(from, true, reader.text()); break;
+      case Message::kMessage: messages.receive(from, reader); break;
       case Message::kService: services.receive(from, reader); break;
       case Message::kClosed: services.receive_closed(from, reader); break;
       case Message::kFailed: failures.receive_failure(from, reader); break;

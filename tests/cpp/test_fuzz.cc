@@ -12,6 +12,7 @@
 
 #include "check.h"
 #include "engine/control.h"
+#include "engine/message.h"
 #include "engine/negotiation.h"
 #include "engine/world.h"
 #include "membership/consensus.h"
@@ -388,6 +389,21 @@ std::vector<Bytes> world_messages() {
     all.push_back(message(Message::kService, kAveraging, std::uint64_t{1}, kTag));
   }
   all.push_back(message(Message::kClosed, kSnapshots));
+  // Point-to-point messages: all words, of messages that were sent and of others.
+  for (const std::uint64_t bytes : {std::uint64_t{8}, std::uint64_t{1} << 20}) {
+    const bool whole = bytes == 8;
+    const Envelope envelope{
+        1, 5, bytes, 0, DType::kFloat32, whole ? Envelope::Form::kWhole : Envelope::Form::kAnnounced, 0};
+    const Bytes payload = whole ? Bytes(8) : Writer().put(Location{}).take();
+    all.push_back(joined(message(Message::kMessage, std::uint8_t{0}, envelope), payload));
+  }
+  all.push_back(message(Message::kMessage, std::uint8_t{1}, Location{1, 4096, 0, 0, 0, 0, 0, {}}));
+  for (const std::uint64_t number : {0, 1, 2, 3}) {
+    all.push_back(message(Message::kMessage, std::uint8_t{2}, number, kTag));
+    all.push_back(message(Message::kMessage, std::uint8_t{3}, number));
+    all.push_back(message(Message::kMessage, std::uint8_t{4}, number, text));
+    all.push_back(message(Message::kMessage, std::uint8_t{5}, 100 * number));
+  }
   return all;
 }
 

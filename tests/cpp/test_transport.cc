@@ -13,10 +13,10 @@
 
 #include "check.h"
 #include "transport/process/process_watch.h"
+#include "transport/ring.h"
 #include "transport/shm/mailboxes.h"
 #include "transport/shm/memory.h"
 #include "transport/shm/pipes.h"
-#include "transport/shm/ring.h"
 #include "transport/sim/sim.h"
 
 using namespace sordino;
@@ -73,10 +73,10 @@ void messages_cross_processes() {
 
 void a_ring_goes_round_and_is_not_overrun() {
   constexpr std::size_t kCapacity = 100;
-  Bytes memory(shm::Ring::bytes_for(kCapacity) + 64);
+  Bytes memory(Ring::bytes_for(kCapacity) + 64);
   const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
   std::byte* place = memory.data() + (64 - misaligned) % 64;
-  shm::Ring writer(place, kCapacity), reader(place, kCapacity);
+  Ring writer(place, kCapacity), reader(place, kCapacity);
   int put = 0, taken = 0;
   for (int turn = 0; turn < 50; ++turn) {
     const std::size_t room = writer.room();

@@ -119,6 +119,27 @@ def gossip(strike: Strike, algorithm: Algorithm) -> None:
         inside.clear()
 
 
+def messages(strike: Strike) -> None:
+    """A ring of messages: the victim is struck between its send and its receive."""
+    exchange_messages(strike, 1000)
+
+
+def large_messages(strike: Strike) -> None:
+    exchange_messages(strike, 1 << 22)
+
+
+def exchange_messages(strike: Strike, count: int) -> None:
+    after, before = (hvd.rank() + 1) % hvd.size(), (hvd.rank() - 1) % hvd.size()
+    got = torch.zeros(count)
+    for turn in range(100):
+        handle = hvd.send_async(torch.full((count,), float(turn)), after)
+        if turn == 5:
+            strike(False)
+        assert hvd.recv(got, before if turn % 2 else None) == before
+        hvd.synchronize(handle)
+        assert got[0].item() == got[-1].item() == turn
+
+
 def for_ever(strike: Strike) -> None:
     tensor = torch.ones(BIG)
     hvd.allreduce_(tensor)
@@ -137,6 +158,8 @@ WHEN = {
     "layers": layers,
     "skip": skip,
     "serve": serve,
+    "messages": messages,
+    "large messages": large_messages,
     "for ever": for_ever,
 }
 

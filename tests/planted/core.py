@@ -27,11 +27,15 @@ _UNCHANGED = "csrc/kernels/cpu/items.cc"
 _AGREEMENT = "csrc/membership/consensus.cc"
 _DEVICE = "csrc/device/device.cc"
 _CACHE = "csrc/device/block_cache.cc"
+_QUEUES = "csrc/engine/message_queues.cc"
+_ARRIVALS = "csrc/engine/message_arrivals.cc"
+_CALLS = "csrc/engine/point_to_point.cc"
 
 _TOPOLOGIES = (tests("topology", "destinations or rows or exponential or combo or serve"),)
 _GOSSIP = (checks("gossip.an_exchange or gossip.two_workers or gossip.buffers"),)
 _ALLREDUCE = (checks("allreduce.every_op or allreduce.megabytes or allreduce.odd_lengths"),)
 _STREAMS = (tests("run_ahead", "several_streams"),)
+_POINT_TO_POINT = ("cpp.test_point_to_point",)
 _SERVICES = ("cpp.test_services", checks("scheduled_pull"))
 
 ERRORS = [
@@ -1303,7 +1307,7 @@ ERRORS = [
     Error(
         "unread messages are overwritten",
         "lost message",
-        "csrc/transport/shm/ring.h",
+        "csrc/transport/ring.h",
         "return capacity_ - distance(put_, head_->read.load(std::memory_order_acquire));",
         "return capacity_ - put_ % capacity_;",
         ("cpp.test_transport",),
@@ -1485,5 +1489,78 @@ ERRORS = [
         "if (buffer->busy && buffer->queue != queue && !buffer->busy->done()) continue;",
         "",
         (tests("run_ahead"),),
+    ),
+    # ---- messages between two ranks
+    Error(
+        "messages of a tag are received in reverse",
+        "swapped rank",
+        _QUEUES,
+        "  queue.messages.push_back(std::move(message));",
+        "  queue.messages.push_front(std::move(message));",
+        _POINT_TO_POINT,
+    ),
+    Error(
+        "process sets share their tags",
+        "swapped rank",
+        _QUEUES,
+        "find({envelope.set, envelope.tag})",
+        "find({0, envelope.tag})",
+        _POINT_TO_POINT,
+    ),
+    Error(
+        "a sender may not use memory again",
+        "forgotten rollback",
+        _ARRIVALS,
+        "    in.box->consume(bytes);\n",
+        "",
+        _POINT_TO_POINT,
+    ),
+    Error(
+        "a receive takes another dtype",
+        "stale copy",
+        _ARRIVALS,
+        "receive.bytes == envelope.bytes && receive.dtype == envelope.dtype",
+        "receive.bytes == envelope.bytes",
+        _POINT_TO_POINT,
+    ),
+    Error(
+        "the sender of a small message learns of no mismatch",
+        "lost message",
+        "csrc/engine/message_sends.cc",
+        "} else if (out.refused.empty()) {",
+        "} else if (false) {",
+        _POINT_TO_POINT,
+    ),
+    Error(
+        "a receive does not tell its source",
+        "swapped rank",
+        _ARRIVALS,
+        "  receive->handle.source = message.from;\n",
+        "",
+        _POINT_TO_POINT,
+    ),
+    Error(
+        "messages sent just before a rank left are lost",
+        "lost message",
+        _CALLS,
+        "  if (in.box) read_box(rank);",
+        "",
+        _POINT_TO_POINT,
+    ),
+    Error(
+        "a transfer from a rank that leaves ends at once",
+        "off by one",
+        _CALLS,
+        "if (seconds(*here->deserted, now) <= 1) continue;",
+        "if (seconds(*here->deserted, now) <= 0) continue;",
+        _POINT_TO_POINT,
+    ),
+    Error(
+        "a shutdown forgets announced messages",
+        "missing wait",
+        _CALLS,
+        "    for (const auto& [number, send] : std::exchange(out.announced, {})) ended.push_back(send);\n",
+        "",
+        _POINT_TO_POINT,
     ),
 ]

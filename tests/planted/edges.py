@@ -23,7 +23,7 @@ ERRORS = [
         "an interrupted wait does not fail the world",
         "forgotten rollback",
         _WORLD,
-        "    if (const std::string name = scheduler_->operation_of(handle); !name.empty()) interrupted(name);\n",
+        "    if (!name.empty()) interrupted(name);\n",
         "",
         _INTERRUPTS,
     ),
@@ -70,7 +70,7 @@ ERRORS = [
     Error(
         "repeated elements without memory are read at address 0",
         "wrong bucket",
-        "csrc/bindings/repeat.cc",
+        "csrc/bindings/host_tensors.cc",
         "         (out.data || count_of(out.shape) == 0);\n",
         "         (out.data || count_of(out.shape) < 1000);\n",
         _STORAGE,
@@ -86,8 +86,8 @@ ERRORS = [
     Error(
         "repeated negated values are sent as stored",
         "wrong weight",
-        "csrc/bindings/repeat.cc",
-        "  return !is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_neg)));\n",
+        "csrc/bindings/host_tensors.cc",
+        "  return !is_true(taken(PyObject_CallMethodNoArgs(tensor, attribute_names().is_neg)));\n",
         "  return true;\n",
         _STORAGE,
     ),

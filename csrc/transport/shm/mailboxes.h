@@ -7,7 +7,7 @@
 
 #include "base/wire.h"
 #include "transport/doorbell.h"
-#include "transport/shm/ring.h"
+#include "transport/ring.h"
 #include "transport/transport.h"
 
 namespace sordino::shm {

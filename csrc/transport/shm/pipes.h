@@ -13,8 +13,8 @@
 #include <optional>
 #include <vector>
 
+#include "transport/ring.h"
 #include "transport/shm/memory.h"
-#include "transport/shm/ring.h"
 #include "transport/transport.h"
 
 namespace sordino::shm {

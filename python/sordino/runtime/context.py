@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def _decline(*_: object) -> None:
-    """Replace `Context.repeat` where `Operation` has to do all operations."""
+    """Replace `Context.repeat` and `Context.message` where Python has to do all operations."""
 
 
 @dataclass
@@ -110,8 +110,9 @@ class Context:
     def _choose_repeat(self) -> None:
         # If ranks survive losses, operations are done again after a loss, which the ranks must agree on. The core's
         # function does not do that, and takes CPU tensors for those of the CPU.
+        self.messenger = self.message = self.world.messages(torch.Tensor, DTYPE_CODES, note_change)
         if self.survives_losses or self._host_device is not None:
-            self.repeat = _decline
+            self.repeat = self.message = _decline
         else:
             self.repeat = self.world.repeating(
                 torch.Tensor, DTYPE_CODES, note_change, self.pending.taken, self.names.operation

@@ -51,6 +51,7 @@ from sordino.runtime.collectives.ops import (
     join,
     reducescatter_async,
 )
+from sordino.runtime.collectives.point_to_point import recv, recv_async, send, send_async
 from sordino.runtime.collectives.sparse import sparse_allreduce_async
 from sordino.torch import elastic, mpi_lib_v2
 from sordino.torch.compression import Compression
@@ -183,11 +184,15 @@ __all__ = [
     "poll",
     "rank",
     "record",
+    "recv",
+    "recv_async",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
     "scale_learning_rate",
+    "send",
+    "send_async",
     "share",
     "shared_empty",
     "shutdown",

@@ -88,7 +88,8 @@ class Reduction:
         return {"op": self.op, "prescale": float(self.prescale), "postscale": float(self.postscale)}
 
 
-def _set_id(context: Context, process_set: ProcessSet, label: str) -> int:
+def set_id_of(context: Context, process_set: ProcessSet, label: str) -> int:
+    """Return the id of a process set. Raises UsageError if it does not exist, or if this rank is not a member."""
     identity = process_set.process_set_id
     if identity is None or identity not in context.world.sets():
         raise UsageError(f"{label}: Process set provided does not exist, or has not been registered: {process_set}")
@@ -115,7 +116,7 @@ class Operation:
         **options: Any,
     ) -> None:
         self.context = current()
-        set_id = _set_id(self.context, process_set, label)
+        set_id = set_id_of(self.context, process_set, label)
         self.finish = finish
         self._process_set = process_set
         self._tensors = list(tensors)

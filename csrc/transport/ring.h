@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace sordino::shm {
+namespace sordino {
 
 class Ring {
  public:
@@ -65,4 +65,4 @@ class Ring {
   std::uint64_t put_ = 0, taken_ = 0;
 };
 
-}  // namespace sordino::shm
+}  // namespace sordino

@@ -1,0 +1,46 @@
+// Reads tensors in host memory without pybind11: by DLPack's table of C functions, or by their attributes if torch is
+// older than that table.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/dlpack.h"
+
+namespace sordino::bindings {
+
+// A tensor's address, type and shape.
+struct HostTensor {
+  std::byte* data = nullptr;
+  DType dtype = DType::kUInt8;
+  std::vector<std::int64_t> shape;
+
+  std::size_t bytes() const { return count_of(shape) * size_of(dtype); }
+};
+
+class HostTensors {
+ public:
+  // `codes`: the core's code of each dtype.
+  HostTensors(py::object tensor_type, const py::dict& codes);
+
+  // False for a tensor that has no storage, or is not a row-major one of the host. A Python error may be set then.
+  bool describe(PyObject* tensor, HostTensor& out) const;
+  // The same for an object that a caller has given. Also false if it is no ordinary tensor, or its values are negated
+  // in memory: then Python has to handle it, or refuse it with an error.
+  bool describe_given(PyObject* tensor, HostTensor& out) const;
+
+ private:
+  void find_table();
+  bool describe_by_table(PyObject* tensor, HostTensor& out) const;
+  bool describe_by_attributes(PyObject* tensor, HostTensor& out) const;
+
+  py::object tensor_type_;
+  std::array<py::object, kDTypeCount> dtypes_;         // by the core's code
+  dlpack::Describe table_ = nullptr;                   // null if torch does not have it
+  std::array<dlpack::DataType, kDTypeCount> codes_{};  // DLPack's types, by the core's code
+};
+
+inline py::object taken(PyObject* object) { return py::reinterpret_steal<py::object>(object); }
+
+}  // namespace sordino::bindings

@@ -1,0 +1,78 @@
+// Fast box: the messages of one rank to a node peer, in a ring in memory that both map. The sender owns the memory and
+// creates it for its first message. A message is an envelope and its payload.
+//
+//   sender     waits until the whole message fits, and writes it in chunks. Each chunk can be read at once
+//   receiver   takes the chunks that are there. It goes on with other work while the rest is missing
+//
+// A message that has begun is completed without a wait. So only a sender that dies leaves a part of one.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <span>
+
+#include "engine/message.h"
+#include "transport/ring.h"
+
+namespace sordino {
+
+class FastBox {
+ public:
+  // Holds four of the largest messages, and fits in a core's cache.
+  static constexpr std::size_t kCapacity = 320 * 1024;
+  static constexpr std::size_t bytes() { return sizeof(Head) + Ring::bytes_for(kCapacity); }
+
+  // `memory`: bytes() bytes, zero before both sides begin.
+  explicit FastBox(std::byte* memory)
+      : head_(reinterpret_cast<Head*>(memory)), ring_(memory + sizeof(Head), kCapacity) {}
+
+  // The sender's side. Returns whether there is room for a message with this payload. If not, the receiver rings when
+  // it has made room.
+  bool has_room(std::size_t payload) {
+    const std::size_t needed = sizeof(Envelope) + payload;
+    if (ring_.room() >= needed) return true;
+    head_->sender_waits.store(true);
+    return ring_.room() >= needed;  // the receiver may have made room before it could see the flag
+  }
+  // Writes a message for which there is room, and calls wake() once something can be read, and at the end.
+  template <class Wake>
+  void write(const Envelope& envelope, std::span<const std::byte> payload, Wake&& wake) {
+    ring_.put(&envelope, sizeof(envelope));
+    std::size_t sent = 0;
+    do {
+      const std::size_t chunk = std::min(kChunk, payload.size() - sent);
+      ring_.put(payload.data() + sent, chunk);
+      ring_.publish();
+      sent += chunk;
+      if (sent == chunk || sent == payload.size()) wake();
+    } while (sent < payload.size());
+  }
+  // Bytes of messages that receives have taken so far, as the receiver counts them.
+  std::uint64_t consumed() const { return head_->consumed.load(std::memory_order_acquire); }
+
+  // The receiver's side.
+  Ring& ring() { return ring_; }
+  void consume(std::uint64_t bytes) {
+    consumed_ += bytes;
+    head_->consumed.store(consumed_, std::memory_order_release);
+  }
+  // Gives the sender the room of what has been taken. True if the sender has to be woken for that.
+  bool release() {
+    ring_.release();
+    return head_->sender_waits.load() && head_->sender_waits.exchange(false);
+  }
+
+ private:
+  static constexpr std::size_t kChunk = 16 * 1024;
+
+  struct Head {
+    alignas(64) std::atomic<std::uint64_t> consumed;
+    alignas(64) std::atomic<bool> sender_waits;
+  };
+
+  Head* head_;
+  Ring ring_;
+  std::uint64_t consumed_ = 0;
+};
+
+}  // namespace sordino

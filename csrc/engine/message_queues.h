@@ -1,0 +1,57 @@
+// The receives of a rank that wait for messages, and the messages that wait for receives. A receive gets the first
+// message, in the order of arrival, of its process set, tag and source. A message goes to the first receive, in the
+// order of the calls, that it fits. Knows nothing of transports.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/message.h"
+
+namespace sordino {
+
+class MessageQueues {
+ public:
+  // Takes the receive for a message; null if there is none. Then add() the message.
+  std::shared_ptr<Posting> take_receive(int from, const Envelope& envelope);
+  // Takes the message for a receive; null if there is none. Then add() the receive.
+  std::shared_ptr<Arrival> take_message(const Posting& receive);
+  void add(std::shared_ptr<Posting> receive);
+  void add(std::shared_ptr<Arrival> message);
+
+  // Take all receives, or messages, for which the condition holds, in order within a tag.
+  std::vector<std::shared_ptr<Posting>> take_receives(const std::function<bool(const Posting&)>& condition);
+  std::vector<std::shared_ptr<Arrival>> take_messages(const std::function<bool(const Arrival&)>& condition);
+  void visit(const std::function<void(Posting&)>& receive, const std::function<void(Arrival&)>& message);
+
+ private:
+  // Queues that are empty are kept up to this number, for tags that come again.
+  static constexpr std::size_t kMostKept = 256;
+
+  struct Key {
+    int set;
+    std::int64_t tag;
+    bool operator==(const Key&) const = default;
+  };
+  struct Hash {
+    std::size_t operator()(const Key& key) const {
+      return std::hash<std::uint64_t>{}((static_cast<std::uint64_t>(key.tag) * 0x9e3779b97f4a7c15u) ^
+                                        static_cast<std::uint64_t>(key.set));
+    }
+  };
+  // At most one of the two queues has members that match each other's.
+  struct Queue {
+    std::deque<std::shared_ptr<Posting>> receives;
+    std::deque<std::shared_ptr<Arrival>> messages;
+  };
+  using Queues = std::unordered_map<Key, Queue, Hash>;
+
+  void drop_if_empty(Queues::iterator place);
+
+  Queues queues_;
+};
+
+}  // namespace sordino

@@ -1,0 +1,171 @@
+// Point-to-point messages of one rank. Messages match receives by process set, source and tag, in the order in which
+// they were sent (message_queues.h).
+//
+//   size of a message      to a rank of another node         to a node peer
+//   up to kWholeBytes      a control message                 the fast box to that rank (fast_box.h)
+//   larger                 announced, then a transfer        announced in the fast box. The receiver copies the data if
+//   they
+//                          that the receiver asks for        are in memory that it maps, else it asks for a transfer
+//
+// A message that travels whole is over for its sender at once. The receiver buffers it until a receive takes it. The
+// sender counts such bytes of each receiver. Beyond kBufferedBytes it announces small messages, too. So they keep their
+// order, and memory is bounded.
+//
+//   Word        sent to        meaning
+//   kEnvelope   the receiver   a message whose payload follows
+//   kFastBox       the receiver   the location of the sender's fast box
+//   kAsk        the sender     a receive has taken the announced message; send the data under this tag
+//   kTaken      the sender     the receiver has copied the data of an announced message
+//   kRefused    the sender     the receive that took the message has another size or dtype
+//   kConsumed   the sender     receives have taken this many buffered bytes (without a fast box, which has a counter)
+//
+// A refused message and its receive are over on both ranks, with OperationMismatch. If the send was over before, the
+// sender's next call that names the receiver raises the error instead, and does nothing else.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/common.h"
+#include "engine/fast_box.h"
+#include "engine/message.h"
+#include "engine/message_queues.h"
+#include "engine/service_host.h"
+
+namespace sordino {
+
+// Unless a comment says otherwise: called by the polling thread, or by one that keeps other threads from polling.
+class PointToPoint {
+ public:
+  static constexpr std::size_t kWholeBytes = 64 * 1024;
+  // Limit of the messages of one sender that a receiver buffers, with kOverhead for each.
+  static constexpr std::size_t kBufferedBytes = 1024 * 1024, kOverhead = 256;
+
+  // `services` gives tags for transfers.
+  PointToPoint(Common& common, ServiceHost& services);
+
+  // Queues a valid call, which begin_submitted() or advance() starts. Throws the error of a world that has failed. From
+  // any thread.
+  std::shared_ptr<Handle> submit(std::shared_ptr<Posting> posting);
+  // True if a call of this rank is not over. From any thread.
+  bool busy() const { return unfinished_.load() > 0; }
+
+  // Starts the calls that have been queued.
+  void begin_submitted();
+  // Moves everything. True if anything moved.
+  bool advance();
+  // Reads the fast boxes only, and so takes some nanoseconds if nothing has come.
+  bool read_boxes();
+  // A control message of another rank.
+  void receive(int from, Reader& reader);
+  // A rank has left or died, but the world goes on.
+  void lost(int rank);
+  // Ends the calls whose data move to or from a rank that has been gone for a second.
+  void give_up_deserted(AwakeTime now);
+  // Ends the calls on process sets that have been removed. `exists`: whether a set exists.
+  void end_removed(const std::function<bool(int set)>& exists);
+  // The world has failed or been shut down.
+  void end(const std::exception_ptr& why);
+
+  // Visits all calls that are not over, with the ranks that they wait for.
+  void visit(const std::function<void(Posting&, const std::vector<int>& missing)>& visitor);
+  // Text of a call that is not over; empty for another handle.
+  std::string text_of(const Handle& handle);
+
+  // Keeps the fast boxes for peers that have not read all yet. Called once, when this rank leaves.
+  void leave_boxes();
+  // Leaks transfers that may still touch their memory.
+  void keep();
+
+ private:
+  enum class Word : std::uint8_t { kEnvelope, kFastBox, kAsk, kTaken, kRefused, kConsumed };
+  static constexpr Word kLastWord = Word::kConsumed;
+  using Numbered = std::map<std::uint64_t, std::shared_ptr<Posting>>;
+
+  // Messages to one rank.
+  struct Outgoing {
+    std::shared_ptr<Segment> segment;
+    std::optional<FastBox> box;
+    std::deque<std::shared_ptr<Posting>> queue;  // sends whose envelopes have not left
+    Numbered announced;                          // sends whose envelopes have left, by number
+    std::uint64_t last_number = 0;
+    std::uint64_t sent = 0, consumed = 0;  // bytes of whole messages; `consumed` without a fast box
+    std::string refused;                   // error for the next call
+  };
+  // Messages from one rank.
+  struct Incoming {
+    std::optional<FastBox> box;
+    std::shared_ptr<Arrival> arriving;  // in the fast box
+    std::uint64_t unreported = 0;       // consumed bytes that the sender does not know of
+  };
+  // A transfer of a message's data.
+  struct Moving {
+    std::shared_ptr<Posting> posting;
+    int peer;
+    std::unique_ptr<Transfer> transfer;
+    std::optional<AwakeTime> deserted = {};  // when this rank noticed that the peer is gone
+  };
+
+  static std::size_t cost(const Envelope& envelope) { return kOverhead + envelope.bytes; }
+  bool is_near(int rank) const;
+  void post(int to, Writer& message);
+  void finish(Posting& posting, std::exception_ptr error = nullptr);
+  std::exception_ptr departed(const Posting& posting, int rank) const;
+
+  // Sending.
+  void start_send(const std::shared_ptr<Posting>& send);
+  void send_to_self(const std::shared_ptr<Posting>& send);
+  Envelope describe(const Posting& send, Outgoing& out, bool whole) const;
+  std::uint64_t buffered(const Outgoing& out) const;
+  bool flush(int to);
+  bool put(int to, const std::shared_ptr<Posting>& send);
+  void open_box(int to);
+  std::shared_ptr<Posting> take_announced(int from, std::uint64_t number);
+  void give(int to, std::uint64_t number, Tag tag);
+  void take_refusal(int from, std::uint64_t number, const std::string& text);
+
+  // Receiving.
+  void start_receive(const std::shared_ptr<Posting>& receive);
+  std::shared_ptr<Arrival> begin(int from, const Envelope& envelope);
+  void hand_over(const std::shared_ptr<Posting>& receive, const Arrival& message);
+  void deliver(const std::shared_ptr<Posting>& receive, const Arrival& message);
+  void refuse(Posting& receive, const Arrival& message);
+  void take_data(const std::shared_ptr<Posting>& receive, const Arrival& message);
+  void copy_from(Posting& receive, const Arrival& message, const Location& place);
+  void give_back(int from, std::size_t bytes);
+  void map_box(int from, const Location& place);
+  bool read_box(int from);
+  void require_valid(int from, const Envelope& envelope) const;
+
+  // Begins a transfer. False if the peer is lost and the world goes on; then the call is over.
+  bool move(const std::shared_ptr<Posting>& posting, int peer, const std::function<std::unique_ptr<Transfer>()>& begin);
+  bool advance_transfers();
+  void give_up(Moving& moving, std::exception_ptr error);
+  bool is_without_source(const Posting& receive) const;
+
+  Common& common_;
+  ServiceHost& services_;
+  const int rank_;
+  std::vector<Outgoing> out_;  // by rank
+  std::vector<Incoming> in_;   // by rank
+  std::vector<int> boxes_;     // ranks whose fast boxes are mapped
+  int queued_ = 0;             // sends in Outgoing::queue
+  MessageQueues queues_;
+  std::list<Moving> moving_;
+  std::list<Moving> given_up_;  // may still touch their memory
+
+  std::atomic<int> unfinished_{0};
+  std::mutex mutex_;  // guards submitted_
+  std::vector<std::shared_ptr<Posting>> submitted_;
+  std::atomic<bool> submitted_any_{false};
+};
+
+}  // namespace sordino
