@@ -6,8 +6,8 @@ from __future__ import annotations
 import gc
 import random
 import time
-from itertools import combinations
 from functools import partial
+from itertools import combinations
 
 import pytest
 import torch

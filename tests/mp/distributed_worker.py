@@ -153,6 +153,43 @@ def moves(calls: Calls) -> None:
         same(even, torch.cat([values(by, size * 2, dtype).view(size, 2)[me] for by in range(size)]))
 
 
+def messages(calls: Calls) -> None:
+    size, me, ranks = calls.size, calls.rank, calls.ranks
+    if size == 1:
+        return
+    after, before = (me + 1) % size, (me - 1) % size
+    for dtype in TYPES:
+        for count in (0, 1, 5000, 100_000):
+            mine, room = values(me, count, dtype), torch.empty(count, dtype=dtype)
+            sent = dist.isend(mine, ranks[after], group=calls.group, tag=3)
+            assert dist.recv(room, ranks[before], group=calls.group, tag=3) == ranks[before]
+            sent.wait()
+            same(room, values(before, count, dtype))
+    # Two tags, received in the other order; then from any rank.
+    first, second = torch.empty(3), torch.empty(2, 2).t()
+    ops = [
+        dist.P2POp(dist.isend, torch.full((3,), float(me)), ranks[after], calls.group, tag=1),
+        dist.P2POp(dist.isend, torch.full((2, 2), me + 0.5), ranks[after], calls.group, tag=2),
+        dist.P2POp(dist.irecv, second, ranks[before], calls.group, tag=2),
+        dist.P2POp(dist.irecv, first, ranks[before], calls.group, tag=1),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    assert first.tolist() == [before] * 3 and second.tolist() == [[before + 0.5] * 2] * 2
+    if me == 0:
+        room = torch.empty(2, dtype=torch.int64)
+        found = {dist.recv(room, group=calls.group, tag=9): room.tolist() for _ in range(size - 1)}
+        assert found == {ranks[other]: [other, other] for other in range(1, size)}
+    else:
+        dist.send(torch.full((2,), me), ranks[0], group=calls.group, tag=9)
+    text = [{"from": me}] if me == 0 else [None]
+    if me == 0:
+        dist.send_object_list(text, ranks[1], group=calls.group)
+    elif me == 1:
+        dist.recv_object_list(text, ranks[0], group=calls.group)
+        assert text == [{"from": 0}]
+
+
 def objects(calls: Calls) -> None:
     mine = {"rank": calls.rank, "text": "x" * 100 * calls.rank}
     found: list[object] = [None] * calls.size
@@ -189,7 +226,7 @@ def misuse(calls: Calls) -> None:
 
 def operations(rank: int, size: int) -> None:
     for calls in (Calls(None, list(range(size))), *subgroups(rank, size)):
-        for part in (reductions, moves, objects, misuse):
+        for part in (reductions, moves, messages, objects, misuse):
             part(calls)
     assert pickle.loads(pickle.dumps(dist.get_backend())) == "sordino"
 

@@ -12,6 +12,7 @@ Both match the operations of ranks by their order.
 | broadcast, all_gather_*, all_to_all_*, barrier | the operation of that name |
 | reduce_scatter_* | reduce-scatter of rows, one for each rank; bitwise: all-to-all, then combined here |
 | gather, scatter | all-to-all in which only the root receives, or sends |
+| send, recv, isend, irecv; from any source | a message with that tag |
 | reduce | all-reduce; ranks other than the root reduce a copy, and their tensors stay as they are |
 """
 
@@ -30,6 +31,7 @@ from sordino.errors import UsageError
 from sordino.runtime import opcode
 from sordino.runtime.collectives import ops
 from sordino.runtime.collectives.operation import Average, Max, Min, Product, Sum, poll, synchronize
+from sordino.runtime.collectives.point_to_point import recv_async, send_async
 from sordino.runtime.context import Context, use
 from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.runtime.tensors import from_result
@@ -170,6 +172,30 @@ class Collectives:
             return []
         return [] if waits else [Part(begun[0].done, begun[0].wait)]
 
+    # ---- between two ranks -----------------------------------------------------------------------------------------
+
+    def send(self, tensor: torch.Tensor, to: int, tag: int) -> Parts:
+        """Send a tensor to a rank of the set."""
+        with use(self._context):
+            handle = send_async(tensor.detach(), self._ranks[to], tag, self._set)
+        return [Part(partial(self._is_done, handle), partial(self._synchronize, handle))]
+
+    def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> tuple[Parts, Callable[[], int]]:
+        """Receive into a tensor, from a rank of the set or from any. Also return a function that gives the sender."""
+        senders: list[int] = []
+
+        def wait() -> None:
+            senders.append(self._ranks.index(self._synchronize(handle)))
+
+        with use(self._context):
+            place = None if source is None else self._ranks[source]
+            handle = recv_async(tensor.detach(), place, tag, self._set)
+        return [Part(partial(self._is_done, handle), wait)], lambda: senders[0]
+
+    def _synchronize(self, handle: int) -> Any:
+        with use(self._context):
+            return synchronize(handle)
+
     # ---- how -------------------------------------------------------------------------------------------------------
 
     def _in_place(
@@ -215,8 +241,7 @@ class Collectives:
         return self._then(parts, lambda: output.copy_(place.view_as(output)))
 
     def _put(self, handle: int, place: torch.Tensor) -> None:
-        with use(self._context):
-            result = synchronize(handle)
+        result = self._synchronize(handle)
         _fill(place, result[0] if isinstance(result, tuple) else result)
 
     def _is_done(self, handle: int) -> bool:
@@ -224,11 +249,7 @@ class Collectives:
             return self._context.pending.find(handle) is None or poll(handle)
 
     def _parts_of(self, handle: int, waits: bool) -> Parts:
-        def wait() -> None:
-            with use(self._context):
-                synchronize(handle)
-
-        return self._waited([Part(partial(self._is_done, handle), wait)], waits)
+        return self._waited([Part(partial(self._is_done, handle), partial(self._synchronize, handle))], waits)
 
     @staticmethod
     def _waited(parts: Parts, waits: bool) -> Parts:

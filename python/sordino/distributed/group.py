@@ -249,3 +249,19 @@ class SordinoProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     @_operation
     def barrier(self, options: Any) -> tuple[Parts, Tensors]:
         return self._do.barrier(_waits(options)), []
+
+    # ---- between two ranks -----------------------------------------------------------------------------------------
+
+    @_operation
+    def send(self, tensors: Tensors, to: int, tag: int) -> tuple[Parts, Tensors]:
+        return self._do.send(tensors[0], to, tag), tensors
+
+    def recv(self, tensors: Tensors, source: int | None, tag: int) -> SordinoWork:
+        try:
+            parts, sender = self._do.receive(tensors[0], source, tag)
+        except SordinoError as error:
+            raise torch_error(error) from error
+        return SordinoWork(parts, tensors, sender)
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> SordinoWork:
+        return self.recv(tensors, None, tag)
