@@ -1,7 +1,8 @@
 """A rank of a job with torch.distributed's backend "sordino": `distributed_worker.py PART STORE RANK SIZE [OUT]`.
 
 Parts: operations (every operation against values computed here), training (losses of DDP, FSDP2, ... into OUT, by
-the backend in SORDINO_TEST_BACKEND), lost (the last rank kills itself), mixed (one world for both interfaces).
+the backend in SORDINO_TEST_BACKEND), lost (the last rank kills itself), failing (it raises), mixed (one world for both
+interfaces).
 """
 
 from __future__ import annotations
@@ -332,6 +333,13 @@ def mixed(rank: int, size: int) -> None:
         tensor = torch.ones(3)
         dist.all_reduce(tensor)
         assert tensor.tolist() == [size] * 3
+
+
+def failing(rank: int, size: int) -> None:
+    """The last rank fails with an error of its own, while the others wait for it."""
+    if rank == size - 1:
+        raise RuntimeError("an error of the script")
+    dist.barrier()
 
 
 def lost(rank: int, size: int) -> None:

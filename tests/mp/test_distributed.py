@@ -59,6 +59,12 @@ dist.destroy_process_group()
 """
 
 
+def test_an_error_of_one_rank_is_printed_and_told(tmp_path: Path) -> None:
+    others = run("failing", 2, tmp_path)
+    assert "an error of the script" in others[1] and 'raise RuntimeError("an error' in others[1], others[1]
+    assert "DistBackendError" in others[0] and "an error of the script" in others[0], others[0]
+
+
 @pytest.mark.drill("a store of any launcher")
 @pytest.mark.parametrize("size", [3, 1])
 def test_ranks_of_any_launcher_meet(size: int, tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ def _kind(op: Any) -> tuple[Any, float]:
     """Return the kind of a reduction of torch.distributed, without a factor, and its factor."""
     kind = Kinds(op.op) if isinstance(op, dist.ReduceOp) else Kinds(op)
     if kind == Kinds.PREMUL_SUM:
-        return Kinds.SUM, float(op.factor)
+        return Kinds.SUM, float(op.__getstate__()[1])  # torch 2.13 and newer have op.factor
     if kind not in _OPS and kind not in _BITWISE:
         raise UsageError(f"the reduction {kind} is not supported")
     return kind, 1.0

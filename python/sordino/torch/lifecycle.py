@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import signal
 import sys
@@ -234,7 +235,7 @@ def _install_exit_handlers() -> None:
         context.abort(_text_of(error))
         finish()
         sys.stdout.flush()
-        sys.stderr.flush()
+        _pass_on_captured()
         # An orderly exit would wait for ranks that no longer answer. The launcher ends the job because of this status.
         # If the others continue, it would wait for a process that exits so. Only a signal tells it that a rank is lost.
         if context.survives_losses or os.environ.get("OMPI_MCA_mpi_ft_enable", "0") != "0":
@@ -242,6 +243,19 @@ def _install_exit_handlers() -> None:
         os._exit(1)
 
     sys.excepthook = tell_the_others
+
+
+def _pass_on_captured() -> None:
+    """Write what was printed to stderr to the real one.
+
+    The hook that init_process_group() installs calls this library's, and collects the text in order to print it
+    afterwards. There is no afterwards.
+    """
+    if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
+        sys.__stderr__.write(sys.stderr.getvalue())
+        sys.__stderr__.flush()
+    else:
+        sys.stderr.flush()
 
 
 def _note_failure(context: Context, error: BaseException) -> None:
