@@ -87,6 +87,9 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
         self._results = list(results)
         self._source = source
         self._future: Future[Any] | None = None
+        self._devices: list[Any] = list({tensor.device: None for tensor in results if tensor.is_cuda})
+        self._ready: list[torch.cuda.Event] = []  # on a GPU: behind the operation, on the stream that waited first
+        self._lock = threading.Lock()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the results are there. Raises DistBackendError, with a `timeout` also if it has passed."""
@@ -94,7 +97,18 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
             self._wait_until(time.monotonic() + timeout.total_seconds(), timeout)
         for part in self._parts:
             part.complete()
+        if self._devices:
+            self._order_streams()
         return True
+
+    def _order_streams(self) -> None:
+        """Order the current streams behind the operation. Its parts have done that for the first caller's only."""
+        streams = [torch.cuda.current_stream(device) for device in self._devices]
+        with self._lock:
+            if not self._ready:
+                self._ready = [stream.record_event() for stream in streams]
+        for stream, event in zip(streams, self._ready):
+            stream.wait_event(event)
 
     def _wait_until(self, end: float, timeout: timedelta) -> None:
         for part in self._parts:
@@ -140,8 +154,9 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
     def get_future(self) -> Future[Any]:
         """Return a future of the results. Its error is the operation's, in C++, too."""
         if self._future is None:
-            began: Future[Any] = Future()
-            # Not set_exception: C++ would take the exception for the result.
+            began: Future[Any] = Future(devices=self._devices or None)
+            # Not set_exception: C++ would take the exception for the result. On a GPU, torch calls the function on
+            # streams of its own, and orders those that wait for the future behind them.
             self._future = began.then(lambda _: self.result())
             if self.is_completed():
                 began.set_result(None)
