@@ -38,8 +38,15 @@ def _installed(package: str) -> str:
         return f"no {package}"
 
 
+def _commit(environment: Mapping[str, str]) -> str:
+    """Return the commit of the working directory, with "+" if code has changed since; "" outside of a checkout."""
+    commit = _said(environment, "git", "rev-parse", "--short=12", "HEAD")
+    changed = _said(environment, "git", "status", "--porcelain", "--", "csrc", "python", "benchmarks/*.py")
+    return commit + "+" * bool(commit and changed)
+
+
 def describe(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the GPUs that torch sees, their driver and architecture, the compiler, the MPI and versions."""
+    """Return the GPUs that torch sees, their driver and architecture, the compiler, the MPI, versions and commit."""
     gpus = json.loads(_said(environment, sys.executable, "-c", _ASK_TORCH) or "[]")
     driver = _said(environment, "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0]
     nvcc = re.search(r"release [\d.]+", _said(environment, "nvcc", "--version"))
@@ -52,6 +59,7 @@ def describe(environment: Mapping[str, str]) -> dict[str, Any]:
         "mpi": mpi or "none",
         "python": platform.python_version(),
         "packages": [_installed(package) for package in _PACKAGES],
+        "commit": _commit(environment),
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} cores",
     }
 

@@ -432,7 +432,7 @@ ERRORS = [
         "allocated memory is not cleared",
         "stale copy",
         _DEVICE,
-        "    clear(static_cast<std::byte*>(data), bytes);\n",
+        "    if (data != nullptr) clear(data, bytes);\n",
         "",
         _ON_DEVICE,
     ),
@@ -543,9 +543,9 @@ ERRORS = [
     Error(
         "kernels for a newer driver are an internal error",
         "lost message",
-        _DEVICE,
-        "code == cudaErrorNoKernelImageForDevice || code == cudaErrorUnsupportedPtxVersion",
-        "code == cudaErrorNoKernelImageForDevice",
+        "csrc/device/cuda/obstacles.h",
+        '    case 222: what = "the driver is too old for the PTX"; break;\n',
+        "",
         _ON_DEVICE,
     ),
     Error(
