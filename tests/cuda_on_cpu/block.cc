@@ -119,16 +119,21 @@ int Block::pick() {
 Block::Fiber& Block::fiber_for(unsigned t) {
   if (fibers_[t] != nullptr) return *fibers_[t];
   if (idle_.empty()) {
-    auto fiber = std::make_unique<Fiber>();
-    void* memory = mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED || mprotect(memory, kPage, PROT_NONE) != 0) fault("no memory for the stack of a fiber");
-    fiber->stack = static_cast<std::byte*>(memory);
-    // As the switch leaves it: six registers, and an address to return to, behind which the stack is as after a call.
-    void** top = reinterpret_cast<void**>(fiber->stack + kStack - 72);
-    top[-1] = reinterpret_cast<void*>(&Block::enter);
-    fiber->stack_pointer = top - 7;
-    idle_.push_back(fiber.get());
-    all_fibers_.push_back(std::move(fiber));
+    // Many stacks in one mapping: a process may have 65,530 mappings, and a guard page splits one.
+    constexpr std::size_t kTogether = 32;
+    void* memory =
+        mmap(nullptr, kTogether * kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED || mprotect(memory, kPage, PROT_NONE) != 0) fault("no memory for the stacks of fibers");
+    for (std::size_t k = 0; k < kTogether; ++k) {
+      auto fiber = std::make_unique<Fiber>();
+      fiber->stack = static_cast<std::byte*>(memory) + k * kStack;
+      // As the switch leaves it: six registers, and an address to return to, behind which the stack is as after a call.
+      void** top = reinterpret_cast<void**>(fiber->stack + kStack - 72);
+      top[-1] = reinterpret_cast<void*>(&Block::enter);
+      fiber->stack_pointer = top - 7;
+      idle_.push_back(fiber.get());
+      all_fibers_.push_back(std::move(fiber));
+    }
   }
   Fiber& fiber = *idle_.back();
   idle_.pop_back();
