@@ -41,6 +41,23 @@ class HostTensors {
   std::array<dlpack::DataType, kDTypeCount> codes_{};  // DLPack's types, by the core's code
 };
 
+// Returns to Python what a function returns that it calls without pybind11: the function's result; None if it has none,
+// because Python has to do the call, or refuse it; or null, with the error set.
+template <class Function>
+PyObject* answer(const Function& function) {
+  try {
+    py::object result = function();
+    if (result) return PyErr_Occurred() ? nullptr : result.release().ptr();
+    PyErr_Clear();  // the usual path raises the error
+    Py_RETURN_NONE;
+  } catch (py::error_already_set& error) {  // from a signal handler
+    error.restore();
+  } catch (...) {
+    py::detail::try_translate_exceptions();
+  }
+  return nullptr;
+}
+
 inline py::object taken(PyObject* object) { return py::reinterpret_steal<py::object>(object); }
 
 }  // namespace sordino::bindings

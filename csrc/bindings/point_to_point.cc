@@ -73,17 +73,8 @@ PyObject* call_messenger(PyObject* self, PyObject* const* given, Py_ssize_t coun
     PyErr_SetString(PyExc_TypeError, "message() takes 6 arguments");
     return nullptr;
   }
-  try {
-    py::object result = message(*static_cast<Messenger*>(PyCapsule_GetPointer(self, kMessengerCapsule)), given);
-    if (result) return result.release().ptr();
-    PyErr_Clear();  // the usual path raises the error
-    Py_RETURN_NONE;
-  } catch (py::error_already_set& error) {  // from a signal handler
-    error.restore();
-  } catch (...) {
-    py::detail::try_translate_exceptions();
-  }
-  return nullptr;
+  return answer(
+      [&] { return message(*static_cast<Messenger*>(PyCapsule_GetPointer(self, kMessengerCapsule)), given); });
 }
 
 PyMethodDef kMessageMethod{

@@ -282,18 +282,7 @@ PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count) {
   PyObject* all[Call::kCount];
   std::copy_n(given, count, all);
   std::copy(defaults + (count - Call::kLeast), std::end(defaults), all + count);
-  given = all;
-  try {
-    py::object result = repeat(*static_cast<Caller*>(PyCapsule_GetPointer(self, kCapsule)), given);
-    if (result) return PyErr_Occurred() ? nullptr : result.release().ptr();
-    PyErr_Clear();  // the usual path raises the error
-    Py_RETURN_NONE;
-  } catch (py::error_already_set& error) {  // from a signal handler
-    error.restore();
-  } catch (...) {
-    py::detail::try_translate_exceptions();
-  }
-  return nullptr;
+  return answer([&] { return repeat(*static_cast<Caller*>(PyCapsule_GetPointer(self, kCapsule)), all); });
 }
 
 PyMethodDef kMethod{

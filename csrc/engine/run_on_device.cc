@@ -85,8 +85,9 @@ Task try_sharing(Running& running, const std::shared_ptr<Device>& device) {
   shared.mapped = all(&SharedBlock::reaches_devices);
   if (shared.mapped && all(&SharedBlock::waits_for_devices)) shared.barrier = std::move(barrier);
   participants.stages_used += kTrial;
-  running.staging->give_back(buffer, device->record(queue));
-  running.staging->give_back(on_host, device->record(queue));
+  const std::shared_ptr<Event> busy = device->record(queue);
+  running.staging->give_back(buffer, busy);
+  running.staging->give_back(on_host, busy);
 }
 
 // True if the tensors can be averaged where they are: for each dtype one piece, in memory that peers map.

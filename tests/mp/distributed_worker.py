@@ -235,7 +235,7 @@ def operations(rank: int, size: int) -> None:
 def subgroups(rank: int, size: int) -> list[Calls]:
     """Return the groups of this rank besides that of all.
 
-    They are, in this order, one that only its members make, one that all make, and one with its ranks in another order.
+    They are, in this order, one that only its members make, two that all make, and one with its ranks in another order.
     """
     if size < 3:
         return []
@@ -243,7 +243,8 @@ def subgroups(rank: int, size: int) -> list[Calls]:
     made = []
     if rank in rest:  # first, because torch names such a group by the number of groups that its rank has made
         made.append(Calls(dist.new_group(rest, use_local_synchronization=True), rest))
-    for ranks, how in ((first, {}), (turned, {"sort_ranks": False})):
+    last = list(range(1, size))  # whose numbers in the group are not their ranks
+    for ranks, how in ((first, {}), (last, {}), (turned, {"sort_ranks": False})):
         group = dist.new_group(ranks, **how)
         if rank in ranks:
             made.append(Calls(group, ranks))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from planted.error import Error, checks, tests
 
 _LAUNCH = "python/sordino/launch/"
+_DISTRIBUTED = "python/sordino/distributed/"
+_EVERY_OPERATION = "tests/mp/test_distributed.py --tier all -k every_operation"
 _LOADERS = "tests/mp/test_data_loader_workers.py"
 _TORCH = "python/sordino/torch/"
 
@@ -344,5 +346,46 @@ ERRORS = [
         '    "dpsgd",\n    "elastic-averaging",\n',
         '    "elastic-averaging",\n',
         (tests("horovod_names", "literals"),),
+    ),
+    # ---- torch.distributed
+    Error(
+        "a receiver's number in its group is taken for its rank",
+        "swapped rank",
+        _DISTRIBUTED + "collectives.py",
+        "handle = send_async(tensor.detach(), self._ranks[to], tag, self._set)",
+        "handle = send_async(tensor.detach(), to, tag, self._set)",
+        (_EVERY_OPERATION,),
+    ),
+    Error(
+        "a reduction of torch.distributed loses its factor",
+        "wrong weight",
+        _DISTRIBUTED + "collectives.py",
+        "return Kinds.SUM, float(op.__getstate__()[1])",
+        "return Kinds.SUM, 1.0",
+        (_EVERY_OPERATION,),
+    ),
+    Error(
+        "each tensor of a list begins where the first one does",
+        "off by one",
+        _DISTRIBUTED + "collectives.py",
+        "        begin += output.numel()\n",
+        "",
+        (_EVERY_OPERATION,),
+    ),
+    Error(
+        "what another thread waits for counts as over",
+        "missing wait",
+        _DISTRIBUTED + "collectives.py",
+        "return pending is not None and pending.handle.done()",
+        "return pending is None or pending.handle.done()",
+        ("tests/python/distributed/test_work.py",),
+    ),
+    Error(
+        "a rank's traceback is lost in the text that torch's hook collects",
+        "lost message",
+        _TORCH + "lifecycle.py",
+        "        _pass_on_captured()\n",
+        "",
+        ("tests/mp/test_distributed.py -k error_of_one",),
     ),
 ]

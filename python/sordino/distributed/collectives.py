@@ -30,7 +30,7 @@ from sordino.distributed.work import Part
 from sordino.errors import UsageError
 from sordino.runtime import opcode
 from sordino.runtime.collectives import ops
-from sordino.runtime.collectives.operation import Average, Max, Min, Product, Sum, poll, synchronize
+from sordino.runtime.collectives.operation import Average, Max, Min, Product, Sum, synchronize
 from sordino.runtime.collectives.point_to_point import recv_async, send_async
 from sordino.runtime.context import Context, use
 from sordino.runtime.process_set import ProcessSet, global_process_set
@@ -245,8 +245,8 @@ class Collectives:
         _fill(place, result[0] if isinstance(result, tuple) else result)
 
     def _is_done(self, handle: int) -> bool:
-        with use(self._context):
-            return self._context.pending.find(handle) is None or poll(handle)
+        pending = self._context.pending.find(handle)
+        return pending is not None and pending.handle.done()  # None: another thread is waiting for it
 
     def _parts_of(self, handle: int, waits: bool) -> Parts:
         return self._waited([Part(partial(self._is_done, handle), partial(self._synchronize, handle))], waits)

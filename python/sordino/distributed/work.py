@@ -31,7 +31,7 @@ class Part:
     """One operation of the core under way.
 
     Args:
-        is_done: whether `wait` would return at once.
+        is_done: whether the operation is over. Not asked again once `wait` has returned.
         wait: waits for the operation, and raises its error.
         finish: called once after that, to put results in their places; None if they are there.
     """
@@ -39,10 +39,14 @@ class Part:
     def __init__(
         self, is_done: Callable[[], bool], wait: Callable[[], object], finish: Callable[[], object] | None = None
     ) -> None:
-        self.is_done, self._wait, self._finish = is_done, wait, finish
+        self._is_done, self._wait, self._finish = is_done, wait, finish
         self._error: Exception | None = None
         self._over = False
         self._lock = threading.Lock()
+
+    def is_done(self) -> bool:
+        """Return whether `complete` would return, or raise, at once."""
+        return self._over or self._is_done()
 
     def complete(self) -> None:
         """Wait, and put results in their places. Raises the error of the operation, each time it is called."""
