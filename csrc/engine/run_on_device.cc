@@ -50,6 +50,7 @@ Task try_sharing(Running& running, const std::shared_ptr<Device>& device) {
   const auto on_host = running.staging->take(device, Where::kHost, (members + 1) * kBytes, queue);
   const std::span marks(reinterpret_cast<std::uint64_t*>(on_host->data()), members + 1);
   const auto mark_at = [&](std::size_t place) { return reinterpret_cast<std::byte*>(&marks[place]); };
+  co_await reached(device->record(queue));  // the queue may still copy the results of an operation from this buffer
   marks[mine] = mark_of(participants.ranks[static_cast<std::size_t>(participants.me)]);
   device->copy(buffer->data(), mark_at(mine), kBytes, queue);
   co_await reached(device->record(queue));

@@ -33,6 +33,21 @@ def the_set_of_all(seat: Seat) -> None:
     raises(UsageError, "duplicate", hvd.add_process_set, list(range(seat.size)))
 
 
+@check(least=2, quick=("direct-2",))
+def first_reductions_beside_broadcasts(seat: Seat) -> None:
+    """A set's first reduction on a GPU tries how its ranks reach each other. That leaves the memory of other operations
+    alone, which the device may still read."""
+    rows = torch.arange(600.0).view(300, 2)
+    for turn in range(30):
+        everybody = ProcessSet(list(range(seat.size)))
+        everybody.process_set_id = new_set_id(everybody.ranks)
+        given = hvd.broadcast_async(rows + turn, seat.last, process_set=everybody)
+        reduced = hvd.allreduce_async(rows, process_set=everybody)
+        assert_equal(hvd.synchronize(given), rows + turn)
+        assert_equal(hvd.synchronize(reduced), rows)
+        remove_set(everybody.process_set_id)
+
+
 @check(least=2)
 def every_operation_in_two_sets_at_once(seat: Seat) -> None:
     even, odd = (hvd.add_process_set(ranks) for ranks in halves(seat))

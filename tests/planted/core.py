@@ -66,6 +66,14 @@ ERRORS = [
         ("cpp.test_queue_barrier",),
     ),
     Error(
+        "the trial of a GPU writes to a buffer that its queue still copies",
+        "missing wait",
+        "csrc/engine/run_on_device.cc",
+        "  co_await reached(device->record(queue));  // the queue may still copy the results of an operation",
+        "  //",
+        (checks("process_sets.first_reductions"),),
+    ),
+    Error(
         "all queues of a device may wait for peers",
         "missing wait",
         _DEVICE,

@@ -76,15 +76,19 @@ class Queue {
         work_.pop_front();
       }
       if (!work) return;
-      // Runs late enough that a reader that should have waited, and did not, sees the values from before.
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
+      // Runs late enough that a reader that should have waited, and did not, sees the values from before. Some work is
+      // so late that even a reader or writer that has done something else in between is noticed.
+      std::this_thread::sleep_for(std::chrono::microseconds(++done_ % kVeryLate == 0 ? 1000 : 20));
       hardware_->acquire();
       work();
       hardware_->release();
     }
   }
 
+  static constexpr std::uint64_t kVeryLate = 13;  // every 13th piece of work
+
   const std::shared_ptr<Hardware> hardware_;
+  std::uint64_t done_ = 0;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> work_;
