@@ -18,6 +18,7 @@ from sordino.bench.report import REPORTS as BENCH
 from sordino.errors import UsageError
 from sordino.plan.report import REPORTS as PLAN
 from sordino.report import records
+from timings.fsdp import REPORTS as FSDP
 from timings.gossip.report import REPORTS as GOSSIP
 from timings.layered.report import REPORTS as LAYERED
 from timings.local_sgd.report import REPORTS as LOCAL_SGD
@@ -29,6 +30,7 @@ from timings.transports.single_copy import REPORTS as SINGLE_COPY
 REPORTS = {
     **BENCH,
     **PLAN,
+    **FSDP,
     **GOSSIP,
     **LAYERED,
     **LOCAL_SGD,

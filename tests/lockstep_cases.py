@@ -16,6 +16,7 @@ from sordino.algorithms import (
     AllReduce,
     CaPS,
     Crossover,
+    DiLoCo,
     ElasticAveraging,
     Layered,
     LocalSGD,
@@ -62,6 +63,8 @@ CHOICES: dict[str, Algorithm] = MIXES | {
     "push-sum-overlap": PushSum(overlap=2),
     "push-sum-overlap-two": PushSum(peers=2, overlap=1, interval=2),
     "elastic-averaging": ElasticAveraging(interval=2),
+    "diloco": DiLoCo(interval=2, outer_lr=0.7, outer_momentum=0.9),
+    "diloco-fragments": DiLoCo(interval=4, outer_momentum=0.5, nesterov=False, fragments=2, group_size=2),
 }
 
 

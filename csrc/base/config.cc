@@ -97,6 +97,12 @@ const std::vector<Row>& rows() {
       {{"SORDINO_RECORD", "", "",
         "folder for the run records of all ranks, for sordino report; init(record=...) takes precedence"},
        [](Config& c, auto&, auto& v) { c.record = v; }},
+      {{"SORDINO_INSPECT", "", "1", "1 or 0: ranks answer sordino inspect, or do not"},
+       [](Config& c, auto& n, auto& v) { c.inspect = number(n, v, 0, 1) != 0; }},
+      {{"SORDINO_METRICS", "", "",
+        "address, such as 127.0.0.1:9400, at which each rank serves its counters to Prometheus; a rank adds its local "
+        "rank to the port (needs the package prometheus_client)"},
+       [](Config& c, auto&, auto& v) { c.metrics = v; }},
       {{"SORDINO_LOG_LEVEL", "", "",
         "lowest level of log lines: DEBUG, INFO, WARNING or ERROR; init() sets it on the logger sordino. Unset: the "
         "level of Python's logging, which is WARNING unless the script changes it"},

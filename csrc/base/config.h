@@ -25,6 +25,8 @@ struct Config {
   std::string cpu_level;         // lowers the kernels' instruction set level
   std::string timeline;          // file for the trace, written from init on
   std::string record;            // folder for each rank's record
+  bool inspect = true;           // whether ranks answer `sordino inspect`
+  std::string metrics;           // address for Prometheus
   std::string log_level;         // DEBUG, INFO, WARNING or ERROR; empty: the setting of Python's logging
   std::string nccl;              // file of the NCCL library; "off": none
 

@@ -22,6 +22,20 @@ py::tuple take_ledger(World& self) {
   return py::make_tuple(taken.seconds, self.traffic().by_rank(), std::move(spans), taken.dropped);
 }
 
+py::object waits_of(World& self, double limit_s) {
+  constexpr const char* kStages[] = {"called", "undecided", "running", "on the GPU", "message"};
+  std::optional<std::vector<Wait>> waits;
+  {
+    const py::gil_scoped_release released;
+    waits = self.waits(std::chrono::milliseconds(static_cast<long long>(limit_s * 1000)));
+  }
+  if (!waits) return py::none();
+  py::list all;
+  for (const Wait& wait : *waits)
+    all.append(py::make_tuple(kStages[static_cast<int>(wait.stage)], wait.what, wait.seconds, wait.ranks));
+  return all;
+}
+
 }  // namespace
 
 void register_world(py::module_& module) {
@@ -64,6 +78,9 @@ void register_world(py::module_& module) {
           "Whether ranks of this node can map each other's memory.")
       .def(
           "host", [](const World& self, int rank) { return self.transport().host_of(rank); }, py::arg("rank"))
+      .def(
+          "process", [](const World& self, int rank) { return self.transport().process_of(rank); }, py::arg("rank"),
+          "Process id of a rank on its host.")
       .def("members", &World::members, py::arg("process_set"), "The ranks of a process set.")
       .def("sets", &World::sets, "The ids of all process sets.")
       .def(
@@ -136,6 +153,9 @@ void register_world(py::module_& module) {
           "Seconds in which operations were in flight; bytes sent, by rank; the spans since the last call (kind, begin "
           "and end on Python's monotonic clock, peer, bytes, name); and the number of spans that were dropped.")
       .def("names_in_flight", &World::names_in_flight)
+      .def("waits", &waits_of, py::arg("limit_s"),
+           "The operations of this rank that are not over: stage (as in engine/waits.h), name, seconds, and the ranks "
+           "that hold it up. None if no thread of this process moves operations within limit_s.")
       .def("tolerate_losses", &World::tolerate_losses, py::call_guard<py::gil_scoped_release>(),
            "From now on, treat lost ranks as ranks that have left: only operations that need them fail.")
       .def(

@@ -133,6 +133,13 @@ void register_worlds(py::module_& module) {
       "transport", [] { return Config::from_environment().transport; },
       "The transport in SORDINO_TRANSPORT: auto, mpi, ucx or local.");
   module.def(
+      "inspection",
+      [] {
+        const Config config = Config::from_environment();
+        return std::pair(config.inspect, config.metrics);
+      },
+      "Whether ranks answer `sordino inspect`, and the address for Prometheus.");
+  module.def(
       "record_folder", [] { return Config::from_environment().record; },
       "The folder for run records, from SORDINO_RECORD; empty if it is not set.");
   module.def(

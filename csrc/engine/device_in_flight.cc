@@ -49,6 +49,14 @@ void DeviceInFlight::check(AwakeTime now) {
   }
 }
 
+void DeviceInFlight::visit(AwakeTime now,
+                           const std::function<void(const std::string&, double, std::vector<int>)>& visitor) const {
+  for (const One& one : all_) {
+    const auto barrier = one.barrier.lock();
+    visitor(one.name, seconds(one.since, now), barrier ? barrier->late() : std::vector<int>{});
+  }
+}
+
 void DeviceInFlight::give_up() {
   for (const One& one : all_) {
     for (const auto& handle : one.handles) handle->undone = true;

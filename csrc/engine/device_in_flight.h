@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,6 +22,9 @@ class DeviceInFlight {
   // Removes work that has ended. Warns if work takes long; throws Timeout after the deadline, and the error of failed
   // work.
   void check(AwakeTime now);
+  // Visits the operations that are in flight: name, seconds on the device, and the ranks that are furthest behind.
+  void visit(AwakeTime now,
+             const std::function<void(const std::string& name, double lasted, std::vector<int> late)>& visitor) const;
   // Marks the results as undone: of all work, or of that on one communicator.
   void give_up();
   void give_up(const nccl::Channel& channel);

@@ -18,6 +18,7 @@
 #include "engine/point_to_point.h"
 #include "engine/scheduler.h"
 #include "engine/service_host.h"
+#include "engine/waits.h"
 #include "membership/membership.h"
 
 namespace sordino {
@@ -40,6 +41,8 @@ class FailureDetector {
 
   // Checks for losses, stalls and deadlines. Throws the error that ends the world.
   void watch(AwakeTime now);
+  // The operations that are not over, and the ranks that they wait for.
+  std::vector<Wait> waits(AwakeTime now);
   // A rank has said goodbye, or (not `certain`) cannot be reached. `cause`: the error because of which it has shut
   // down, if any.
   void leave(int rank, bool certain, std::string cause = "");

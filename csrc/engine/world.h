@@ -9,6 +9,7 @@
 #include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "engine/point_to_point.h"
 #include "engine/scheduler.h"
 #include "engine/service_host.h"
+#include "engine/waits.h"
 #include "membership/membership.h"
 #include "progress/progress.h"
 
@@ -81,6 +83,12 @@ class World {
   std::vector<int> members(int set) const;
   std::vector<int> sets() const;
   std::vector<std::string> names_in_flight() const;
+
+  // The operations of this rank that are not over, and the ranks that they wait for. None if no thread of this process
+  // polls within `limit`, because it is stopped or the world has been shut down.
+  std::optional<std::vector<Wait>> waits(std::chrono::milliseconds limit) {
+    return waits_.ask(limit, [this] { progress_->notify(); });
+  }
 
   // Operations that this rank can do on the memory of a device.
   Abilities abilities(const Device& device) const { return scheduler_->abilities(device); }
@@ -171,6 +179,7 @@ class World {
   std::atomic<bool> retired_{false};    // another world has replaced this one
   std::atomic<bool> shut_down_{false};
   Time last_watch_{};
+  WaitsQuestion waits_;
   std::atomic<Time> last_move_{};
   const std::uint32_t forks_ = forks();
   std::unique_ptr<Progress> progress_;

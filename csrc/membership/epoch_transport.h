@@ -20,6 +20,7 @@ class EpochTransport : public Transport {
   const std::vector<int>& node_of() const override { return node_of_; }
   int machine_size() const override { return below().machine_size(); }
   std::string host_of(int rank) const override { return below().host_of(member(rank)); }
+  int process_of(int rank) const override { return below().process_of(member(rank)); }
   std::string name() const override { return below().name(); }
 
   void post(int to, Bytes message) override { membership_->post(view_.epoch, member(to), message); }

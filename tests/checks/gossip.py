@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from algorithm_table import GOSSIPING, MIXING
+from algorithm_table import GOSSIPING, MIXING, often
 
 import sordino.torch as hvd
 from checks.models import batch, make_model, part
@@ -34,7 +34,7 @@ CHOICES: dict[str, MixingGossip] = {
     "dpsgd-blocks": DPSGD(segments="blocks"),
 }
 MORE: dict[str, Gossip] = {
-    **{name: one for name, one in GOSSIPING.items() if name not in MIXING},  # type: ignore[dict-item]
+    **{name: often(one) for name, one in GOSSIPING.items() if name not in MIXING},  # type: ignore[dict-item]
     "push-sum-overlap": PushSum(overlap=2),
 }
 

@@ -25,6 +25,7 @@ MODULES = (
     "autograd",
     "claims",
     "compiled",
+    "diloco",
     "double_buffering",
     "drift",
     "elementwise",

@@ -22,6 +22,7 @@ class Unreachable : public Transport {
   const std::vector<int>& node_of() const override { return below_->node_of(); }
   int machine_size() const override { return below_->machine_size(); }
   std::string host_of(int rank) const override { return below_->host_of(rank); }
+  int process_of(int rank) const override { return below_->process_of(rank); }
   std::string name() const override { return below_->name(); }
   void post(int to, Bytes message) override { below_->post(to, std::move(message)); }
   bool poll(const Sink& sink) override { return below_->poll(sink); }

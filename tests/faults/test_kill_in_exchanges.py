@@ -16,6 +16,7 @@ from sordino.algorithms import (
     Algorithm,
     CaPS,
     Crossover,
+    DiLoCo,
     ElasticAveraging,
     LocalSGD,
     PushSum,
@@ -182,6 +183,25 @@ def centre(member: Member) -> list[torch.Tensor]:
     flat = torch.cat([value.flatten() for value in member.values()])
     assert torch.equal(torch.cat(found)[: len(flat)], flat)
     return found
+
+
+def test_momenta_are_equal_after_a_loss(crew_of: MakeCrew) -> None:
+    """DiLoCo: of a lost exchange some ranks may have taken the outer step, and others not."""
+    crew = crew_of(3, DiLoCo(2, outer_lr=0.7, outer_momentum=0.9))
+    for _ in range(2):
+        crew.all(Member.step)
+
+    def outer(member: Member) -> torch.Tensor:
+        state = member.optimizer._strategy.state_dict()
+        return torch.cat([*state["momentum"], *state["outer"]])
+
+    steps_of(crew.members[0])._mixing._fragments[0].momentum[0].add_(1)
+    crew.network.kill(2)
+    for _ in range(4):
+        crew.all(Member.step)
+    one, other = crew.all(outer).values()
+    assert torch.equal(one, other)
+    assert not apart(crew)
 
 
 COLLECTED = [

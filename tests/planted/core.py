@@ -662,7 +662,7 @@ ERRORS = [
     Error(
         "an entry stays when its rank shuts down",
         "lost message",
-        "csrc/engine/world.cc",
+        "csrc/engine/world_leaving.cc",
         "if (!common_.failure.latched()) scheduler_->withdraw();",
         "",
         ("tests/faults/test_suspend_in_turns.py --tier all -k shut_down",),
@@ -1477,7 +1477,7 @@ ERRORS = [
     Error(
         "a rank leaves while its device still works",
         "missing wait",
-        "csrc/engine/world.cc",
+        "csrc/engine/world_leaving.cc",
         "    progress_->wait([this] { return common_.failure.latched() || scheduler_->device_in_flight().empty(); });",
         "",
         (tests("run_ahead"),),

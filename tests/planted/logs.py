@@ -108,7 +108,7 @@ ERRORS = [
     Error(
         "an uncaught error ends a rank before its lines are handed over",
         "lost message",
-        "python/sordino/torch/lifecycle.py",
+        "python/sordino/torch/exits.py",
         "        finish()\n        sys.stdout.flush()\n        _pass_on_captured()\n        # An",
         "        sys.stdout.flush()\n        _pass_on_captured()\n        # An",
         (tests("log", "lost"),),
@@ -116,7 +116,7 @@ ERRORS = [
     Error(
         "a shutdown that fails ends a rank before its lines are handed over",
         "lost message",
-        "python/sordino/torch/lifecycle.py",
+        "python/sordino/torch/exits.py",
         "        traceback.print_exc()\n        finish()\n",
         "        traceback.print_exc()\n",
         (tests("log", "lost"),),

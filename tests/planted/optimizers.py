@@ -10,6 +10,47 @@ _PUSH = (checks("push_sum"),)
 _WIDE = (checks("scheduled_pull"),)
 
 ERRORS = [
+    # ---- DiLoCo
+    Error(
+        "the outer gradient has the wrong sign",
+        "wrong weight",
+        "python/sordino/algorithms/diloco/outer.py",
+        "            change = mean - outer\n",
+        "            change = outer - mean\n",
+        (checks("diloco.formulas"),),
+    ),
+    Error(
+        "ranks keep their own initial weights",
+        "lost message",
+        "python/sordino/algorithms/diloco/outer.py",
+        "            broadcast_(run, first,",
+        "            broadcast_(run.clone(), first,",
+        (checks("diloco.ranks_that_start"),),
+    ),
+    Error(
+        "the outer momentum is not in checkpoints",
+        "dropped state in a checkpoint",
+        "python/sordino/algorithms/diloco/outer.py",
+        "zip((*targets[0], *targets[1]), (*saved[0], *saved[1])):",
+        "zip(targets[0], saved[0]):",
+        (checks("diloco.a_checkpoint"),),
+    ),
+    Error(
+        "outer parameters in 16 bits",
+        "wrong weight",
+        "python/sordino/algorithms/diloco/outer.py",
+        "[run.float() if run.element_size() < 4 else run.clone() for run in runs]",
+        "[run.clone() for run in runs]",
+        (checks("diloco.small_changes"),),
+    ),
+    Error(
+        "momenta of ranks differ after a loss",
+        "stale copy",
+        "python/sordino/algorithms/diloco/outer.py",
+        "                momentum.zero_()\n",
+        "",
+        ("tests/faults/test_kill_in_exchanges.py -k momenta",),
+    ),
     # ---- operations
     Error(
         "a NaN factor is accepted",
@@ -395,8 +436,8 @@ ERRORS = [
         "parameters that were replaced are not mixed",
         "stale copy",
         "python/sordino/algorithms/gossip/strategy.py",
-        "            self._arena.adopt()\n            self.exchange(",
-        "            self.exchange(",
+        "            self._arena.adopt()\n            apart =",
+        "            apart =",
         (checks("gossip"),),
     ),
     Error(

@@ -383,9 +383,42 @@ ERRORS = [
     Error(
         "a rank's traceback is lost in the text that torch's hook collects",
         "lost message",
-        _TORCH + "lifecycle.py",
+        _TORCH + "exits.py",
         "        _pass_on_captured()\n",
         "",
         ("tests/mp/test_distributed.py -k error_of_one",),
+    ),
+    # ---- sordino inspect
+    Error(
+        "a rank that has only called an operation is said to hold it up",
+        "swapped rank",
+        "python/sordino/inspection/text.py",
+        "            if stage == _DOES_NOT_KNOW:\n",
+        "            if not stage:\n",
+        (tests("inspection_text"),),
+    ),
+    Error(
+        "the ranks that a turn waits for are not told",
+        "lost message",
+        "csrc/engine/failure_detector_waits.cc",
+        "for (const int member : set->one_shot()->missing())",
+        "for (const int member : std::vector<int>{})",
+        ("tests/mp/test_inspect.py -k repeated",),
+    ),
+    Error(
+        "messages between two ranks are not among the waits",
+        "lost message",
+        "csrc/engine/failure_detector_waits.cc",
+        "    all.push_back({Stage::kMessage, call.text(), seconds(call.since, now), missing});\n",
+        "    static_cast<void>(call);\n",
+        ("tests/mp/test_inspect.py -k message",),
+    ),
+    Error(
+        "a rank says nothing while it waits itself",
+        "missing wait",
+        "csrc/engine/world.cc",
+        "      waits_.answer([this] { return failures_->waits(common_.clock.now()); });\n",
+        "",
+        ("tests/mp/test_inspect.py -k new",),
     ),
 ]

@@ -79,6 +79,7 @@ def contestants(hosts: int, mbps: float | None) -> dict[str, Contestant]:
         "ordinary": Contestant("Sordino over UCX", "ordinary", by("torchrun", True)),
         "arena": Contestant("Sordino over UCX, arena memory", "arena", by("torchrun", True)),
         "asynchronous": Contestant("Sordino over UCX, asynchronous", "asynchronous", by("torchrun", True)),
+        "distributed": Contestant("Sordino over UCX, torch.distributed", "distributed", by("torchrun", True)),
         "over_mpi": Contestant("Sordino over MPI", "ordinary", by("mpirun")),
         "openmpi": Contestant("Open MPI", "mpi", by_mpi("openmpi", "mpirun")),
         "mpich": Contestant("MPICH", "mpi", by_mpi("mpich", "mpiexec", **_MPICH)),

@@ -83,6 +83,7 @@ class ProcessTransport : public Transport {
   const std::vector<int>& node_of() const override { return node_of_; }
   int machine_size() const override { return machine_size_; }
   std::string host_of(int rank) const override { return hosts_[at(rank)]; }
+  int process_of(int rank) const override { return processes_[at(rank)]; }
   std::string name() const override {
     if (is_local_) return "local";
     return far_->name() + (near_ ? " + shared memory" : "");
@@ -156,6 +157,7 @@ class ProcessTransport : public Transport {
     for (const Bytes& one : meeting.gather(mine.written())) {
       homes.push_back(Home::read(one));
       hosts_.push_back(homes.back().host);
+      processes_.push_back(homes.back().pid);
     }
     return homes;
   }
@@ -261,6 +263,7 @@ class ProcessTransport : public Transport {
   std::vector<bool> shares_memory_;  // by rank, whether its node shares memory
   std::vector<int> node_of_, here_;  // here_: ranks that this one wants to share memory with
   std::vector<std::string> hosts_;
+  std::vector<pid_t> processes_;
   std::string trouble_;  // why this rank shares no memory
   shm::ShmMemory memory_;
   std::shared_ptr<Segment> box_;

@@ -1,6 +1,7 @@
 #include "transport/sim/sim.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -225,6 +226,7 @@ class SimTransport : public Transport {
   int size() const override { return static_cast<int>(machines_->boxes.size()); }
   const std::vector<int>& node_of() const override { return machines_->nodes; }
   int machine_size() const override { return size(); }
+  int process_of(int) const override { return getpid(); }
   std::string host_of(int rank) const override { return "sim-node-" + std::to_string(machines_->nodes[rank]); }
   std::string name() const override { return "sim"; }
 

@@ -15,6 +15,7 @@ from sordino.algorithms.allreduce import AllReduce
 from sordino.algorithms.base import Algorithm, Simulation, Traits
 from sordino.algorithms.caps import CaPS, ThresholdScheduler
 from sordino.algorithms.crossover import Crossover
+from sordino.algorithms.diloco import DiLoCo
 from sordino.algorithms.dpsgd import DPSGD
 from sordino.algorithms.elastic_averaging import ElasticAveraging
 from sordino.algorithms.gossipgrad import GossipGraD
@@ -35,6 +36,7 @@ __all__ = [
     "AllReduce",
     "CaPS",
     "Crossover",
+    "DiLoCo",
     "ElasticAveraging",
     "GossipGraD",
     "Layered",

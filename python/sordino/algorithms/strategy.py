@@ -236,6 +236,14 @@ class Strategy(ABC):
         """Return the initial state of a copy of the optimizer; None: the same as for a new optimizer."""
         return None
 
+    def outer_parameters(self) -> AbstractContextManager[None]:
+        """Return a context manager within which the model has the outer parameters.
+
+        Raises:
+            UsageError: the algorithm has none.
+        """
+        raise UsageError(f"outer_parameters() needs DiLoCo; {self.algorithm.label} has no outer parameters")
+
     # ---- what users may ask ------------------------------------------------------------------------------------
 
     @property

@@ -1,4 +1,6 @@
-"""All collective operations of Sordino against MPI, Gloo, Horovod and memory traffic, each alone in its own jobs.
+"""All collective operations of Sordino, and messages between two ranks, each contestant alone in its own jobs.
+
+Contestants are MPI, Gloo, Horovod and memory traffic.
 
   python benchmarks/collectives.py --ranks 2
   python benchmarks/collectives.py --operations allgather,barrier --sizes 64,4KiB,1MiB --contestants ordinary,mpich
@@ -11,6 +13,7 @@ number of ranks, and the other ranks end at once. Contestants:
   ordinary      blocking calls of Sordino on ordinary tensors
   arena         the same on tensors of hvd.shared_empty
   asynchronous  Sordino's asynchronous calls, each followed by hvd.synchronize
+  distributed   calls of torch.distributed with the backend "sordino"
   openmpi, mpich, intelmpi, gloo, horovod
   floor         memory traffic that cannot be avoided, in private memory and without communication
 On emulated hosts (--hosts), Sordino runs over UCX, and as `over_mpi` over Open MPI; each job has hosts of its own.
@@ -48,7 +51,7 @@ SIZES_ON_HOSTS = "4,4KiB,64KiB,1MiB,16MiB"
 _QUICK_SIZES = "4,4KiB,1MiB"
 _BUDGET_S, _QUICK_BUDGET_S = 0.1, 0.005
 _MEMORY = 0.4  # part of the machine's memory that the buffers of a row may take
-_ON_HOSTS = "ordinary,over_mpi,openmpi,mpich,gloo"
+_ON_HOSTS = "ordinary,distributed,over_mpi,openmpi,mpich,gloo"
 
 OnHosts = Callable[[int, float | None], Mapping[str, Contestant]]
 """Function of the number of hosts and of the Mbps of their links that returns the contestants there."""

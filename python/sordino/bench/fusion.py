@@ -10,7 +10,7 @@ The model has ResNet-50's 161 parameters. Its backward makes real gradients of t
 ranks fill the cores. Contestants take turns in one run: the same step without communication, with
 sordino.torch.DistributedOptimizer (as it is, and with the wait for gradients in step() instead of the end of backward),
 with Horovod's optimizer (initialized only in its turns, because its thread slows down the others), and with
-DistributedDataParallel over Gloo.
+DistributedDataParallel over Gloo and over Sordino's backend of torch.distributed.
 """
 
 from __future__ import annotations
@@ -99,7 +99,13 @@ def _gloo(model: Model, found: Baselines) -> tuple[Any, Any]:
     return wrapped, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
 
-_MAKERS = {"plain": _plain, "sordino": _sordino, "horovod": _horovod, "gloo": _gloo}
+def _backend(model: Model, found: Baselines) -> tuple[Any, Any]:
+    group = found.gloo.new_group(backend="sordino")
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+    return wrapped, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+
+_MAKERS = {"plain": _plain, "sordino": _sordino, "horovod": _horovod, "gloo": _gloo, "backend": _backend}
 
 
 def _agree(participants: Participants, fine: bool) -> bool:
@@ -129,7 +135,7 @@ def prepare(
             if not trainer.gradients_are(participants.rank + 1.0 if name == "plain" else average):
                 problem = "wrong gradients"
         except Exception as error:
-            if name in ("plain", "sordino"):
+            if name in ("plain", "sordino", "backend"):
                 raise
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
         if _agree(participants, not problem):
@@ -196,7 +202,18 @@ def targets(results: Results) -> list[Results]:
             label = {"horovod": "Horovod", "gloo": "DDP-gloo"}[name]
             what = f"set_to_none={key}: exposed communication less than {label}'s"
             entries.append(verdicts.target(what, value, 8.0, at_least=True))
+        if "backend" in mode["contestants"]:
+            entries += _backend_targets(key, mode["contestants"])
     return entries
+
+
+def _backend_targets(key: str, contestants: Results) -> list[Results]:
+    """Return the requirements on DistributedDataParallel over Sordino's backend."""
+    added = {name: max(entry["exposed"]["median"], 1e-6) for name, entry in contestants.items() if name != "plain"}
+    what = f"set_to_none={key}: exposed communication of DDP over Sordino"
+    less = verdicts.target(f"{what} less than DDP-gloo's", added["gloo"] / added["backend"], 5.0, at_least=True)
+    most = added["backend"] / added["sordino"]
+    return [less, verdicts.target(f"{what} over that of DistributedOptimizer", most, 1.5, at_least=False)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -233,6 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rounds = 3 if chosen.quick else chosen.rounds or (20 if participants.size > 1 else 60)
 
     entrants = ["plain", "sordino", *[name for name in ("horovod", "gloo") if name in found.found]]
+    entrants += ["backend"] if "gloo" in entrants else []  # whose groups it can be among
     for set_to_none in (True, False):
         trainers, failed = prepare(
             entrants, found, participants, lambda: Model(work, pieces, hvd.rank() + 1.0, chosen.narrow), set_to_none

@@ -13,6 +13,7 @@ _COLOURS = {
     "waits in step": "#5fb49c",
     "plain": "#888888",
     "gloo": "#e0a458",
+    "backend": "#1b9aaa",
     "horovod": "#3d5a80",
 }
 

@@ -11,6 +11,7 @@ FUSION = {
     "waits in step": "Sordino, waiting in step()",
     "horovod": "Horovod",
     "gloo": "DDP-gloo",
+    "backend": "DDP over Sordino",
 }
 
 

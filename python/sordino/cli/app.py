@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import resources
 
-from sordino.cli import bench, completion, doctor, examples, plan, report, run, simulate
+from sordino.cli import bench, completion, doctor, examples, inspect, plan, report, run, simulate
 from sordino.errors import SordinoError, UsageError
 from sordino.suggestions import meant
 
@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     for module, name, text in (
         (run, "run", "start a program on several ranks, on this machine or by mpirun on several"),
         (doctor, "doctor", "check the installation, and print a fix for each problem"),
+        (inspect, "inspect", "show which running ranks wait for which, and the stacks of the late ones"),
         (examples, "examples", "copy an example to start from"),
         (plan, "plan", "measure the links, and recommend an algorithm for training"),
         (simulate, "simulate", "train virtual workers in virtual time, over links of any speed"),

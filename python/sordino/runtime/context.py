@@ -7,6 +7,7 @@ default made by `init()` or, inside `use()`, that of this thread, so that many r
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -87,6 +88,9 @@ class Context:
         self._host_device: Device | None = None
         self._take_place()
         self.started = self.size  # number of ranks of the first world
+        self.job = f"{self.world.host(0)}:{self.world.process(0)}"
+        """Text that is the same on all ranks of a job: host and process id of the first rank."""
+        _living[id(self)] = self
 
     def _take_place(self) -> None:
         nodes = self.world.nodes
@@ -147,6 +151,7 @@ class Context:
             cause: error because of which this rank leaves, which is sent to the other ranks; "" without an error.
         """
         failures: list[Exception] = []
+        _living.pop(id(self), None)
         for complete in self.callbacks.on_shutdown.living():
             try:
                 complete()
@@ -179,6 +184,14 @@ class Context:
         if identity not in self.world.identities:
             raise PeerLost(f"{what} is lost")
         return self.world.identities.index(identity)
+
+
+_living: weakref.WeakValueDictionary[int, Context] = weakref.WeakValueDictionary()
+
+
+def living_contexts() -> list[Context]:
+    """Return the contexts of this process that have not been shut down, in the order in which they were made."""
+    return [context for reference in _living.valuerefs() if (context := reference()) is not None]
 
 
 class _Local(threading.local):

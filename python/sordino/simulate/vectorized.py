@@ -15,6 +15,7 @@ from sordino.algorithms import Algorithm
 from sordino.algorithms.allreduce import AllReduce
 from sordino.algorithms.base import load
 from sordino.algorithms.caps import CaPS
+from sordino.algorithms.diloco import DiLoCo, fragment_of
 from sordino.algorithms.elastic_averaging import ElasticAveraging
 from sordino.algorithms.gossip import MixingGossip
 from sordino.algorithms.layered import Layered
@@ -133,6 +134,36 @@ class Elastic:
             mean = _mean(values)
             values += np.float32(self._rate / problem.workers) * (self._centre - values)
             self._centre += np.float32(self._rate) * (mean - self._centre)
+        return None
+
+
+class Outer:
+    """Workers or groups move alone. In each exchange a fragment of their shared model takes an outer step."""
+
+    def __init__(self, algorithm: DiLoCo, problem: Quadratic, rows: SharedRows) -> None:
+        self._algorithm, self._problem = algorithm, problem
+        names, counts = zip(*problem.tensors)
+        scale = problem.message_bytes / problem.parameter_bytes
+        segments = segment_numbers(names, [4 * count * scale for count in counts], algorithm.cut)
+        algorithm.check_fragments(max(segments) + 1)
+        self._fragment = np.repeat([fragment_of(one, algorithm.fragments) for one in segments], counts)
+        self._outer = problem.parameters[0].copy()
+        self._momentum = np.zeros_like(self._outer)
+
+    def step(self, number: int) -> Booleans | None:
+        algorithm, problem = self._algorithm, self._problem
+        gradients = problem.gradients()
+        members = algorithm.group_size
+        problem.move(_mean_in_groups(gradients, members) if members > 1 else gradients)
+        exchanges, rest = divmod(number + 1, algorithm.every)
+        if rest == 0:
+            here = self._fragment == (exchanges - 1) % algorithm.fragments
+            change = _mean(problem.parameters[:, here]) - self._outer[here]
+            momentum = np.float32(algorithm.momentum) * self._momentum[here] + change
+            step = change + np.float32(algorithm.momentum) * momentum if algorithm.nesterov else momentum
+            self._momentum[here] = momentum
+            self._outer[here] += np.float32(algorithm.rate) * step
+            problem.parameters[:, here] = self._outer[here]
         return None
 
 
@@ -265,6 +296,7 @@ NUMERICS = {
     "synchronous": Synchronous,
     "local": Local,
     "elastic": Elastic,
+    "outer": Outer,
     "caps": Skipping,
     "mixing": Mixing,
     "push-sum": PushSum,

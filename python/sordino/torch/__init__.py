@@ -54,6 +54,20 @@ from sordino.runtime.collectives.ops import (
 from sordino.runtime.collectives.point_to_point import recv, recv_async, send, send_async
 from sordino.runtime.collectives.sparse import sparse_allreduce_async
 from sordino.torch import elastic, mpi_lib_v2
+from sordino.torch.builds import (
+    ccl_built,
+    check_extension,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+    transport,
+)
 from sordino.torch.compression import Compression
 from sordino.torch.consensus import average_parameters, consensus_distance
 from sordino.torch.functions import (
@@ -64,33 +78,21 @@ from sordino.torch.functions import (
 )
 from sordino.torch.lars import LARS
 from sordino.torch.lifecycle import (
-    ccl_built,
-    check_extension,
     cross_rank,
     cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
     init,
     is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
     on_resize,
     rank,
     record,
-    rocm_built,
     shutdown,
     size,
     start_timeline,
     stats,
     stop_timeline,
-    transport,
 )
 from sordino.torch.memory import is_shared, share, shared_empty
 from sordino.torch.optimizer import DistributedOptimizer

@@ -1,31 +1,27 @@
-"""Life of the default context: init, shutdown, and Horovod's functions about ranks and builds."""
+"""Life of the default context: init, shutdown, and Horovod's functions about ranks."""
 
 from __future__ import annotations
 
-import atexit
-import io
 import os
-import signal
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, Literal
 
 from sordino import _core
 from sordino.algorithms import Algorithm, AlgorithmName
-from sordino.errors import PeerLost, UsageError
+from sordino.errors import UsageError
+from sordino.inspection import metrics, server
 from sordino.log import logger
-from sordino.log.core import finish, listen
-from sordino.rendezvous.notices import tell_of_the_exit, tell_of_the_failure
+from sordino.log.core import listen
 from sordino.rendezvous.starts import MpiStart, ProcessStart, Start, find_start, note_the_variables, started_by_a_rank
-from sordino.runtime.context import Context, current, current_or_none, is_no_rank, replace_current
+from sordino.runtime.context import Context, current, current_or_none, is_no_rank, living_contexts, replace_current
 from sordino.runtime.exchange.helpers import Helpers
 from sordino.runtime.loss_state import Resized
 from sordino.runtime.process_set import ProcessSet, unbind_all
 from sordino.runtime.recorder import Recorder, folder_of
 from sordino.suggestions import misspelt_variables
+from sordino.torch import exits
 from sordino.torch.process_sets import add_process_set
 from sordino.torch.start import helped, survives_losses
 
@@ -121,7 +117,7 @@ def init(
     context.arguments = given
     if isinstance(start, ProcessStart) and store is None:
         note_the_variables()
-    _install_exit_handlers()
+    exits.install(shutdown)
     _log.debug("rank %d is process %d on %s", context.rank, os.getpid(), _core.host_name())
     if context.rank == 0:
         nodes = len(set(context.world.nodes))
@@ -130,12 +126,22 @@ def init(
             _log.warning("warning: %s", line)
     if folder:
         context.recorder = Recorder(context, folder)
+    _let_others_look(context)
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":
             raise UsageError(f"init(process_sets={process_sets!r}): expected a list of process sets or 'dynamic'")
     else:
         for process_set in process_sets or ():
             add_process_set(process_set)
+
+
+def _let_others_look(context: Context) -> None:
+    """Answer `sordino inspect`, and serve Prometheus if SORDINO_METRICS asks for it."""
+    answers, address = _core.inspection()
+    if answers:
+        server.start()
+    if address:
+        metrics.start(address, context.local_rank)
 
 
 def _require_the_same(context: Context, given: dict[str, Any]) -> None:
@@ -210,80 +216,6 @@ def _check_type(comm: Any) -> None:
         )
 
 
-_handlers_installed = False
-
-
-def _install_exit_handlers() -> None:
-    global _handlers_installed
-    if _handlers_installed:
-        return
-    _handlers_installed = True
-    atexit.register(_shutdown_at_exit)
-    previous = sys.excepthook
-
-    def tell_the_others(cls: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Report an exception that ends this rank to the other ranks, so that they do not wait for it."""
-        previous(cls, error, trace)
-        context = current_or_none()
-        if context is None:
-            return
-        if context.size == 1 or issubclass(cls, KeyboardInterrupt):
-            if context.recorder is not None:
-                context.recorder.failed(error)
-            return
-        _note_failure(context, error)
-        context.abort(_text_of(error))
-        finish()
-        sys.stdout.flush()
-        _pass_on_captured()
-        # An orderly exit would wait for ranks that no longer answer. The launcher ends the job because of this status.
-        # If the others continue, it would wait for a process that exits so. Only a signal tells it that a rank is lost.
-        if context.survives_losses or os.environ.get("OMPI_MCA_mpi_ft_enable", "0") != "0":
-            os.kill(os.getpid(), signal.SIGKILL)
-        os._exit(1)
-
-    sys.excepthook = tell_the_others
-
-
-def _pass_on_captured() -> None:
-    """Write what was printed to stderr to the real one.
-
-    The hook that init_process_group() installs calls this library's, and collects the text in order to print it
-    afterwards. There is no afterwards.
-    """
-    if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
-        sys.__stderr__.write(sys.stderr.getvalue())
-        sys.__stderr__.flush()
-    else:
-        sys.stderr.flush()
-
-
-def _note_failure(context: Context, error: BaseException) -> None:
-    """Write the error into the record. Report this rank's failure to the launcher, unless another one failed first."""
-    if context.recorder is not None:
-        context.recorder.failed(error)
-    # Not if this error reports another rank's loss, whose failure ends the job, or if no failure ends it.
-    if not isinstance(error, PeerLost) and not context.world.failed and not context.survives_losses:
-        tell_of_the_failure()
-
-
-def _text_of(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(type(error), error)).strip()
-
-
-def _shutdown_at_exit() -> None:
-    tell_of_the_exit()
-    try:
-        shutdown()
-    except Exception:
-        # Otherwise Python would end with status 0, as if the last step had been taken.
-        traceback.print_exc()
-        finish()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-
-
 def shutdown() -> None:
     """Complete a step that was postponed, and leave the world.
 
@@ -298,8 +230,8 @@ def shutdown() -> None:
     in_error = isinstance(error, Exception) and context.size > 1 and not context.world.failed
     try:
         if error is not None and in_error:
-            _note_failure(context, error)
-            context.shutdown(_text_of(error))
+            exits.note_failure(context, error)
+            context.shutdown(exits.text_of(error))
         else:
             context.shutdown()
     except Exception:
@@ -308,6 +240,9 @@ def shutdown() -> None:
     finally:
         replace_current(None)
         unbind_all(context)
+        if not living_contexts():
+            server.stop()
+            metrics.stop()
 
 
 def on_resize(callback: Callable[[int, int], None]) -> None:
@@ -414,76 +349,3 @@ def stop_timeline() -> None:
     context.world.stop_trace()
     if context.helpers is not None:
         context.helpers.context.world.stop_trace()
-
-
-def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Check that the compiled core for a framework exists. It always does for torch, which this module needs itself.
-
-    Args:
-        ext_name: the module, such as "horovod.torch".
-        ext_env_var: name for Horovod's message. Ignored, because Sordino has one core, in another place.
-        pkg_path: folder in which Horovod looks. Ignored.
-        *args: paths below it. Ignored.
-
-    Raises:
-        ImportError: the module is for another framework.
-    """
-    if ext_name.rpartition(".")[2] != "torch":
-        raise ImportError(f"{ext_name} does not exist: Sordino supports PyTorch only")
-
-
-def mpi_threads_supported() -> bool:
-    """Return whether other threads may use MPI as well. With MPI this is always so, because init requires it."""
-    current()
-    return mpi_built()
-
-
-def mpi_enabled() -> bool:
-    """Return whether this world runs over MPI."""
-    context = current_or_none()
-    return context is not None and context.world.transport.startswith("mpi")
-
-
-def transport() -> str:
-    """Return the transport of this world: "local", "mpi", "ucx" (and shared memory), or "sim"."""
-    return str(current().world.transport)
-
-
-def mpi_built() -> bool:
-    """Return whether this build contains the MPI transport."""
-    return _core.build_info()["mpi"] is not None
-
-
-def gloo_built() -> bool:
-    """Return False always: Sordino does not use Gloo."""
-    return False
-
-
-def gloo_enabled() -> bool:
-    """Return False always: Sordino does not use Gloo."""
-    return False
-
-
-def nccl_built() -> int:
-    """Return the NCCL version code; 0 if NCCL is not built in."""
-    return 0
-
-
-def cuda_built() -> bool:
-    """Return whether this build contains the CUDA kernels."""
-    return bool(_core.build_info()["cuda"])
-
-
-def rocm_built() -> bool:
-    """Return False always: Sordino has no ROCm kernels."""
-    return False
-
-
-def ddl_built() -> bool:
-    """Return False always: Sordino does not use IBM DDL."""
-    return False
-
-
-def ccl_built() -> bool:
-    """Return False always: Sordino does not use oneCCL."""
-    return False

@@ -406,6 +406,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
             strategy.do_together(lambda: strategy.drain(self._inner))
         strategy.context.note_return()
 
+    @contextmanager
+    def outer_parameters(self) -> Iterator[None]:
+        """Put the outer parameters of `DiLoCo` into the model within the block, to evaluate or save them.
+
+        The same on all ranks. After the block the model has this rank's own parameters again; do not train within it.
+
+        Raises:
+            UsageError: another algorithm, which has no outer parameters.
+        """
+        with self._strategy.outer_parameters():
+            yield
+
     @property
     def distances(self) -> list[tuple[int, float]]:
         """Steps of `LocalSGD(log_distance=...)`, each with the distance of the local models from their mean."""

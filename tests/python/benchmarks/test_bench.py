@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checks.commands import SORDINO
 
 import report
 from results import ResultsOf
@@ -223,4 +224,16 @@ def test_fusion_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     done = bench("-np", "2", "fusion", *words)
     assert done.returncode == 0, done.stderr
     for mode in results_of("fusion")["modes"].values():
-        assert mode["contestants"].keys() == {"plain", "sordino", "waits in step", "gloo"} and mode["failed"] == {}
+        assert mode["contestants"].keys() == {"plain", "sordino", "waits in step", "gloo", "backend"}
+        assert mode["failed"] == {}
+
+
+@pytest.mark.run_of_a_benchmark
+@pytest.mark.usefixtures("launcher")
+def test_fsdp_runs(tmp_path: Path, results_of: ResultsOf) -> None:
+    script = Path(__file__).resolve().parents[3] / "benchmarks" / "fsdp.py"
+    words = [*SORDINO, "run", "-np", "2", "--", sys.executable, str(script), "--quick"]
+    done = subprocess.run([*words, "--results", str(tmp_path)], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    found = results_of("fsdp_np2")
+    assert found["contestants"].keys() == {"plain", "gloo", "sordino"} and found["ranks"] == 2

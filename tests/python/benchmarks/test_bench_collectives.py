@@ -19,7 +19,7 @@ from sordino.bench.contestants import launching, operations, tables
 from sordino.bench.contestants.launching import CONTESTANTS, PREFIXES, Start
 from sordino.bench.contestants.meeting import Meeting, make
 from sordino.bench.contestants.rows import best, bimodal, combine, ratio_to_best, rows_to_measure, wrong
-from sordino.bench.contestants.targets import targets, targets_between_hosts
+from sordino.bench.contestants.targets import distributed_targets, targets, targets_between_hosts
 from sordino.errors import NotBuilt, SordinoError, UsageError
 from sordino.report import records
 from timings.collectives.hosts import contestants
@@ -37,7 +37,7 @@ def test_sizes_are_of_the_tensor_that_a_rank_passes_in() -> None:
     found = {one: operations.elements(one, 4096, 4) for one in operations.OPERATIONS}
     assert found["allreduce"] == found["broadcast"] == (1024, 0)
     assert found["allgather"] == (1024, 4096) and found["alltoall"] == (1024, 1024)
-    assert found["reducescatter"] == (1024, 256)
+    assert found["reducescatter"] == (1024, 256) and found["sendrecv"] == (1024, 1024)
     assert operations.elements("alltoall", 4, 2) == (0, 0)
     assert operations.elements("reducescatter", 64, 3) == (15, 5)
     assert operations.job_bytes("allgather", 1 << 20, 4) == 20 << 20
@@ -56,6 +56,8 @@ def right_result(operation: str, inputs: list[torch.Tensor], rank: int) -> torch
         return inputs[0]
     if operation == "allgather":
         return torch.cat(inputs)
+    if operation == "sendrecv":
+        return inputs[[1, 0, 2][rank]]
     parts = [one.chunk(RANKS)[rank] for one in inputs]
     return torch.cat(parts) if operation == "alltoall" else torch.stack(parts).sum(0)
 
@@ -72,7 +74,7 @@ def test_the_check_accepts_the_right_result_only(operation: str) -> None:
         changed = result.clone()
         changed[-1] += 1
         assert not operations.is_right(operation, changed, rank, RANKS)
-        assert not operations.is_right(operation, inputs[1], rank, RANKS)
+        assert not operations.is_right(operation, torch.zeros_like(result), rank, RANKS)
 
 
 # --- Jobs -------------------------------------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ def test_contestants_are_chosen_by_name() -> None:
         launching.parse_names("nccl")
     with pytest.raises(UsageError, match="unknown operation gather"):
         collectives.main(["--operations", "gather"])
-    with pytest.raises(UsageError, match="--format osu prints one contestant, not 9"):
+    with pytest.raises(UsageError, match="--format osu prints one contestant, not 10"):
         collectives.main(["--format", "osu"])
 
 
@@ -201,6 +203,18 @@ def test_targets_take_the_worst_size() -> None:
     assert [one["what"].split(",")[0] for one in targets(rows, 8)] == ["allgather 64 B to 64 KiB", "barrier"]
 
 
+def test_targets_of_torch_distributed_are_against_gloo() -> None:
+    rows = [
+        row("sendrecv", 4096, distributed=1e-6, gloo=3e-5, openmpi=1e-7),
+        row("allreduce", 1 << 26, distributed=1e-2, gloo=4e-2),
+    ]
+    met = {one["what"]: one["met"] for one in distributed_targets(rows) if one is not None}
+    assert met == {
+        "sendrecv 64 B to 64 KiB, distributed: gloo over Sordino (worst: gloo at 4 KiB)": True,
+        "allreduce 64 MiB, distributed: gloo over Sordino (worst: gloo at 64 MiB)": False,
+    }
+
+
 def test_targets_between_hosts_are_of_each_size() -> None:
     rows = [
         row("allgather", 64 << 10, ordinary=2e-6, over_mpi=1e-6, gloo=1e-6, openmpi=3e-6),
@@ -262,18 +276,18 @@ def test_collectives_run(tmp_path: Path, results_of: ResultsOf) -> None:
     found = results_of("collectives_np2")
     assert found["ranks"] == 2 and found["wrong"] == []
     rows = {(one["operation"], one["bytes"]): one["contestants"] for one in found["rows"]}
-    assert len(rows) == 9  # alltoall and reducescatter of 4 B have no elements
+    assert len(rows) == 11  # alltoall and reducescatter of 4 B have no elements
     assert rows.pop(("barrier", 0)).keys() == {"ordinary", "openmpi"}
     assert all(one.keys() == {"ordinary", "openmpi", "floor"} for one in rows.values())
 
 
 @pytest.mark.run_of_a_benchmark
 def test_other_contestants_of_sordino_and_gloo_run(tmp_path: Path, results_of: ResultsOf) -> None:
-    words = ["--quick", "--sizes", "4KiB", "--contestants", "arena,asynchronous,gloo,horovod"]
+    words = ["--quick", "--sizes", "4KiB", "--contestants", "arena,asynchronous,distributed,gloo,horovod"]
     assert collectives.main([*words, "--results", str(tmp_path)]) == 0
     found = results_of("collectives_np2")
     assert found["baselines"]["Horovod"].startswith("not found")
-    assert found["rows"][0]["contestants"].keys() == {"arena", "asynchronous", "gloo"}
+    assert found["rows"][0]["contestants"].keys() == {"arena", "asynchronous", "distributed", "gloo"}
 
 
 @pytest.mark.run_of_a_benchmark
@@ -281,10 +295,11 @@ def test_other_contestants_of_sordino_and_gloo_run(tmp_path: Path, results_of: R
 @pytest.mark.skipif(not build_info()["ucx"], reason="this build has no UCX")
 def test_collectives_run_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:
     words = ["--quick", "--hosts", "2", "--rate", "1gbit", "--sizes", "4KiB,1MiB", "--results", str(tmp_path)]
-    assert collectives.main([*words, "--contestants", "ordinary,over_mpi,openmpi,gloo"], contestants) == 0
+    assert collectives.main([*words, "--contestants", "ordinary,distributed,over_mpi,openmpi,gloo"], contestants) == 0
     found = results_of("collectives_hosts2x2")
     assert (found["ranks"], found["hosts"], found["mbps"], found["wrong"]) == (4, 2, 1000, [])
     rows = {(one["operation"], one["bytes"]): one["contestants"] for one in found["rows"]}
-    assert all(one.keys() == {"ordinary", "over_mpi", "openmpi", "gloo"} for one in rows.values())
+    names = {"ordinary", "distributed", "over_mpi", "openmpi", "gloo"}
+    assert all(one.keys() == names for one in rows.values())
     # Both blocks of the other host cross the link, at 1 Gbps.
     assert all(one["least"] > 0.9 * 2 * 8 * (1 << 20) / 1e9 for one in rows["allgather", 1 << 20].values())

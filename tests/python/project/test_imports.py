@@ -35,13 +35,14 @@ ROOMS = {
     "report": "errors _core files record",
     "launcher": "errors _core awake log rendezvous",
     "runtime": "errors _core fingerprint log record",
+    "inspection": "errors log runtime",
     "runtime.recovery": "errors _core log rendezvous runtime",
     "runtime.collectives": "errors _core runtime runtime.recovery",
     "runtime.exchange": "errors _core log runtime runtime.collectives runtime.recovery",
     "runtime.gradients": "errors _core fingerprint runtime runtime.collectives runtime.exchange runtime.recovery",
     "algorithms": "errors _core files fingerprint suggestions report runtime runtime.*",
     "extend": "errors _core runtime runtime.* algorithms",
-    "torch": "errors _core suggestions log rendezvous runtime runtime.* algorithms",
+    "torch": "errors _core suggestions log inspection rendezvous runtime runtime.* algorithms",
     "distributed": "errors _core rendezvous runtime runtime.* torch",
     "sim": "_core log runtime runtime.* algorithms torch",
     "timing": "torch",
@@ -50,7 +51,8 @@ ROOMS = {
     "simulate": "errors _core data files pool progress suggestions record report runtime runtime.* algorithms torch "
     "sim checkpoint plan",
     "bench": "errors _core report runtime runtime.* torch timing",
-    "cli": "errors awake _core files suggestions rendezvous launcher record report runtime torch plan simulate",
+    "cli": "errors awake _core files suggestions inspection rendezvous launcher record report runtime torch plan "
+    "simulate",
 }
 
 # Remaining exceptions from the rules. These imports are to be removed, and no others may be added.

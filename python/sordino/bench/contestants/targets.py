@@ -30,17 +30,30 @@ def targets(rows: Sequence[Results], ranks: int) -> list[Results]:
         found.append(_worst(rows, operation, "ordinary", "64 B to 64 KiB", (64, 64 * _KIB), 0.8, MPIS))
         found.append(_worst(rows, operation, "ordinary", "1 to 64 MiB", (_MIB, 64 * _MIB), 1.0))
     found.append(_worst(rows, "barrier", "ordinary", "", (0, 0), 0.8, MPIS))
+    found += distributed_targets(rows)
     return [one for one in found if one is not None]
+
+
+def distributed_targets(rows: Sequence[Results]) -> list[Results | None]:
+    """Return the requirements on the backend of torch.distributed, if it was measured, against Gloo in its place."""
+    if not any("distributed" in row["contestants"] for row in rows):
+        return []
+    found = []
+    for operation in ("allreduce", "allgather", "reducescatter", "alltoall", "broadcast", "sendrecv"):
+        found.append(_worst(rows, operation, "distributed", "64 B to 64 KiB", (64, 64 * _KIB), 20.0, ("gloo",)))
+        found.append(_worst(rows, operation, "distributed", "64 MiB", (64 * _MIB, 64 * _MIB), 5.0, ("gloo",)))
+    found.append(_worst(rows, "barrier", "distributed", "", (0, 0), 20.0, ("gloo",)))
+    return found
 
 
 def targets_between_hosts(rows: Sequence[Results]) -> list[Results]:
     """Return the requirements on ranks of several hosts: each size of each operation that moves data."""
-    return [
-        one
+    found = [
+        _worst(rows, row["operation"], "ordinary", format_bytes(row["bytes"]), (row["bytes"],) * 2, 1.0)
         for row in rows
         if row["operation"] != "barrier"
-        and (one := _worst(rows, row["operation"], "ordinary", format_bytes(row["bytes"]), (row["bytes"],) * 2, 1.0))
     ]
+    return [one for one in (*found, *distributed_targets(rows)) if one is not None]
 
 
 def _worst(
@@ -57,7 +70,8 @@ def _worst(
     if not among:
         return None
     ratios = [(*found, row["bytes"]) for row in among if (found := ratio_to_best(row, ours, peers)) is not None]
-    what = f"{f'{operation} {sizes}'.strip()}, {ours}: best {'MPI' if peers is MPIS else 'peer'} over Sordino"
+    peer_name = {MPIS: "best MPI", PEERS: "best peer"}.get(tuple(peers), " or ".join(peers))
+    what = f"{f'{operation} {sizes}'.strip()}, {ours}: {peer_name} over Sordino"
     if not ratios:
         return verdicts.target(what, None, limit, at_least=True)
     value, peer, size = min(ratios)

@@ -1,0 +1,151 @@
+"""DiLoCo: workers train alone for many steps, and an outer optimizer steps the common model by their mean change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sordino.algorithms.base import Algorithm, Simulation, group_size_among, made
+from sordino.algorithms.checks import NO_BUFFERS, require
+from sordino.algorithms.gossip import Gossip
+from sordino.algorithms.traffic import Copies, Model, Operation, Phase, Reduction, Sent, Traffic, gradients, groups_of
+from sordino.errors import UsageError
+from sordino.runtime.exchange.segments import Segments
+
+if TYPE_CHECKING:
+    from sordino.algorithms.gossip.mixing import Mixing, Peers
+    from sordino.runtime.exchange.flat_buffer import ParameterBuffer
+
+_LONG, _MEDIUM = 256, 64  # intervals from, or above, which momentum 0.9, or 0.5, is the default
+
+
+def fragment_of(segment: int, fragments: int) -> int:
+    """Return the fragment of a segment. Neighboring segments are in different fragments."""
+    return segment % fragments
+
+
+@dataclass(frozen=True)
+class DiLoCo(Gossip):
+    """DiLoCo: workers train alone, and every `interval` steps an outer optimizer steps the model that all share.
+
+    The shared model is called the outer parameters. The gradient of the outer step is the mean change of the workers.
+
+    With outer parameters θ, momentum b (at first 0), outer learning rate η and momentum factor μ, every `interval`
+    steps: Δ = mean over workers of (w_i - θ), b = μ b + Δ, and θ = θ + η (Δ + μ b), or θ + η b without `nesterov`. Then
+    all workers continue from w_i = θ. Δ is a descent direction, the negative of a gradient. The inner optimizer keeps
+    its state. η = 1 and μ = 0 are local SGD.
+
+    With F > 1 `fragments` (streaming DiLoCo) the model is divided into F fragments: its blocks in turn, as in
+    `Crossover(segments="blocks")`. Every interval / F steps the next fragment takes its outer step, so each does every
+    `interval` steps, and a worker sends 1/F at a time. With `group_size` K, the K ranks of a group of neighbors are one
+    worker: they average their gradients in every step.
+
+    Between outer steps the parameters are a worker's own. Evaluate and save the outer parameters, which
+    `optimizer.outer_parameters()` puts into the model. They start as the first rank's parameters, and are part of
+    `state_dict()`, with the momentum.
+
+    Sent per exchange and worker: 2(N - 1)/N times the bytes of a fragment (an all-reduce). Staleness: none; workers
+    drift apart for `interval` steps. Memory: three times the parameters (outer parameters and momentum; in float32 for
+    16-bit parameters). When a peer dies: every remaining rank gets `PeerLost` and keeps its parameters from before the
+    exchange; if ranks continue, the mean of their models becomes θ, and b becomes 0. Source: Douillard et al. 2023,
+    Algorithm 1; fragments: Douillard et al. 2025 (streaming DiLoCo), section 2.2, without overlap.
+
+    Buffers given as `named_buffers` are averaged with buffers="average", once all fragments have taken their step.
+
+    Attributes:
+        interval: optimizer steps from one outer step of a fragment to the next, H; a multiple of `fragments`.
+        outer_lr: outer learning rate, η. None: 0.7, or 1 if the momentum is 0.
+        outer_momentum: momentum factor, μ, from 0 to below 1. None: 0.9 for an interval from 256 steps, 0.5 above 64
+            steps, else 0, because momentum was found to do harm with short intervals.
+        nesterov: whether the momentum is Nesterov's.
+        fragments: number of fragments, F.
+        group_size: ranks that are one worker, K; must divide the number of ranks.
+    """
+
+    interval: int = 256
+    outer_lr: float | None = None
+    outer_momentum: float | None = None
+    nesterov: bool = True
+    fragments: int = 1
+    group_size: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.outer_lr is None or self.outer_lr > 0, self, "outer_lr", "must be above 0")
+        fine = self.outer_momentum is None or 0 <= self.outer_momentum < 1
+        require(fine, self, "outer_momentum", "must be at least 0 and below 1")
+        require(self.fragments >= 1, self, "fragments", "must be at least 1")
+        require(self.interval % self.fragments == 0, self, "fragments", f"must divide interval={self.interval}")
+        require(self.group_size >= 1, self, "group_size", "must be at least 1")
+
+    always_written = ("interval",)
+    steps = "sordino.algorithms.diloco.strategy:DiLoCoStrategy"
+    optional_state = frozenset({"outer", "momentum"})  # they exist from the first step on
+    simulation = Simulation(
+        arrays="outer",
+        imitated=frozenset({"interval", "outer_lr", "outer_momentum", "nesterov", "fragments", "group_size"}),
+        refused={"buffers": NO_BUFFERS},
+    )
+
+    @property
+    def rate(self) -> float:
+        """The outer learning rate, η."""
+        if self.outer_lr is not None:
+            return self.outer_lr
+        return 0.7 if self.momentum > 0 else 1.0
+
+    @property
+    def momentum(self) -> float:
+        """The momentum factor, μ."""
+        if self.outer_momentum is not None:
+            return self.outer_momentum
+        return 0.9 if self.interval >= _LONG else 0.5 if self.interval > _MEDIUM else 0.0
+
+    @property
+    def every(self) -> int:
+        return self.interval // self.fragments
+
+    @property
+    def workers_in_group(self) -> int:
+        return self.group_size
+
+    @property
+    def cut(self) -> Segments | Sequence[str]:
+        return "blocks" if self.fragments > 1 else "model"
+
+    def mixing(self, peers: Peers, values: ParameterBuffer) -> Mixing:
+        mixing: Mixing = made("sordino.algorithms.diloco.outer:OuterStep", peers, values, self)
+        return mixing
+
+    def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
+        size, members = len(nodes), self.group_size
+        if size % members:
+            raise UsageError(f"DiLoCo(group_size={members}): does not divide {size} ranks into equal groups")
+        segments, everyone = model.segments(self.cut), groups_of(size, size)
+        self.check_fragments(len(segments))
+        sizes = [sum(segments[fragment :: self.fragments]) for fragment in range(self.fragments)]
+
+        def outer_step(round: int, _: Sent | None) -> list[Operation]:
+            size = sizes[round % self.fragments]
+            return [Reduction(everyone, [size]), Copies(8 * size)]  # reads and writes of θ, b and w
+
+        phases = [Phase(outer_step, self.every)]
+        if members > 1:
+            phases.insert(0, gradients(groups_of(size, members), model, self.traits.bucket_bytes))
+        return Traffic(phases)
+
+    def check_fragments(self, blocks: int) -> None:
+        """Raise UsageError for a model with fewer blocks than fragments."""
+        if blocks < self.fragments:
+            raise UsageError(
+                f"DiLoCo(fragments={self.fragments}): the model has only {blocks} block{'s' * (blocks != 1)}; use at "
+                "most as many fragments"
+            )
+
+    def fitted(self, before: Sequence[int], now: Sequence[int]) -> DiLoCo:
+        return replace(self, group_size=group_size_among(self.group_size, len(now)))
+
+    @classmethod
+    def candidates(cls, nodes: Sequence[int], interval: int) -> list[Algorithm]:
+        return [cls(interval)]

@@ -1,0 +1,93 @@
+"""Counters of a rank for Prometheus, at an address of SORDINO_METRICS."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+from sordino.errors import NotBuilt, UsageError
+from sordino.runtime.context import living_contexts
+
+_POLLED_WITHIN_S = 0.2
+_COUNTERS = {
+    "operations": "Operations that this rank has done",
+    "operations_in_one_shot": "Operations among them that needed no negotiation",
+    "bytes_sent_inside_node": "Payload bytes sent to ranks of this node",
+    "bytes_sent_across_nodes": "Payload bytes sent to ranks of other nodes",
+    "waited_seconds": "Seconds in which calls have waited for communication",
+}
+
+
+class _Collector:
+    """Reads the counters when Prometheus asks."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def collect(self) -> Iterator[Any]:
+        core = self._library
+        worlds = [(context.world, [str(context.rank), str(context.size)]) for context in living_contexts()]
+        labels = ["rank", "size"]
+        for name, text in _COUNTERS.items():
+            family = core.CounterMetricFamily(f"sordino_{name}", text, labels=labels)
+            for world, values in worlds:
+                family.add_metric(values, world.stats[name])
+            yield family
+        pending = core.GaugeMetricFamily("sordino_pending_operations", "Operations that are not over", labels=labels)
+        oldest = core.GaugeMetricFamily(
+            "sordino_longest_wait_seconds", "Seconds since the oldest of them was called", labels=labels
+        )
+        failed = core.GaugeMetricFamily("sordino_failed", "1 if the world has failed, else 0", labels=labels)
+        for world, values in worlds:
+            waits = world.waits(_POLLED_WITHIN_S) or []
+            pending.add_metric(values, len(waits))
+            oldest.add_metric(values, max((seconds for _, _, seconds, _ in waits), default=0.0))
+            failed.add_metric(values, float(world.failed))
+        yield from (pending, oldest, failed)
+
+
+_server: tuple[Any, Any] | None = None  # the HTTP server and its thread
+
+
+def start(address: str, local_rank: int) -> None:
+    """Serve the counters of this process by HTTP, unless it does already.
+
+    Args:
+        address: host and port, such as "127.0.0.1:9400".
+        local_rank: number that is added to the port, so that each rank of a machine has its own.
+
+    Raises:
+        UsageError: the address is wrong, or the port is taken.
+        NotBuilt: the package prometheus_client is missing.
+    """
+    global _server
+    if _server is not None:
+        return
+    host, _, number = address.rpartition(":")
+    if not host or not number.isdecimal() or not 0 < int(number) + local_rank < 1 << 16:
+        raise UsageError(f"SORDINO_METRICS={address!r}: must be host:port, such as 127.0.0.1:9400")
+    try:
+        library = importlib.import_module("prometheus_client")
+        core = importlib.import_module("prometheus_client.core")
+    except ImportError as error:
+        raise NotBuilt("SORDINO_METRICS needs the package: pip install 'sordino[metrics]'") from error
+    registry = library.CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(core))
+    port = int(number) + local_rank
+    try:
+        _server = library.start_http_server(port, host, registry)
+    except OSError as error:
+        raise UsageError(f"SORDINO_METRICS={address!r}: port {port} cannot be opened: {error}") from error
+
+
+def stop() -> None:
+    """Stop serving."""
+    global _server
+    if _server is None:
+        return
+    server, thread = _server
+    _server = None
+    server.shutdown()
+    server.server_close()
+    thread.join()

@@ -1,0 +1,92 @@
+"""End of a rank's process: it leaves the world, and an exception that ends it reaches the other ranks."""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+
+from sordino.errors import PeerLost
+from sordino.log.core import finish
+from sordino.rendezvous.notices import tell_of_the_exit, tell_of_the_failure
+from sordino.runtime.context import Context, current_or_none
+
+_installed = False
+
+
+def install(shutdown: Callable[[], None]) -> None:
+    """Call `shutdown` when this process ends, and tell the other ranks of an exception that ends it. Only once."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    atexit.register(_shutdown_at_exit, shutdown)
+    previous = sys.excepthook
+
+    def tell_the_others(cls: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Report an exception that ends this rank to the other ranks, so that they do not wait for it."""
+        previous(cls, error, trace)
+        context = current_or_none()
+        if context is None:
+            return
+        if context.size == 1 or issubclass(cls, KeyboardInterrupt):
+            if context.recorder is not None:
+                context.recorder.failed(error)
+            return
+        note_failure(context, error)
+        context.abort(text_of(error))
+        finish()
+        sys.stdout.flush()
+        _pass_on_captured()
+        # An orderly exit would wait for ranks that no longer answer. The launcher ends the job because of this status.
+        # If the others continue, it would wait for a process that exits so. Only a signal tells it that a rank is lost.
+        if context.survives_losses or os.environ.get("OMPI_MCA_mpi_ft_enable", "0") != "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+
+    sys.excepthook = tell_the_others
+
+
+def _pass_on_captured() -> None:
+    """Write what was printed to stderr to the real one.
+
+    The hook that init_process_group() installs calls this library's, and collects the text in order to print it
+    afterwards. There is no afterwards.
+    """
+    if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
+        sys.__stderr__.write(sys.stderr.getvalue())
+        sys.__stderr__.flush()
+    else:
+        sys.stderr.flush()
+
+
+def note_failure(context: Context, error: BaseException) -> None:
+    """Write the error into the record. Report this rank's failure to the launcher, unless another one failed first."""
+    if context.recorder is not None:
+        context.recorder.failed(error)
+    # Not if this error reports another rank's loss, whose failure ends the job, or if no failure ends it.
+    if not isinstance(error, PeerLost) and not context.world.failed and not context.survives_losses:
+        tell_of_the_failure()
+
+
+def text_of(error: BaseException) -> str:
+    """Return the last line of an error's traceback: its class and its message."""
+    return "".join(traceback.format_exception_only(type(error), error)).strip()
+
+
+def _shutdown_at_exit(shutdown: Callable[[], None]) -> None:
+    tell_of_the_exit()
+    try:
+        shutdown()
+    except Exception:
+        # Otherwise Python would end with status 0, as if the last step had been taken.
+        traceback.print_exc()
+        finish()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
