@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from sordino.errors import NotBuilt
 from sordino.inspection.server import PREFIX, address_of, uid_of_peer
 
 _ANSWERS_WITHIN_S = 0.8  # more than a rank needs, unless it runs code that holds the GIL
@@ -17,9 +18,17 @@ _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a dis
 
 
 def processes(unix: Path = Path("/proc/net/unix")) -> list[tuple[int, int]]:
-    """Return user id and process id of the processes on this machine that answer."""
+    """Return user id and process id of the processes on this machine that answer.
+
+    Raises:
+        NotBuilt: the system does not list its sockets.
+    """
+    try:
+        lines = unix.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise NotBuilt(f"sordino inspect finds ranks in {unix}, which cannot be read here: {error.strerror}") from error
     found = set()
-    for line in unix.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in lines:
         name = line.rpartition(" ")[2]
         parts = name.removeprefix("@").split("/")
         if name.startswith("@") and parts[0] == PREFIX and len(parts) == 3 and all(map(str.isdecimal, parts[1:])):

@@ -14,6 +14,7 @@ from sordino.log import logger
 
 PREFIX = "sordino-inspect"
 _log = logger(__name__)
+_RETRY_S = 0.2
 _CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of the other side
 
 
@@ -36,6 +37,7 @@ class Server:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind("\0" + address_of(os.getuid(), self._process))
         self._socket.listen()
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="sordino-inspect", daemon=True)
         self._thread.start()
 
@@ -43,8 +45,10 @@ class Server:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:  # closed
-                return
+            except OSError:
+                if self._closed.wait(_RETRY_S):
+                    return
+                continue  # such as no free file descriptor at the moment
             with connection, contextlib.suppress(OSError):  # the other side may leave
                 if uid_of_peer(connection) in (os.getuid(), 0):
                     connection.settimeout(1)
@@ -52,6 +56,7 @@ class Server:
 
     def close(self) -> None:
         """End the thread. In a forked child, which does not have the thread, only close the socket."""
+        self._closed.set()
         if os.getpid() == self._process:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)

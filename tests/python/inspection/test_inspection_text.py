@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from sordino.errors import NotBuilt
 from sordino.inspection.asking import processes
 from sordino.inspection.text import described
 
@@ -79,3 +82,5 @@ def test_ranks_are_found_by_their_addresses(tmp_path: Path) -> None:
         lines.append(f"0000000000000000: 00000002 00000000 00010000 0001 01 {len(lines)} {name}")
     (tmp_path / "unix").write_text("\n".join(lines))
     assert processes(tmp_path / "unix") == [(7, 12)]
+    with pytest.raises(NotBuilt, match="which cannot be read here: No such file"):
+        processes(tmp_path / "none")
