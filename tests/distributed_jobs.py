@@ -12,11 +12,20 @@ from pace import HANG_S
 WORKER = Path(__file__).parent / "mp" / "distributed_worker.py"
 
 
-def run(part: str, size: int, folder: Path, *words: str, backend: str = "sordino", device: str = "cpu") -> list[str]:
+def run(
+    part: str,
+    size: int,
+    folder: Path,
+    *words: str,
+    backend: str = "sordino",
+    device: str = "cpu",
+    worker: Path = WORKER,
+    **variables: str,
+) -> list[str]:
     """Run the ranks of a job to their ends, and return the output of each."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, str(WORKER), part, str(folder / "store")]
-    told = {"SORDINO_TEST_BACKEND": backend, "SORDINO_TEST_DEVICE": device, "SORDINO_TIMEOUT_S": "60"}
+    command = [sys.executable, str(worker), part, str(folder / "store")]
+    told = {"SORDINO_TEST_BACKEND": backend, "SORDINO_TEST_DEVICE": device, "SORDINO_TIMEOUT_S": "60", **variables}
     ranks = [
         subprocess.Popen(
             [*command, str(rank), str(size), *words],

@@ -134,6 +134,9 @@ void register_world(py::module_& module) {
       .def_property_readonly("failed", &World::failed, "Whether every operation of this world raises.")
       .def("shutdown", &World::shutdown, py::arg("cause") = "", py::call_guard<py::gil_scoped_release>(),
            "Leave the world. Idempotent. `cause`: the error because of which it leaves, for the errors of other ranks.")
+      .def("set_timeout", &World::set_timeout, py::arg("process_set"), py::arg("seconds"),
+           py::call_guard<py::gil_scoped_release>(),
+           "Set the timeout of this rank's operations on a process set, in seconds, instead of SORDINO_TIMEOUT_S.")
       .def("abort", &World::abort, py::arg("cause"), py::call_guard<py::gil_scoped_release>(),
            "Tell all other ranks that this rank is about to end because of `cause`.")
       .def(

@@ -19,8 +19,9 @@ std::string who_is_late(const std::vector<int>& ranks) {
 
 }  // namespace
 
-void DeviceInFlight::add(const Running& over) {
-  One& one = all_.emplace_back(One{over.channel, over.barrier, {}, over.decision.names.front(), over.awaited_since});
+void DeviceInFlight::add(const Running& over, double timeout_s) {
+  One& one = all_.emplace_back(One{over.channel, over.barrier, {}, over.decision.names.front(), over.awaited_since,
+                               timeout_s});
   for (const Submission& submission : over.submissions) one.handles.push_back(submission.handle);
   count_ = all_.size();
 }
@@ -37,13 +38,12 @@ void DeviceInFlight::check(AwakeTime now) {
   for (One& one : all_) {
     if (one.channel) one.channel->communicator().check();
     const double lasted = seconds(one.since, now);
-    if (lasted < std::min(stall_warn_s_, timeout_s_)) continue;
+    const double timeout = one.timeout_s > 0 ? one.timeout_s : timeout_s_;
+    if (lasted < std::min(stall_warn_s_, timeout)) continue;
     const auto barrier = one.barrier.lock();
     const std::vector<int> late = barrier ? barrier->late() : std::vector<int>{};
     const std::string text = "'" + one.name + "' has been on the GPU for " + whole(lasted) + " s";
-    if (lasted > timeout_s_) {
-      throw Timeout(text + ", more than SORDINO_TIMEOUT_S: " + who_is_late(late), one.name, late);
-    }
+    if (lasted > timeout) throw Timeout(text + beyond(one.timeout_s) + ": " + who_is_late(late), one.name, late);
     if (!std::exchange(one.warned, true))
       log::say(log::Level::kWarning, rank_, "stalled: " + text + ": " + who_is_late(late) + ".");
   }

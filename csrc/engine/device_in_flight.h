@@ -18,7 +18,8 @@ class DeviceInFlight {
       : rank_(rank), stall_warn_s_(stall_warn_s), timeout_s_(timeout_s) {}
 
   // Adds an operation that used NCCL or a barrier of queues, and has put all its work on the device.
-  void add(const Running& over);
+  // `timeout_s`: its own limit; 0: that of all work.
+  void add(const Running& over, double timeout_s);
   // Removes work that has ended. Warns if work takes long; throws Timeout after the deadline, and the error of failed
   // work.
   void check(AwakeTime now);
@@ -39,6 +40,7 @@ class DeviceInFlight {
     std::vector<std::shared_ptr<Handle>> handles;
     std::string name;
     AwakeTime since;
+    double timeout_s;
     bool warned = false, over = false;
   };
 

@@ -67,14 +67,14 @@ void FailureDetector::leave(int rank, bool certain, std::string cause) {
 void FailureDetector::watch_set(ProcessSet& set, AwakeTime now) {
   if (set.running->first().serving) return end_serving(set);
   try {
-    watch_running(*set.running, now);
+    watch_running(set, *set.running, now);
   } catch (const PeerLost& error) {
     if (!common_.peers.tolerates_losses()) throw;
     scheduler_.give_up(set, error);
   }
 }
 
-void FailureDetector::watch_running(Running& running, AwakeTime now) const {
+void FailureDetector::watch_running(const ProcessSet& set, Running& running, AwakeTime now) const {
   if (running.dormant) running.awaited_since = now;
   const double lasted = seconds(running.awaited_since, now);
   if (lasted > 1) {
@@ -82,11 +82,11 @@ void FailureDetector::watch_running(Running& running, AwakeTime now) const {
       if (common_.peers.gone(rank)) throw deserted(running, rank, common_.peers);
     }
   }
-  if (!is_late(lasted)) return;
+  if (!is_late(set, lasted)) return;
   const std::string& name = running.decision.names.front();
   const std::vector<int> late = running.participants->laggards();
   const std::string text = "'" + name + "' has run for " + whole(lasted) + " s and still waits for ranks " + list(late);
-  if (lasted > timeout_s_) throw Timeout(text + ", more than SORDINO_TIMEOUT_S", name, late);
+  if (lasted > timeout_of(set)) throw Timeout(text + beyond(set.timeout_s), name, late);
   if (running.warned) return;
   running.warned = true;
   warn("stalled: " + text + ".");
@@ -96,12 +96,12 @@ void FailureDetector::watch_running(Running& running, AwakeTime now) const {
 void FailureDetector::watch_entered(ProcessSet& set, AwakeTime now) const {
   ProcessSet::InTurn& entered = *set.entered;
   const double waited = seconds(entered.awaited_since, now);
-  if (!is_late(waited)) return;
+  if (!is_late(set, waited)) return;
   const std::string& name = entered.name.empty() ? entered.repeat->name : entered.name;
   std::vector<int> late;
   for (const int member : set.one_shot()->missing()) late.push_back(set.ranks[static_cast<std::size_t>(member)]);
   const std::string text = "'" + name + "' has waited " + whole(waited) + " s for ranks " + list(late);
-  if (waited > timeout_s_) throw Timeout(text + ", more than SORDINO_TIMEOUT_S", name, late);
+  if (waited > timeout_of(set)) throw Timeout(text + beyond(set.timeout_s), name, late);
   if (!std::exchange(entered.warned, true)) warn("stalled: " + text + ", which make no progress.");
 }
 
@@ -120,12 +120,12 @@ void FailureDetector::watch_coordinated(ProcessSet& set, AwakeTime now) {
     const double waited = seconds(waiting.since, now);
     const Collective& what = collective(waiting.opcode);
     if (what.effect == Effect::kJoins) continue;  // the other ranks keep training for as long as they have data
-    if (waiting.missing.empty() || !is_late(waited)) continue;
+    if (waiting.missing.empty() || !is_late(set, waited)) continue;
     const std::string text = std::string(what.name) + " '" + waiting.name + "' has waited " + whole(waited) +
                              " s for ranks " + list(waiting.missing);
-    if (waited > timeout_s_) {
+    if (waited > timeout_of(set)) {
       stuck_ = waiting.missing;
-      throw Timeout(text + ", more than SORDINO_TIMEOUT_S", waiting.name, waiting.missing);
+      throw Timeout(text + beyond(set.timeout_s), waiting.name, waiting.missing);
     }
     if (!waiting.warned) {
       warn("stalled: " + text + ". They still compute, wait for something else, or never call it.");
@@ -152,9 +152,9 @@ void FailureDetector::watch_own(AwakeTime now) {
       warn("stalled: '" + submission.request.name + "' has waited " + whole(waited) + " s for rank " +
            std::to_string(coordinator) + ", which coordinates it and is silent.");
     }
-    if (waited > timeout_s_ + kGrace) {
+    if (waited > timeout_of(set) + kGrace) {
       stuck_ = {coordinator};
-      throw Timeout("'" + submission.request.name + "' has waited for " + whole(timeout_s_) + " s, and rank " +
+      throw Timeout("'" + submission.request.name + "' has waited for " + brief(timeout_of(set)) + " s, and rank " +
                         std::to_string(coordinator) + ", which coordinates it, is silent",
                     submission.request.name, {coordinator});
     }
@@ -171,12 +171,13 @@ void FailureDetector::watch_messages(AwakeTime now) {
   messages_.give_up_deserted(now);
   messages_.end_removed([this](int set) { return scheduler_.sets().contains(set); });
   messages_.visit([&](Posting& call, const std::vector<int>& missing) {
+    const ProcessSet& set = *scheduler_.sets().at(call.set);  // end_removed() has ended the others
     const double waited = seconds(call.since, now);
-    if (!is_late(waited)) return;
+    if (!is_late(set, waited)) return;
     const std::string text = call.text() + " has waited " + whole(waited) + " s for ranks " + list(missing);
-    if (waited > timeout_s_) {
+    if (waited > timeout_of(set)) {
       if (missing.size() == 1) stuck_ = missing;
-      throw Timeout(text + ", more than SORDINO_TIMEOUT_S", call.text(), missing);
+      throw Timeout(text + beyond(set.timeout_s), call.text(), missing);
     }
     if (std::exchange(call.warned, true)) return;
     warn("stalled: " + text +

@@ -58,7 +58,7 @@ class FailureDetector {
   void watch_losses();
   void lose(int rank, const std::string& why, bool certain);
   void watch_set(ProcessSet& set, AwakeTime now);
-  void watch_running(Running& running, AwakeTime now) const;
+  void watch_running(const ProcessSet& set, Running& running, AwakeTime now) const;
   void watch_entered(ProcessSet& set, AwakeTime now) const;
   void end_serving(ProcessSet& set);
   void watch_coordinated(ProcessSet& set, AwakeTime now);
@@ -66,7 +66,11 @@ class FailureDetector {
   void watch_messages(AwakeTime now);
   void tell_peers(const std::exception_ptr& failure);
   void tell_membership(const std::exception_ptr& failure);
-  bool is_late(double seconds) const { return seconds >= std::min(stall_warn_s_, timeout_s_); }
+  // Seconds after which an operation of a set fails.
+  double timeout_of(const ProcessSet& set) const { return set.timeout_s > 0 ? set.timeout_s : timeout_s_; }
+  bool is_late(const ProcessSet& set, double seconds) const {
+    return seconds >= std::min(stall_warn_s_, timeout_of(set));
+  }
 
   Common& common_;
   Scheduler& scheduler_;

@@ -202,7 +202,7 @@ bool Scheduler::advance(ProcessSet& set) {
     return moved;
   }
   common_.traffic.operations.fetch_add(1);
-  if (running.channel || running.barrier) device_in_flight_.add(running);
+  if (running.channel || running.barrier) device_in_flight_.add(running, set.timeout_s);
   if (*running.route) {
     std::lock_guard lock(mutex_);
     ++routes_[running.route];

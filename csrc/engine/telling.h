@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,19 @@ inline std::string list(const std::vector<int>& ranks) {
 
 inline std::string whole(double value) { return std::to_string(static_cast<long long>(value)); }
 
+// "5" or "0.25".
+inline std::string brief(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", value);
+  return text;
+}
+
 inline double seconds(AwakeTime from, AwakeTime to) { return std::chrono::duration<double>(to - from).count(); }
+
+// End of the error of an operation that has waited too long. `timeout_s`: the timeout of its process set, or 0.
+inline std::string beyond(double timeout_s) {
+  if (timeout_s == 0) return ", more than SORDINO_TIMEOUT_S";
+  return ", more than the timeout of its process set (" + brief(timeout_s) + " s)";
+}
 
 }  // namespace sordino

@@ -8,6 +8,7 @@
 #include "base/keep.h"
 #include "base/relax.h"
 #include "engine/control.h"
+#include "engine/telling.h"
 
 namespace sordino {
 namespace {
@@ -265,6 +266,16 @@ void World::tolerate_losses() {
   require_own_process();
   progress_->wait([this] { return common_.failure.latched() || scheduler_->device_in_flight().empty(); }, interrupt_);
   progress_->alone([this] { common_.peers.tolerate_losses(); });
+}
+
+void World::set_timeout(int set, double seconds) {
+  require_own_process();
+  if (!(seconds > 0)) throw UsageError("the timeout of a process set must be above 0 s, not " + brief(seconds) + " s");
+  progress_->alone([&] {
+    const auto found = scheduler_->sets().find(set);
+    if (found == scheduler_->sets().end()) throw UsageError("there is no process set " + std::to_string(set));
+    found->second->timeout_s = seconds;
+  });
 }
 
 // ---- polling -------------------------------------------------------------------------------------------------------

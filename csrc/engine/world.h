@@ -105,6 +105,9 @@ class World {
   void shutdown(const std::string& cause = "");
   // This rank is about to end because of `cause`: all others fail with PeerLost, which names it. Waits for no rank.
   void abort(const std::string& cause);
+  // Sets the timeout of this rank's operations on a process set, in seconds, instead of SORDINO_TIMEOUT_S. Throws
+  // UsageError if there is no such set, or if `seconds` is not above 0.
+  void set_timeout(int set, double seconds);
   // From now on a lost rank counts as one that has left: only operations that need it fail, and this rank goes on.
   void tolerate_losses();
 

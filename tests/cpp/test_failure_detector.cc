@@ -83,6 +83,18 @@ void a_coordinator_warns_once_and_then_names_who_is_missing() {
   CHECK(!theirs->done());
 }
 
+// The other rank keeps the timeout of the world.
+void a_process_set_has_a_timeout_of_its_own() {
+  Engines ranks({0, 1, 2}, config());
+  ranks[0].scheduler.sets().at(0)->timeout_s = 1.5;
+  ranks[0].scheduler.submit(barrier_called("late"));
+  ranks[1].scheduler.submit(barrier_called("late"));
+  ranks.settle();
+  CHECK(thrown<Timeout>(ranks[1], 3).empty() && thrown<Timeout>(ranks[0], 1).empty());
+  const std::string text = thrown<Timeout>(ranks[0], 2);
+  CHECK(text.find("for ranks 2, more than the timeout of its process set (1.5 s)") != std::string::npos, text);
+}
+
 // The whole job is stopped for an hour, again and again, while one rank waits for the coordinator. Then it runs on.
 void time_in_which_the_process_was_stopped_is_no_wait() {
   Engines ranks({0, 1}, config());
@@ -283,6 +295,7 @@ void nonsense_is_not_believed() {
 
 int main() {
   a_coordinator_warns_once_and_then_names_who_is_missing();
+  a_process_set_has_a_timeout_of_its_own();
   time_in_which_the_process_was_stopped_is_no_wait();
   between_two_ticks_a_clock_goes_on_for_a_while();
   a_coordinator_that_says_nothing_is_blamed_later();

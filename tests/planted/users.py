@@ -7,6 +7,7 @@ from planted.error import Error, checks, tests
 _LAUNCH = "python/sordino/launch/"
 _DISTRIBUTED = "python/sordino/distributed/"
 _EVERY_OPERATION = "tests/mp/test_distributed.py --tier all -k every_operation"
+_GROUPS = "tests/mp/test_groups.py -k "
 _LOADERS = "tests/mp/test_data_loader_workers.py"
 _TORCH = "python/sordino/torch/"
 
@@ -359,7 +360,7 @@ ERRORS = [
     Error(
         "a reduction of torch.distributed loses its factor",
         "wrong weight",
-        _DISTRIBUTED + "collectives.py",
+        _DISTRIBUTED + "reductions.py",
         "return Kinds.SUM, float(op.__getstate__()[1])",
         "return Kinds.SUM, 1.0",
         (_EVERY_OPERATION,),
@@ -367,10 +368,34 @@ ERRORS = [
     Error(
         "each tensor of a list begins where the first one does",
         "off by one",
-        _DISTRIBUTED + "collectives.py",
+        _DISTRIBUTED + "results.py",
         "        begin += output.numel()\n",
         "",
         (_EVERY_OPERATION,),
+    ),
+    Error(
+        "a group of torch.distributed has no timeout of its own",
+        "missing wait",
+        _DISTRIBUTED + "group.py",
+        "        if timeout is not None and is_chosen(timeout):\n            made.set_timeout(timeout)\n",
+        "",
+        (_GROUPS + "timeout_of_a_group_ends_its_op",),
+    ),
+    Error(
+        "a process group meets by the keys of the one before",
+        "stale copy",
+        _DISTRIBUTED + "place.py",
+        "_life = store.add(f\"sordino/lives/{rank}\", 1)",
+        "_life = 1",
+        (_GROUPS + "test_groups",),
+    ),
+    Error(
+        "the average of a sparse tensor is its sum",
+        "wrong weight",
+        _DISTRIBUTED + "collectives.py",
+        "scale = factor / self.size if kind == Kinds.AVG else factor",
+        "scale = factor",
+        (_GROUPS + "test_groups",),
     ),
     Error(
         "what another thread waits for counts as over",

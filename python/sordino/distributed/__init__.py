@@ -1,9 +1,12 @@
 """The backend "sordino" of torch.distributed: `init_process_group("sordino")`, then DDP, FSDP2 and others unchanged.
 
-    group.py        the process group that torch calls
-    meeting.py      how its ranks meet where torch's own variables are not set
+    group.py        the process group that torch calls, for tensors of all devices
+    backend.py      the backend that torch calls if a group has another one for other devices
+    operations.py   the base of both: the operations by torch's names
+    place.py        where the ranks of a group are, and how long they wait for each other
     collectives.py  the operations, in terms of this library's own
     work.py         what torch waits for
+    meeting.py      how its ranks meet where torch's own variables are not set
 
 `import torch` calls `register` (the entry point in `torch.backends`), so this module imports nothing else before a
 group is made.
@@ -11,15 +14,20 @@ group is made.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
+import torch
 import torch.distributed
 
 dist: Any = torch.distributed  # its annotations lack much of what a backend uses
 
 __all__ = ["register"]
+
+_VERSION: Any = torch.__version__  # compares with tuples, which its annotation does not tell
 
 
 def register() -> None:
@@ -30,10 +38,31 @@ def register() -> None:
 
 
 def _make(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """Return a process group, for `init_process_group` and `new_group`."""
+    """Return a process group, or a backend for one, for `init_process_group` and `new_group`.
+
+    Raises:
+        ValueError: the group has several backends, and torch is older than 2.14.
+    """
+    others = _other_backends(sys._getframe(1))
+    if others and not _VERSION >= (2, 14):
+        raise ValueError(
+            f"sordino cannot be one of several backends of a group ({others}) with PyTorch {_VERSION}, only "
+            'with 2.14 or newer. Use backend="sordino", which also serves CUDA tensors, by NCCL'
+        )
     from sordino.distributed.group import make
 
-    return make(store, rank, size, timeout)
+    return make(store, rank, size, timeout, composed=bool(others))
+
+
+def _other_backends(caller: FrameType) -> str:
+    """Return the backends of the group that torch makes, if they are several, and "" otherwise.
+
+    torch does not tell that to the function that it calls, but has it in a variable. A caller without that variable is
+    not torch, and makes no group of several backends.
+    """
+    config = caller.f_locals.get("backend_config")
+    names = set() if config is None else set(config.get_device_backend_map().values())
+    return str(config) if len(names) > 1 else ""
 
 
 def _meet(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:

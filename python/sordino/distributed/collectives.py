@@ -9,6 +9,7 @@ Both match the operations of ranks by their order.
 |---|---|
 | all_reduce; SUM, AVG, MIN, MAX, PRODUCT, PREMUL_SUM | all-reduce in place, with a factor |
 | the same; BAND, BOR, BXOR | all-gather, then the ranks' tensors are combined here |
+| all_reduce of a sparse tensor; SUM, AVG | all-gathers of the indices and of the values, then a sum of both here |
 | broadcast, all_gather_*, all_to_all_*, barrier | the operation of that name |
 | reduce_scatter_* | reduce-scatter of rows, one for each rank; bitwise: all-to-all, then combined here |
 | gather, scatter | all-to-all in which only the root receives, or sends |
@@ -23,26 +24,20 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed
 
 from sordino._core import Handle
+from sordino.distributed.reductions import BITWISE, OPS, Kinds, combined, kind_of
+from sordino.distributed.results import fill, fill_from, spread
 from sordino.distributed.work import Part
 from sordino.errors import UsageError
 from sordino.runtime import opcode
 from sordino.runtime.collectives import ops
-from sordino.runtime.collectives.operation import Average, Max, Min, Product, Sum, synchronize
+from sordino.runtime.collectives.operation import Sum, synchronize
 from sordino.runtime.collectives.point_to_point import recv_async, send_async
 from sordino.runtime.context import Context, use
 from sordino.runtime.process_set import ProcessSet, global_process_set
-from sordino.runtime.tensors import from_result
-
-dist: Any = torch.distributed  # its annotations lack much of what a backend uses
 
 Parts = list[Part]
-Kinds = dist.ReduceOp.RedOpType
-
-_OPS = {Kinds.SUM: Sum, Kinds.AVG: Average, Kinds.MIN: Min, Kinds.MAX: Max, Kinds.PRODUCT: Product}
-_BITWISE = {Kinds.BAND: torch.bitwise_and, Kinds.BOR: torch.bitwise_or, Kinds.BXOR: torch.bitwise_xor}
 
 
 class Collectives:
@@ -58,23 +53,45 @@ class Collectives:
 
     def all_reduce(self, tensor: torch.Tensor, op: Any, waits: bool) -> Parts:
         """Reduce a tensor in place."""
-        kind, factor = _kind(op)
-        if kind in _BITWISE:
+        kind, factor = kind_of(op)
+        if tensor.is_sparse:
+            return self._all_reduce_sparse(tensor, kind, factor, waits)
+        if kind in BITWISE:
             gathered = tensor.new_empty((self.size, tensor.numel()))
             return self._then(
                 self.all_gather(gathered, tensor, waits),
-                lambda: tensor.copy_(_combined(kind, gathered).view_as(tensor)),
+                lambda: tensor.copy_(combined(kind, gathered).view_as(tensor)),
             )
-        return self._in_place(opcode.ALLREDUCE, tensor, waits, (_OPS[kind], factor), ops.allreduce_async_)
+        return self._in_place(opcode.ALLREDUCE, tensor, waits, (OPS[kind], factor), ops.allreduce_async_)
+
+    def _all_reduce_sparse(self, tensor: torch.Tensor, kind: Any, factor: float, waits: bool) -> Parts:
+        """Reduce a sparse COO tensor in place. Ranks may have different numbers of entries."""
+        if kind not in (Kinds.SUM, Kinds.AVG):
+            raise UsageError(f"all_reduce of a sparse tensor: the reduction must be SUM or AVG, not {kind}")
+        scale = factor / self.size if kind == Kinds.AVG else factor
+        given = tensor.detach().coalesce()
+        with use(self._context):
+            handles = [
+                ops.allgather_async(entries, process_set=self._set)
+                for entries in (given.indices().t().contiguous(), given.values())
+            ]
+
+        def wait() -> None:
+            indices, values = (self._synchronize(handle) for handle in handles)
+            total = torch.sparse_coo_tensor(indices.t(), values * scale, tensor.shape, dtype=tensor.dtype)
+            with torch.no_grad():
+                tensor.copy_(total.coalesce())
+
+        return self._waited([Part(lambda: all(map(self._is_done, handles)), wait)], waits)
 
     def all_reduce_together(self, tensors: Sequence[torch.Tensor], op: Any, waits: bool) -> Parts:
         """Reduce several tensors in place, as one operation where the reduction allows it."""
-        kind, factor = _kind(op)
-        if len(tensors) == 1 or kind in _BITWISE:
+        kind, factor = kind_of(op)
+        if len(tensors) == 1 or kind in BITWISE or any(tensor.is_sparse for tensor in tensors):
             return [part for tensor in tensors for part in self.all_reduce(tensor, op, waits)]
         with use(self._context):
             handle = ops.grouped_allreduce_async_(
-                list(tensors), op=_OPS[kind], prescale_factor=factor, process_set=self._set
+                list(tensors), op=OPS[kind], prescale_factor=factor, process_set=self._set
             )
         return self._parts_of(handle, waits)
 
@@ -90,13 +107,13 @@ class Collectives:
                 f"reduce_scatter: the input has {source.numel()} elements, and must have {size} times the output's "
                 f"{output.numel()}"
             )
-        kind, factor = _kind(op)
+        kind, factor = kind_of(op)
         rows = source.reshape(size, output.numel())
-        if kind in _BITWISE:
+        if kind in BITWISE:
             received = torch.empty_like(rows)
             moved = self.all_to_all(received, rows, None, None, waits)
-            return self._then(moved, lambda: output.copy_(_combined(kind, received).view_as(output)))
-        return self._into(output, (1, output.numel()), opcode.REDUCESCATTER, rows, waits, (_OPS[kind], factor))
+            return self._then(moved, lambda: output.copy_(combined(kind, received).view_as(output)))
+        return self._into(output, (1, output.numel()), opcode.REDUCESCATTER, rows, waits, (OPS[kind], factor))
 
     # ---- without ---------------------------------------------------------------------------------------------------
 
@@ -116,7 +133,7 @@ class Collectives:
         """Write the tensor of each rank into the output at its place; sizes may differ."""
         whole = source.new_empty(sum(output.numel() for output in outputs))
         parts = self._into(whole, tuple(whole.shape), opcode.ALLGATHER, source.reshape(-1), waits, ())
-        return self._then(parts, lambda: _spread(whole, outputs))
+        return self._then(parts, lambda: spread(whole, outputs))
 
     def all_to_all(
         self,
@@ -144,7 +161,7 @@ class Collectives:
         given = torch.cat([source.reshape(-1) for source in sources])
         taken = given.new_empty(sum(output.numel() for output in outputs))
         by, to = ([tensor.numel() for tensor in tensors] for tensors in (outputs, sources))
-        return self._then(self.all_to_all(taken, given, by, to, waits), lambda: _spread(taken, outputs))
+        return self._then(self.all_to_all(taken, given, by, to, waits), lambda: spread(taken, outputs))
 
     def gather(self, outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int, waits: bool) -> Parts:
         """Write the tensors of all ranks into the root's outputs."""
@@ -152,7 +169,7 @@ class Collectives:
         taken = given.new_empty(sum(output.numel() for output in outputs))
         to = [given.numel() if rank == root else 0 for rank in range(self.size)]
         by = [output.numel() for output in outputs] if self.rank == root else [0] * self.size
-        return self._then(self.all_to_all(taken, given, by, to, waits), lambda: _spread(taken, outputs))
+        return self._then(self.all_to_all(taken, given, by, to, waits), lambda: spread(taken, outputs))
 
     def scatter(self, output: torch.Tensor, sources: Sequence[torch.Tensor], root: int, waits: bool) -> Parts:
         """Write the root's tensor for each rank into that rank's output."""
@@ -232,17 +249,17 @@ class Collectives:
         elif waits:
             parts = []
             if type(begun) is Handle:  # the core has allocated the result
-                _fill(place, from_result(begun.results[0], place.dtype, place.device))
+                fill_from(begun, place)
         else:
             handle = begun[0]
-            parts = [Part(handle.done, handle.wait, lambda: _fill_from(handle, place))]
+            parts = [Part(handle.done, handle.wait, lambda: fill_from(handle, place))]
         if output.is_contiguous():
             return parts
         return self._then(parts, lambda: output.copy_(place.view_as(output)))
 
     def _put(self, handle: int, place: torch.Tensor) -> None:
         result = self._synchronize(handle)
-        _fill(place, result[0] if isinstance(result, tuple) else result)
+        fill(place, result[0] if isinstance(result, tuple) else result)
 
     def _is_done(self, handle: int) -> bool:
         pending = self._context.pending.find(handle)
@@ -282,39 +299,3 @@ def _named(code: int, options: tuple[Any, ...]) -> dict[str, Any]:
         return {"op": options[0], "prescale_factor": options[1]}
     return {"splits": options[4]} if code == opcode.ALLTOALL else {}
 
-
-def _kind(op: Any) -> tuple[Any, float]:
-    """Return the kind of a reduction of torch.distributed, without a factor, and its factor."""
-    kind = Kinds(op.op) if isinstance(op, dist.ReduceOp) else Kinds(op)
-    if kind == Kinds.PREMUL_SUM:
-        return Kinds.SUM, float(op.__getstate__()[1])  # torch 2.13 and newer have op.factor
-    if kind not in _OPS and kind not in _BITWISE:
-        raise UsageError(f"the reduction {kind} is not supported")
-    return kind, 1.0
-
-
-def _combined(kind: Any, rows: torch.Tensor) -> torch.Tensor:
-    if rows.dtype.is_floating_point or rows.dtype.is_complex:
-        raise UsageError(f"a bitwise reduction needs integers or bools, not {rows.dtype}")
-    result = rows[0]
-    for row in rows[1:]:
-        result = _BITWISE[kind](result, row)
-    return result
-
-
-def _fill(place: torch.Tensor, result: torch.Tensor) -> None:
-    if result.numel() != place.numel():
-        raise UsageError(f"the ranks' tensors have {result.numel()} elements together; the output has {place.numel()}")
-    place.copy_(result.view_as(place))
-
-
-def _fill_from(handle: Handle, place: torch.Tensor) -> None:
-    if handle.results:
-        _fill(place, from_result(handle.results[0], place.dtype, place.device))
-
-
-def _spread(whole: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
-    begin = 0
-    for output in outputs:
-        output.detach().copy_(whole[begin : begin + output.numel()].view_as(output))
-        begin += output.numel()

@@ -81,15 +81,21 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
         parts: operations of the core that are under way.
         results: tensors that hold the result once they are over.
         source: returns the rank that has sent the message, for a receive from any rank.
+        timeout: time limit of the operation, from now on; None: that of its group.
     """
 
     def __init__(
-        self, parts: Sequence[Part], results: Sequence[torch.Tensor] = (), source: Callable[[], int] | None = None
+        self,
+        parts: Sequence[Part],
+        results: Sequence[torch.Tensor] = (),
+        source: Callable[[], int] | None = None,
+        timeout: timedelta | None = None,
     ) -> None:
         super().__init__()
         self._parts = list(parts)
         self._results = list(results)
         self._source = source
+        self._limit = None if timeout is None else (time.monotonic() + timeout.total_seconds(), timeout)
         self._future: Future[Any] | None = None
         self._devices: list[Any] = list({tensor.device: None for tensor in results if tensor.is_cuda})
         self._ready: list[torch.cuda.Event] = []  # on a GPU: behind the operation, on the stream that waited first
@@ -97,6 +103,8 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the results are there. Raises DistBackendError, with a `timeout` also if it has passed."""
+        if self._limit is not None:
+            self._wait_until(*self._limit)
         if timeout is not None and timeout > timedelta(0):
             self._wait_until(time.monotonic() + timeout.total_seconds(), timeout)
         for part in self._parts:

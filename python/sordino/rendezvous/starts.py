@@ -162,7 +162,7 @@ def find_ucx() -> None:
 
 def find_start(
     comm: Any = None, store: Any = None, rank: int | None = None, world_size: int | None = None,
-    environment: Mapping[str, str] = os.environ,
+    environment: Mapping[str, str] = os.environ, timeout_s: float | None = None,
 ) -> Start:  # fmt: skip
     """Return the start of this process, from arguments of `init`, torch.distributed or the environment.
 
@@ -172,6 +172,7 @@ def find_start(
         rank: rank of this process.
         world_size: number of ranks of the job.
         environment: environment of this process.
+        timeout_s: seconds within which the processes have to meet at `store`; None: SORDINO_TIMEOUT_S.
 
     Raises:
         UsageError: arguments or variables contradict each other.
@@ -180,7 +181,7 @@ def find_start(
     """
     chosen = _core.transport()
     if any(given is not None for given in (store, rank, world_size)):
-        return _given_start(comm, store, rank, world_size, chosen, environment)
+        return _given_start(comm, store, rank, world_size, chosen, environment, timeout_s)
     if hasattr(comm, "py2f"):
         return MpiStart(comm.py2f())
     mpi_size, variable = _mpi_size()
@@ -290,20 +291,30 @@ def _at_the_launcher(place: LaunchedRank, chosen: str, environment: Mapping[str,
     return _starts[key]
 
 
+def forget(store: Any) -> None:
+    """Drop the start of this process at a store, so that the store can end. Its worlds are not affected."""
+    for key in [key for key in _starts if key[1] is store]:
+        del _starts[key]
+
+
 def _at_a_store(
-    store: Any, prefix: str, rank: int, size: int, chosen: str, environment: Mapping[str, str], seen: str = ""
+    store: Any, prefix: str, rank: int, size: int, chosen: str, environment: Mapping[str, str], seen: str = "",
+    timeout_s: float | None = None,
 ) -> ProcessStart:
     key = (os.getpid(), store, prefix, rank, size)
     if key not in _starts:
         token = _token(environment)
         meeting = StoreRendezvous(store, f"sordino/{prefix}", rank, token, *_core.deadlines())
+        if timeout_s is not None:
+            meeting.set_timeout(timeout_s)
         _starts[key] = ProcessStart(rank, size, meeting, chosen, token)
     _starts[key].transport = _without_mpi(chosen, seen)
     return _starts[key]
 
 
 def _given_start(
-    comm: Any, store: Any, rank: int | None, world_size: int | None, chosen: str, environment: Mapping[str, str]
+    comm: Any, store: Any, rank: int | None, world_size: int | None, chosen: str, environment: Mapping[str, str],
+    timeout_s: float | None,
 ) -> ProcessStart:
     if store is None or rank is None or world_size is None:
         raise UsageError("init() needs all three of store=, rank= and world_size=, or none of them")
@@ -316,7 +327,7 @@ def _given_start(
             )
     if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
         raise UsageError(f"init(rank={rank!r}, world_size={world_size!r}): rank must be from 0 to world_size - 1")
-    return _at_a_store(store, "given", rank, world_size, chosen, environment)
+    return _at_a_store(store, "given", rank, world_size, chosen, environment, timeout_s=timeout_s)
 
 
 def _without_mpi(chosen: str, seen: str = "") -> str:

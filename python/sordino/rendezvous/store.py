@@ -38,6 +38,11 @@ class StoreRendezvous:
     def __init__(self, store: Any, prefix: str, rank: int, token: bytes, timeout: float, warning: float) -> None:
         self._store, self._prefix, self._rank, self._token = store, prefix, rank, token
         self._timeout, self._warning = timeout, warning
+        self._limit = "SORDINO_TIMEOUT_S"
+
+    def set_timeout(self, seconds: float) -> None:
+        """Set the seconds to wait for the other ranks to the timeout of a process group of torch.distributed."""
+        self._timeout, self._limit = seconds, "the timeout of the process group"
 
     def gather(self, key: str, ranks: Sequence[int], mine: bytes) -> list[bytes]:
         """Return the values of these ranks for this key, in the order of `ranks`. Collective over them.
@@ -76,7 +81,7 @@ class StoreRendezvous:
             if waited > self._timeout or self._store.check([given_up]):
                 self._store.set(given_up, b"")
                 time.sleep(2 * _LOOK_S)  # the store may end with this process; the others need time to read it
-                limit = f"for more than {self._timeout:g} s (SORDINO_TIMEOUT_S)"
+                limit = f"for more than {self._timeout:g} s ({self._limit})"
                 raise Timeout(f"rank {self._rank} {text}, {limit}", "init", missing)
             if waited > self._warning and not warned:
                 warned = True

@@ -1,0 +1,90 @@
+"""Where the ranks of a group of torch.distributed are: their world, the store at which they meet, and their time limit.
+
+The group of all ranks has the world of `sordino.torch.init()`, or makes it, so both can be used together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed
+from torch.distributed.constants import default_pg_timeout
+
+from sordino.errors import UsageError
+from sordino.rendezvous.starts import Start, find_start
+from sordino.runtime.context import Context, current, current_or_none
+from sordino.runtime.process_set import ProcessSet, global_process_set
+from sordino.torch import lifecycle
+
+dist: Any = torch.distributed  # its annotations lack much of what a backend uses
+
+_life = 0
+"""Number of the present group of all ranks among those that have met at the same store, whose keys stay there."""
+
+
+@dataclass
+class Place:
+    """A group as this rank sees it.
+
+    Attributes:
+        context: the world of its ranks.
+        store: a store for this group alone.
+        process_set: its ranks.
+        owns: whether the world ends with the group.
+        name: torch's name of the group; "" until torch has given it.
+    """
+
+    context: Context
+    store: Any
+    process_set: ProcessSet = global_process_set
+    owns: bool = False
+    name: str = ""
+
+
+def find_place(store: Any, rank: int, size: int, timeout: timedelta) -> Place:
+    """Return the place of a new group. Collective over its ranks.
+
+    Args:
+        store: torch's store for the group.
+        rank: rank of this process in the group.
+        size: number of ranks of the group.
+        timeout: time limit for the ranks to meet, if it `is_chosen`.
+
+    Raises:
+        UsageError: `sordino.torch.init()` has given this process another rank.
+        Timeout: not all ranks have come in time; the error names them.
+    """
+    global _life
+    if not dist.is_initialized():
+        _life = store.add(f"sordino/lives/{rank}", 1)
+    store = dist.PrefixStore(f"sordino/{_life}", store)
+    if dist.is_initialized():
+        return Place(world_at(store, rank, size, timeout), store, owns=True)
+    context = current_or_none()
+    if context is None:
+        _start_at(store, rank, size, timeout)  # init() finds it again
+        lifecycle.init(store=store, rank=rank, world_size=size)
+        return Place(current(), store, owns=True)
+    if (context.rank, context.size) != (rank, size):
+        raise UsageError(
+            f"init_process_group: this is rank {rank} of {size}, but sordino.torch.init() has made it rank "
+            f"{context.rank} of {context.size}; start both with the same ranks"
+        )
+    return Place(context, store)
+
+
+def is_chosen(timeout: timedelta | None) -> bool:
+    """Return whether a timeout is another than torch's default, which torch passes if the user gives none."""
+    return timeout is not None and timeout != default_pg_timeout
+
+
+def world_at(store: Any, rank: int, size: int, timeout: timedelta | None) -> Context:
+    """Return a world of its own for some ranks, which meet at this store within the time limit. Collective."""
+    return Context(_start_at(store, rank, size, timeout).world(None, False))
+
+
+def _start_at(store: Any, rank: int, size: int, timeout: timedelta | None) -> Start:
+    limit = timeout.total_seconds() if timeout is not None and is_chosen(timeout) else None
+    return find_start(store=store, rank=rank, world_size=size, timeout_s=limit)

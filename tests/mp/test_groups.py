@@ -1,0 +1,41 @@
+"""Process groups of torch.distributed's backend "sordino": their ends and time limits (group_worker.py)."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+from distributed_jobs import assert_well, run
+from pace import bound, stretched
+
+WORKER = Path(__file__).parent / "group_worker.py"
+
+
+def free_port() -> str:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return str(opened.getsockname()[1])
+
+
+@pytest.mark.drill("groups of torch.distributed")
+@pytest.mark.parametrize("size", [3, 2])
+def test_groups(size: int, tmp_path: Path) -> None:
+    """With torch's checks for debugging, of which this backend needs none: its ranks compare their operations always."""
+    assert_well(run("groups", size, tmp_path, free_port(), worker=WORKER, TORCH_DISTRIBUTED_DEBUG="DETAIL"))
+
+
+def test_the_timeout_of_a_group_ends_its_operations(tmp_path: Path) -> None:
+    """Not SORDINO_TIMEOUT_S, which is 60 s here."""
+    soon = stretched(1.0)
+    outputs = run("timeouts", 2, tmp_path, free_port(), worker=WORKER, SORDINO_TEST_SOON_S=str(soon))
+    assert_well(outputs)
+    for output in outputs:
+        took = float(re.search(r"took (\S+)", output)[1])
+        assert took < bound(0.5, certain_s=soon), output
+
+
+@pytest.mark.soak
+def test_the_timeout_of_a_group_ends_its_start(tmp_path: Path) -> None:
+    assert_well(run("missing", 3, tmp_path, free_port(), worker=WORKER))
