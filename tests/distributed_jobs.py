@@ -1,4 +1,4 @@
-"""Starts jobs of mp/distributed_worker.py, as torchrun would."""
+"""Starts jobs of mp/distributed_worker.py and other workers, as torchrun would."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from pathlib import Path
 
 from pace import HANG_S
 
-WORKER = Path(__file__).parent / "mp" / "distributed_worker.py"
+WORKERS = Path(__file__).parent / "mp"
 
 
-def run(part: str, size: int, folder: Path, *words: str, backend: str = "sordino", device: str = "cpu") -> list[str]:
+def run(
+    part: str,
+    size: int,
+    folder: Path,
+    *words: str,
+    backend: str = "sordino",
+    device: str = "cpu",
+    worker: str = "distributed_worker",
+) -> list[str]:
     """Run the ranks of a job to their ends, and return the output of each."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, str(WORKER), part, str(folder / "store")]
+    command = [sys.executable, str(WORKERS / f"{worker}.py"), part, str(folder / "store")]
     told = {"SORDINO_TEST_BACKEND": backend, "SORDINO_TEST_DEVICE": device, "SORDINO_TIMEOUT_S": "60"}
     ranks = [
         subprocess.Popen(

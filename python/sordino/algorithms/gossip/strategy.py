@@ -64,6 +64,7 @@ class GossipStrategy(ExchangingStrategy):
         if self._mixing is not None and self._arena is not None:
             self._arena.adopt()
             self._mixing.flush()
+            self._arena.give_back()
 
     def state_dict(self) -> dict[str, Any]:
         mixing = self._loaded if self._mixing is None else self._mixing.state()
@@ -97,6 +98,7 @@ class GossipStrategy(ExchangingStrategy):
         if self.steps % self.algorithm.interval == 0:
             self._arena.adopt()
             self.exchange([run for _, run in self._arena.runs], self._mix)
+            self._arena.give_back()
 
     def _mix(self) -> None:
         assert self._arena is not None and self._mixing is not None
