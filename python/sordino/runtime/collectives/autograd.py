@@ -124,7 +124,7 @@ def grouped_allgather(
     """
     gathered: Tensors
     if is_dynamo_compiling():
-        gathered = tuple(traced.allgather(list(tensors), name, process_set.process_set_id)[0])
+        gathered = tuple(traced.allgather(list(tensors), name, process_set.process_set_id)[:-1])
     elif _in_transform():
         gathered = transforms.Allgather.apply(name, process_set, transforms.Rows(), *tensors)
     else:

@@ -5,14 +5,14 @@ the same function, which then does the collective. So unnamed operations are cou
 and it does not matter how often a rank compiles.
 
 Operators are effects in order: compilers neither reorder them nor remove one whose result is not used, because other
-ranks take part in it.
+ranks take part in it. Each returns one value, since torch 2.13 takes effects for having no other.
 
 | operator | result | operator for the gradient |
 |---|---|---|
 | `allreduce` | tensors like the inputs | `allreduce` |
 | `broadcast` | a tensor like the input | `allreduce` |
-| `allgather` | tensors, and their rows from each rank (int64, on the CPU) | `allgather_backward` |
-| `alltoall` | a tensor, and its rows from each rank (int32, on the CPU) | `alltoall_backward` |
+| `allgather` | tensors, then their rows from each rank (int64, on the CPU) | `allgather_backward` |
+| `alltoall` | a tensor, then its rows from each rank (int32, on the CPU) | `alltoall_backward` |
 | `reducescatter` | tensors with this rank's rows | `reducescatter_backward` |
 
 The other ranks determine the number of rows that allgather and alltoall return. A compiler takes it for unknown.
@@ -138,22 +138,18 @@ def _back_through_broadcast(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 # ---- allgather -------------------------------------------------------------------------------------------------------
 
 
-def _run_allgather(
-    tensors: Tensors, name: str | None, process_set: int | None
-) -> tuple[list[torch.Tensor], torch.Tensor]:
+def _run_allgather(tensors: Tensors, name: str | None, process_set: int | None) -> list[torch.Tensor]:
     label = "allgather" if len(tensors) == 1 else "grouped_allgather"
     outputs, rows = allgather_operation(tensors, label, name, _set_of(process_set), lambda *both: both).run()
-    return outputs, torch.tensor(rows, dtype=torch.int64, device=HOST)
+    return [*outputs, torch.tensor(rows, dtype=torch.int64, device=HOST)]
 
 
-def _fake_allgather(
-    tensors: Tensors, name: str | None, process_set: int | None
-) -> tuple[list[torch.Tensor], torch.Tensor]:
+def _fake_allgather(tensors: Tensors, name: str | None, process_set: int | None) -> list[torch.Tensor]:
     size = _place(process_set)[1]
     outputs = [
         tensor.new_empty((_rows_of(tensor) if size == 1 else _unknown_rows(), *tensor.shape[1:])) for tensor in tensors
     ]
-    return outputs, torch.empty((len(tensors), size), dtype=torch.int64, device=HOST)
+    return [*outputs, torch.empty((len(tensors), size), dtype=torch.int64, device=HOST)]
 
 
 def _rows_of(tensor: torch.Tensor) -> int:
@@ -162,13 +158,13 @@ def _rows_of(tensor: torch.Tensor) -> int:
 
 def _keep_rows(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     tensors, _, ctx.process_set = inputs
-    ctx.save_for_backward(output[1])
-    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(output[-1])
+    ctx.mark_non_differentiable(output[-1])
     ctx.counts, ctx.scalars = [_rows_of(tensor) for tensor in tensors], [tensor.dim() == 0 for tensor in tensors]
 
 
-def _back_through_allgather(ctx: Any, grads: Tensors, _: Any) -> tuple[Any, ...]:
-    own = allgather_backward(list(grads), ctx.saved_tensors[0], ctx.counts, ctx.process_set)
+def _back_through_allgather(ctx: Any, grads: Tensors) -> tuple[Any, ...]:
+    own = allgather_backward(list(grads[:-1]), ctx.saved_tensors[0], ctx.counts, ctx.process_set)
     return [one.reshape(()) if scalar else one for one, scalar in zip(own, ctx.scalars)], None, None
 
 
@@ -192,30 +188,27 @@ def _fake_allgather_backward(
 
 def _run_alltoall(
     tensor: torch.Tensor, splits: torch.Tensor | None, name: str | None, process_set: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    result: tuple[torch.Tensor, torch.Tensor] = alltoall_operation(
-        tensor, splits, name, _set_of(process_set), lambda *both: both
-    ).run()
-    return result
+) -> list[torch.Tensor]:
+    return list(alltoall_operation(tensor, splits, name, _set_of(process_set), lambda *both: both).run())
 
 
 def _fake_alltoall(
     tensor: torch.Tensor, splits: torch.Tensor | None, name: str | None, process_set: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> list[torch.Tensor]:
     size = _place(process_set)[1]
     rows = _rows_of(tensor) if size == 1 and splits is None else _unknown_rows()
-    return tensor.new_empty((rows, *tensor.shape[1:])), torch.empty(size, dtype=torch.int32, device=HOST)
+    return [tensor.new_empty((rows, *tensor.shape[1:])), torch.empty(size, dtype=torch.int32, device=HOST)]
 
 
 def _keep_received(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     tensor, _, _, ctx.process_set = inputs
-    ctx.save_for_backward(output[1])
-    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(output[-1])
+    ctx.mark_non_differentiable(output[-1])
     ctx.count, ctx.scalar = _rows_of(tensor), tensor.dim() == 0
 
 
-def _back_through_alltoall(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[Any, ...]:
-    back = alltoall_backward(grad, ctx.saved_tensors[0], ctx.count, ctx.process_set)
+def _back_through_alltoall(ctx: Any, grads: Tensors) -> tuple[Any, ...]:
+    back = alltoall_backward(grads[0], ctx.saved_tensors[0], ctx.count, ctx.process_set)
     return back.reshape(()) if ctx.scalar else back, None, None, None
 
 
@@ -265,7 +258,7 @@ def _back_through_reducescatter(ctx: Any, grads: Tensors) -> tuple[Any, ...]:
 
 
 def _run_reducescatter_backward(grads: Tensors, counts: Sequence[int], process_set: int | None) -> list[torch.Tensor]:
-    return _run_allgather(grads, None, process_set)[0]
+    return _run_allgather(grads, None, process_set)[:-1]
 
 
 def _fake_reducescatter_backward(grads: Tensors, counts: Sequence[int], process_set: int | None) -> list[torch.Tensor]:
@@ -279,7 +272,7 @@ broadcast = _define(
     lambda tensor, root, name, process_set: tensor.new_empty(tensor.shape),
 )
 allgather = _define(
-    "allgather(Tensor[] tensors, str? name, int? process_set) -> (Tensor[], Tensor)", _run_allgather, _fake_allgather
+    "allgather(Tensor[] tensors, str? name, int? process_set) -> Tensor[]", _run_allgather, _fake_allgather
 )
 allgather_backward = _define(
     "allgather_backward(Tensor[] grads, Tensor rows, SymInt[] counts, int? process_set) -> Tensor[]",
@@ -287,7 +280,7 @@ allgather_backward = _define(
     _fake_allgather_backward,
 )
 alltoall = _define(
-    "alltoall(Tensor tensor, Tensor? splits, str? name, int? process_set) -> (Tensor, Tensor)",
+    "alltoall(Tensor tensor, Tensor? splits, str? name, int? process_set) -> Tensor[]",
     _run_alltoall,
     _fake_alltoall,
 )
