@@ -1,4 +1,4 @@
-"""Starts jobs of mp/distributed_worker.py, as torchrun would."""
+"""Starts jobs of mp/distributed_worker.py and other workers, as torchrun would."""
 
 from __future__ import annotations
 

@@ -33,7 +33,12 @@ class Asynchronous(Algorithm):
 
     @property
     def traits(self) -> Traits:
-        return Traits(synchronous=False, averages_buffers=self.buffers == "average", sends_gradients=False)
+        return Traits(
+            synchronous=False,
+            averages_buffers=self.buffers == "average",
+            sends_gradients=False,
+            whole_parameters="its pairs depend on time, so shards of one model would be mixed with different models",
+        )
 
     def _exchanges(self, model: Model, nodes: Sequence[int], ways: int, copied: float, hidden: bool) -> Traffic:
         """Return the expected traffic. The actual traffic varies, because peers are drawn at random.

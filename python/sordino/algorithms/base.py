@@ -44,6 +44,8 @@ class Traits:
         bucket_bytes: gradients are reduced in buckets of up to this many bytes.
         ends_with: name, in an error message, of the setting with which the remaining ranks cannot continue after a
             loss; None: they can.
+        whole_parameters: reason, in an error message, why the algorithm cannot train parameters that are sharded over a
+            device mesh (`mesh=`); None: it exchanges local shards.
     """
 
     synchronous: bool = True
@@ -54,6 +56,7 @@ class Traits:
     sends_gradients: bool = True
     bucket_bytes: int = 16 * 1024 * 1024
     ends_with: str | None = None
+    whole_parameters: str | None = "it has not been written for them (Traits.whole_parameters)"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from sordino.runtime.collectives.operation import Adasum
 from sordino.runtime.context import Context
 from sordino.runtime.gradients.reducer import GradientReducer
 from sordino.runtime.gradients.settings import Settings
+from sordino.runtime.local_shards import clip_grad_norm
 from sordino.runtime.process_set import ProcessSet
 
 Named = Sequence[tuple[str, torch.Tensor]]
@@ -129,7 +130,7 @@ class Strategy(ABC):
         """
         if self.reducer is not None:
             return self.reducer.clip(max_norm, norm_type, error_if_nonfinite)
-        return torch.nn.utils.clip_grad_norm_(self.parameters, max_norm, norm_type, error_if_nonfinite)
+        return clip_grad_norm(self.parameters, max_norm, norm_type, error_if_nonfinite)
 
     def reset(self) -> None:
         """Begin a new cycle. The gradients of this cycle have been used or replaced."""

@@ -16,6 +16,7 @@ from sordino.runtime.gradients.settings import Settings
 from sordino.runtime.gradients.settings_check import SettingsCheck, fingerprint_of
 from sordino.runtime.tensors import address_of
 from sordino.torch.arguments import group_indices
+from sordino.torch.mesh import local_shards
 from sordino.torch.start import INSTEAD
 
 # Options that must be the same on all ranks, in addition to those that are compared by names of their own.
@@ -39,11 +40,12 @@ def make_strategy(
         compare: whether to meet the other ranks now (collective), or at the first step.
     """
     context, algorithm = current(), options.algorithm
+    groups = group_indices(options.groups, parameters)
+    parameters = local_shards(parameters, names, options)
     _check_memory(parameters, names)
     if context.survives_losses:
         _check_surviving(options)
     buffers = [(name, buffer) for name, buffer in options.named_buffers or () if buffer.is_floating_point()]
-    groups = group_indices(options.groups, parameters)
     check = _check(optimizer, parameters, names, buffers, groups, options)
     settings = Settings(
         op=options.op,
@@ -70,7 +72,7 @@ def _evaluates_once(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _check_memory(parameters: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-    """Raise UsageError for a parameter without memory: a DTensor (FSDP2, tensor parallelism) or a meta tensor."""
+    """Raise UsageError for a parameter without memory, such as a meta tensor."""
     for name, parameter in zip(names, parameters):
         try:
             address_of(parameter)

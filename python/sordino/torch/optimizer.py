@@ -28,6 +28,7 @@ from sordino.torch import dcp
 from sordino.torch.arguments import Named, name_parameters, parameters_of
 from sordino.torch.claims import Claim
 from sordino.torch.factory import make_strategy
+from sordino.torch.mesh import local_shards, ranks_along
 from sordino.torch.scaler import step_scaled
 from sordino.torch.sync_batch_norm import warn_of_local_statistics
 
@@ -54,6 +55,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         groups: gradients to reduce together: a number of groups, or lists of parameters.
         sparse_as_dense: whether to make sparse gradients dense before they are reduced.
         process_set: the ranks that train together.
+        mesh: instead of `process_set`: a dimension of a DeviceMesh of all ranks, `device_mesh["replicate"]`. The ranks
+            along it train together. Parameters may be DTensors that are sharded over other dimensions (FSDP2, tensor
+            parallelism): algorithms exchange local shards. Replicas must start equal. Collective over all ranks.
         algorithm: an algorithm of `sordino.algorithms`, its name, or None for `AllReduce()`.
         named_buffers: `model.named_buffers()`, for algorithms with `buffers="average"`.
         check_finite: whether gradients with NaN or Inf on any rank make `step()` raise `NonFinite` on all ranks, before
@@ -79,6 +83,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         algorithm: Algorithm | AlgorithmName | None = None,
         named_buffers: Named | None = None,
         check_finite: bool = False,
+        mesh: Any = None,
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"DistributedOptimizer wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}")
@@ -86,6 +91,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise UsageError("gradient_predivide_factor not supported with op != Average")
         if backward_passes_per_step <= 0:
             raise UsageError(f"backward_passes_per_step must be > 0, not {backward_passes_per_step}")
+        if mesh is not None:
+            process_set = ranks_along(mesh, process_set)
         # super().__init__ is not called, because there is only one set of groups and state, the wrapped optimizer's.
         self._inner = optimizer
         warn_of_local_statistics(named_parameters)
@@ -102,6 +109,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             named_buffers=None if named_buffers is None else list(named_buffers),
             check_finite=check_finite,
             members=members_of(current(), process_set),
+            mesh=mesh is not None,
         )
         self._options.check()
         self._may_synchronize = True
@@ -158,7 +166,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise
         old.detach()
         self._strategy = new
-        new.after_change([self._names[parameter] for parameter in added], added)
+        names = [self._names[parameter] for parameter in added]
+        new.after_change(names, local_shards(added, names, self._options))
 
     @contextmanager
     def _new_strategy(self) -> Iterator[None]:

@@ -13,11 +13,17 @@ import torch
 
 from sordino.algorithms.strategy import Strategy
 from sordino.errors import UsageError
+from sordino.runtime.local_shards import LocalShard
 from sordino.torch.arguments import parameters_of
 
 _CHECKED = (
     "check_finite=True cannot be combined with GradScaler: a scaler tries scales until gradients are infinite, and "
     "skips such steps on all ranks by itself"
+)
+
+_SHARDED = (
+    "GradScaler cannot be used with parameters that are sharded over a device mesh (mesh=): ranks with different "
+    "shards would skip different steps. Train in bfloat16, which needs no scaler"
 )
 
 
@@ -44,6 +50,8 @@ def step_scaled(
     """
     found, scale = asked.__dict__.get("found_inf"), asked.__dict__.get("grad_scale")
     problem = _CHECKED if check_finite else strategy.scaler_problem()
+    if any(isinstance(parameter, LocalShard) for parameter in strategy.parameters):
+        problem = _SHARDED
     if problem is not None:
         # GradScaler itself removes these only after a successful step.
         del asked.__dict__["found_inf"], asked.__dict__["grad_scale"]

@@ -53,6 +53,7 @@ class AllReduce(Algorithm):
             takes_op=True,
             bucket_bytes=self.bucket_bytes,
             ends_with="AllReduce(double_buffering=True)" if self.double_buffering else None,
+            whole_parameters="its checkpoints contain whole gradients" if self.double_buffering else None,
         )
 
     def check(self, options: Options) -> None:

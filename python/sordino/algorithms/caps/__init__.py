@@ -222,6 +222,7 @@ class CaPS(Algorithm):
             averages_buffers=self.buffers == "average",
             sends_gradients=False,
             ends_with='CaPS(exchange="parameter-server")' if served else None,
+            whole_parameters="it decides for whole tensors whether they are sent",
         )
 
     def items_of(self, sizes: Sequence[float]) -> list[float]:

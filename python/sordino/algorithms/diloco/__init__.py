@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sordino.algorithms.base import Algorithm, Simulation, group_size_among, made
+from sordino.algorithms.base import Algorithm, Simulation, Traits, group_size_among, made
 from sordino.algorithms.checks import NO_BUFFERS, require
 from sordino.algorithms.gossip import Gossip
 from sordino.algorithms.traffic import Copies, Model, Operation, Phase, Reduction, Sent, Traffic, gradients, groups_of
@@ -87,6 +87,10 @@ class DiLoCo(Gossip):
         imitated=frozenset({"interval", "outer_lr", "outer_momentum", "nesterov", "fragments", "group_size"}),
         refused={"buffers": NO_BUFFERS},
     )
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, whole_parameters="its checkpoints contain the whole outer parameters")
 
     @property
     def rate(self) -> float:

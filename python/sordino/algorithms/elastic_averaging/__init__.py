@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sordino.algorithms.base import Simulation, made
+from sordino.algorithms.base import Simulation, Traits, made
 from sordino.algorithms.checks import NO_BUFFERS, require
 from sordino.algorithms.gossip import Gossip
 from sordino.algorithms.traffic import Copies, Model, Phase, Reduction, Traffic, groups_of
@@ -46,6 +46,10 @@ class ElasticAveraging(Gossip):
         imitated=frozenset({"interval", "moving_rate"}),
         refused={"buffers": NO_BUFFERS},
     )
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, whole_parameters="its checkpoints contain the whole center")
 
     def mixing(self, peers: Peers, values: ParameterBuffer) -> Mixing:
         mixing: Mixing = made("sordino.algorithms.elastic_averaging.mixing:ElasticMixing", peers, values, self)

@@ -49,7 +49,11 @@ class Gossip(Algorithm):
 
     @property
     def traits(self) -> Traits:
-        return Traits(averages_buffers=self.buffers == "average", sends_gradients=self.workers_in_group > 1)
+        return Traits(
+            averages_buffers=self.buffers == "average",
+            sends_gradients=self.workers_in_group > 1,
+            whole_parameters=None,
+        )
 
     @property
     def every(self) -> int:

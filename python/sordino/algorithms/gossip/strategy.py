@@ -62,6 +62,7 @@ class GossipStrategy(ExchangingStrategy):
         if self._mixing is not None and self._arena is not None:
             self._arena.adopt()
             self._mixing.flush()
+            self._arena.give_back()
 
     def state_dict(self) -> dict[str, Any]:
         mixing = self._loaded if self._mixing is None else self._mixing.state()
@@ -96,6 +97,7 @@ class GossipStrategy(ExchangingStrategy):
             self._arena.adopt()
             apart = [] if self.mixes_buffers else [buffer for _, buffer in self.buffers]
             self.exchange([*(run for _, run in self._arena.runs), *apart], self._mix)
+            self._arena.give_back()
 
     def _mix(self) -> None:
         assert self._arena is not None and self._mixing is not None

@@ -101,7 +101,12 @@ class Layered(Algorithm):
 
     @property
     def traits(self) -> Traits:
-        return Traits(same_gradients=True, bucket_bytes=self.bucket_bytes, ends_with="Layered")
+        return Traits(
+            same_gradients=True,
+            bucket_bytes=self.bucket_bytes,
+            ends_with="Layered",
+            whole_parameters="it postpones steps until a parameter is used, and cannot see that torch uses a shard",
+        )
 
     def check(self, options: Options) -> None:
         super().check(options)

@@ -136,7 +136,18 @@ class LocalSGD(Algorithm):
             sends_gradients=self.group_size > 1,
             bucket_bytes=self.bucket_bytes,
             ends_with='LocalSGD(exchange="sharded")' if self.sharded else None,
+            whole_parameters=self._why_whole(),
         )
+
+    def _why_whole(self) -> str | None:
+        """Return why a setting excludes parameters that are sharded over a device mesh; None: no setting does."""
+        if self.sharded:
+            return 'exchange="sharded" would shard them once more; use exchange="allreduce"'
+        if self.adaptive is not None:
+            return "ranks with different shards have different losses, so adaptive= would give them different intervals"
+        if self.log_distance is not None:
+            return "log_distance= would be the distance of one shard"
+        return None
 
     @property
     def workers_in_group(self) -> int:

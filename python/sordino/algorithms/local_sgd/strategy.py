@@ -211,6 +211,8 @@ class LocalSGDStrategy(ExchangingStrategy):
             for value, then in zip(values, self._then, strict=True):
                 value.add_(then)
                 then.copy_(value)
+        if self._arena is not None:
+            self._arena.give_back()
         if self.buffers:
             tensors = [buffer for _, buffer in self.buffers]
             take_mean(tensors, "local.buffers", self.settings.process_set)

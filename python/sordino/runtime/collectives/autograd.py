@@ -1,4 +1,8 @@
-"""Blocking, out-of-place collectives. They are differentiable, with the same gradients as Horovod's."""
+"""Blocking, out-of-place collectives. They are differentiable, with the same gradients as Horovod's.
+
+The same functions work in code that torch.compile traces, as operators of torch (traced.py), and within transforms of
+torch.func (transforms.py). nodes.py has what autograd needs otherwise.
+"""
 
 from __future__ import annotations
 
@@ -6,124 +10,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from sordino.runtime import opcode
+from sordino.runtime.collectives import nodes, traced, transforms
 from sordino.runtime.collectives.compression import Compression, Compressor
 from sordino.runtime.collectives.operation import Average, Reduction, Sum, resolve_op
-from sordino.runtime.collectives.ops import (
-    allgather_operation,
-    allreduce_operation,
-    alltoall_operation,
-    broadcast_operation,
-    reducescatter_operation,
-)
 from sordino.runtime.collectives.repeats import is_constant, put, repeated
 from sordino.runtime.context import current
 from sordino.runtime.process_set import ProcessSet, global_process_set
 
 Tensors = tuple[torch.Tensor, ...]
 
-
-def _allreduce(tensors: Sequence[torch.Tensor], name: str | None, settings: Reduction) -> Tensors:
-    label = "allreduce" if len(tensors) == 1 else "grouped_allreduce"
-    result: Tensors = allreduce_operation(tensors, False, label, name, settings, tuple).run()
-    return result
-
-
-class _Allreduce(torch.autograd.Function):
-    """Gradient: the same all-reduce of the gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, name: str | None, settings: Reduction, *tensors: torch.Tensor) -> Tensors:
-        ctx.settings = settings
-        return _allreduce(tensors, name, settings)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return (None, None, *_allreduce(grads, None, ctx.settings))
-
-
-class _Allgather(torch.autograd.Function):
-    """Gradient: this rank's rows of the average of the gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Tensors:
-        label = "allgather" if len(tensors) == 1 else "grouped_allgather"
-        outputs, rows = allgather_operation(tensors, label, name, process_set, lambda *both: both).run()
-        ctx.process_set = process_set
-        me = process_set.rank() or 0
-        ctx.places = [(sum(counts[:me]), counts[me]) for counts in rows]
-        ctx.shapes = [tensor.shape for tensor in tensors]
-        return tuple(outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        averages = _allreduce(grads, None, Reduction(Average, 1.0, 1.0, ctx.process_set))
-        own = [
-            average.narrow(0, start, count).reshape(shape)
-            for average, (start, count), shape in zip(averages, ctx.places, ctx.shapes)
-        ]
-        return (None, None, *own)
-
-
-class _Broadcast(torch.autograd.Function):
-    """Gradient: the average of the gradients on the root, zero elsewhere."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-        ctx.is_root, ctx.process_set = current().rank == root, process_set
-        result: torch.Tensor = broadcast_operation(tensor, False, root, name, process_set).run()
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        (average,) = _allreduce([grad], None, Reduction(Average, 1.0, 1.0, ctx.process_set))
-        return (average if ctx.is_root else torch.zeros_like(average), None, None, None)
-
-
-class _Alltoall(torch.autograd.Function):
-    """Gradient: the gradients sent back to the ranks that the rows came from."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        output, received = alltoall_operation(tensor, splits, name, process_set, lambda *both: both).run()
-        ctx.received, ctx.process_set, ctx.shape = received, process_set, tensor.shape
-        ctx.mark_non_differentiable(received)
-        return output, received
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
-        back: torch.Tensor = alltoall_operation(
-            grad, ctx.received, None, ctx.process_set, lambda output, _: output
-        ).run()
-        rows = ctx.shape[0] if len(ctx.shape) else 1
-        if back.shape[0] < rows:
-            # Rows beyond the sum of the splits were sent to no rank, so their gradient is zero.
-            back = torch.cat([back, back.new_zeros((rows - back.shape[0], *back.shape[1:]))])
-        return (back.reshape(ctx.shape), None, None, None)
-
-
-class _Reducescatter(torch.autograd.Function):
-    """Gradient: the allgather of the gradients, scaled as the forward was."""
-
-    @staticmethod
-    def forward(ctx: Any, name: str | None, settings: Reduction, *tensors: torch.Tensor) -> Tensors:
-        ctx.settings = settings
-        label = "reducescatter" if len(tensors) == 1 else "grouped_reducescatter"
-        result: Tensors = reducescatter_operation(tensors, label, name, settings, tuple).run()
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        settings: Reduction = ctx.settings
-        process_set = settings.process_set
-        factor = settings.prescale * settings.postscale * ((process_set.size() or 1) if settings.op == Sum else 1)
-        label = "allgather" if len(grads) == 1 else "grouped_allgather"
-        scaled = [grad * factor for grad in grads]
-        outputs = allgather_operation(scaled, label, None, process_set, lambda outputs, _: outputs).run()
-        return (None, None, *outputs)
+_NO_COMPRESSION = Compression.none
+_in_transform = torch._C._are_functorch_transforms_active
 
 
 def allreduce(
@@ -156,7 +56,7 @@ def allreduce(
         NotBuilt: this build does not support the tensor's kind of device.
         OperationMismatch, PeerLost, Timeout, TransportError: see `synchronize`.
     """
-    if average is None and compression is Compression.none and is_constant(tensor):
+    if average is None and compression is _NO_COMPRESSION and is_constant(tensor):
         context, set_id = current(), process_set.process_set_id
         result = context.repeat(
             opcode.ALLREDUCE, True, tensor, None, name, set_id, op, prescale_factor, postscale_factor
@@ -181,9 +81,14 @@ def grouped_allreduce(
 
     Arguments and errors are those of `allreduce`. Returns one result for each tensor, in the same order.
     """
-    settings = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     packed = [compression.compress(tensor) for tensor in tensors]
-    reduced = _Allreduce.apply(name, settings, *(tensor for tensor, _ in packed))
+    sent = [tensor for tensor, _ in packed]
+    if is_dynamo_compiling():
+        kind, factors = traced.number_of(op, average), (prescale_factor, postscale_factor)
+        reduced = traced.allreduce(sent, name, kind, *factors, process_set.process_set_id)
+    else:
+        settings = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+        reduced = (transforms.Allreduce if _in_transform() else nodes.Allreduce).apply(name, settings, *sent)
     return [compression.decompress(tensor, state) for tensor, (_, state) in zip(reduced, packed)]
 
 
@@ -217,7 +122,13 @@ def grouped_allgather(
 
     Arguments and errors are those of `allgather`. Returns one result for each tensor, in the same order.
     """
-    gathered: Tensors = _Allgather.apply(name, process_set, *tensors)
+    gathered: Tensors
+    if is_dynamo_compiling():
+        gathered = tuple(traced.allgather(list(tensors), name, process_set.process_set_id)[:-1])
+    elif _in_transform():
+        gathered = transforms.Allgather.apply(name, process_set, transforms.Rows(), *tensors)
+    else:
+        gathered = nodes.Allgather.apply(name, process_set, *tensors)
     return gathered
 
 
@@ -234,7 +145,12 @@ def broadcast(
         again = context.repeat(opcode.BROADCAST, True, tensor, None, name, set_id, Sum, 1.0, 1.0, root_rank)
         if again is not None:
             return repeated(context, again, tensor)  # type: ignore[no-any-return]
-    result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
+    result: torch.Tensor
+    if is_dynamo_compiling():
+        result = traced.broadcast(tensor, root_rank, name, process_set.process_set_id)
+    else:
+        function = transforms.Broadcast if _in_transform() else nodes.Broadcast
+        result = function.apply(tensor, root_rank, name, process_set)
     return result
 
 
@@ -264,7 +180,12 @@ def alltoall(
         again = context.repeat(opcode.ALLTOALL, True, tensor, out, name, process_set.process_set_id)
         if again is not None:
             return repeated(context, again, tensor, out)
-    output, received = _Alltoall.apply(tensor, splits, name, process_set)
+    if is_dynamo_compiling():
+        output, received = traced.alltoall(tensor, traced.splits_of(splits), name, process_set.process_set_id)
+    elif _in_transform():
+        output, received = transforms.Alltoall.apply(tensor, splits, name, process_set, transforms.Rows())
+    else:
+        output, received = nodes.Alltoall.apply(tensor, splits, name, process_set)
     if out is not None:
         output = put(output, out)
     return output if splits is None else (output, received)
@@ -288,7 +209,7 @@ def reducescatter(
     `out` is a tensor for the result, of its shape and dtype, which is returned. Not differentiable. It may be this
     rank's rows of `tensor`. UsageError, after the operation, if shape or dtype differ.
     """
-    if compression is Compression.none and is_constant(tensor, out):
+    if compression is _NO_COMPRESSION and is_constant(tensor, out):
         context, set_id = current(), process_set.process_set_id
         again = context.repeat(
             opcode.REDUCESCATTER, True, tensor, out, name, set_id, op, prescale_factor, postscale_factor
@@ -313,7 +234,12 @@ def grouped_reducescatter(
 
     Arguments and errors are those of `reducescatter`. Returns one result for each tensor, in the same order.
     """
-    settings = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
     packed = [compression.compress(tensor) for tensor in tensors]
-    reduced = _Reducescatter.apply(name, settings, *(tensor for tensor, _ in packed))
+    sent = [tensor for tensor, _ in packed]
+    if is_dynamo_compiling():
+        options = (traced.number_of(op, None), prescale_factor, postscale_factor, process_set.process_set_id)
+        reduced = traced.reducescatter(sent, name, *options)
+    else:
+        settings = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
+        reduced = (transforms.Reducescatter if _in_transform() else nodes.Reducescatter).apply(name, settings, *sent)
     return [compression.decompress(tensor, state) for tensor, (_, state) in zip(reduced, packed)]

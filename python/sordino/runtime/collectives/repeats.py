@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from sordino._core import Handle
 from sordino.errors import UsageError
@@ -21,6 +22,8 @@ from sordino.runtime.devices import HOST
 from sordino.runtime.pending import Pending
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.tensors import from_result
+
+_Tensor = torch.Tensor
 
 
 def repeated(context: Context, result: Any, tensor: torch.Tensor | None, out: torch.Tensor | None = None) -> Any:
@@ -66,8 +69,11 @@ def _result(handle: Handle, tensor: torch.Tensor, expected: Any) -> Any:
 
 
 def is_constant(tensor: object, out: torch.Tensor | None = None) -> bool:
-    """Return whether no gradient flows through an input or `out`, so that autograd's graph needs no node for it."""
-    if not isinstance(tensor, torch.Tensor):
+    """Return whether no gradient flows through an input or `out`, so that autograd's graph needs no node for it.
+
+    False while Dynamo traces, because it cannot trace the core's function.
+    """
+    if not isinstance(tensor, _Tensor) or is_dynamo_compiling():
         return False
     return not ((tensor.requires_grad or (out is not None and out.requires_grad)) and torch.is_grad_enabled())
 

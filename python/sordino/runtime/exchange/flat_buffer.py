@@ -1,7 +1,8 @@
 """Flat buffers: parameters in an arena that the ranks of a node share, divided into segments that algorithms exchange.
 
 A parameter becomes a view of the arena once (strides kept), so flattening costs nothing afterwards. A replacement by
-the user (`parameter.data = ...`) is copied into the arena before the next exchange.
+the user (`parameter.data = ...`) is copied into the arena before the next exchange. A local shard of a DTensor stays
+where it is: its values are copied to the arena before each exchange, and back after it.
 """
 
 from __future__ import annotations
@@ -16,23 +17,25 @@ from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST, common_device, core_device, gpu_tensor
 from sordino.runtime.dtypes import DTYPES
 from sordino.runtime.exchange.segments import segment_numbers
+from sordino.runtime.local_shards import LocalShard
 from sordino.runtime.tensors import check, dense_strides, dtype_code, label
 
 
 @torch.no_grad()
 def move(tensor: torch.Tensor, view: torch.Tensor) -> None:
-    """Move a tensor to its view of the arena.
+    """Move a tensor to its view of the arena. Raises UsageError if its shape or dtype has changed."""
+    require_unchanged(tensor, view)
+    view.copy_(tensor)
+    tensor.data = view
 
-    Raises:
-        UsageError: the shape or dtype of the tensor has changed.
-    """
+
+def require_unchanged(tensor: torch.Tensor, view: torch.Tensor) -> None:
+    """Raise UsageError if the shape or dtype of a tensor differs from those of its view of the arena."""
     if tensor.shape != view.shape or tensor.dtype != view.dtype:
         raise UsageError(
             f"a parameter has changed from {view.dtype} {tuple(view.shape)} to {tensor.dtype} "
             f"{tuple(tensor.shape)}; wrap the optimizer again after such a change"
         )
-    view.copy_(tensor)
-    tensor.data = view
 
 
 class FlatBuffer:
@@ -93,7 +96,9 @@ class FlatBuffer:
 
 
 class ParameterBuffer(FlatBuffer):
-    """Tensors (parameters and buffers) as views of one arena.
+    """Tensors (parameters and buffers) as views of one arena, or copies of local shards in it.
+
+    An exchange begins with `adopt`. If it changes the values of parameters, it ends with `give_back`.
 
     Attributes:
         names, tensors: names and tensors in the order of the arena.
@@ -140,14 +145,35 @@ class ParameterBuffer(FlatBuffer):
             groups=[numbers[i] for i in order],
         )
         super().__init__(context, layout, device)
-        self._views = [self.like(tensor, offset) for offset, tensor in zip(self.layout.offsets, self.tensors)]
+        self._views: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors that move to the arena, and their views
+        self._copies: list[tuple[LocalShard, torch.Tensor]] = []  # local shards, and their copies in the arena
+        for tensor, offset in zip(self.tensors, self.layout.offsets):
+            view = self.like(tensor, offset)
+            if isinstance(tensor, LocalShard):
+                self._copies.append((tensor, view))
+            else:
+                self._views.append((tensor, view))
         self.adopt()
 
     def adopt(self) -> None:
-        """Move tensors whose memory was replaced back to the arena. Raises UsageError if shape or dtype changed."""
-        for tensor, view in zip(self.tensors, self._views):
+        """Copy local shards to the arena, and move tensors back to it whose memory was replaced.
+
+        Raises:
+            UsageError: a tensor has another shape or dtype than before.
+        """
+        for tensor, view in self._views:
             if tensor.data_ptr() != view.data_ptr():
                 move(tensor, view)
+        for shard, copy in self._copies:
+            local = shard.local
+            require_unchanged(local, copy)
+            copy.copy_(local)
+
+    @torch.no_grad()
+    def give_back(self) -> None:
+        """Copy the values in the arena to the local shards."""
+        for shard, copy in self._copies:
+            shard.local.copy_(copy)
 
 
 class Mirror:

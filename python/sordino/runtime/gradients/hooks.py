@@ -2,8 +2,8 @@
 
 Hooks in C count the backward passes that have added to each gradient, and call Python when all gradients of a bucket
 are complete (GradientCounter). The post hook of a parameter's AccumulateGrad node counts, as in DDP. Hooks of the
-tensor run before it, so their changes of a gradient are reduced, too. At the end of a backward that has completed a
-gradient, all gradients must have the values that `step()` will use.
+tensor run before it, so their changes of a gradient are reduced, too. A DTensor has one hook (local_shards.py). At the
+end of a backward that has completed a gradient, all gradients must have the values that `step()` will use.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from sordino._core import GradientCounter
 from sordino.errors import StepOrderError, UsageError
+from sordino.runtime.local_shards import LocalShard, ShardHooks
 
 
 class ParameterHooks:
@@ -51,7 +52,7 @@ class ParameterHooks:
         self._of_node.remove()
 
 
-def _remove_all(hooked: dict[int, ParameterHooks]) -> None:
+def _remove_all(hooked: dict[int, ParameterHooks | ShardHooks]) -> None:
     while hooked:
         hooked.popitem()[1].remove()
 
@@ -93,7 +94,8 @@ class GradientHooks(ABC):
         self.touched = False
         """Whether backward or a reduction has begun in this cycle."""
         self._has_end = True  # the current backward calls a callback at its end
-        self._hooked: dict[int, ParameterHooks] = {}
+        self._has_shards = any(isinstance(parameter, LocalShard) for parameter in self.parameters)
+        self._hooked: dict[int, ParameterHooks | ShardHooks] = {}
         weakref.finalize(self, _remove_all, self._hooked)
         self.backwards: dict[int, weakref.ref[Callable[[], None]]] = {}
         """Current backward passes, by autograd's numbers, and the callbacks that autograd calls at their ends. Autograd
@@ -140,8 +142,11 @@ class GradientHooks(ABC):
         counter = self._counter
         for index, parameter in enumerate(self.parameters):
             if index not in self._hooked and parameter.requires_grad:
-                hooks = ParameterHooks(parameter, counter.note_hook(index), counter.count_hook(index))
-                self._hooked[index] = hooks
+                of_counter = counter.note_hook(index), counter.count_hook(index)
+                if isinstance(parameter, LocalShard):
+                    self._hooked[index] = ShardHooks(parameter, *of_counter)
+                else:
+                    self._hooked[index] = ParameterHooks(parameter, *of_counter)
                 found.append(index)
         return found
 
@@ -161,8 +166,9 @@ class GradientHooks(ABC):
             self.begin_cycle()
         self.touched = True
         if not self._counter.accumulates:
-            # Compiled autograd evaluates no nodes, and does not call callbacks at the end.
-            self._has_end = torch._C._current_autograd_node() is not None
+            # Compiled autograd evaluates no nodes, and does not call callbacks at the end. FSDP2 sets gradients outside
+            # of nodes, too, but its backward has an end.
+            self._has_end = self._has_shards or torch._C._current_autograd_node() is not None
             if self._has_end:
                 self._watch_end(torch._C._current_graph_task_id())
 
@@ -182,11 +188,18 @@ class GradientHooks(ABC):
 
     def _watch_end(self, number: int) -> None:
         """Let autograd call `_ended` at the end of backward `number`, which runs in this thread."""
-        if number < 0 or number in self.backwards:
-            return
-        ended: Callable[[], None] = functools.partial(_tell, weakref.ref(self), "_ended", number)
+        if number >= 0 and number not in self.backwards:
+            self._queue("_callbacks_begin" if self._has_shards else "_ended", number)
+
+    def _queue(self, method: str, number: int) -> None:
+        """Let autograd call a method with `number`, after the callbacks that are queued already."""
+        ended: Callable[[], None] = functools.partial(_tell, weakref.ref(self), method, number)
         self.backwards[number] = weakref.ref(ended)
         torch.autograd.Variable._execution_engine.queue_callback(ended)
+
+    def _callbacks_begin(self, number: int) -> None:
+        """Let autograd call `_ended` after the callbacks of this backward, in which FSDP2 sets the last gradients."""
+        self._queue("_ended", number)
 
     def _ended(self, number: int) -> None:
         node = torch._C._current_autograd_node()

@@ -23,6 +23,7 @@ class Options:
     Attributes:
         algorithm: a `sordino.algorithms.Algorithm`.
         members: identities of the process set's members when the algorithm was chosen.
+        mesh: whether the process set is a dimension of a device mesh (`mesh=`), so that parameters may be DTensors.
 
     The other fields are arguments of `DistributedOptimizer`.
     """
@@ -38,6 +39,7 @@ class Options:
     named_buffers: list[tuple[str, torch.Tensor]] | None
     check_finite: bool
     members: tuple[int, ...]
+    mesh: bool = False
 
     @property
     def averages(self) -> bool:

@@ -44,6 +44,7 @@ from sordino.runtime.gradients.own_gradients import OwnGradients
 from sordino.runtime.gradients.plan import agree_on_order, divide, whole_layout
 from sordino.runtime.gradients.settings import Settings
 from sordino.runtime.gradients.sparse_gradients import SparseGradients
+from sordino.runtime.local_shards import LocalShard, clip_grad_norm
 from sordino.runtime.loss_state import Recoverable
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.recovery.losses import LOSSES
@@ -256,7 +257,8 @@ class GradientReducer(GradientHooks):
         flags = packed.new_zeros(len(members))
         layouts = [(one.dtype, one.shape, tuple(dense_strides(one))) for one in (self.parameters[i] for i in members)]
         device = core_device(flags.device, self.context)
-        private = self.settings.compression is not Compression.none
+        shards = any(isinstance(self.parameters[i], LocalShard) for i in members)
+        private = shards or self.settings.compression is not Compression.none
         return Bucket(name, members, self.names, self.parameters, self.settings, flags, layouts, device, private)
 
     # ---- reductions --------------------------------------------------------------------------------------------
@@ -415,7 +417,7 @@ class GradientReducer(GradientHooks):
     def clip(self, limit: float, norm_type: float, strict: bool) -> torch.Tensor:
         """Reduce gradients, and scale them to a norm of at most `limit`. Return the norm before. Collective."""
         self.synchronize()
-        return torch.nn.utils.clip_grad_norm_(self.parameters, limit, norm_type, strict)
+        return clip_grad_norm(self.parameters, limit, norm_type, strict)
 
     def regroup(self, process_set: ProcessSet) -> None:
         """Use another process set from now on."""

@@ -1,0 +1,177 @@
+"""Communication hooks of DistributedDataParallel, for any backend of torch.distributed.
+
+DDP calls a hook for each bucket of gradients, as soon as backward has produced them. The hook is always the function
+`average`. Its state decides how gradients are averaged:
+
+    ddp_model.register_comm_hook(hooks.Compressed(Compression.bf16), hooks.average)
+
+| state | gradients are averaged |
+|---|---|
+| `Compressed` | by an all-reduce of compressed gradients |
+| `PostLocalSGD` | over all ranks at first, later over some or none of them; then parameters are averaged, too |
+
+Another state derives from `BucketAverage`. A compression that all-reduce can add up needs only a `Compressor`.
+"""
+
+# Without `from __future__ import annotations`, because DDP compares the annotations of a hook with classes.
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.futures import Future
+
+from sordino.errors import UsageError
+from sordino.runtime.collectives.compression import Compression, Compressor
+
+__all__ = ["BucketAverage", "Compressed", "Compression", "Compressor", "PostLocalSGD", "average"]
+
+dist: Any = torch.distributed  # its annotations lack much of what a hook uses
+
+
+class BucketAverage(ABC):
+    """Base class of states for the hook `average`."""
+
+    @abstractmethod
+    def start(self, bucket: torch.distributed.GradBucket) -> Future[torch.Tensor]:
+        """Start to average the gradients of a bucket. Collective, in the same order on all ranks.
+
+        Args:
+            bucket: bucket of DDP. `bucket.buffer()` is a 1-d tensor with this rank's gradients, and may be overwritten.
+                `bucket.index()` identifies it from the second step on: DDP divides gradients anew after the first.
+
+        Returns:
+            A future of the averages, with the shape and dtype of the buffer. It may be the buffer.
+        """
+
+
+def average(state: BucketAverage, bucket: torch.distributed.GradBucket) -> Future[torch.Tensor]:
+    """Average the gradients of a bucket in the way of `state`: the hook for `register_comm_hook(state, average)`.
+
+    Raises:
+        UsageError: `state` is not a `BucketAverage`.
+    """
+    if not isinstance(state, BucketAverage):
+        raise UsageError(
+            f"hooks.average: the state is a {type(state).__name__}, and must be one of sordino.distributed.hooks: "
+            "register_comm_hook(hooks.Compressed(Compression.bf16), hooks.average)"
+        )
+    return state.start(bucket)
+
+
+class Compressed(BucketAverage):
+    """Averages gradients by an all-reduce of compressed gradients.
+
+    Every rank divides its gradients by the number of ranks in their own precision, and compresses the quotients. Their
+    sum, in the precision of the compression, is the average. An average beyond the range of float16 becomes infinite on
+    all ranks, as with torch's `fp16_compress_hook`. GradScaler skips such a step.
+
+    Args:
+        compression: `Compression.fp16`, `.bf16` or `.none`, or a `Compressor` whose tensors all-reduce can add up.
+        group: process group of the ranks; None: all ranks.
+
+    Raises:
+        UsageError: `compression` is not a `Compressor`.
+    """
+
+    def __init__(self, compression: type[Compressor] = Compression.none, group: Any = None) -> None:
+        if not (isinstance(compression, type) and issubclass(compression, Compressor)):
+            raise UsageError(f"Compressed({compression!r}): must be a Compressor, such as Compression.bf16")
+        self.compression, self.group = compression, group
+
+    def start(self, bucket: torch.distributed.GradBucket) -> Future[torch.Tensor]:
+        gradients = bucket.buffer()
+        gradients.div_(_size_of(self.group))
+        packed, state = self.compression.compress(gradients)
+        work = dist.all_reduce(packed, group=self.group, async_op=True)
+
+        def finish(future: Any) -> torch.Tensor:
+            total = future.value()[0]  # raises the error of the operation
+            if total.data_ptr() != gradients.data_ptr():
+                gradients.copy_(self.compression.decompress(total, state))
+            return gradients
+
+        done: Future[torch.Tensor] = work.get_future().then(finish)
+        return done
+
+
+class PostLocalSGD(BucketAverage):
+    """Post-local SGD: averages gradients in the first steps, and parameters every `interval` steps after that.
+
+    Like torch's `post_localSGD_hook` together with its `PeriodicModelAverager`. Steps are those of the optimizer. All
+    ranks must take the same steps, so GradScaler cannot be used. Momenta are not averaged. Source: Lin et al. 2018.
+
+    Args:
+        optimizer: optimizer of the model's parameters, which are averaged after its steps.
+        start: number of steps with gradients averaged as `before` says.
+        interval: steps from one averaging of parameters to the next, from step `start` on.
+        before: state that averages gradients in the first steps; None: `Compressed()`.
+        within: state that averages gradients in later steps, such as `Compressed(group=...)` with the ranks of a node;
+            None: each rank uses its own gradients.
+        group: process group of the ranks whose parameters are averaged; None: all ranks.
+
+    Attributes:
+        steps: number of steps that the optimizer has taken.
+
+    Raises:
+        UsageError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        start: int,
+        interval: int,
+        before: BucketAverage | None = None,
+        within: BucketAverage | None = None,
+        group: Any = None,
+    ) -> None:
+        if start < 0 or interval < 1:
+            raise UsageError(f"PostLocalSGD(start={start}, interval={interval}): start must be >= 0, and interval >= 1")
+        self.first_local, self.interval, self.group = start, interval, group
+        self.before, self.within = before or Compressed(), within
+        self.steps = 0
+        optimizer.register_step_post_hook(self._after_step)
+
+    def start(self, bucket: torch.distributed.GradBucket) -> Future[torch.Tensor]:
+        how = self.before if self.steps < self.first_local else self.within
+        if how is not None:
+            return how.start(bucket)
+        own: Future[torch.Tensor] = Future()
+        own.set_result(bucket.buffer())
+        return own
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.steps += 1
+        local = self.steps - self.first_local
+        if local > 0 and local % self.interval == 0:
+            average_tensors((p for group in optimizer.param_groups for p in group["params"]), self.group)
+
+
+@torch.no_grad()
+def average_tensors(tensors: Iterable[torch.Tensor], group: Any = None) -> None:
+    """Replace tensors by their averages over a process group (None: all ranks). Collective.
+
+    Args:
+        tensors: floating-point tensors of any shape, the same on all ranks. One all-reduce for each dtype and device.
+        group: the process group.
+    """
+    alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        alike[tensor.dtype, tensor.device].append(tensor)
+    for same in alike.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in same]).div_(_size_of(group))
+        dist.all_reduce(flat, group=group)
+        parts = flat.split([tensor.numel() for tensor in same])
+        torch._foreach_copy_(same, [part.view_as(tensor) for part, tensor in zip(parts, same)])
+
+
+def _size_of(group: Any) -> int:
+    """Return the number of ranks in a process group. UsageError if this rank is not one of them."""
+    size: int = dist.get_world_size(group)
+    if size < 1:
+        raise UsageError("a communication hook was given a process group that this rank is not in")
+    return size

@@ -1,0 +1,156 @@
+"""A rank of a job with DDP's communication hooks: `hooks_worker.py PART STORE RANK SIZE`.
+
+Every part runs over the backend "sordino" and over gloo, and compares results with those of torch's own hooks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.nn.parallel import DistributedDataParallel
+
+from sordino.distributed import hooks
+from sordino.errors import UsageError
+
+Pair = tuple[torch.nn.Module, torch.optim.Optimizer]
+
+
+def made(group: Any) -> Pair:
+    """Return a model in DDP, in several buckets, and its optimizer."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 40), torch.nn.Tanh(), torch.nn.Linear(40, 2))
+    ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.001)
+    return ddp, torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+
+
+def train(pair: Pair, step: int, scale: float = 1.0) -> None:
+    model, optimizer = pair
+    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    optimizer.zero_grad()
+    (scale * model(torch.randn(8, 20, generator=generator)).square().mean()).backward()
+    optimizer.step()
+
+
+def compare(group: Any, ours: Callable[[Pair], Any], theirs: Callable[[Pair], Any], tolerance: float) -> None:
+    """Compare two hooks for some steps. `ours` and `theirs` register them; `theirs` may return a call after steps."""
+    one, other = made(group), made(group)
+    ours(one)
+    after = theirs(other)
+    for step in range(7):
+        train(one, step)
+        train(other, step)
+        if after is not None:
+            after()
+        for mine, wanted in zip(one[0].parameters(), other[0].parameters()):
+            for found, expected in ((mine.grad, wanted.grad), (mine, wanted)):
+                torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def compressed(group: Any) -> None:
+    def bf16(state, bucket):  # type: ignore[no-untyped-def]  # torch refuses its own on a CPU, by its name
+        return default_hooks.bf16_compress_hook(state, bucket)
+
+    # A division by 2 has the same result before and after a cast to bfloat16. Numbers near 0 lose digits in float16.
+    of_bf16 = 0.0 if dist.get_world_size() == 2 else 4e-3
+    torchs = {"none": default_hooks.allreduce_hook, "fp16": default_hooks.fp16_compress_hook, "bf16": bf16}
+    for (name, hook), tolerance in zip(torchs.items(), (0.0, 1e-3, of_bf16)):
+        state = hooks.Compressed(getattr(hooks.Compression, name), group)
+        compare(
+            group,
+            lambda pair: pair[0].register_comm_hook(state, hooks.average),  # noqa: B023
+            lambda pair: pair[0].register_comm_hook(group, hook),  # noqa: B023
+            tolerance,
+        )
+
+
+def ranges(group: Any) -> None:
+    """An average beyond the range of float16 is infinite on all ranks, and any other is not."""
+    for value, others, wanted in ((3e5, 3e5, float("inf")), (1e5, 0.0, 1e5 / dist.get_world_size())):
+        model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False), process_group=group)
+        model.register_comm_hook(hooks.Compressed(hooks.Compression.fp16, group), hooks.average)
+        (model(torch.ones(1, 1)).sum() * (value if dist.get_rank() == 0 else others)).backward()
+        gradient = model.module.weight.grad
+        assert gradient.dtype == torch.float32
+        torch.testing.assert_close(gradient, torch.tensor([[wanted]]), rtol=1e-3, atol=0)
+
+
+def post_local_sgd(group: Any) -> None:
+    for within in (None, hooks.Compressed(group=group)):
+
+        def ours(pair: Pair) -> None:
+            before = hooks.Compressed(group=group)
+            state = hooks.PostLocalSGD(pair[1], start=2, interval=3, before=before, within=within, group=group)  # noqa: B023
+            pair[0].register_comm_hook(state, hooks.average)
+
+        def theirs(pair: Pair) -> Callable[[], None]:
+            state = PostLocalSGDState(group, group, 2, post_local_gradient_allreduce=within is not None)  # noqa: B023
+            pair[0].register_comm_hook(state, post_localSGD_hook)
+            averager = PeriodicModelAverager(period=3, warmup_steps=4, process_group=group)
+            return lambda: averager.average_parameters(pair[0].parameters())
+
+        compare(group, ours, theirs, tolerance=1e-6)
+
+
+def another_state(group: Any) -> None:
+    """A state of one's own, as an algorithm of compression would be: only the largest element is averaged."""
+
+    class Largest(hooks.BucketAverage):
+        def start(self, bucket: Any) -> Any:
+            gradients = bucket.buffer()
+            place = int(gradients.abs().argmax())
+            rooms = [torch.empty(2, dtype=torch.float64) for _ in range(dist.get_world_size())]
+            mine = torch.tensor([place, float(gradients[place])], dtype=torch.float64)
+            work = dist.all_gather(rooms, mine, group=group, async_op=True)
+
+            def finish(future: Any) -> torch.Tensor:
+                future.value()
+                gradients.zero_()
+                for room in rooms:
+                    gradients[int(room[0])] += float(room[1]) / len(rooms)
+                return gradients
+
+            return work.get_future().then(finish)
+
+    model = DistributedDataParallel(torch.nn.Linear(3, 1, bias=False), process_group=group)
+    model.register_comm_hook(Largest(), hooks.average)
+    (model(torch.tensor([[1.0, 2.0, 3.0]])).sum() * (dist.get_rank() + 1)).backward()
+    size = dist.get_world_size()
+    torch.testing.assert_close(model.module.weight.grad, torch.tensor([[0.0, 0.0, 3 * (size + 1) / 2]]))
+
+
+def errors(group: Any) -> None:
+    model, optimizer = made(group)
+    for call, text in (
+        (lambda: hooks.average(None, None), "register_comm_hook(hooks.Compressed"),
+        (lambda: hooks.Compressed("fp16"), "Compressed('fp16')"),
+        (lambda: hooks.PostLocalSGD(optimizer, start=-1, interval=2), "start=-1"),
+        (lambda: hooks.PostLocalSGD(optimizer, start=0, interval=0), "interval=0"),
+    ):
+        try:
+            call()
+        except UsageError as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError(f"{text}: not refused")
+
+
+def main() -> None:
+    store, rank, size = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    torch.set_num_threads(1)
+    dist.init_process_group("sordino", init_method=f"file://{store}", rank=rank, world_size=size)
+    for group in (dist.group.WORLD, dist.new_group(backend="gloo")):
+        for part in (compressed, ranges, post_local_sgd, another_state, errors):
+            part(group)
+    dist.destroy_process_group()
+    print("well", rank, flush=True)
+
+
+if __name__ == "__main__":
+    main()

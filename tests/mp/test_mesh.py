@@ -1,0 +1,33 @@
+"""`DistributedOptimizer(..., mesh=...)` with FSDP2, in jobs of processes (mesh_worker.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from distributed_jobs import WORKER, assert_well, run
+from mp.mesh_worker import Net
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from sordino.algorithms import AllReduce, Crossover
+
+
+@pytest.mark.drill("training along a dimension of a device mesh")
+@pytest.mark.parametrize("size", [2, 4])
+def test_replicas_of_shards(size: int, tmp_path: Path) -> None:
+    """Sharded replicas train as whole models do; plain torch loads their checkpoints without a process group."""
+    parts = "replicas,final_gradients,unused_parameters,errors,checkpoints"
+    assert_well(run(parts, size, tmp_path / "job", str(tmp_path), worker=WORKER.with_name("mesh_worker.py")))
+    for algorithm in (AllReduce(), Crossover()):
+        model = Net().double()
+        adam = torch.optim.Adam(model.parameters(), lr=0.02)
+        into = dict(zip(("model", "optimizer"), get_state_dict(model, adam)))
+        dcp.load(into, checkpoint_id=tmp_path / algorithm.label, no_dist=True)
+        set_state_dict(model, adam, model_state_dict=into["model"], optim_state_dict=into["optimizer"])
+        assert all(float(state["step"]) == 3 for state in adam.state.values())
+        if isinstance(algorithm, AllReduce):  # other replicas differ
+            full = torch.load(tmp_path / "full.pt")
+            for name, parameter in model.named_parameters():
+                assert torch.equal(parameter, full[name])
