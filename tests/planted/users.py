@@ -423,14 +423,6 @@ ERRORS = [
         (tests("inspection_text"),),
     ),
     Error(
-        "the ranks that a turn waits for are not told",
-        "lost message",
-        "csrc/engine/failure_detector_waits.cc",
-        "for (const int member : set->one_shot()->missing())",
-        "for (const int member : std::vector<int>{})",
-        ("tests/mp/test_inspect.py -k repeated",),
-    ),
-    Error(
         "messages between two ranks are not among the waits",
         "lost message",
         "csrc/engine/failure_detector_waits.cc",
