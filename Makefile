@@ -20,8 +20,8 @@ MPIS := $(or $(MPI_HOME),$(CURDIR)/$(VENV);$(CURDIR)/$(VENV)/mpich)
 PYTEST := $(RUN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PART ?=
 
-.PHONY: demo wheel test test-all test-slice cpp-test planted sanitize claims-quick kernel-table docs docs-links lint format \
-  clean FORCE
+.PHONY: demo wheel test test-all test-slice test-frameworks cpp-test planted sanitize claims-quick kernel-table docs \
+  docs-links lint format clean FORCE
 
 demo: $(VENV)/.installed
 	$(RUN)/sordino doctor
@@ -41,6 +41,21 @@ test-slice: cpp-test
 
 cpp-test: $(VENV)/.testing
 	$(RUN)/ctest --test-dir $(TREE) --output-on-failure -j 2
+
+# The tests of frameworks, which are installed apart, in an environment that sees the packages of .venv, too.
+FRAMEWORKS := build/frameworks
+$(FRAMEWORKS)/.installed: constraints.txt pyproject.toml | $(VENV)/.testing
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" \
+	  > $$($(FRAMEWORKS)/bin/python -c "import site; print(site.getsitepackages()[0])")/of_the_project.pth
+	$(BIN)/python tools/requirements.py lightning accelerate transformers ray > $(FRAMEWORKS)/requirements.txt
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  -r $(FRAMEWORKS)/requirements.txt
+	touch $@
+
+# Lightning imports mpi4py where it is installed, which looks for its MPI where its own interpreter is.
+test-frameworks: $(VENV)/.testing $(FRAMEWORKS)/.installed
+	MPI4PY_LIBMPI=$(CURDIR)/$(VENV)/lib/libmpi.so.40 $(ON_PATH) $(FRAMEWORKS)/bin/python -m pytest -q -rs --tier all tests/frameworks
 
 # Errors that are put in on purpose, one after the other: which tests catch them? ONLY=words chooses some.
 planted: $(VENV)/.testing

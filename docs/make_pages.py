@@ -39,12 +39,6 @@ def configuration() -> str:
     return "\n".join(["| variable | also read as | default | meaning |", "|---|---|---|---|", *rows])
 
 
-def code(path: str) -> str:
-    """Return a program as a block of code."""
-    text = (ROOT / path).read_text()
-    return f"```python\n{text.rstrip()}\n```"
-
-
 def wheels() -> str:
     """Return a table of the sizes of wheels in MB, from the file that `make wheel` writes."""
     found = json.loads((ROOT / "tools" / "wheels" / "sizes.json").read_text())
@@ -60,7 +54,6 @@ def wheels() -> str:
 MAKERS: dict[str, Callable[..., str]] = {
     "algorithms": tables.overview,
     "choosing": choosing.markdown,
-    "code": code,
     "configuration": configuration,
     "costs": tables.costs,
     "idea": tables.idea,

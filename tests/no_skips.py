@@ -1,6 +1,6 @@
 """Skipped tests in CI, where everything is installed: a test that is skipped because something is missing fails.
 
-Only tests may be skipped that need a GPU, that a GPU would disturb, or that need a framework that no extra installs.
+Only tests may be skipped that need a GPU, that a GPU would disturb, or that need a framework (`make test-frameworks`).
 """
 
 from __future__ import annotations

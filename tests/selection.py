@@ -29,7 +29,7 @@ MARKERS = (
     "run_of_a_benchmark: runs a benchmark for real; not in `make test`",
     "extra: needs a Debian package that README's commands do not install; not in `make test`",
     "browser: drives a real browser; not in `make test`",
-    "framework: needs a package that no extra installs, and may be skipped in CI; not in `make test`",
+    "framework: needs a framework of `make test-frameworks`, and may be skipped in CI; not in `make test`",
     "soak: repeats what other tests do, for longer; not in `make test`",
 )
 

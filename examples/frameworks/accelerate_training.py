@@ -1,27 +1,48 @@
-"""Training with Accelerate, which prepares the optimizer and the loader. Only the optimizer is wrapped, not the model.
+"""Training with Accelerate: `SordinoAccelerator` in place of `Accelerator`.
 
-Under torchrun, Accelerate itself divides the data: give `prepare` a loader without a sampler.
+  torchrun --nproc-per-node 2 examples/frameworks/accelerate_training.py
+  sordino run -np 2 -- python examples/frameworks/accelerate_training.py --algorithm local-sgd
 
-  sordino run -np 2 -- python examples/frameworks/accelerate_training.py
+With --plain it uses Accelerate's own class over gloo instead, under torchrun only, and prints the same loss.
 """
+
+import argparse
+import contextlib
 
 import torch
 from accelerate import Accelerator
 
-import sordino.torch as hvd
+from sordino.integrations.accelerate import SordinoAccelerator
 
-hvd.init()
-accelerator = Accelerator(cpu=True)
-x = torch.randn(512, 8, generator=torch.Generator().manual_seed(0))
+parser = argparse.ArgumentParser()
+parser.add_argument("--algorithm", help="an algorithm of Sordino; without one, DDP over its process group")
+parser.add_argument("--plain", action="store_true", help="use Accelerate's own class")
+args = parser.parse_args()
+
+if args.plain:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+else:
+    accelerator = SordinoAccelerator(cpu=True, gradient_accumulation_steps=2, algorithm=args.algorithm)
+torch.manual_seed(0)
+x = torch.randn(512, 8)
 data = torch.utils.data.TensorDataset(x, x.sum(dim=1, keepdim=True))
-sampler = torch.utils.data.DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank())
-loader = torch.utils.data.DataLoader(data, batch_size=32, sampler=sampler)
-model = torch.nn.Linear(8, 1)
-hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), algorithm="allreduce")
-optimizer, loader = accelerator.prepare(optimizer, loader)
-for x, y in loader:
-    optimizer.zero_grad()
-    accelerator.backward(torch.nn.functional.mse_loss(model(x), y))
-    optimizer.step()
+loader = torch.utils.data.DataLoader(data, batch_size=32)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+for _ in range(4):
+    for x, y in loader:
+        with accelerator.accumulate(model):
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+model.eval()
+with torch.no_grad(), contextlib.nullcontext() if args.plain else accelerator.averaged(model):
+    losses = [accelerator.gather_for_metrics((model(x) - y) ** 2) for x, y in loader]
+accelerator.print(f"loss {torch.cat(losses).mean().item():.7f}")
+accelerator.end_training()

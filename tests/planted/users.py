@@ -8,6 +8,7 @@ _LAUNCH = "python/sordino/launch/"
 _DISTRIBUTED = "python/sordino/distributed/"
 _EVERY_OPERATION = "tests/mp/test_distributed.py --tier all -k every_operation"
 _GROUPS = "tests/mp/test_groups.py -k "
+_INTEGRATIONS = "python/sordino/integrations/"
 _LOADERS = "tests/mp/test_data_loader_workers.py"
 _TORCH = "python/sordino/torch/"
 
@@ -437,5 +438,30 @@ ERRORS = [
         "      waits_.answer([this] { return failures_->waits(common_.clock.now()); });\n",
         "",
         ("tests/mp/test_inspect.py -k new",),
+    ),
+    # ---- frameworks
+    Error(
+        "the mean stays in the model after a validation",
+        "stale copy",
+        _INTEGRATIONS + "mean.py",
+        "        if own is not None:\n            _fill(module, own)\n",
+        "        del own\n",
+        (tests("framework_optimizer", "does_not_change"),),
+    ),
+    Error(
+        "a framework's closure is evaluated within the step",
+        "wrong order of summation",
+        _INTEGRATIONS + "optimizer.py",
+        "if closure is None or not self._strategy.settings.evaluates_once:",
+        "if True:",
+        (tests("framework_optimizer", "before_the_step"),),
+    ),
+    Error(
+        "frameworks take every rank for the first of its machine",
+        "swapped rank",
+        _INTEGRATIONS + "launch.py",
+        "str(hvd.local_rank()), str(hvd.local_size())",
+        '"0", str(hvd.local_size())',
+        ("tests/mp/test_framework_launch.py --tier all -k 'ranks_are_found and torchrun'",),
     ),
 ]

@@ -20,11 +20,14 @@ from sordino.errors import SordinoError, UsageError
 from sordino.torch.start import survives_losses
 
 ROOT = Path(__file__).resolve().parents[3]
+# These need frameworks that are not installed here.
+FRAMEWORKS = {f"sordino.integrations.{name}" for name in ("accelerate", "lightning", "transformers")}
 # Benchmarks may need packages that are not installed, and no user code catches errors of the package's programs.
 LIBRARY = [
     module.name
     for module in pkgutil.walk_packages([str(ROOT / "python" / "sordino")], "sordino.")
     if not module.name.startswith(("sordino.bench", "sordino.cli", "sordino._core", "sordino.libsordino"))
+    and module.name not in FRAMEWORKS
 ]
 
 

@@ -44,6 +44,7 @@ ROOMS = {
     "extend": "errors _core runtime runtime.* algorithms",
     "torch": "errors _core suggestions log inspection rendezvous runtime runtime.* algorithms",
     "distributed": "errors _core rendezvous runtime runtime.* torch",
+    "integrations": "errors _core rendezvous algorithms torch",
     "sim": "_core log runtime runtime.* algorithms torch",
     "timing": "torch",
     "checkpoint": "errors files log runtime runtime.* torch",

@@ -73,9 +73,9 @@ def fences(language: str) -> Iterator[tuple[str, str]]:
                 yield f"{page.relative_to(ROOT)}:{line}", found[2]
 
 
-# A Python block of benchmarks/ needs a cluster (test_cluster.py); one of a framework needs that (test_frameworks.py);
+# A Python block of benchmarks/ needs a cluster (test_cluster.py); one of a framework needs that (tests/frameworks);
 # and one of torch.distributed needs a launcher (test_distributed.py).
-ELSEWHERE = ("benchmarks/", "docs/coming-from-frameworks.md", "docs/torch-distributed.md")
+ELSEWHERE = ("benchmarks/", "docs/frameworks.md", "docs/torch-distributed.md")
 PYTHON = [(place, text) for place, text in fences("python") if not place.startswith(ELSEWHERE)]
 SHELL = list(fences("sh"))
 

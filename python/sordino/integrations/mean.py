@@ -1,0 +1,107 @@
+"""The model to evaluate and to save: the mean over ranks, if the algorithm lets their models differ.
+
+Frameworks evaluate the model of each rank, and save that of rank 0. With gossip or local SGD these are slightly worse
+than the mean, and the evaluated model would not be the saved one. Reading the mean does not change the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+import sordino.torch as hvd
+from sordino.integrations.optimizer import FrameworkOptimizer
+
+
+class MeanModel:
+    """Mean of the models of all ranks, in place of a rank's own model for a while.
+
+    Attributes:
+        is_in: whether the module has the mean now.
+    """
+
+    def __init__(self) -> None:
+        self._own: dict[str, Any] | None = None
+
+    @property
+    def is_in(self) -> bool:
+        return self._own is not None
+
+    def put_in(self, module: torch.nn.Module, optimizers: Sequence[FrameworkOptimizer]) -> None:
+        """Replace the module's parameters and buffers by the mean. Collective, between steps.
+
+        Does nothing if ranks have equal models, or if peers may use this rank's parameters at any time (asynchronous
+        algorithms, and those with parameters in flight).
+        """
+        if self.is_in or not differ(optimizers) or not all(one.may_replace_model for one in optimizers):
+            return
+        with torch.inference_mode(False):
+            own = {name: _copy(value) for name, value in module.state_dict().items()}
+        _fill(module, _mean(module))
+        self._own = own
+
+    def take_out(self, module: torch.nn.Module) -> None:
+        """Give the module its own parameters and buffers again."""
+        own, self._own = self._own, None
+        if own is not None:
+            _fill(module, own)
+
+    @contextmanager
+    def inside(self, module: torch.nn.Module, optimizers: Sequence[FrameworkOptimizer]) -> Iterator[None]:
+        """Replace the module's parameters and buffers by the mean within the block. Collective, between steps."""
+        outer = self.is_in
+        self.put_in(module, optimizers)
+        try:
+            yield
+        finally:
+            if not outer:
+                self.take_out(module)
+
+    def state_dict(self, module: torch.nn.Module, optimizers: Sequence[FrameworkOptimizer]) -> dict[str, Any]:
+        """Return the state dict of the mean model. Collective if ranks have different models."""
+        return module.state_dict() if self.is_in or not differ(optimizers) else _mean(module)
+
+
+def differ(optimizers: Sequence[FrameworkOptimizer]) -> bool:
+    """Return whether ranks have different models between two exchanges."""
+    return any(one.models_differ for one in optimizers)
+
+
+def settle(module: torch.nn.Module, optimizers: Sequence[FrameworkOptimizer]) -> None:
+    """Apply updates in flight, and give all ranks the mean model. Collective, at the end of a training.
+
+    It also removes the gradients, of which a rank may have a part only (`LocalSGD(exchange="sharded")`).
+    """
+    for optimizer in optimizers:
+        optimizer.flush()
+        optimizer.zero_grad()
+    if differ(optimizers):
+        _fill(module, _mean(module))
+
+
+# Frameworks evaluate in inference mode, whose tensors cannot be changed outside of it.
+def _mean(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the state dict of the mean model. Tensors that share memory in the module share it here, too."""
+    with torch.inference_mode(False):
+        state = hvd.average_parameters(module)
+        names: dict[tuple[Any, ...], str] = {}
+        for name, value in module.state_dict().items():
+            if isinstance(value, torch.Tensor):
+                place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+                state[name] = state[names.setdefault(place, name)]
+        return state
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _fill(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
+    """Copy tensors of a state dict into those of a module."""
+    with torch.inference_mode(False), torch.no_grad():
+        for name, value in module.state_dict().items():
+            if isinstance(value, torch.Tensor):
+                value.copy_(state[name])

@@ -1,0 +1,25 @@
+"""Comparisons between the ranks of a worker."""
+
+from __future__ import annotations
+
+import torch
+
+import sordino.torch as hvd
+
+
+def flat(module: torch.nn.Module) -> torch.Tensor:
+    """Return the parameters of a module as one float32 vector."""
+    return torch.cat([one.detach().float().flatten() for one in module.parameters()])
+
+
+def equal_on_all_ranks(module: torch.nn.Module) -> bool:
+    """Return whether all ranks have the same parameters. Collective."""
+    hvd.init()  # a plain job has not done that
+    all_ranks = hvd.allgather(flat(module)[None])
+    return bool((all_ranks == all_ranks[0]).all())
+
+
+def mean_on_all_ranks(module: torch.nn.Module) -> torch.Tensor:
+    """Return the mean of the parameters over ranks. Collective."""
+    hvd.init()
+    return hvd.allreduce(flat(module))
