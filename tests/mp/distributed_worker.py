@@ -28,7 +28,7 @@ warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 renamed operations;
 Kinds = dist.ReduceOp
 DEVICE = os.environ.get("SORDINO_TEST_DEVICE", "cpu")
 BACKEND = os.environ.get("SORDINO_TEST_BACKEND", "sordino")
-# What torch passes on of the Work of a `Backend` in Python lacks is_completed() and the source of a message.
+# torch does not pass on is_completed() and the source of a message from the Work of a `Backend` in Python.
 WORK_IS_WHOLE = "," not in BACKEND
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8]
 ARITHMETIC = {
