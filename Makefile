@@ -20,12 +20,23 @@ MPIS := $(or $(MPI_HOME),$(CURDIR)/$(VENV);$(CURDIR)/$(VENV)/mpich)
 PYTEST := $(RUN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PART ?=
 
-.PHONY: demo wheel test test-all test-slice test-frameworks cpp-test planted sanitize claims-quick kernel-table docs \
-  docs-links lint format clean FORCE
+.PHONY: demo wheel test test-all test-slice test-frameworks test-torch cpp-test planted sanitize claims-quick kernel-table \
+  docs docs-links lint format clean FORCE
 
 demo: $(VENV)/.installed
 	$(RUN)/sordino doctor
 	$(RUN)/sordino run -np 4 -- python examples/train.py --algorithm allreduce
+
+# The tests of torch.distributed with another version of PyTorch, which is installed in build/: VERSION=2.14.1
+OTHER_TORCH := build/torch-$(or $(VERSION),none)
+test-torch: $(OTHER_TORCH)/.installed $(VENV)/.testing
+	PYTHONPATH=$(CURDIR)/$(OTHER_TORCH) $(RUN)/python -m pytest -q --tier all tests/mp/test_distributed.py \
+	  tests/mp/test_groups.py tests/python/distributed
+
+build/torch-%/.installed: | $(VENV)/.tools
+	@test $* != none || { echo "which version of PyTorch? make test-torch VERSION=2.14.1"; exit 2; }
+	$(ON_PATH) $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --target $(@D) torch==$*
+	touch $@
 
 # What every change should pass: a selection by rule (tests/selection.py).
 test: cpp-test

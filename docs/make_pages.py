@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,26 @@ def wheels() -> str:
     return table(["MB", *found], rows)
 
 
+def torch_own() -> str:
+    """Return tables of the outcomes of torch's own tests, from the file that tests/torch_own/survey.py writes."""
+    known = json.loads((ROOT / "tests" / "torch_own" / "outcomes.json").read_text())
+    by_outcome: dict[str, dict[str, list[str]]] = {"passed": {}, "skipped": {}, "failed": {}}
+    for name, one in known["tests"].items():
+        by_outcome[one["outcome"]].setdefault(one["reason"], []).append(name)
+    counts = {outcome: sum(map(len, reasons.values())) for outcome, reasons in by_outcome.items()}
+    numbers = [*map(str, counts.values()), str(sum(counts.values()))]
+    parts = [f"PyTorch {known['torch']}, {known['ranks']} ranks:", table([*counts, "all"], [numbers])]
+    for outcome in ("skipped", "failed"):
+        if not by_outcome[outcome]:
+            continue
+        rows = [[reason.splitlines()[-1], str(len(names))] for reason, names in by_outcome[outcome].items()]
+        rows.sort(key=lambda row: -int(row[1]))
+        parts += [f"Reasons of the {outcome} tests:", table(["reason", "tests"], rows)]
+    names = [f"`{name.removeprefix('test_')}`" for tests in by_outcome["passed"].values() for name in tests]
+    passed = textwrap.fill(", ".join(names) + ".", 120, break_on_hyphens=False, break_long_words=False)
+    return "\n\n".join([*parts, "Passed:", passed])
+
+
 MAKERS: dict[str, Callable[..., str]] = {
     "algorithms": tables.overview,
     "choosing": choosing.markdown,
@@ -59,6 +80,7 @@ MAKERS: dict[str, Callable[..., str]] = {
     "idea": tables.idea,
     "options": tables.options,
     "targets": targets,
+    "torch_own": torch_own,
     "wheels": wheels,
 }
 

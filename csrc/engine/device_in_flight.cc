@@ -20,8 +20,8 @@ std::string who_is_late(const std::vector<int>& ranks) {
 }  // namespace
 
 void DeviceInFlight::add(const Running& over, double timeout_s) {
-  One& one = all_.emplace_back(One{over.channel, over.barrier, {}, over.decision.names.front(), over.awaited_since,
-                               timeout_s});
+  One& one = all_.emplace_back(
+      One{over.channel, over.barrier, {}, over.decision.names.front(), over.awaited_since, timeout_s});
   for (const Submission& submission : over.submissions) one.handles.push_back(submission.handle);
   count_ = all_.size();
 }

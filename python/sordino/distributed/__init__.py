@@ -3,7 +3,7 @@
     group.py        the process group that torch calls, for tensors of all devices
     backend.py      the backend that torch calls if a group has another one for other devices
     operations.py   the base of both: the operations by torch's names
-    place.py        where the ranks of a group are, and how long they wait for each other
+    place.py        the world of a group's ranks, and how they meet
     collectives.py  the operations, in terms of this library's own
     work.py         what torch waits for
     meeting.py      how its ranks meet where torch's own variables are not set

@@ -298,4 +298,3 @@ def _named(code: int, options: tuple[Any, ...]) -> dict[str, Any]:
     if code in (opcode.ALLREDUCE, opcode.REDUCESCATTER):
         return {"op": options[0], "prescale_factor": options[1]}
     return {"splits": options[4]} if code == opcode.ALLTOALL else {}
-

@@ -82,7 +82,7 @@ class SordinoProcessGroup(Operations, dist.ProcessGroup):  # type: ignore[misc]
         return self._place.store
 
     def _get_backend(self, device: Any) -> SordinoProcessGroup:
-        """Return what serves a device: the group itself."""
+        """Return the backend for a device, which is the group itself."""
         return self
 
     @property
@@ -98,8 +98,8 @@ class SordinoProcessGroup(Operations, dist.ProcessGroup):  # type: ignore[misc]
     def new_group(self) -> Callable[..., SordinoProcessGroup | None]:
         """Function that makes subgroups, which torch 2.13 and newer call on the default group.
 
-        It is missing while torch makes a group of another backend: then torch does that itself. torch does not pass the
-        backend, but has it in a variable.
+        It is missing while torch makes a group of another backend, which torch then does itself. torch before 2.14 does
+        not pass the backend, but has it in a variable.
         """
         caller = sys._getframe(1)
         if caller.f_code.co_name == "_new_group_with_tag":
@@ -115,8 +115,9 @@ class SordinoProcessGroup(Operations, dist.ProcessGroup):  # type: ignore[misc]
         pg_options: Any = None,
         group_name: str = "",
         group_desc: str | None = None,
+        backend: str = NAME,
     ) -> SordinoProcessGroup | None:
-        """Return a group of some ranks; None on others."""
+        """Return a group of some ranks; None on others. torch 2.14 and newer pass the backend, which is this one."""
         members = list(ranks)
         # torch's names: a number if all ranks make the group together, and otherwise a hash.
         if not (group_name.isdecimal() and members == sorted(members)):

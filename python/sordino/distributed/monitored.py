@@ -12,6 +12,7 @@ The texts of the errors begin as those of gloo, for programs that look for them.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -67,10 +68,8 @@ def _wait_for_others(store: Any, size: int, timeout: timedelta, wait_all_ranks: 
 def _is_set(store: Any, key: str, limit: timedelta) -> bool:
     """Wait for a key, and return whether it has been set within the time limit."""
     if limit > timedelta(milliseconds=1):  # a store takes 0 ms for no limit
-        try:
+        with suppress(RuntimeError):  # the time is up, or the store is gone, for which check() raises
             store.wait([key], limit)
-        except RuntimeError:  # the time is up, or the store is gone; check() raises for that
-            pass
     return bool(store.check([key]))
 
 

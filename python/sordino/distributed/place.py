@@ -1,4 +1,4 @@
-"""Where the ranks of a group of torch.distributed are: their world, the store at which they meet, and their time limit.
+"""Place of a group of torch.distributed: the world of its ranks, and the store and the time limit of their meeting.
 
 The group of all ranks has the world of `sordino.torch.init()`, or makes it, so both can be used together.
 """

@@ -298,7 +298,13 @@ def forget(store: Any) -> None:
 
 
 def _at_a_store(
-    store: Any, prefix: str, rank: int, size: int, chosen: str, environment: Mapping[str, str], seen: str = "",
+    store: Any,
+    prefix: str,
+    rank: int,
+    size: int,
+    chosen: str,
+    environment: Mapping[str, str],
+    seen: str = "",
     timeout_s: float | None = None,
 ) -> ProcessStart:
     key = (os.getpid(), store, prefix, rank, size)
@@ -313,7 +319,12 @@ def _at_a_store(
 
 
 def _given_start(
-    comm: Any, store: Any, rank: int | None, world_size: int | None, chosen: str, environment: Mapping[str, str],
+    comm: Any,
+    store: Any,
+    rank: int | None,
+    world_size: int | None,
+    chosen: str,
+    environment: Mapping[str, str],
     timeout_s: float | None,
 ) -> ProcessStart:
     if store is None or rank is None or world_size is None:
