@@ -61,6 +61,7 @@ MODULES = (
     "sparse",
     "storage",
     "sync_batch_norm",
+    "transforms",
     "plan",
     "scheduled_pull",
 )

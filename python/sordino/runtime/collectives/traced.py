@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from sordino.errors import UsageError
+from sordino.runtime.collectives.inductor import keep_order
 from sordino.runtime.collectives.operation import Average, Reduction, Sum, resolve_op
 from sordino.runtime.collectives.ops import (
     allgather_operation,
@@ -41,6 +42,7 @@ from sordino.runtime.process_set import ProcessSet, global_process_set
 Tensors = Sequence[torch.Tensor]
 
 _library = torch.library.Library("sordino", "FRAGMENT")
+_operators: list[Any] = []
 _OPTIONS = "str? name, int op, float prescale, float postscale, int? process_set"
 
 
@@ -84,13 +86,19 @@ def _unknown_rows() -> Any:
 def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
     """Define an operator by its schema, the function that does it, and the one that gives the shapes of results."""
     name = schema.partition("(")[0]
+
+    def describe(*arguments: Any) -> Any:
+        keep_order(_operators)
+        return fake(*arguments)
+
     _library.define(schema)
     _library.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"sordino::{name}", fake, lib=_library)
+    torch.library.register_fake(f"sordino::{name}", describe, lib=_library)
     operator = getattr(torch.ops.sordino, name).default
     from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
     _register_effectful_op(operator, _EffectType.ORDERED)
+    _operators.append(operator)
     return operator
 
 
