@@ -30,7 +30,7 @@ def _never() -> bool:
 
 
 # Dynamo knows this function, so it costs eager code only a call. torch before 2.13 loses operators in backward graphs.
-is_traced = torch.compiler.is_dynamo_compiling if torch.__version__ >= (2, 13) else _never
+is_traced = torch.compiler.is_dynamo_compiling if torch.__version__ >= (2, 13) else _never  # type: ignore[operator]
 """Return whether Dynamo traces, and a collective has to be an operator of torch (traced.py)."""
 
 
