@@ -62,6 +62,7 @@ MODULES = (
     "sparse",
     "storage",
     "sync_batch_norm",
+    "transforms",
     "plan",
     "scheduled_pull",
 )

@@ -1,7 +1,7 @@
 """A rank of a job that trains along one dimension of a device mesh: `mesh_worker.py PART STORE RANK SIZE [FOLDER]`.
 
 Parts: replicas (two replicas of a sharded model train as two whole models do), errors (what mesh= refuses),
-checkpoints (torch's, written to FOLDER).
+checkpoints (torch's, written to FOLDER), hooks (those of hooks_worker.py).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def replicas(rank: int, size: int) -> None:
             inputs = [batch(replica, step, turn) for turn in range(2)]
             wanted, wanted_norm = step_of(reference, whole, inputs, reference.no_sync)
             own = [one.chunk(shards)[shard] for one in inputs]
-            loss, norm = step_of(optimizer, parts, own, lambda: accumulating(parts))
+            loss, norm = step_of(optimizer, parts, own, lambda: accumulating(parts))  # noqa: B023
             dist.all_reduce(loss, dist.ReduceOp.AVG, group=mesh["shard"].get_group())
             torch.testing.assert_close(loss, wanted, msg=f"{algorithm}, step {step}: {loss} {wanted}")
             torch.testing.assert_close(norm, wanted_norm)
@@ -186,7 +186,9 @@ def errors(rank: int, size: int) -> None:
     refused(lambda: wrapped(model, mesh=mesh), "2 dimensions", "'replicate'", 'device_mesh["replicate"]')
     refused(lambda: wrapped(model, mesh=0), "DeviceMesh", "not 0")
     refused(lambda: wrapped(model, mesh=along, process_set=hvd.ProcessSet([0])), "process_set=")
-    refused(lambda: wrapped(sharded(mesh), mesh=along), "'scale'", "averages along it already", 'mesh=device_mesh["shard"]')
+    refused(
+        lambda: wrapped(sharded(mesh), mesh=along), "'scale'", "averages along it already", 'mesh=device_mesh["shard"]'
+    )
     for algorithm, reason in (
         (LocalSGD(group_size=2), 'use exchange="allreduce"'),
         (ElasticAveraging(), "center"),
@@ -253,6 +255,12 @@ def checkpoints(rank: int, size: int) -> None:
             step_of(best, trained, [batch(rank, 5, 0), batch(rank, 5, 1)], lambda: accumulating(trained))  # noqa: B023
         for one, wanted in zip(other.parameters(), model.parameters()):
             torch.testing.assert_close(one.full_tensor(), wanted.full_tensor())
+
+
+def hooks(rank: int, size: int) -> None:
+    import hooks_worker
+
+    hooks_worker.all_parts()
 
 
 def main() -> None:

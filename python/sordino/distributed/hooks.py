@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
 from sordino.errors import UsageError
@@ -36,7 +37,7 @@ class BucketAverage(ABC):
     """Base class of states for the hook `average`."""
 
     @abstractmethod
-    def start(self, bucket: torch.distributed.GradBucket) -> Future[torch.Tensor]:
+    def start(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Start to average the gradients of a bucket. Collective, in the same order on all ranks.
 
         Args:
@@ -48,7 +49,7 @@ class BucketAverage(ABC):
         """
 
 
-def average(state: BucketAverage, bucket: torch.distributed.GradBucket) -> Future[torch.Tensor]:
+def average(state: BucketAverage, bucket: GradBucket) -> Future[torch.Tensor]:
     """Average the gradients of a bucket in the way of `state`: the hook for `register_comm_hook(state, average)`.
 
     Raises:
@@ -82,14 +83,14 @@ class Compressed(BucketAverage):
             raise UsageError(f"Compressed({compression!r}): must be a Compressor, such as Compression.bf16")
         self.compression, self.group = compression, group
 
-    def start(self, bucket: torch.distributed.GradBucket) -> Future[torch.Tensor]:
-        gradients = bucket.buffer()
+    def start(self, bucket: GradBucket) -> Future[torch.Tensor]:
+        gradients: torch.Tensor = bucket.buffer()
         gradients.div_(_size_of(self.group))
         packed, state = self.compression.compress(gradients)
         work = dist.all_reduce(packed, group=self.group, async_op=True)
 
         def finish(future: Any) -> torch.Tensor:
-            total = future.value()[0]  # raises the error of the operation
+            total: torch.Tensor = future.value()[0]  # raises the error of the operation
             if total.data_ptr() != gradients.data_ptr():
                 gradients.copy_(self.compression.decompress(total, state))
             return gradients
@@ -136,7 +137,7 @@ class PostLocalSGD(BucketAverage):
         self.steps = 0
         optimizer.register_step_post_hook(self._after_step)
 
-    def start(self, bucket: torch.distributed.GradBucket) -> Future[torch.Tensor]:
+    def start(self, bucket: GradBucket) -> Future[torch.Tensor]:
         how = self.before if self.steps < self.first_local else self.within
         if how is not None:
             return how.start(bucket)

@@ -32,7 +32,7 @@ class LocalShard(torch.Tensor):
 
     whole: Any
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def local(self) -> torch.Tensor:
@@ -48,9 +48,9 @@ class LocalShard(torch.Tensor):
         if gradient is None:
             return None
         with torch.no_grad():
-            local: torch.Tensor = gradient.to_local()
-        # A gradient that torch still communicates (AsyncCollectiveTensor).
-        return local.wait() if hasattr(local, "trigger_wait") else local
+            local = gradient.to_local()
+        # torch may still communicate it (AsyncCollectiveTensor).
+        return local.wait() if hasattr(local, "trigger_wait") else local  # type: ignore[no-any-return]
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:

@@ -78,9 +78,7 @@ def ranks_along(mesh: Any, process_set: ProcessSet = global_process_set) -> Proc
     return part_of(context, global_process_set, (f"mesh {parts}", 0), [list(part) for part in parts])
 
 
-def local_shards(
-    parameters: Sequence[torch.Tensor], names: Sequence[str], options: Options
-) -> Sequence[torch.Tensor]:
+def local_shards(parameters: Sequence[torch.Tensor], names: Sequence[str], options: Options) -> Sequence[torch.Tensor]:
     """Return the parameters, with a local shard for each that is a DTensor.
 
     Raises:

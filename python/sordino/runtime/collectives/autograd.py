@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from sordino.runtime import opcode
 from sordino.runtime.collectives import nodes, traced, transforms
 from sordino.runtime.collectives.compression import Compression, Compressor
 from sordino.runtime.collectives.operation import Average, Reduction, Sum, resolve_op
-from sordino.runtime.collectives.repeats import is_constant, put, repeated
+from sordino.runtime.collectives.repeats import is_constant, is_traced, put, repeated
 from sordino.runtime.context import current
 from sordino.runtime.process_set import ProcessSet, global_process_set
 
@@ -83,7 +82,7 @@ def grouped_allreduce(
     """
     packed = [compression.compress(tensor) for tensor in tensors]
     sent = [tensor for tensor, _ in packed]
-    if is_dynamo_compiling():
+    if is_traced():
         kind, factors = traced.number_of(op, average), (prescale_factor, postscale_factor)
         reduced = traced.allreduce(sent, name, kind, *factors, process_set.process_set_id)
     else:
@@ -123,7 +122,7 @@ def grouped_allgather(
     Arguments and errors are those of `allgather`. Returns one result for each tensor, in the same order.
     """
     gathered: Tensors
-    if is_dynamo_compiling():
+    if is_traced():
         gathered = tuple(traced.allgather(list(tensors), name, process_set.process_set_id)[:-1])
     elif _in_transform():
         gathered = transforms.Allgather.apply(name, process_set, transforms.Rows(), *tensors)
@@ -146,7 +145,7 @@ def broadcast(
         if again is not None:
             return repeated(context, again, tensor)  # type: ignore[no-any-return]
     result: torch.Tensor
-    if is_dynamo_compiling():
+    if is_traced():
         result = traced.broadcast(tensor, root_rank, name, process_set.process_set_id)
     else:
         function = transforms.Broadcast if _in_transform() else nodes.Broadcast
@@ -180,7 +179,7 @@ def alltoall(
         again = context.repeat(opcode.ALLTOALL, True, tensor, out, name, process_set.process_set_id)
         if again is not None:
             return repeated(context, again, tensor, out)
-    if is_dynamo_compiling():
+    if is_traced():
         output, received = traced.alltoall(tensor, traced.splits_of(splits), name, process_set.process_set_id)
     elif _in_transform():
         output, received = transforms.Alltoall.apply(tensor, splits, name, process_set, transforms.Rows())
@@ -236,7 +235,7 @@ def grouped_reducescatter(
     """
     packed = [compression.compress(tensor) for tensor in tensors]
     sent = [tensor for tensor, _ in packed]
-    if is_dynamo_compiling():
+    if is_traced():
         options = (traced.number_of(op, None), prescale_factor, postscale_factor, process_set.process_set_id)
         reduced = traced.reducescatter(sent, name, *options)
     else:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from sordino._core import Handle
 from sordino.errors import UsageError
@@ -24,6 +23,15 @@ from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.tensors import from_result
 
 _Tensor = torch.Tensor
+
+
+def _never() -> bool:
+    return False
+
+
+# Dynamo knows this function, so it costs eager code only a call. torch before 2.13 loses operators in backward graphs.
+is_traced = torch.compiler.is_dynamo_compiling if torch.__version__ >= (2, 13) else _never  # type: ignore[operator]
+"""Return whether Dynamo traces, and a collective has to be an operator of torch (traced.py)."""
 
 
 def repeated(context: Context, result: Any, tensor: torch.Tensor | None, out: torch.Tensor | None = None) -> Any:
@@ -73,7 +81,7 @@ def is_constant(tensor: object, out: torch.Tensor | None = None) -> bool:
 
     False while Dynamo traces, because it cannot trace the core's function.
     """
-    if not isinstance(tensor, _Tensor) or is_dynamo_compiling():
+    if not isinstance(tensor, _Tensor) or is_traced():
         return False
     return not ((tensor.requires_grad or (out is not None and out.requires_grad)) and torch.is_grad_enabled())
 

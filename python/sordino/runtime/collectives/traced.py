@@ -1,11 +1,11 @@
 """Collectives as operators of torch (`torch.ops.sordino`), for code that torch.compile traces.
 
-The functions in autograd.py use an operator while Dynamo traces them. When the compiled code runs, the operator calls
-the same function, which then does the collective. So unnamed operations are counted when they run, as in eager code,
-and it does not matter how often a rank compiles.
+The functions in autograd.py use an operator while Dynamo traces them. When compiled code runs, the operator does the
+collective. So unnamed operations are counted when they run, as in eager code, and it does not matter how often a rank
+compiles.
 
 Operators are effects in order: compilers neither reorder them nor remove one whose result is not used, because other
-ranks take part in it. Each returns one value, since torch 2.13 takes effects for having no other.
+ranks take part in it (operators.py).
 
 | operator | result | operator for the gradient |
 |---|---|---|
@@ -20,13 +20,14 @@ The other ranks determine the number of rows that allgather and alltoall return.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from sordino.errors import UsageError
 from sordino.runtime.collectives.operation import Average, Reduction, Sum, resolve_op
+from sordino.runtime.collectives.operators import define, differentiate
 from sordino.runtime.collectives.ops import (
     allgather_operation,
     allreduce_operation,
@@ -40,7 +41,6 @@ from sordino.runtime.process_set import ProcessSet, global_process_set
 
 Tensors = Sequence[torch.Tensor]
 
-_library = torch.library.Library("sordino", "FRAGMENT")
 _OPTIONS = "str? name, int op, float prescale, float postscale, int? process_set"
 
 
@@ -79,23 +79,6 @@ def _place(process_set: int | None) -> tuple[int, int]:
 def _unknown_rows() -> Any:
     """Return the number of rows of a result as a compiler knows it: not at all."""
     return torch.library.get_ctx().new_dynamic_size()
-
-
-def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Define an operator by its schema, the function that does it, and the one that gives the shapes of results."""
-    name = schema.partition("(")[0]
-    _library.define(schema)
-    _library.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"sordino::{name}", fake, lib=_library)
-    operator = getattr(torch.ops.sordino, name).default
-    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
-
-    _register_effectful_op(operator, _EffectType.ORDERED)
-    return operator
-
-
-def _differentiate(operator: Any, backward: Callable[..., Any], setup: Callable[..., None]) -> None:
-    torch.library.register_autograd(operator._name.partition(".")[0], backward, setup_context=setup, lib=_library)
 
 
 # ---- all-reduce and broadcast ----------------------------------------------------------------------------------------
@@ -265,40 +248,40 @@ def _fake_reducescatter_backward(grads: Tensors, counts: Sequence[int], process_
     return [grad.new_empty((count, *grad.shape[1:])) for grad, count in zip(grads, counts)]
 
 
-allreduce = _define(f"allreduce(Tensor[] tensors, {_OPTIONS}) -> Tensor[]", _run_allreduce, _fake_allreduce)
-broadcast = _define(
+allreduce = define(f"allreduce(Tensor[] tensors, {_OPTIONS}) -> Tensor[]", _run_allreduce, _fake_allreduce)
+broadcast = define(
     "broadcast(Tensor tensor, int root, str? name, int? process_set) -> Tensor",
     _run_broadcast,
     lambda tensor, root, name, process_set: tensor.new_empty(tensor.shape),
 )
-allgather = _define(
+allgather = define(
     "allgather(Tensor[] tensors, str? name, int? process_set) -> Tensor[]", _run_allgather, _fake_allgather
 )
-allgather_backward = _define(
+allgather_backward = define(
     "allgather_backward(Tensor[] grads, Tensor rows, SymInt[] counts, int? process_set) -> Tensor[]",
     _run_allgather_backward,
     _fake_allgather_backward,
 )
-alltoall = _define(
+alltoall = define(
     "alltoall(Tensor tensor, Tensor? splits, str? name, int? process_set) -> Tensor[]",
     _run_alltoall,
     _fake_alltoall,
 )
-alltoall_backward = _define(
+alltoall_backward = define(
     "alltoall_backward(Tensor grad, Tensor received, SymInt count, int? process_set) -> Tensor",
     _run_alltoall_backward,
     _fake_alltoall_backward,
 )
-reducescatter = _define(
+reducescatter = define(
     f"reducescatter(Tensor[] tensors, {_OPTIONS}) -> Tensor[]", _run_reducescatter, _fake_reducescatter
 )
-reducescatter_backward = _define(
+reducescatter_backward = define(
     "reducescatter_backward(Tensor[] grads, SymInt[] counts, int? process_set) -> Tensor[]",
     _run_reducescatter_backward,
     _fake_reducescatter_backward,
 )
-_differentiate(allreduce, _back_through_allreduce, _keep_options)
-_differentiate(broadcast, _back_through_broadcast, _keep_root)
-_differentiate(allgather, _back_through_allgather, _keep_rows)
-_differentiate(alltoall, _back_through_alltoall, _keep_received)
-_differentiate(reducescatter, _back_through_reducescatter, _keep_counts)
+differentiate(allreduce, _back_through_allreduce, _keep_options)
+differentiate(broadcast, _back_through_broadcast, _keep_root)
+differentiate(allgather, _back_through_allgather, _keep_rows)
+differentiate(alltoall, _back_through_alltoall, _keep_received)
+differentiate(reducescatter, _back_through_reducescatter, _keep_counts)

@@ -90,7 +90,9 @@ class Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         (average,) = Allreduce.apply(None, Reduction(Average, 1.0, 1.0, ctx.process_set), grad)
-        return (average if ctx.is_root else torch.zeros_like(average), None, None, None)
+        # Not zeros_like: the next derivative has the same operations on all ranks, so it must lead through `average`.
+        everywhere = torch.ones((), dtype=torch.bool, device=average.device)
+        return (average if ctx.is_root else average.masked_fill(everywhere, 0), None, None, None)
 
     @staticmethod
     def vmap(info: Any, dims: Any, tensor: torch.Tensor, *options: Any) -> tuple[Any, Any]:
@@ -154,7 +156,7 @@ class Alltoall(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, tensor: torch.Tensor, splits: Any, *options: Any) -> tuple[Any, Any]:
-        if dims[1] is not None:
+        if isinstance(splits, torch.Tensor) and dims[1] is not None:
             raise UsageError("splits= of alltoall must be the same for all examples of a vmap")
         return Alltoall.apply(_with_examples_second(tensor, dims[0]), splits, *options), (1, None)
 
