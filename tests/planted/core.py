@@ -444,8 +444,8 @@ ERRORS = [
         "a silent coordinator has twice the deadline",
         "missing wait",
         _DETECTOR,
-        "if (waited > timeout_s_ + kGrace) {",
-        "if (waited > 2 * timeout_s_ + kGrace) {",
+        "if (waited > timeout_of(set) + kGrace) {",
+        "if (waited > 2 * timeout_of(set) + kGrace) {",
         ("cpp.test_failure_detector",),
     ),
     Error(
