@@ -67,12 +67,12 @@ class OuterStep:
 
     @torch.no_grad()
     def all_are_alike(self) -> None:
-        # Some ranks may have taken an outer step that others have not, so their momenta may differ.
+        # After a loss this object is new, with momentum 0, because some ranks may have taken an outer step that others
+        # have not.
         self._arena.adopt()
         for fragment in self._fragments:
-            for run, outer, momentum in zip(fragment.runs, fragment.outer, fragment.momentum):
+            for run, outer in zip(fragment.runs, fragment.outer):
                 outer.copy_(run)
-                momentum.zero_()
         self._begun = True
 
     @torch.no_grad()
