@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from ranks import equal_on_all_ranks, flat, mean_on_all_ranks
+from ranks import equal_on_all_ranks, flat, mean_on_all_ranks, report
 
 import sordino.torch as hvd
 from sordino.algorithms import Crossover, LocalSGD
@@ -103,9 +102,7 @@ def main() -> None:
         results["backend"] = [str(resumed.accelerator.state.backend), torch.distributed.get_backend()]
         resumed.accelerator.end_training()
         assert equal_on_all_ranks(resumed.model)
-    if whole.accelerator.is_main_process:
-        print("results", json.dumps(results), flush=True)
-    print("well", flush=True)
+    report(results, whole.accelerator.is_main_process)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from ranks import equal_on_all_ranks, flat, mean_on_all_ranks
+from ranks import equal_on_all_ranks, flat, mean_on_all_ranks, report
 
 from sordino.algorithms import AllReduce, Crossover, LocalSGD, PushSum
 from sordino.errors import StepOrderError
@@ -131,8 +130,7 @@ def main() -> None:
             raise AssertionError("clipping by value was not refused")
     if made.is_global_zero:
         assert Path("after the fit.ckpt").is_file()
-        print("results", json.dumps(results, default=str), flush=True)
-    print("well", flush=True)
+    report(results, made.is_global_zero)
 
 
 if __name__ == "__main__":

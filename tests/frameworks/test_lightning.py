@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from frameworks.framework_jobs import need, results_of, run, run_command
+from frameworks.framework_jobs import LAUNCHERS, need, results_of, run, run_command
+from pace import HANG_S
 
 pytestmark = pytest.mark.framework
 WORKER = Path(__file__).with_name("lightning_worker.py")
@@ -54,6 +56,34 @@ def test_lightning_starts_the_ranks_itself(tmp_path: Path) -> None:
     program = Path(__file__).parents[2] / "examples" / "frameworks" / "lightning_training.py"
     output = run_command([sys.executable, str(program), "--algorithm", "allreduce"], tmp_path)
     assert output.count("loss ") == 1
+
+
+LOST = """
+import os, signal
+import lightning, torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from sordino.integrations.lightning import SordinoStrategy
+
+class Model(BoringModel):
+    def training_step(self, batch, index):
+        if index == 5 and self.global_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().training_step(batch, index)
+
+quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+strategy = SordinoStrategy(algorithm="allreduce")
+lightning.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=1, **quiet).fit(Model())
+"""
+
+
+def test_a_lost_rank_is_named(tmp_path: Path) -> None:
+    need("lightning")
+    script = tmp_path / "lost.py"
+    script.write_text(LOST)
+    command = [*LAUNCHERS["sordino run"], str(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode != 0
+    assert "PeerLost" in done.stderr and "rank 1" in done.stderr, done.stderr
 
 
 WRONG = """

@@ -5,13 +5,12 @@ Rank 0 prints the results as JSON.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from ranks import equal_on_all_ranks, flat
+from ranks import equal_on_all_ranks, flat, report
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from sordino.algorithms import Crossover, LocalSGD
@@ -81,9 +80,7 @@ def main() -> None:
         whole.save_model("final")
         if whole.is_world_process_zero():
             assert Path("final/model.safetensors").is_file()
-    if whole.is_world_process_zero():
-        print("results", json.dumps(results, default=str), flush=True)
-    print("well", flush=True)
+    report(results, whole.is_world_process_zero())
 
 
 if __name__ == "__main__":
