@@ -441,11 +441,19 @@ ERRORS = [
         ("cpp.test_scheduler", "cpp.test_fuzz"),
     ),
     Error(
+        "a process set has the longer timeout, its own or that of its world",
+        "missing wait",
+        "csrc/engine/failure_detector.h",
+        "return set.timeout_s > 0 ? set.timeout_s : timeout_s_;",
+        "return std::max(set.timeout_s, timeout_s_);",
+        ("cpp.test_failure_detector",),
+    ),
+    Error(
         "a silent coordinator has twice the deadline",
         "missing wait",
         _DETECTOR,
-        "if (waited > timeout_s_ + kGrace) {",
-        "if (waited > 2 * timeout_s_ + kGrace) {",
+        "if (waited > timeout_of(set) + kGrace) {",
+        "if (waited > 2 * timeout_of(set) + kGrace) {",
         ("cpp.test_failure_detector",),
     ),
     Error(
