@@ -52,7 +52,7 @@ def wheels() -> str:
     return table(["MB", *found], rows)
 
 
-def torch_own() -> str:
+def outcomes() -> str:
     """Return tables of the outcomes of torch's own tests, from the file that tests/torch_own/survey.py writes."""
     known = json.loads((ROOT / "tests" / "torch_own" / "outcomes.json").read_text())
     by_outcome: dict[str, dict[str, list[str]]] = {"passed": {}, "skipped": {}, "failed": {}}
@@ -79,8 +79,8 @@ MAKERS: dict[str, Callable[..., str]] = {
     "costs": tables.costs,
     "idea": tables.idea,
     "options": tables.options,
+    "outcomes": outcomes,
     "targets": targets,
-    "torch_own": torch_own,
     "wheels": wheels,
 }
 

@@ -7,6 +7,7 @@ interfaces).
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import pickle
@@ -245,8 +246,10 @@ def subgroups(rank: int, size: int) -> list[Calls]:
     if size < 3:
         return []
     rest, first, last, turned = [0, size - 1], list(range(size - 1)), list(range(1, size)), [1, 0]
-    plans: list[tuple[list[int], dict[str, bool]]] = [(first, {}), (last, {}), (turned, {"sort_ranks": False})]
-    plans.insert(0 if torch.__version__ < (2, 14) else 3, (rest, {"use_local_synchronization": True}))
+    plans: list[tuple[list[int], dict[str, bool]]] = [(first, {}), (last, {})]
+    if "sort_ranks" in inspect.signature(dist.new_group).parameters:  # not in torch 2.11
+        plans.append((turned, {"sort_ranks": False}))
+    plans.insert(0 if torch.__version__ < (2, 14) else len(plans), (rest, {"use_local_synchronization": True}))
     made = []
     for ranks, how in plans:
         if ranks is rest and rank not in rest:

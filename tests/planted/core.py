@@ -441,6 +441,14 @@ ERRORS = [
         ("cpp.test_scheduler", "cpp.test_fuzz"),
     ),
     Error(
+        "a process set has the longer timeout, its own or that of its world",
+        "missing wait",
+        "csrc/engine/failure_detector.h",
+        "return set.timeout_s > 0 ? set.timeout_s : timeout_s_;",
+        "return std::max(set.timeout_s, timeout_s_);",
+        ("cpp.test_failure_detector",),
+    ),
+    Error(
         "a silent coordinator has twice the deadline",
         "missing wait",
         _DETECTOR,

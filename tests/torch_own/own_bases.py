@@ -10,17 +10,10 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import ShardingStrategy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.testing._internal import common_fsdp
 from torch.testing._internal.common_distributed import MultiProcContinuousTest
-from torch.testing._internal.common_fsdp import (
-    DEVICEInitMode,
-    FSDPInitMode,
-    MLPStack,
-    NestedWrappedModule,
-    check_sharded_parity,
-)
+from torch.testing._internal.common_fsdp import FSDPTestMixin, MLPStack, check_sharded_parity
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestMixin
 
 BACKEND = "sordino"
@@ -96,7 +89,7 @@ class TestDTensor(DTensorTestMixin, MultiProcContinuousTest):
         self.assertEqual(sharded.grad.full_tensor(), plain.grad)
 
 
-class TestFSDP(common_fsdp.FSDPTestMixin, MultiProcContinuousTest):
+class TestFSDP(FSDPTestMixin, MultiProcContinuousTest):
     """`fully_shard` against the unsharded model, whose gradients are averaged over the ranks."""
 
     world_size = 4
@@ -105,10 +98,6 @@ class TestFSDP(common_fsdp.FSDPTestMixin, MultiProcContinuousTest):
     @classmethod
     def backend_str(cls) -> str:
         return BACKEND
-
-    @property
-    def process_group(self) -> dist.ProcessGroup:
-        return dist.group.WORLD
 
     def test_parity(self) -> None:
         torch.manual_seed(1)
@@ -132,13 +121,6 @@ class TestFSDP(common_fsdp.FSDPTestMixin, MultiProcContinuousTest):
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-
-    def test_first_fsdp(self) -> None:
-        """FullyShardedDataParallel against DistributedDataParallel, by the base's own comparison."""
-        for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP):
-            self._test_fsdp_parity(
-                NestedWrappedModule, FSDPInitMode.RECURSIVE, DEVICEInitMode.DEVICE_BEFORE, sharding_strategy=strategy
-            )
 
 
 if __name__ == "__main__":
