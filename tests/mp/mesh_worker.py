@@ -29,9 +29,11 @@ from sordino.algorithms import (
     CaPS,
     Crossover,
     ElasticAveraging,
+    GossipGraD,
     Layered,
     LocalSGD,
     PushSum,
+    SegmentedGossip,
     Traits,
 )
 
@@ -43,6 +45,8 @@ ALGORITHMS = [
     Crossover(),
     PushSum(overlap=1),
     DPSGD(),
+    GossipGraD(),
+    SegmentedGossip(),
     LocalSGD(interval=3),
     LocalSGD(interval=2, aggregate="gradients"),
 ]
