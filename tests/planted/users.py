@@ -411,8 +411,8 @@ ERRORS = [
         "the end of backward comes before FSDP2's last gradients",
         "missing wait",
         "python/sordino/runtime/gradients/hooks.py",
-        'self._queue("_callbacks_begin" if self._has_shards else "_ended", number)',
-        'self._queue("_ended", number)',
+        "self._watch_end(torch._C._current_graph_task_id(), last=not self._has_shards)",
+        "self._watch_end(torch._C._current_graph_task_id(), last=True)",
         (_DEVICE_MESH,),
     ),
     Error(
