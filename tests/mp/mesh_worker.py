@@ -109,7 +109,8 @@ def replicas(rank: int, size: int) -> None:
     shards = size // 2
     mesh, (replica, shard) = mesh_of(size), divmod(rank, shards)
     columns = [[place, place + shards] for place in range(shards)]
-    alike = hvd.global_process_set if shards == 1 else [hvd.add_process_set(column) for column in columns][shard]
+    sets = [hvd.add_process_set(column) for column in columns] if shards > 1 else [hvd.global_process_set]
+    alike = sets[shard]
     for algorithm in ALGORITHMS if size > 2 else ALGORITHMS[:3]:
         whole, parts = made(), sharded(mesh["shard"])
         reference = wrapped(whole, algorithm=algorithm, process_set=alike)
@@ -126,6 +127,8 @@ def replicas(rank: int, size: int) -> None:
         reference.flush()
         for (name, one), other in zip(parts.named_parameters(), whole.parameters()):
             torch.testing.assert_close(one.full_tensor(), other, msg=f"{algorithm}, {name}")
+    for process_set in sets:
+        hvd.remove_process_set(process_set)
 
 
 @contextlib.contextmanager
@@ -171,6 +174,31 @@ def unused_parameters(rank: int, size: int) -> None:
         gradient = model.scale.grad
         assert gradient.shape == (1,) and gradient.placements == model.scale.placements
         torch.testing.assert_close(gradient.full_tensor(), wanted, rtol=0.01, atol=0.01)
+
+
+def tensor_parallel(rank: int, size: int) -> None:
+    """Parameters of a tensor parallel plan, some of which are ordinary tensors, train as those of whole models do."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = mesh_of(size)
+    parts, whole = made(), made()
+    parallelize_module(parts, mesh["shard"], {"one": ColwiseParallel(), "two": RowwiseParallel()})
+    replica, shard = mesh.get_coordinate() or (0, 0)
+    alike = [hvd.add_process_set([place, place + size // 2]) for place in range(size // 2)]
+    for algorithm in (AllReduce(), Crossover()):
+        optimizer = wrapped(parts, mesh=mesh["replicate"], algorithm=algorithm)
+        reference = wrapped(whole, process_set=alike[shard], algorithm=algorithm)
+        for step in range(3):
+            for model, one in ((parts, optimizer), (whole, reference)):
+                one.zero_grad()
+                model(batch(replica, step, 0)).square().mean().backward()
+                one.step()
+        for (name, one), other in zip(parts.named_parameters(), whole.parameters()):
+            full = one.full_tensor() if isinstance(one, DTensor) else one
+            torch.testing.assert_close(full, other, msg=f"{algorithm}, {name}")
+        del optimizer, reference
+    for process_set in alike:
+        hvd.remove_process_set(process_set)
 
 
 def refused(call: Callable[[], Any], *texts: str) -> None:

@@ -19,7 +19,7 @@ from sordino.algorithms import AllReduce, Crossover
 def test_replicas_of_shards(size: int, tmp_path: Path) -> None:
     """Sharded replicas train as whole models do; plain torch loads their checkpoints without a process group."""
     # The job of two ranks also has the hooks of DDP, as the start of a job takes most of its time.
-    others = "hooks" if size == 2 else "final_gradients,unused_parameters,checkpoints"
+    others = "hooks" if size == 2 else "final_gradients,unused_parameters,tensor_parallel,checkpoints"
     job = tmp_path / "job"
     assert_well(run(f"replicas,errors,{others}", size, job, str(tmp_path), worker="mesh_worker"))
     for algorithm in (AllReduce(), Crossover()) if size > 2 else ():
