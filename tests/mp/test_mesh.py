@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from distributed_jobs import assert_well, run
-from mp.mesh_worker import Net
+from mp.mesh_models import Net
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from sordino.algorithms import AllReduce, Crossover
