@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from mesh_models import batch, made, mesh_of, sharded, wrapped
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -29,9 +30,11 @@ from sordino.algorithms import (
     CaPS,
     Crossover,
     ElasticAveraging,
+    GossipGraD,
     Layered,
     LocalSGD,
     PushSum,
+    SegmentedGossip,
     Traits,
 )
 
@@ -43,48 +46,11 @@ ALGORITHMS = [
     Crossover(),
     PushSum(overlap=1),
     DPSGD(),
+    GossipGraD(),
+    SegmentedGossip(),
     LocalSGD(interval=3),
     LocalSGD(interval=2, aggregate="gradients"),
 ]
-
-
-class Net(torch.nn.Module):
-    """A model whose parameters cannot all be divided into equal shards, and one not at all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)
-        self.scale = torch.nn.Parameter(torch.ones(1))
-        self.scales = True
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.two(torch.tanh(self.one(x)))
-        return self.scale * y if self.scales else y
-
-
-def made() -> Net:
-    torch.manual_seed(5)
-    return Net().double()
-
-
-def sharded(mesh: DeviceMesh) -> Any:
-    model = made()
-    fully_shard(model.one, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
-
-
-def mesh_of(size: int, replicas: int = 2) -> DeviceMesh:
-    return init_device_mesh("cpu", (replicas, size // replicas), mesh_dim_names=("replicate", "shard"))
-
-
-def wrapped(model: torch.nn.Module, **options: Any) -> hvd.DistributedOptimizer:
-    adam = torch.optim.Adam(model.parameters(), lr=0.02)
-    return hvd.DistributedOptimizer(adam, model.named_parameters(), **options)
-
-
-def batch(replica: int, step: int, turn: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(100 * step + 10 * turn + replica)
-    return torch.randn(8, 6, generator=generator, dtype=torch.float64)
 
 
 def step_of(
@@ -105,7 +71,8 @@ def replicas(rank: int, size: int) -> None:
     shards = size // 2
     mesh, (replica, shard) = mesh_of(size), divmod(rank, shards)
     columns = [[place, place + shards] for place in range(shards)]
-    alike = hvd.global_process_set if shards == 1 else [hvd.add_process_set(column) for column in columns][shard]
+    sets = [hvd.add_process_set(column) for column in columns] if shards > 1 else [hvd.global_process_set]
+    alike = sets[shard]
     for algorithm in ALGORITHMS if size > 2 else ALGORITHMS[:3]:
         whole, parts = made(), sharded(mesh["shard"])
         reference = wrapped(whole, algorithm=algorithm, process_set=alike)
@@ -122,6 +89,8 @@ def replicas(rank: int, size: int) -> None:
         reference.flush()
         for (name, one), other in zip(parts.named_parameters(), whole.parameters()):
             torch.testing.assert_close(one.full_tensor(), other, msg=f"{algorithm}, {name}")
+    for process_set in sets:
+        hvd.remove_process_set(process_set)
 
 
 @contextlib.contextmanager
@@ -167,6 +136,31 @@ def unused_parameters(rank: int, size: int) -> None:
         gradient = model.scale.grad
         assert gradient.shape == (1,) and gradient.placements == model.scale.placements
         torch.testing.assert_close(gradient.full_tensor(), wanted, rtol=0.01, atol=0.01)
+
+
+def tensor_parallel(rank: int, size: int) -> None:
+    """Parameters of a tensor parallel plan, some of which are ordinary tensors, train as those of whole models do."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = mesh_of(size)
+    parts, whole = made(), made()
+    parallelize_module(parts, mesh["shard"], {"one": ColwiseParallel(), "two": RowwiseParallel()})
+    replica, shard = mesh.get_coordinate() or (0, 0)
+    alike = [hvd.add_process_set([place, place + size // 2]) for place in range(size // 2)]
+    for algorithm in (AllReduce(), Crossover()):
+        optimizer = wrapped(parts, mesh=mesh["replicate"], algorithm=algorithm)
+        reference = wrapped(whole, process_set=alike[shard], algorithm=algorithm)
+        for step in range(3):
+            for model, one in ((parts, optimizer), (whole, reference)):
+                one.zero_grad()
+                model(batch(replica, step, 0)).square().mean().backward()
+                one.step()
+        for (name, one), other in zip(parts.named_parameters(), whole.parameters()):
+            full = one.full_tensor() if isinstance(one, DTensor) else one
+            torch.testing.assert_close(full, other, msg=f"{algorithm}, {name}")
+        del optimizer, reference
+    for process_set in alike:
+        hvd.remove_process_set(process_set)
 
 
 def refused(call: Callable[[], Any], *texts: str) -> None:

@@ -9,6 +9,7 @@ from distributed_jobs import WORKER, assert_well, run
 
 
 @pytest.mark.soak  # test_mesh.py has these in its job of two ranks
+@pytest.mark.parametrize("backend", ["sordino", "gloo"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_hooks_do_what_those_of_torch_do(size: int, tmp_path: Path) -> None:
-    assert_well(run("all", size, tmp_path, worker=WORKER.with_name("hooks_worker.py")))
+def test_hooks_do_what_those_of_torch_do(size: int, backend: str, tmp_path: Path) -> None:
+    assert_well(run("all", size, tmp_path, backend=backend, worker=WORKER.with_name("hooks_worker.py")))

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from distributed_jobs import WORKER, assert_well, run
-from mp.mesh_worker import Net
+from mp.mesh_models import Net
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from sordino.algorithms import AllReduce, Crossover
@@ -19,7 +19,7 @@ from sordino.algorithms import AllReduce, Crossover
 def test_replicas_of_shards(size: int, tmp_path: Path) -> None:
     """Sharded replicas train as whole models do; plain torch loads their checkpoints without a process group."""
     # The job of two ranks also has the hooks of DDP, as the start of a job takes most of its time.
-    others = "hooks" if size == 2 else "final_gradients,unused_parameters,checkpoints"
+    others = "hooks" if size == 2 else "final_gradients,unused_parameters,tensor_parallel,checkpoints"
     job = tmp_path / "job"
     worker = WORKER.with_name("mesh_worker.py")
     assert_well(run(f"replicas,errors,{others}", size, job, str(tmp_path), worker=worker))

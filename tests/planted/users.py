@@ -9,6 +9,8 @@ _DISTRIBUTED = "python/sordino/distributed/"
 _EVERY_OPERATION = "tests/mp/test_distributed.py --tier all -k every_operation"
 _GROUPS = "tests/mp/test_groups.py -k "
 _INTEGRATIONS = "python/sordino/integrations/"
+_DEVICE_MESH = "tests/mp/test_mesh.py --tier all"
+_COLLECTIVES = "python/sordino/runtime/collectives/"
 _LOADERS = "tests/mp/test_data_loader_workers.py"
 _TORCH = "python/sordino/torch/"
 
@@ -463,5 +465,62 @@ ERRORS = [
         "str(hvd.local_rank()), str(hvd.local_size())",
         '"0", str(hvd.local_size())',
         ("tests/mp/test_framework_launch.py --tier all -k 'ranks_are_found and torchrun'",),
+    ),
+    # ---- device meshes, hooks and compiled code
+    Error(
+        "sharded parameters do not get what an exchange has averaged",
+        "stale copy",
+        "python/sordino/algorithms/gossip/strategy.py",
+        "self._mix)\n            self._arena.give_back()\n",
+        "self._mix)\n",
+        (_DEVICE_MESH,),
+    ),
+    Error(
+        "gradients are clipped by the norm of this rank's shards",
+        "wrong weight",
+        "python/sordino/runtime/local_shards.py",
+        "wholes = [one.whole if isinstance(one, LocalShard) else one for one in parameters]",
+        "wholes = list(parameters)",
+        (_DEVICE_MESH,),
+    ),
+    Error(
+        "the end of backward comes before FSDP2's last gradients",
+        "missing wait",
+        "python/sordino/runtime/gradients/hooks.py",
+        "self._watch_end(torch._C._current_graph_task_id(), last=not self._has_shards)",
+        "self._watch_end(torch._C._current_graph_task_id(), last=True)",
+        (_DEVICE_MESH,),
+    ),
+    Error(
+        "a hook of DDP sums gradients and does not average them",
+        "wrong weight",
+        _DISTRIBUTED + "hooks.py",
+        "        gradients.div_(_size_of(self.group))\n",
+        "",
+        ("tests/mp/test_ddp_hooks.py --tier all",),
+    ),
+    Error(
+        "a compiler removes a collective whose result this rank does not use",
+        "lost message",
+        _COLLECTIVES + "operators.py",
+        "    _register_effectful_op(operator, _EffectType.ORDERED)\n",
+        "",
+        (checks("unused_results_stay"),),
+    ),
+    Error(
+        "a compiler orders collectives by this rank's shapes",
+        "wrong order of summation",
+        _COLLECTIVES + "operators.py",
+        "                graph.additional_star_deps[operation.get_operation_name()].add(previous.get_name())\n",
+        "                pass\n",
+        ("tests/mp/test_compiled.py --tier all",),
+    ),
+    Error(
+        "a rank is absent from the second derivative of a broadcast",
+        "lost message",
+        _COLLECTIVES + "transforms.py",
+        "average if ctx.is_root else average.masked_fill(everywhere, 0)",
+        "average if ctx.is_root else torch.zeros_like(average)",
+        (checks("second_derivatives"),),
     ),
 ]

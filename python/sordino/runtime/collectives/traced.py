@@ -53,7 +53,9 @@ def number_of(op: int | None, average: bool | None) -> int:
 
 def splits_of(splits: Any) -> torch.Tensor | None:
     """Return the splits of an all-to-all as the operator takes them."""
-    return splits if splits is None or isinstance(splits, torch.Tensor) else torch.tensor(splits, dtype=torch.int32)
+    if splits is None or isinstance(splits, torch.Tensor):
+        return splits
+    return torch.tensor(splits, dtype=torch.int32, device=HOST)
 
 
 def _set_of(number: int | None) -> ProcessSet:

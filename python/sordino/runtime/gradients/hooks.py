@@ -170,7 +170,7 @@ class GradientHooks(ABC):
             # of nodes, too, but its backward has an end.
             self._has_end = self._has_shards or torch._C._current_autograd_node() is not None
             if self._has_end:
-                self._watch_end(torch._C._current_graph_task_id())
+                self._watch_end(torch._C._current_graph_task_id(), last=not self._has_shards)
 
     def _begin_after_cut_off(self) -> None:
         """Begin a new cycle after an exception has ended a backward. Raises StepOrderError if it sent gradients."""
@@ -186,20 +186,22 @@ class GradientHooks(ABC):
             f"backward_passes_per_step to accumulate gradients locally. (parameter '{self.names[index]}')"
         )
 
-    def _watch_end(self, number: int) -> None:
-        """Let autograd call `_ended` at the end of backward `number`, which runs in this thread."""
-        if number >= 0 and number not in self.backwards:
-            self._queue("_callbacks_begin" if self._has_shards else "_ended", number)
+    def _watch_end(self, number: int, last: bool = True) -> None:
+        """Let autograd call `_ended` at the end of backward `number`, which runs in this thread.
 
-    def _queue(self, method: str, number: int) -> None:
-        """Let autograd call a method with `number`, after the callbacks that are queued already."""
+        `last` is False if callbacks that autograd gets during this backward must come before.
+        """
+        if number < 0 or number in self.backwards:
+            return
+        method = "_ended" if last else "_callbacks_begin"
         ended: Callable[[], None] = functools.partial(_tell, weakref.ref(self), method, number)
         self.backwards[number] = weakref.ref(ended)
         torch.autograd.Variable._execution_engine.queue_callback(ended)
 
     def _callbacks_begin(self, number: int) -> None:
         """Let autograd call `_ended` after the callbacks of this backward, in which FSDP2 sets the last gradients."""
-        self._queue("_ended", number)
+        del self.backwards[number]
+        self._watch_end(number)
 
     def _ended(self, number: int) -> None:
         node = torch._C._current_autograd_node()
