@@ -47,7 +47,7 @@ class GossipStrategy(ExchangingStrategy):
         if self.asked.workers_in_group > 1:
             self.reduce_within(group_of(context, workers, algorithm.workers_in_group))
         self._steps_here = not algorithm.leaders_only or place % algorithm.workers_in_group == 0
-        self._arena, self._mixing = arena, mixing
+        self._arena, self._mixing, self._every = arena, mixing, algorithm.every
         self.parts = f"{arena.segment_count} segment{'s' * (arena.segment_count != 1)}"
 
     @property
@@ -93,7 +93,7 @@ class GossipStrategy(ExchangingStrategy):
     def after_step(self) -> None:
         assert self._arena is not None and self._mixing is not None
         self.steps += 1
-        if self.steps % self.algorithm.every == 0:
+        if self.steps % self._every == 0:
             self._arena.adopt()
             apart = [] if self.mixes_buffers else [buffer for _, buffer in self.buffers]
             self.exchange([*(run for _, run in self._arena.runs), *apart], self._mix)
