@@ -25,8 +25,9 @@ def test_it_trains_as_transformers_does(
 ) -> None:
     need("transformers", "accelerate")
     found, wanted = results_of(run(launcher, tmp_path, WORKER, kind)), plain(tmp_path_factory.getbasetemp())
-    for name in ("accumulated", "bf16", "uninterrupted", "evaluated"):
+    for name in ("accumulated", "uninterrupted", "evaluated"):
         assert found[name] == pytest.approx(wanted[name], rel=1e-4), name
+    assert found["bf16"] == pytest.approx(wanted["bf16"], rel=1e-3)  # a rounded weight may become another bfloat16
     assert found["resumed"] == pytest.approx(found["uninterrupted"], rel=1e-6)
 
 
