@@ -1,7 +1,7 @@
 """A rank of a job about process groups of torch.distributed: `group_worker.py PART STORE RANK SIZE PORT`.
 
 Parts: groups (what groups can do besides the common operations; how they end and begin again; the time limits of groups
-and calls), missing (a rank never comes).
+and calls), missing (a rank never comes), combined (a group of several backends).
 """
 
 from __future__ import annotations
@@ -159,9 +159,9 @@ def groups(rank: int, size: int) -> None:
     text = error_of(lambda: dist.init_process_group("sordino", timeout=timedelta(0), **alone), ValueError)
     assert "above 0 s, not 0 s" in text, text
     backends = "cpu:sordino,cuda:gloo"
-    if torch.__version__ < (2, 14):
-        text = error_of(lambda: dist.init_process_group(backends, **alone), ValueError)
-        assert backends in text and "2.14" in text, text
+    text = error_of(lambda: dist.init_process_group(backends, **alone), ValueError)
+    assert backends in text, text
+    assert ("with 2.14 or newer" if torch.__version__ < (2, 14) else "TORCH_DISTRIBUTED_DEBUG=DETAIL") in text, text
     timeouts(rank, size)
 
 
@@ -197,6 +197,28 @@ def timeouts(rank: int, size: int) -> None:
         assert f"timeout of its process set ({SOON.total_seconds():g} s)" in text and f"ranks {others}" in text, text
     else:  # each group is a world of its own, and rank 0 leaves the other one after its error
         assert "rank 0, which has shut down" in text, text
+    dist.destroy_process_group()
+
+
+def combined(rank: int, size: int) -> None:
+    """A group that has another backend for other devices."""
+    place = {"store": dist.FileStore(sys.argv[2], size), "rank": rank, "world_size": size}
+    dist.init_process_group("cpu:sordino,cuda:gloo", **place)
+    group, tensor = dist.group.WORLD, torch.ones(2)
+    group.monitored_barrier(timedelta(seconds=60))
+    ranks = [0, 1] if rank < 2 else [2]
+    part = group.split_group(ranks, group_name=f"of {ranks}", timeout=timedelta(seconds=60))
+    part.allreduce([tensor]).wait()
+    assert tensor.tolist() == [len(ranks)] * 2
+    if rank == 2:
+        assert "not in the new group [0, 1]" in error_of(lambda: group.split_group([0, 1], group_name="x"), ValueError)
+    dist.barrier()
+    group.set_timeout(SOON)
+    if rank == 0:
+        text = error_of(lambda: dist.all_reduce(tensor))
+        assert f"timeout of its process set ({SOON.total_seconds():g} s)" in text, text
+        place["store"].set("over", b"")
+    place["store"].wait(["over"])
     dist.destroy_process_group()
 
 

@@ -104,7 +104,7 @@ def _reason(suite: Any, name: str) -> str:
 
 
 def skip_reason(code: Any) -> str:
-    """Return what torch's exit code says of a skipped test; "" if the code is no skip."""
+    """Return the reason for which a test was skipped, by the exit code of torch; "" if the code is no skip."""
     return next((skip.message for skip in common_distributed.TEST_SKIPS.values() if skip.exit_code == code), "")
 
 

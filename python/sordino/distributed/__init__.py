@@ -41,13 +41,18 @@ def _make(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """Return a process group, or a backend for one, for `init_process_group` and `new_group`.
 
     Raises:
-        ValueError: the group has several backends, and torch is older than 2.14.
+        ValueError: the group has several backends, and torch is older than 2.14, or is to check all calls.
     """
     others = _other_backends(sys._getframe(1))
     if others and not _VERSION >= (2, 14):
         raise ValueError(
             f"sordino cannot be one of several backends of a group ({others}) with PyTorch {_VERSION}, only "
             'with 2.14 or newer. Use backend="sordino", which also serves CUDA tensors, by NCCL'
+        )
+    if others and dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        raise ValueError(
+            f"sordino cannot be one of several backends of a group ({others}) with TORCH_DISTRIBUTED_DEBUG=DETAIL, "
+            "because PyTorch cannot wrap a backend that is written in Python. Set it to INFO"
         )
     from sordino.distributed.group import make
 

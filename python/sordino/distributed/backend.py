@@ -42,11 +42,18 @@ class SordinoBackend(Operations, Backend):  # type: ignore[misc]
     def eager_connect_single_device(self, device: Any) -> None:
         """Connect the ranks. They are connected since the group was made."""
 
-    def split(self, store: Any, ranks: Sequence[int], opts: Any) -> SordinoBackend | None:
-        """Return the backend of a group of some of the ranks; None on others. Its ranks meet at `store`."""
+    def split(self, store: Any, ranks: Sequence[int], opts: Any) -> SordinoBackend:
+        """Return the backend of a group of some of the ranks, which meet at `store`.
+
+        Raises:
+            ValueError: this rank is not one of them. torch would take None for a backend that cannot be split.
+        """
         members, rank = list(ranks), self._do.rank
         if rank not in members:
-            return None
+            raise ValueError(
+                f"split_group: rank {rank} is not in the new group {members}. Give every rank a group (split_ranks), "
+                "or use new_group"
+            )
         try:
             context = world_at(store, members.index(rank), len(members), None)
         except SordinoError as error:

@@ -86,6 +86,14 @@ class Operations:
     def supports_coalescing(self) -> bool:
         return False
 
+    @property
+    def supports_time_estimate(self) -> bool:
+        return False
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Return whether FSDP2 may allocate its buffers by this backend."""
+        return False
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time limit of this rank's operations from now on. Raises ValueError if it is not above 0."""
         identity = self._place.process_set.process_set_id
