@@ -100,7 +100,7 @@ def post_local_sgd(group: Any) -> None:
 
 
 def another_state(group: Any) -> None:
-    """A state of one's own, as an algorithm of compression would be: only the largest element is averaged."""
+    """A state of another kind, like a compression that sends only the largest element."""
 
     class Largest(hooks.BucketAverage):
         def start(self, bucket: Any) -> Any:

@@ -146,10 +146,10 @@ def tensor_parallel(rank: int, size: int) -> None:
     parts, whole = made(), made()
     parallelize_module(parts, mesh["shard"], {"one": ColwiseParallel(), "two": RowwiseParallel()})
     replica, shard = mesh.get_coordinate() or (0, 0)
-    alike = [hvd.add_process_set([place, place + size // 2]) for place in range(size // 2)]
+    columns = [hvd.add_process_set([place, place + size // 2]) for place in range(size // 2)]
     for algorithm in (AllReduce(), Crossover()):
         optimizer = wrapped(parts, mesh=mesh["replicate"], algorithm=algorithm)
-        reference = wrapped(whole, process_set=alike[shard], algorithm=algorithm)
+        reference = wrapped(whole, process_set=columns[shard], algorithm=algorithm)
         for step in range(3):
             for model, one in ((parts, optimizer), (whole, reference)):
                 one.zero_grad()
@@ -159,7 +159,7 @@ def tensor_parallel(rank: int, size: int) -> None:
             full = one.full_tensor() if isinstance(one, DTensor) else one
             torch.testing.assert_close(full, other, msg=f"{algorithm}, {name}")
         del optimizer, reference
-    for process_set in alike:
+    for process_set in columns:
         hvd.remove_process_set(process_set)
 
 

@@ -84,7 +84,7 @@ def grouped_allreduce(
     sent = [tensor for tensor, _ in packed]
     if is_traced():
         kind, factors = traced.number_of(op, average), (prescale_factor, postscale_factor)
-        reduced = traced.allreduce(sent, name, kind, *factors, process_set.process_set_id)
+        reduced = traced.allreduce(sent, name, kind, *factors, traced.place_of(process_set))
     else:
         settings = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
         reduced = (transforms.Allreduce if _in_transform() else nodes.Allreduce).apply(name, settings, *sent)
@@ -123,7 +123,7 @@ def grouped_allgather(
     """
     gathered: Tensors
     if is_traced():
-        gathered = tuple(traced.allgather(list(tensors), name, process_set.process_set_id)[:-1])
+        gathered = tuple(traced.allgather(list(tensors), name, traced.place_of(process_set))[:-1])
     elif _in_transform():
         gathered = transforms.Allgather.apply(name, process_set, transforms.Rows(), *tensors)
     else:
@@ -146,7 +146,7 @@ def broadcast(
             return repeated(context, again, tensor)  # type: ignore[no-any-return]
     result: torch.Tensor
     if is_traced():
-        result = traced.broadcast(tensor, root_rank, name, process_set.process_set_id)
+        result = traced.broadcast(tensor, root_rank, name, traced.place_of(process_set))
     else:
         function = transforms.Broadcast if _in_transform() else nodes.Broadcast
         result = function.apply(tensor, root_rank, name, process_set)
@@ -180,7 +180,7 @@ def alltoall(
         if again is not None:
             return repeated(context, again, tensor, out)
     if is_traced():
-        output, received = traced.alltoall(tensor, traced.splits_of(splits), name, process_set.process_set_id)
+        output, received = traced.alltoall(tensor, traced.splits_of(splits), name, traced.place_of(process_set))
     elif _in_transform():
         output, received = transforms.Alltoall.apply(tensor, splits, name, process_set, transforms.Rows())
     else:
@@ -236,7 +236,7 @@ def grouped_reducescatter(
     packed = [compression.compress(tensor) for tensor in tensors]
     sent = [tensor for tensor, _ in packed]
     if is_traced():
-        options = (traced.number_of(op, None), prescale_factor, postscale_factor, process_set.process_set_id)
+        options = (traced.number_of(op, None), prescale_factor, postscale_factor, traced.place_of(process_set))
         reduced = traced.reducescatter(sent, name, *options)
     else:
         settings = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
