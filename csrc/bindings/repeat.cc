@@ -268,7 +268,8 @@ py::object repeat(const Caller& caller, PyObject* const* given) {
   auto handle = start(caller.world, request, waits);
   if (!waits) return py::make_tuple(std::move(handle), target, name);
   handle->wait();
-  if (!handle->handle->results.empty()) return py::cast(std::move(handle));  // in memory of the core
+  // In memory of the core, unless the target is empty and so has no address.
+  if (target.is_none() && !handle->handle->results.empty()) return py::cast(std::move(handle));
   return target;
 }
 

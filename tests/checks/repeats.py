@@ -200,6 +200,17 @@ def tensors_for_results_that_do_not_fit(seat: Seat) -> None:
             assert_equal(gathered, torch.cat([torch.full_like(mine, float(rank)) for rank in range(seat.size)]))
 
 
+@check()
+def empty_tensors_in_place(seat: Seat) -> None:
+    """They have no address, but the result is the caller's tensor in every repeat."""
+    mine = torch.empty(0, 3)
+    for _ in range(REPEATS):
+        assert hvd.broadcast_(mine, 0, name="b") is mine
+        assert hvd.synchronize(hvd.broadcast_async_(mine, 0, name="b")) is mine
+        assert hvd.allreduce_(mine, name="a") is mine
+        assert hvd.synchronize(hvd.allreduce_async_(mine, name="a")) is mine
+
+
 @check(least=2)
 def all_to_all_into_its_input(seat: Seat) -> None:
     for rows in (2, 20_000):

@@ -43,7 +43,7 @@ def _world(context: Context) -> dict[str, Any]:
     places = [[world.host(rank), world.process(rank)] for rank in range(world.size)]
     waits = world.waits(_POLLED_WITHIN_S)
     return {
-        "job": context.job,
+        "job": context.job_id,
         "rank": world.rank,
         "size": world.size,
         "places": places,

@@ -88,7 +88,7 @@ class Context:
         self._host_device: Device | None = None
         self._take_place()
         self.started = self.size  # number of ranks of the first world
-        self.job = f"{self.world.host(0)}:{self.world.process(0)}"
+        self.job_id = f"{self.world.host(0)}:{self.world.process(0)}"
         """Text that is the same on all ranks of a job: host and process id of the first rank."""
         _living[id(self)] = self
 

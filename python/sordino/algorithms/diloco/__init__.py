@@ -152,4 +152,5 @@ class DiLoCo(Gossip):
 
     @classmethod
     def candidates(cls, nodes: Sequence[int], interval: int) -> list[Algorithm]:
-        return [cls(interval)]
+        proposed = cls(interval)
+        return [proposed] if proposed.momentum > 0 else []  # otherwise it is local SGD

@@ -71,9 +71,9 @@ def start(
 
 
 def _result(handle: Handle, tensor: torch.Tensor, expected: Any) -> Any:
-    """Return the result of an operation: `expected`, unless the core has allocated its memory."""
+    """Return the result of an operation: `expected`, unless the core has allocated its memory (None)."""
     others = handle.results
-    return from_result(others[0], tensor.dtype, tensor.device) if others else expected
+    return from_result(others[0], tensor.dtype, tensor.device) if others and expected is None else expected
 
 
 def is_constant(tensor: object, out: torch.Tensor | None = None) -> bool:
