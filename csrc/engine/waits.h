@@ -1,5 +1,5 @@
-// What a rank waits for, for `sordino inspect`: the operations that are not over, and the ranks that hold them up, as
-// far as this rank knows. A thread asks; the polling thread answers, because only it may read that state.
+// Waits of a rank, for `sordino inspect`: the operations that are not over, and the ranks that hold them up, as far as
+// this rank knows. A thread asks; the polling thread answers, because only it may read that state.
 #pragma once
 
 #include <atomic>

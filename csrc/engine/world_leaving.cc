@@ -1,4 +1,4 @@
-// How a rank leaves a world: properly, with an error, or without the ranks that it has lost.
+// The end of a rank in a world: properly, with an error, or without the ranks that it has lost.
 #include <thread>
 
 #include "engine/control.h"

@@ -241,7 +241,7 @@ class Strategy(ABC):
         """Return a context manager within which the model has the outer parameters.
 
         Raises:
-            UsageError: the algorithm has none.
+            UsageError: another algorithm than DiLoCo.
         """
         raise UsageError(f"outer_parameters() needs DiLoCo; {self.algorithm.label} has no outer parameters")
 

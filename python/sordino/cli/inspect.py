@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Ask the ranks and print what they say. Return 1 if there are none."""
+    """Ask the ranks and print their answers. Return 1 if no rank answers."""
     answers = ask_all(options.pids or None)
     if options.json:
         print(json.dumps(answers, indent=2))

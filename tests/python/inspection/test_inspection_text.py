@@ -1,4 +1,4 @@
-"""The text of `sordino inspect`, from answers of ranks: who waits for whom, by joining what each rank knows."""
+"""The text of `sordino inspect`, made from the answers of ranks: which rank waits for which."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _DIVIDED = ("reducescatter", "alltoall")
 
 
 def partner(rank: int, ranks: int) -> int:
-    """Return the rank that exchanges messages with this one in sendrecv; the rank itself if it has none."""
+    """Return the rank that exchanges messages with this one in sendrecv. A rank without a partner gets itself."""
     return rank ^ 1 if rank ^ 1 < ranks else rank
 
 
