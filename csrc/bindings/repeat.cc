@@ -268,8 +268,10 @@ py::object repeat(const Caller& caller, PyObject* const* given) {
   auto handle = start(caller.world, request, waits);
   if (!waits) return py::make_tuple(std::move(handle), target, name);
   handle->wait();
-  // In memory of the core, unless the target is empty and so has no address.
-  if (target.is_none() && !handle->handle->results.empty()) return py::cast(std::move(handle));
+  // Results in memory of the core replace the target: other ranks have determined their sizes. Not if the input
+  // determines them; then the core only took an empty target, which has no address, for none.
+  const bool sized = call.what.opcode == Opcode::kAllreduce || call.what.opcode == Opcode::kBroadcast;
+  if (!sized && !handle->handle->results.empty()) return py::cast(std::move(handle));
   return target;
 }
 

@@ -62,7 +62,8 @@ def start(
     handle, result, full_name = begun
 
     def finish(handle: Handle) -> Any:
-        output = _result(handle, tensor, result)
+        # The core takes an empty tensor, which has no address, for none. Here the input has the shape of the result.
+        output = result if code in (opcode.ALLREDUCE, opcode.BROADCAST) else _result(handle, tensor, result)
         if code != opcode.ALLTOALL:
             return output
         return output, torch.tensor(handle.rows, dtype=torch.int32, device=HOST)
@@ -71,9 +72,9 @@ def start(
 
 
 def _result(handle: Handle, tensor: torch.Tensor, expected: Any) -> Any:
-    """Return the result of an operation: `expected`, unless the core has allocated its memory (None)."""
+    """Return the result of an operation: `expected`, unless the core has allocated its memory."""
     others = handle.results
-    return from_result(others[0], tensor.dtype, tensor.device) if others and expected is None else expected
+    return from_result(others[0], tensor.dtype, tensor.device) if others else expected
 
 
 def is_constant(tensor: object, out: torch.Tensor | None = None) -> bool:
