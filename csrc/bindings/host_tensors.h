@@ -41,7 +41,7 @@ class HostTensors {
   std::array<dlpack::DataType, kDTypeCount> codes_{};  // DLPack's types, by the core's code
 };
 
-// Returns to Python what a function returns that it calls without pybind11: the function's result; None if it has none,
+// Converts the result of a function that Python calls without pybind11: the function's result; None if it has none,
 // because Python has to do the call, or refuse it; or null, with the error set.
 template <class Function>
 PyObject* answer(const Function& function) {

@@ -241,6 +241,8 @@ py::object repeat(const Caller& caller, PyObject* const* given) {
   } else if (const auto* shape = call.shape_of_result(found.get())) {
     target = call.make_target(caller, *shape, source, given[Call::kTarget]);
     if (!target || (found && !may_share(call, *found, call.source.data, call.target.data))) return {};
+    static std::byte empty;  // without an address, an empty tensor would be taken for no target
+    if (!call.target.data) call.target.data = &empty;
   }
   const bool named = given[Call::kName] != Py_None;
   // A rank that is alone does also at once what need not be over when this returns.
@@ -268,10 +270,7 @@ py::object repeat(const Caller& caller, PyObject* const* given) {
   auto handle = start(caller.world, request, waits);
   if (!waits) return py::make_tuple(std::move(handle), target, name);
   handle->wait();
-  // Results in memory of the core replace the target: other ranks have determined their sizes. Not if the input
-  // determines them; then the core only took an empty target, which has no address, for none.
-  const bool sized = call.what.opcode == Opcode::kAllreduce || call.what.opcode == Opcode::kBroadcast;
-  if (!sized && !handle->handle->results.empty()) return py::cast(std::move(handle));
+  if (!handle->handle->results.empty()) return py::cast(std::move(handle));  // in memory of the core
   return target;
 }
 

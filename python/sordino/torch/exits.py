@@ -53,7 +53,7 @@ def install(shutdown: Callable[[], None]) -> None:
 
 
 def _pass_on_captured() -> None:
-    """Write what was printed to stderr to the real one.
+    """Pass captured text of stderr on to the real stderr.
 
     The hook that init_process_group() installs calls this library's, and collects the text in order to print it
     afterwards. There is no afterwards.

@@ -1,4 +1,4 @@
-"""What torch.distributed waits for, on ranks that are threads."""
+"""Work objects of torch.distributed, on ranks that are threads."""
 
 from __future__ import annotations
 

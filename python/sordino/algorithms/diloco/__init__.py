@@ -126,13 +126,13 @@ class DiLoCo(Gossip):
         size, members = len(nodes), self.group_size
         if size % members:
             raise UsageError(f"DiLoCo(group_size={members}): does not divide {size} ranks into equal groups")
-        segments, everyone = model.segments(self.cut), groups_of(size, size)
+        segments, all_workers = model.segments(self.cut), groups_of(size, size)
         self.check_fragments(len(segments))
         sizes = [sum(segments[fragment :: self.fragments]) for fragment in range(self.fragments)]
 
         def outer_step(round: int, _: Sent | None) -> list[Operation]:
             size = sizes[round % self.fragments]
-            return [Reduction(everyone, [size]), Copies(8 * size)]  # reads and writes of θ, b and w
+            return [Reduction(all_workers, [size]), Copies(8 * size)]  # reads and writes of θ, b and w
 
         phases = [Phase(outer_step, self.every)]
         if members > 1:

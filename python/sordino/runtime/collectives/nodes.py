@@ -13,6 +13,7 @@ from sordino.runtime.collectives.ops import (
     allreduce_operation,
     alltoall_operation,
     broadcast_operation,
+    label_of,
     reducescatter_operation,
 )
 from sordino.runtime.context import current
@@ -21,8 +22,9 @@ from sordino.runtime.process_set import ProcessSet
 Tensors = tuple[torch.Tensor, ...]
 
 
-def _allreduce(tensors: Sequence[torch.Tensor], name: str | None, settings: Reduction) -> Tensors:
-    label = "allreduce" if len(tensors) == 1 else "grouped_allreduce"
+def run_allreduce(tensors: Sequence[torch.Tensor], name: str | None, settings: Reduction) -> Tensors:
+    """All-reduce tensors into new ones, without a node of autograd's graph."""
+    label = label_of("allreduce", tensors)
     result: Tensors = allreduce_operation(tensors, False, label, name, settings, tuple).run()
     return result
 
@@ -33,11 +35,11 @@ class Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str | None, settings: Reduction, *tensors: torch.Tensor) -> Tensors:
         ctx.settings = settings
-        return _allreduce(tensors, name, settings)
+        return run_allreduce(tensors, name, settings)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return (None, None, *_allreduce(grads, None, ctx.settings))
+        return (None, None, *run_allreduce(grads, None, ctx.settings))
 
 
 class Allgather(torch.autograd.Function):
@@ -45,7 +47,7 @@ class Allgather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Tensors:
-        label = "allgather" if len(tensors) == 1 else "grouped_allgather"
+        label = label_of("allgather", tensors)
         outputs, rows = allgather_operation(tensors, label, name, process_set, lambda *both: both).run()
         ctx.process_set = process_set
         me = process_set.rank() or 0
@@ -55,7 +57,7 @@ class Allgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        averages = _allreduce(grads, None, Reduction(Average, 1.0, 1.0, ctx.process_set))
+        averages = run_allreduce(grads, None, Reduction(Average, 1.0, 1.0, ctx.process_set))
         own = [
             average.narrow(0, start, count).reshape(shape)
             for average, (start, count), shape in zip(averages, ctx.places, ctx.shapes)
@@ -74,7 +76,7 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        (average,) = _allreduce([grad], None, Reduction(Average, 1.0, 1.0, ctx.process_set))
+        (average,) = run_allreduce([grad], None, Reduction(Average, 1.0, 1.0, ctx.process_set))
         return (average if ctx.is_root else torch.zeros_like(average), None, None, None)
 
 
@@ -108,7 +110,7 @@ class Reducescatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str | None, settings: Reduction, *tensors: torch.Tensor) -> Tensors:
         ctx.settings = settings
-        label = "reducescatter" if len(tensors) == 1 else "grouped_reducescatter"
+        label = label_of("reducescatter", tensors)
         result: Tensors = reducescatter_operation(tensors, label, name, settings, tuple).run()
         return result
 
@@ -117,7 +119,7 @@ class Reducescatter(torch.autograd.Function):
         settings: Reduction = ctx.settings
         process_set = settings.process_set
         factor = settings.prescale * settings.postscale * ((process_set.size() or 1) if settings.op == Sum else 1)
-        label = "allgather" if len(grads) == 1 else "grouped_allgather"
+        label = label_of("allgather", grads)
         scaled = [grad * factor for grad in grads]
         outputs = allgather_operation(scaled, label, None, process_set, lambda outputs, _: outputs).run()
         return (None, None, *outputs)

@@ -21,6 +21,12 @@ from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.runtime.tensors import as_tensor, check, contiguous, from_result
 from sordino.runtime.versions import note_change
 
+
+def label_of(kind: str, tensors: Sequence[torch.Tensor]) -> str:
+    """Return the label of an operation of this kind on one or more tensors."""
+    return kind if len(tensors) == 1 else f"grouped_{kind}"
+
+
 # ---- all-reduce ----------------------------------------------------------------------------------------------------
 
 

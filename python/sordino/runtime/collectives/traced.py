@@ -33,6 +33,7 @@ from sordino.runtime.collectives.ops import (
     allreduce_operation,
     alltoall_operation,
     broadcast_operation,
+    label_of,
     reducescatter_operation,
 )
 from sordino.runtime.context import current
@@ -98,7 +99,7 @@ def _unknown_rows() -> Any:
 
 
 def _run_allreduce(tensors: Tensors, name: str | None, *options: Any) -> list[torch.Tensor]:
-    label = "allreduce" if len(tensors) == 1 else "grouped_allreduce"
+    label = label_of("allreduce", tensors)
     result: list[torch.Tensor] = allreduce_operation(tensors, False, label, name, _reduction(*options), list).run()
     return result
 
@@ -135,7 +136,7 @@ def _back_through_broadcast(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _run_allgather(tensors: Tensors, name: str | None, place: Place) -> list[torch.Tensor]:
-    label = "allgather" if len(tensors) == 1 else "grouped_allgather"
+    label = label_of("allgather", tensors)
     outputs, rows = allgather_operation(tensors, label, name, _set_of(place), lambda *both: both).run()
     return [*outputs, torch.tensor(rows, dtype=torch.int64, device=HOST)]
 
@@ -222,7 +223,7 @@ def _fake_alltoall_backward(grad: torch.Tensor, received: torch.Tensor, count: i
 
 
 def _run_reducescatter(tensors: Tensors, name: str | None, *options: Any) -> list[torch.Tensor]:
-    label = "reducescatter" if len(tensors) == 1 else "grouped_reducescatter"
+    label = label_of("reducescatter", tensors)
     result: list[torch.Tensor] = reducescatter_operation(tensors, label, name, _reduction(*options), list).run()
     return result
 

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from sordino.errors import UsageError
+from sordino.runtime.collectives.nodes import run_allreduce
 from sordino.runtime.collectives.operation import Adasum, Average, Reduction, Sum
 from sordino.runtime.collectives.ops import (
     allgather_operation,
-    allreduce_operation,
     alltoall_operation,
     broadcast_operation,
+    label_of,
     reducescatter_operation,
 )
 from sordino.runtime.context import current
@@ -56,9 +57,7 @@ class Allreduce(torch.autograd.Function):
 
     @staticmethod
     def forward(name: str | None, settings: Reduction, *tensors: torch.Tensor) -> Tensors:
-        label = "allreduce" if len(tensors) == 1 else "grouped_allreduce"
-        result: Tensors = allreduce_operation(tensors, False, label, name, settings, tuple).run()
-        return result
+        return run_allreduce(tensors, name, settings)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -104,7 +103,7 @@ class Allgather(torch.autograd.Function):
 
     @staticmethod
     def forward(name: str | None, process_set: ProcessSet, rows: Rows, *tensors: torch.Tensor) -> Tensors:
-        label = "allgather" if len(tensors) == 1 else "grouped_allgather"
+        label = label_of("allgather", tensors)
         outputs, rows.of_results = allgather_operation(tensors, label, name, process_set, lambda *both: both).run()
         return tuple(outputs)
 
@@ -166,7 +165,7 @@ class Reducescatter(torch.autograd.Function):
 
     @staticmethod
     def forward(name: str | None, settings: Reduction, *tensors: torch.Tensor) -> Tensors:
-        label = "reducescatter" if len(tensors) == 1 else "grouped_reducescatter"
+        label = label_of("reducescatter", tensors)
         result: Tensors = reducescatter_operation(tensors, label, name, settings, tuple).run()
         return result
 
