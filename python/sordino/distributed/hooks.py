@@ -1,14 +1,12 @@
 """Communication hooks of DistributedDataParallel, for any backend of torch.distributed.
 
 DDP calls a hook for each bucket of gradients, as soon as backward has produced them. The hook is always the function
-`average`. Its state decides how gradients are averaged:
+`average`. Its state decides how gradients are averaged::
 
     ddp_model.register_comm_hook(hooks.Compressed(Compression.bf16), hooks.average)
 
-| state | gradients are averaged |
-|---|---|
-| `Compressed` | by an all-reduce of compressed gradients |
-| `PostLocalSGD` | over all ranks at first, later over some or none of them; then parameters are averaged, too |
+- `Compressed`: by an all-reduce of compressed gradients.
+- `PostLocalSGD`: over all ranks at first, later over some or none of them; then parameters are averaged, too.
 
 Another state derives from `BucketAverage`. A compression that all-reduce can add up needs only a `Compressor`.
 """
