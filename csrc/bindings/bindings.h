@@ -18,6 +18,7 @@ void register_build(py::module_& module);
 void register_log(py::module_& module);
 void register_kernels(py::module_& module);
 void register_cuda_kernels(py::module_& module);
+void register_codecs(py::module_& module);
 void register_unchanged(py::module_& module);
 void register_topology(py::module_& module);
 void register_operations(py::module_& module);

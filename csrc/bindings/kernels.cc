@@ -71,6 +71,7 @@ void register_kernels(py::module_& module) {
       "level", [] { return std::string(kernels::level()); }, "The instruction set in use: baseline, avx2 or avx512.");
   kernels.def("set_level", &kernels::set_level, py::arg("level"),
               "Switch the instruction set. Raises UsageError if this machine lacks it.");
+  register_codecs(kernels);
   register_unchanged(kernels);
 }
 

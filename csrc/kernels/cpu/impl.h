@@ -2,6 +2,7 @@
 //
 // All templates have internal linkage and live in the level's own namespace: no copy compiled for a newer CPU can
 // stand in for another level's. A ctest looks for weak symbols in the objects.
+#include "kernels/cpu/coding.h"
 #include "kernels/cpu/dots.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/mixing.h"
@@ -185,6 +186,7 @@ constexpr Table make_table() {
   enter_floating<float>(table, DType::kFloat32);
   enter_floating<double>(table, DType::kFloat64);
   enter_comparisons(table);
+  enter_codes(table);
   return table;
 }
 

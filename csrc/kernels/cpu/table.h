@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "kernels/codecs.h"
 #include "kernels/kernels.h"
 
 namespace sordino::kernels {
@@ -57,12 +58,42 @@ struct Mixture {
   std::byte* scratch;
 };
 
+// One block of at most `block` values, to be encoded (codecs.h).
+struct Encoding {
+  const float* values;
+  std::size_t count;
+  std::size_t block;
+  std::size_t kept;
+  std::byte* encoded;
+};
+
+// values[i] = weight * x[i], or that plus its former value.
+struct Decoding {
+  const std::byte* encoded;
+  std::size_t count;
+  std::size_t block;
+  std::size_t kept;
+  float* values;
+  float weight;
+  bool add;
+  float* given;  // counts of the values that the block has, or null
+};
+
+// Bits of a position in a block, whose size is a power of two.
+static constexpr std::uint32_t index_bits(std::size_t block) {
+  std::uint32_t bits = 0;
+  while (block >> bits > 1) ++bits;
+  return bits;
+}
+
 using ReduceFn = void (*)(const Reduction&);
 using AxpbyFn = void (*)(const std::byte* x, std::byte* y, std::size_t count, double a, double b);
 using DotsFn = Dots (*)(const std::byte* x, const std::byte* y, std::size_t count);
 using DistanceFn = double (*)(const std::byte* x, const std::byte* y, std::size_t count);
 using MixFn = void (*)(const Mixture&);
 using CountSameFn = std::size_t (*)(const Comparison&);
+using EncodeFn = bool (*)(const Encoding&);  // returns whether all values are finite
+using DecodeFn = bool (*)(const Decoding&);  // returns whether all positions are in the block
 
 inline constexpr int kReduceOpCount = 6;
 
@@ -74,6 +105,8 @@ struct Table {
   DotsFn dots[kDTypeCount];
   DistanceFn squared_distance[kDTypeCount];
   CountSameFn count_same[kDTypeCount];
+  EncodeFn encode[kCodeCount];
+  DecodeFn decode[kCodeCount];
 };
 
 namespace baseline {

@@ -6,6 +6,7 @@ DDP calls a hook for each bucket of gradients, as soon as backward has produced 
     ddp_model.register_comm_hook(hooks.Compressed(Compression.bf16), hooks.average)
 
 - `Compressed`: by an all-reduce of compressed gradients.
+- `Encoded`: in a few bits each, with error feedback; sums are in float32.
 - `PostLocalSGD`: over all ranks at first, later over some or none of them; then parameters are averaged, too.
 
 Another state derives from `BucketAverage`. A compression that all-reduce can add up needs only a `Compressor`.
@@ -25,8 +26,10 @@ from torch.futures import Future
 
 from sordino.errors import UsageError
 from sordino.runtime.collectives.compression import Compression, Compressor
+from sordino.runtime.exchange.codecs import Codec, codec_of
+from sordino.runtime.exchange.compressed_mean import CompressedMean
 
-__all__ = ["BucketAverage", "Compressed", "Compression", "Compressor", "PostLocalSGD", "average"]
+__all__ = ["BucketAverage", "Compressed", "Compression", "Compressor", "Encoded", "PostLocalSGD", "average"]
 
 dist: Any = torch.distributed  # its annotations lack much of what a hook uses
 
@@ -95,6 +98,64 @@ class Compressed(BucketAverage):
 
         done: Future[torch.Tensor] = work.get_future().then(finish)
         return done
+
+
+class Encoded(BucketAverage):
+    """Averages gradients in a few bits each, by an all-to-all and an all-gather.
+
+    Gradients are encoded in float32, whatever their dtype. What an encoding loses is added to the gradients of the next
+    step (`sordino.runtime.exchange.codecs`). These residuals belong to a bucket. They start from 0 when DDP divides its
+    gradients anew, after the first step. The collectives of a bucket are over when the hook returns.
+
+    Args:
+        codec: the codec, such as `Int8()`, or its name, such as "int8".
+        group: process group of the ranks; None: all ranks.
+
+    Raises:
+        UsageError: there is no such codec.
+    """
+
+    def __init__(self, codec: Codec | str, group: Any = None) -> None:
+        found = codec_of(codec, "Encoded(codec")
+        if found is None:
+            raise UsageError("Encoded(codec=None): without a codec, use Compressed()")
+        self.codec, self.group = found, group
+        self._means: dict[int, CompressedMean] = {}  # by the number of the bucket
+
+    def start(self, bucket: GradBucket) -> Future[torch.Tensor]:
+        gradients: torch.Tensor = bucket.buffer()
+        number, count = bucket.index(), gradients.numel()
+        mean = self._means.get(number)
+        if mean is None or mean.count != count:
+            name = f"bucket {number} of DistributedDataParallel"
+            mean = self._means[number] = CompressedMean(
+                count, self.codec, name, _GroupTransfers(self.group, gradients.device)
+            )
+        values = gradients.to("cpu", torch.float32)
+        mean.run(values)
+        gradients.copy_(values)
+        done: Future[torch.Tensor] = Future()
+        done.set_result(gradients)
+        return done
+
+
+class _GroupTransfers:
+    """The collectives of a process group, on copies in the memory of a device."""
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self._group, self._device, self.size = group, device, _size_of(group)
+
+    def all_to_all(self, sent: torch.Tensor, received: torch.Tensor) -> None:
+        self._run(dist.all_to_all_single, sent, received)
+
+    def all_gather(self, sent: torch.Tensor, received: torch.Tensor) -> None:
+        self._run(dist.all_gather_into_tensor, sent, received)
+
+    def _run(self, operation: Any, sent: torch.Tensor, received: torch.Tensor) -> None:
+        target = received.to(self._device)
+        operation(target, sent.to(self._device), group=self._group)
+        if target is not received:
+            received.copy_(target)
 
 
 class PostLocalSGD(BucketAverage):

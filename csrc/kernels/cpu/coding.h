@@ -1,0 +1,339 @@
+// Encoding and decoding of one block (codecs.h). Included by impl.h only.
+//
+// Codes of fewer than 8 bits are packed in planes: with 4 bits, byte j holds the values j and j + block / 2; with 2
+// bits j, j + block / 4, and so on. So every loop reads and writes adjacent elements, and compilers vectorise it. Sums
+// are taken in a fixed number of lanes, so that they have the same bits at every level.
+#pragma once
+
+#include "kernels/cpu/lanes.h"
+#include "kernels/cpu/table.h"
+
+namespace sordino::kernels::SORDINO_LEVEL {
+namespace {
+
+constexpr std::size_t kMostCoded = 16384;         // values of a block
+constexpr std::uint32_t kMagnitude = 0x7fffffff;  // all bits of a float but the sign
+constexpr std::uint32_t kInfinity = 0x7f800000;
+constexpr std::uint32_t kTiny = 0x0d800000;  // 2^-100
+constexpr std::uint32_t kNan = 0x7fc00000;
+// Levels, and the boundary between them, of four values for a normal distribution of deviation 1 (Max 1960, Table I).
+constexpr float kLower = 0.4528F, kUpper = 1.510F, kBoundary = 0.9816F;
+// Limits a little below the largest float, so that no code of a finite value overflows.
+constexpr std::uint32_t kLargest = 0x7f7ffff0;
+constexpr float kLargestRoot = 2.25e38F;
+
+inline std::uint32_t largest_magnitude(const float* values, std::size_t count) {
+  std::uint32_t largest = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t bits = bits_of(values[i]) & kMagnitude;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
+// Sum of |values[i] * factor|, or of its square.
+template <bool kSquared>
+float sum_of_magnitudes(const float* values, std::size_t count, float factor) {
+  constexpr std::size_t kLanes = 16;
+  float lanes[kLanes] = {};
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::size_t k = 0; k < kLanes; ++k) {
+      const float x = values[i + k] * factor;
+      lanes[k] += kSquared ? x * x : float_of(bits_of(x) & kMagnitude);
+    }
+  }
+  for (std::size_t k = 0; i < count; ++i, ++k) {
+    const float x = values[i] * factor;
+    lanes[k] += kSquared ? x * x : float_of(bits_of(x) & kMagnitude);
+  }
+  for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
+    for (std::size_t k = 0; k < half; ++k) lanes[k] += lanes[k + half];
+  }
+  return lanes[0];
+}
+
+// The scale of a block. The codes of values are functions of value * factor.
+struct BlockScale {
+  float scale, factor;
+  bool finite;
+};
+
+template <Code kCode>
+BlockScale block_scale(const float* values, std::size_t count) {
+  const std::uint32_t largest = largest_magnitude(values, count);
+  if (largest >= kInfinity) return {float_of(kNan), 0, false};
+  if (largest < kTiny) return {0, 0, true};
+  const float most = float_of(largest < kLargest ? largest : kLargest);
+  if constexpr (kCode == Code::kInt8) return {most / 127, 127 / most, true};
+  if constexpr (kCode == Code::kInt4) return {most / 7, 7 / most, true};
+  // Relative to the largest, so that squares neither overflow nor vanish.
+  const float relative = 1 / most, n = static_cast<float>(count);
+  if constexpr (kCode == Code::kTwoBit) {
+    const float root = most * __builtin_sqrtf(sum_of_magnitudes<true>(values, count, relative) / n);
+    return {root < kLargestRoot ? root : kLargestRoot, 1 / root, true};
+  }
+  return {most * (sum_of_magnitudes<false>(values, count, relative) / n), 1, true};
+}
+
+// Code of one value, in the low bits.
+template <Code kCode>
+inline std::uint32_t code_of(float value, float factor) {
+  if constexpr (kCode == Code::kSign) return bits_of(value) >> 31;
+  const float x = value * factor;
+  if constexpr (kCode == Code::kTwoBit) {
+    return (bits_of(x) >> 31) << 1 | static_cast<std::uint32_t>(float_of(bits_of(x) & kMagnitude) > kBoundary);
+  }
+  // Adding 1.5 * 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits.
+  return bits_of(x + 12582912.0F) & (kCode == Code::kInt8 ? 0xff : 0xf);
+}
+
+template <Code kCode>
+inline float value_of(std::uint32_t code, float scale) {
+  if constexpr (kCode == Code::kSign) return float_of(bits_of(scale) | code << 31);
+  if constexpr (kCode == Code::kTwoBit)
+    return float_of(bits_of(scale * (code & 1 ? kUpper : kLower)) | (code >> 1) << 31);
+  constexpr int kSignBit = kCode == Code::kInt8 ? 0x80 : 0x8;
+  return scale * static_cast<float>((static_cast<int>(code) ^ kSignBit) - kSignBit);
+}
+
+template <Code kCode>
+constexpr std::size_t kPlanes = kCode == Code::kInt8     ? 1
+                                : kCode == Code::kInt4   ? 2
+                                : kCode == Code::kTwoBit ? 4
+                                                         : 8;
+
+template <Code kCode>
+bool encode_all(const Encoding& e) {
+  constexpr std::size_t kCount = kPlanes<kCode>;
+  constexpr std::uint32_t kBits = 8 / kCount;
+  const BlockScale found = block_scale<kCode>(e.values, e.count);
+  __builtin_memcpy(e.encoded, &found.scale, sizeof(float));
+  auto* out = reinterpret_cast<std::uint8_t*>(e.encoded + sizeof(float));
+  float padded[kMostCoded];
+  const float* values = e.values;
+  if (e.count < e.block) {
+    __builtin_memcpy(padded, e.values, e.count * sizeof(float));
+    __builtin_memset(padded + e.count, 0, (e.block - e.count) * sizeof(float));
+    values = padded;
+  }
+  const std::size_t plane = e.block / kCount;
+  const float factor = found.factor;
+  SORDINO_INDEPENDENT
+  for (std::size_t j = 0; j < plane; ++j) {
+    std::uint32_t byte = 0;
+    for (std::size_t k = 0; k < kCount; ++k) {
+      byte |= code_of<kCode>(values[j + k * plane], factor) << (k * kBits);
+    }
+    out[j] = static_cast<std::uint8_t>(byte);
+  }
+  return found.finite;
+}
+
+template <Code kCode, bool kAdd>
+void decode_planes(const std::uint8_t* in, std::size_t block, float scale, float weight, float* values) {
+  constexpr std::size_t kCount = kPlanes<kCode>;
+  constexpr std::uint32_t kBits = 8 / kCount, kMask = (1U << kBits) - 1;
+  const std::size_t plane = block / kCount;
+  for (std::size_t k = 0; k < kCount; ++k) {
+    float* out = values + k * plane;
+    SORDINO_INDEPENDENT
+    for (std::size_t j = 0; j < plane; ++j) {
+      const std::uint32_t code = static_cast<std::uint32_t>(in[j]) >> (k * kBits) & kMask;
+      const float value = weight * value_of<kCode>(code, scale);
+      out[j] = kAdd ? out[j] + value : value;
+    }
+  }
+}
+
+template <Code kCode>
+bool decode_all(const Decoding& d) {
+  float scale;
+  __builtin_memcpy(&scale, d.encoded, sizeof scale);
+  const auto* in = reinterpret_cast<const std::uint8_t*>(d.encoded + sizeof(float));
+  float padded[kMostCoded];
+  const bool whole = d.count == d.block;
+  float* values = whole ? d.values : padded;
+  if (!whole && d.add) {
+    __builtin_memcpy(padded, d.values, d.count * sizeof(float));
+    __builtin_memset(padded + d.count, 0, (d.block - d.count) * sizeof(float));
+  }
+  if (d.add) {
+    decode_planes<kCode, true>(in, d.block, scale, d.weight, values);
+  } else {
+    decode_planes<kCode, false>(in, d.block, scale, d.weight, values);
+  }
+  if (!whole) __builtin_memcpy(d.values, padded, d.count * sizeof(float));
+  if (d.given != nullptr) {
+    for (std::size_t i = 0; i < d.count; ++i) d.given[i] += 1;
+  }
+  return true;
+}
+
+// ---- the largest of a block -----------------------------------------------------------------------------------------
+
+// Stream of numbers of some bits each.
+class BitWriter {
+ public:
+  explicit BitWriter(std::byte* out) : out_(reinterpret_cast<std::uint8_t*>(out)) {}
+  void put(std::uint32_t value, std::uint32_t bits) {
+    held_ |= static_cast<std::uint64_t>(value) << count_;
+    for (count_ += bits; count_ >= 8; count_ -= 8, held_ >>= 8) *out_++ = static_cast<std::uint8_t>(held_);
+  }
+  void finish() {
+    if (count_ > 0) *out_ = static_cast<std::uint8_t>(held_);
+  }
+
+ private:
+  std::uint8_t* out_;
+  std::uint64_t held_ = 0;
+  std::uint32_t count_ = 0;
+};
+
+class BitReader {
+ public:
+  explicit BitReader(const std::byte* in) : in_(reinterpret_cast<const std::uint8_t*>(in)) {}
+  std::uint32_t take(std::uint32_t bits) {
+    for (; count_ < bits; count_ += 8) held_ |= static_cast<std::uint64_t>(*in_++) << count_;
+    const auto value = static_cast<std::uint32_t>(held_ & ((std::uint64_t{1} << bits) - 1));
+    held_ >>= bits;
+    count_ -= bits;
+    return value;
+  }
+
+ private:
+  const std::uint8_t* in_;
+  std::uint64_t held_ = 0;
+  std::uint32_t count_ = 0;
+};
+
+inline std::size_t count_from(const std::uint32_t* magnitudes, std::size_t count, std::uint32_t least) {
+  std::uint32_t found = 0;
+  for (std::size_t i = 0; i < count; ++i) found += magnitudes[i] >= least;
+  return found;
+}
+
+// A magnitude that at least `kept` values reach, as bits: a power of two below the largest, so that few others do.
+inline std::uint32_t low_bar(const std::uint32_t* magnitudes, std::size_t count, std::size_t kept) {
+  std::uint32_t largest = 0;
+  for (std::size_t i = 0; i < count; ++i) largest = magnitudes[i] > largest ? magnitudes[i] : largest;
+  constexpr std::uint32_t kHalf = 1U << 23;  // less by this much, the bits are those of half the magnitude
+  for (std::uint32_t step = kHalf; step < largest; step *= 2) {
+    if (count_from(magnitudes, count, largest - step) >= kept) return largest - step;
+  }
+  return 0;
+}
+
+// Positions of the `kept` largest values, rising, and of equal ones the first. Only values above a low bar are looked
+// at closely: the smallest of the largest is found bit by bit, as floats without their sign are in the order of their
+// bits.
+inline void find_largest(const float* values, std::size_t count, std::size_t kept, std::uint16_t* positions) {
+  std::uint32_t magnitudes[kMostCoded];
+  for (std::size_t i = 0; i < count; ++i) magnitudes[i] = bits_of(values[i]) & kMagnitude;
+  const std::uint32_t bar = low_bar(magnitudes, count, kept);
+  std::uint16_t places[kMostCoded];
+  std::size_t high = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    places[high] = static_cast<std::uint16_t>(i);
+    high += magnitudes[i] >= bar;
+  }
+  for (std::size_t k = 0; k < high; ++k) magnitudes[k] = magnitudes[places[k]];
+  std::uint32_t least = 0;
+  for (std::uint32_t bit = 1U << 30; bit != 0; bit >>= 1) {
+    if (count_from(magnitudes, high, least | bit) >= kept) least |= bit;
+  }
+  std::size_t equal = kept - count_from(magnitudes, high, least + 1);  // to be taken of those that equal `least`
+  std::size_t taken = 0;
+  for (std::size_t k = 0; k < high && taken < kept; ++k) {
+    if (magnitudes[k] < least) continue;
+    if (magnitudes[k] == least) {
+      if (equal == 0) continue;
+      --equal;
+    }
+    positions[taken++] = places[k];
+  }
+}
+
+template <bool kExact>
+bool encode_top(const Encoding& e) {
+  const std::size_t kept = e.kept < e.count ? e.kept : e.count;
+  const std::uint32_t width = index_bits(e.block);
+  std::uint16_t positions[kMostCoded];
+  find_largest(e.values, e.count, kept, positions);
+  bool finite = true;
+  for (std::size_t k = 0; k < kept; ++k) finite &= (bits_of(e.values[positions[k]]) & kMagnitude) < kInfinity;
+  if constexpr (kExact) {
+    BitWriter out(e.encoded);
+    for (std::size_t k = 0; k < kept; ++k) {
+      out.put(positions[k], width);
+      out.put(bits_of(e.values[positions[k]]), 32);
+    }
+    out.finish();
+    return finite;
+  }
+  const auto magnitude = [&](std::size_t k) { return float_of(bits_of(e.values[positions[k]]) & kMagnitude); };
+  double sum = 0, upper = 0, lower = 0;
+  for (std::size_t k = 0; k < kept; ++k) sum += static_cast<double>(magnitude(k));
+  const auto mean = static_cast<float>(sum / static_cast<double>(kept));
+  std::size_t above = 0;
+  for (std::size_t k = 0; k < kept; ++k) {
+    const float value = magnitude(k);
+    above += value > mean;
+    (value > mean ? upper : lower) += static_cast<double>(value);
+  }
+  float levels[2] = {above < kept ? static_cast<float>(lower / static_cast<double>(kept - above)) : 0,
+                     above > 0 ? static_cast<float>(upper / static_cast<double>(above)) : 0};
+  if (!finite) levels[0] = levels[1] = float_of(kNan);
+  __builtin_memcpy(e.encoded, levels, sizeof levels);
+  BitWriter out(e.encoded + sizeof levels);
+  for (std::size_t k = 0; k < kept; ++k) {
+    out.put(positions[k], width);
+    out.put((bits_of(e.values[positions[k]]) >> 31) << 1 | static_cast<std::uint32_t>(magnitude(k) > mean), 2);
+  }
+  out.finish();
+  return finite;
+}
+
+template <bool kExact>
+bool decode_top(const Decoding& d) {
+  const std::size_t kept = d.kept < d.count ? d.kept : d.count;
+  const std::uint32_t width = index_bits(d.block);
+  float levels[2] = {};
+  if constexpr (!kExact) __builtin_memcpy(levels, d.encoded, sizeof levels);
+  BitReader in(d.encoded + (kExact ? 0 : sizeof levels));
+  if (!d.add) __builtin_memset(d.values, 0, d.count * sizeof(float));
+  for (std::size_t k = 0; k < kept; ++k) {
+    const std::uint32_t position = in.take(width);
+    if (position >= d.count) return false;
+    float value;
+    if constexpr (kExact) {
+      value = float_of(in.take(32));
+    } else {
+      const std::uint32_t code = in.take(2);
+      value = float_of(bits_of(levels[code & 1]) | (code >> 1) << 31);
+    }
+    d.values[position] += d.weight * value;
+    if (d.given != nullptr) d.given[position] += 1;
+  }
+  return true;
+}
+
+template <Code kCode>
+constexpr void enter_code(Table& table) {
+  table.encode[static_cast<int>(kCode)] = encode_all<kCode>;
+  table.decode[static_cast<int>(kCode)] = decode_all<kCode>;
+}
+
+constexpr void enter_codes(Table& table) {
+  enter_code<Code::kInt8>(table);
+  enter_code<Code::kInt4>(table);
+  enter_code<Code::kTwoBit>(table);
+  enter_code<Code::kSign>(table);
+  table.encode[static_cast<int>(Code::kTop)] = encode_top<false>;
+  table.decode[static_cast<int>(Code::kTop)] = decode_top<false>;
+  table.encode[static_cast<int>(Code::kTopExact)] = encode_top<true>;
+  table.decode[static_cast<int>(Code::kTopExact)] = decode_top<true>;
+}
+
+}  // namespace
+}  // namespace sordino::kernels::SORDINO_LEVEL
