@@ -10,8 +10,10 @@ import torch
 import sordino.torch as hvd
 from checks.agreement import raises
 from checks.registry import Seat, check
-from sordino.errors import UsageError
-from sordino.runtime.exchange.codecs import Codec, Float16, Int4, Int8, Sign, TopK, TwoBit
+from checks.training import Twins
+from sordino.algorithms import DPSGD, AllReduce
+from sordino.codecs import Codec, Float16, Int4, Int8, Sign, TopK, TwoBit
+from sordino.errors import ConfigurationMismatch, NonFinite, UsageError
 from sordino.runtime.exchange.compressed_mean import CompressedMean, SetTransfers
 from sordino.runtime.process_set import global_process_set
 
@@ -100,3 +102,78 @@ def one_rank_and_what_does_not_fit(seat: Seat) -> None:
         before = values.clone()
         mean.run(values)
         assert torch.equal(values, before)
+
+
+@check(codec=("int8", "float16", TopK(1.0, 32, 32)), set_to_none=(True, False), dtype=(torch.float32, torch.float64))
+def gradients(seat: Seat, codec: Codec | str, set_to_none: bool, dtype: torch.dtype) -> None:
+    twins = Twins(seat, dtype=dtype, compression=codec)
+    for _ in range(4):
+        twins.train(1, set_to_none=set_to_none)
+        seat.same("parameters", *twins.model.parameters())
+    twins.check(1e-5 if isinstance(codec, TopK) else 2e-2)
+
+
+@check(codec=(TwoBit(), Sign(32), TopK(0.1, 32)), least=2)
+def what_a_step_has_lost_is_sent_later(seat: Seat, codec: Codec) -> None:
+    """Plain SGD adds up gradients, so parameters stay as near to exact ones as after the first step."""
+    twins = Twins(seat, make=lambda model: torch.optim.SGD(model.parameters(), lr=1.0), compression=codec)
+    start = [parameter.detach().clone() for parameter in twins.model.parameters()]
+    for _ in range(30):
+        for mine, parameter in zip(twins.model.parameters(), twins.twin.parameters()):
+            generator = torch.Generator().manual_seed(parameter.numel())
+            parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            mine.grad = parameter.grad * (1 + 0.1 * seat.rank) / (1 + 0.05 * (seat.size - 1))
+        twins.step()
+        seat.same("parameters", *twins.model.parameters())
+    for mine, exact, first in zip(twins.model.parameters(), twins.twin.parameters(), start):
+        moved, wanted = mine - first, exact - first
+        assert (moved - wanted).norm() < 0.35 * wanted.norm()
+
+
+@check(least=2)
+def gradients_that_some_ranks_lack(seat: Seat) -> None:
+    """A parameter without a gradient on some rank gets the mean; one without on all ranks keeps None."""
+    parameters = [torch.nn.Parameter(torch.zeros(5)) for _ in range(3)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), compression=Float16())
+    for _ in range(2):
+        optimizer.zero_grad()
+        parameters[0].grad = torch.ones(5)
+        if seat.rank == 0:
+            parameters[1].grad = torch.full((5,), float(seat.size))
+        optimizer.synchronize()
+        assert torch.equal(parameters[1].grad, torch.ones(5)) and parameters[2].grad is None
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    assert torch.equal(parameters[1].detach(), torch.full((5,), -2.0))
+
+
+@check(least=2)
+def a_gradient_that_is_not_finite(seat: Seat) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(64))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), compression="int8", check_finite=True)
+    parameter.grad = torch.ones(64)
+    if seat.rank == seat.last:
+        parameter.grad[7] = float("inf")
+    raises(NonFinite, "", optimizer.step)
+    assert not parameter.detach().any()
+    parameter.grad = torch.ones(64)
+    optimizer.step()
+    assert torch.allclose(parameter.detach(), -torch.ones(64))
+
+
+@check()
+def what_does_not_fit_a_codec(seat: Seat) -> None:
+    model = torch.nn.Linear(2, 2)
+
+    def wrap(**options: object) -> None:
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **options)
+
+    raises(UsageError, "always averages", wrap, compression=Int8(), op=hvd.Sum)
+    raises(UsageError, "always averages", wrap, compression=Int8(), gradient_predivide_factor=2.0)
+    raises(UsageError, "double_buffering", wrap, compression="int8", algorithm=AllReduce(double_buffering=True))
+    raises(UsageError, "compression= has no effect", wrap, compression="int8", algorithm=DPSGD())
+    raises(UsageError, "no such codec", wrap, compression="int9")
+    raises(UsageError, "must be Compression.none", wrap, compression=8)
+    if seat.size > 1:
+        codec = Int8(64) if seat.rank == 0 else Int8(32)
+        raises(ConfigurationMismatch, "compression", wrap, compression=codec)

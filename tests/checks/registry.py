@@ -25,6 +25,7 @@ MODULES = (
     "autograd",
     "claims",
     "compiled",
+    "compressed",
     "diloco",
     "double_buffering",
     "drift",

@@ -71,6 +71,25 @@ def compressed(group: Any) -> None:
         )
 
 
+def encoded(group: Any) -> None:
+    for codec, tolerance in (("float16", 1e-3), ("Int8(block=32)", 3e-2), ("TopK(ratio=1, chunk=32, bits=32)", 1e-5)):
+        compare(
+            group,
+            lambda pair: pair[0].register_comm_hook(hooks.Encoded(codec, group), hooks.average),  # noqa: B023
+            lambda pair: pair[0].register_comm_hook(group, default_hooks.allreduce_hook),
+            tolerance,
+        )
+    # What a step has lost is sent later, so that a constant gradient arrives in full after some steps.
+    model = DistributedDataParallel(torch.nn.Linear(64, 1, bias=False), process_group=group)
+    model.register_comm_hook(hooks.Encoded("TopK(ratio=0.25, chunk=32)", group), hooks.average)
+    inputs, total = torch.linspace(0.5, 1.5, 64), torch.zeros(64)
+    for _ in range(40):
+        model.zero_grad()
+        model(inputs).sum().backward()
+        total += model.module.weight.grad[0]
+    torch.testing.assert_close(total / 40, inputs, rtol=0.2, atol=0)
+
+
 def ranges(group: Any) -> None:
     """An average beyond the range of float16 is infinite on all ranks, and any other is not."""
     for value, others, wanted in ((3e5, 3e5, float("inf")), (1e5, 0.0, 1e5 / dist.get_world_size())):
@@ -131,6 +150,8 @@ def errors(group: Any) -> None:
     for call, text in (
         (lambda: hooks.average(None, None), "register_comm_hook(hooks.Compressed"),
         (lambda: hooks.Compressed("fp16"), "Compressed('fp16')"),
+        (lambda: hooks.Encoded("int9"), "no such codec"),
+        (lambda: hooks.Encoded("none"), "without a codec"),
         (lambda: hooks.PostLocalSGD(optimizer, start=-1, interval=2), "start=-1"),
         (lambda: hooks.PostLocalSGD(optimizer, start=0, interval=0), "interval=0"),
     ):
@@ -143,7 +164,7 @@ def errors(group: Any) -> None:
 
 
 def all_parts() -> None:
-    for part in (compressed, ranges, post_local_sgd, another_state, errors):
+    for part in (compressed, encoded, ranges, post_local_sgd, another_state, errors):
         part(dist.group.WORLD)
 
 

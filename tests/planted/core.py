@@ -39,6 +39,47 @@ _POINT_TO_POINT = ("cpp.test_point_to_point",)
 _SERVICES = ("cpp.test_services", checks("scheduled_pull"))
 
 ERRORS = [
+    # ---- codecs
+    Error(
+        "codes are truncated instead of rounded",
+        "wrong weight",
+        "csrc/kernels/cpu/coding.h",
+        "  return bits_of(x + 12582912.0F) & ",
+        "  return bits_of(__builtin_truncf(x) + 12582912.0F) & ",
+        ("tests/python/core/test_codecs.py --tier all",),
+    ),
+    Error(
+        "of equal values the last are sent",
+        "wrong order of summation",
+        "csrc/kernels/cpu/coding.h",
+        "      if (equal == 0) continue;\n      --equal;\n",
+        "      if (equal + high > k + 2 * equal) continue;\n",
+        ("tests/python/core/test_codecs.py --tier all",),
+    ),
+    Error(
+        "an infinity is encoded as a finite value",
+        "wrong weight",
+        "csrc/kernels/cpu/coding.h",
+        "  if (largest >= kInfinity) return {float_of(kNan), 0, false};\n",
+        "",
+        ("tests/python/core/test_codecs.py --tier all",),
+    ),
+    Error(
+        "a short block is encoded with what lies behind it",
+        "off by one",
+        "csrc/kernels/cpu/coding.h",
+        "  const BlockScale found = block_scale<kCode>(e.values, e.count);",
+        "  const BlockScale found = block_scale<kCode>(e.values, e.block);",
+        ("tests/python/core/test_codecs.py --tier all",),
+    ),
+    Error(
+        "an encoded position is not checked",
+        "off by one",
+        "csrc/kernels/cpu/coding.h",
+        "    if (position >= d.count) return false;\n",
+        "",
+        ("tests/python/core/test_codecs.py --tier all",),
+    ),
     # ---- messages
     Error(
         "a reader waits for a message of absurd length",

@@ -8,14 +8,18 @@
   scale         a = 0.5 a              reads 1, writes 1
   axpby         b = 0.9 b + 0.1 a      reads 2, writes 1
   flatten       ResNet-50's 161 tensors into one buffer, and unflatten back; sizes are scaled to fit
+  encode        normally distributed values with a codec (docs/compression.md)
+  decode        a = a + 0.5 * the decoded values
 
 Floating types average. Integers and bool sum, because training does not average them. The peer is the faster one of
-torch's copy_ and numpy's copyto, with a buffer of such a length that it reads and writes as many bytes in all.
+torch's copy_ and numpy's copyto, with a buffer of such a length that it reads and writes as many bytes in all. For
+codecs, it is a copy of the values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,6 +28,7 @@ from sordino._core import kernels
 from sordino.bench import command_line
 from sordino.bench.report import REPORTS
 from sordino.bench.resnet import resnet50_shapes
+from sordino.codecs import Int4, Int8, Sign, TopK, TwoBit
 from sordino.report import Results, machines, records, verdicts
 from sordino.report.tables import format_bytes
 from sordino.runtime.collectives.operation import Sum
@@ -31,6 +36,8 @@ from sordino.runtime.dtypes import DTYPE_CODES
 from sordino.timing import Participants, Run, Watch, race
 
 LIMIT = 1.15
+CODEC_LIMIT = 2.0
+CODEC = "codec "  # before the name of a codec, in the place of a dtype
 SIZES = "64MiB,256KiB"
 Task = tuple[str, str, int, Run]  # kernel, dtype, bytes read and written, function that runs it
 
@@ -74,7 +81,7 @@ def tasks(buffers: Buffers) -> list[Task]:
             found.append(("scale", name, 2 * size, _scale(code, first, count, 0.5)))
         if dtype.is_floating_point:
             found.append(("axpby", name, 3 * size, _axpby(code, first, second, count)))
-    return found + _packing(buffers)
+    return found + _packing(buffers) + _coding(buffers)
 
 
 def _scale(code: int, place: int, count: int, factor: float) -> Run:
@@ -102,6 +109,21 @@ def _packing(buffers: Buffers) -> list[Task]:
 
     moved = 2 * sum(lengths)
     return [("flatten", "any", moved, flatten), ("unflatten", "any", moved, unflatten)]
+
+
+def _coding(buffers: Buffers) -> list[Task]:
+    """Return the codecs of the core, at their defaults."""
+    values = torch.randn(buffers.size // torch.float32.itemsize, generator=torch.Generator().manual_seed(1))
+    total = buffers.operands[0].view(torch.float32)
+    found: list[Task] = []
+    for codec in (Int8(), Int4(), TwoBit(), Sign(), TopK()):
+        coder = codec.coder()
+        room = torch.empty(coder.bytes(values.numel()), dtype=torch.uint8)
+        coder.encode(values, room)
+        name, moved = CODEC + type(codec).__name__, 2 * buffers.size
+        found.append(("encode", name, moved, partial(coder.encode, values, room)))
+        found.append(("decode", name, moved, partial(coder.decode, room, total, 0.5, True)))
+    return found
 
 
 def measure(size: int, budget: float, wanted: Callable[[str], bool]) -> list[Results]:
@@ -135,13 +157,25 @@ def targets(rows: Sequence[Results]) -> list[Results]:
     largest = max((row["bytes"] for row in rows), default=0)
     for kernel in dict.fromkeys(row["kernel"] for row in rows):
         found = [row for row in rows if row["kernel"] == kernel and row["bytes"] == largest]
-        for title, group in (("floats", True), ("integers and bool", False), ("bytes", None)):
-            chosen = [row for row in found if (None if row["dtype"] == "any" else "float" in row["dtype"]) is group]
+        for title, limit in (
+            ("floats", LIMIT),
+            ("integers and bool", LIMIT),
+            ("bytes", LIMIT),
+            ("codecs", CODEC_LIMIT),
+        ):
+            chosen = [row for row in found if _group_of(row["dtype"]) == title]
             if chosen:
                 worst = max(chosen, key=lambda row: row["ratio"])
                 what = f"{kernel}, {title}, {format_bytes(largest)} (worst: {worst['dtype']})"
-                entries.append(verdicts.target(what, worst["ratio"], LIMIT, at_least=False))
+                entries.append(verdicts.target(what, worst["ratio"], limit, at_least=False))
     return entries
+
+
+def _group_of(dtype: str) -> str:
+    """Return the group of dtypes, or of codecs, that a limit is for."""
+    if dtype.startswith(CODEC):
+        return "codecs"
+    return "bytes" if dtype == "any" else "floats" if "float" in dtype else "integers and bool"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -24,9 +24,9 @@ import torch.distributed
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
+from sordino.codecs import Codec, codec_of
 from sordino.errors import UsageError
 from sordino.runtime.collectives.compression import Compression, Compressor
-from sordino.runtime.exchange.codecs import Codec, codec_of
 from sordino.runtime.exchange.compressed_mean import CompressedMean
 
 __all__ = ["BucketAverage", "Compressed", "Compression", "Compressor", "Encoded", "PostLocalSGD", "average"]
@@ -104,7 +104,7 @@ class Encoded(BucketAverage):
     """Averages gradients in a few bits each, by an all-to-all and an all-gather.
 
     Gradients are encoded in float32, whatever their dtype. What an encoding loses is added to the gradients of the next
-    step (`sordino.runtime.exchange.codecs`). These residuals belong to a bucket. They start from 0 when DDP divides its
+    step (`sordino.codecs`). These residuals belong to a bucket. They start from 0 when DDP divides its
     gradients anew, after the first step. The collectives of a bucket are over when the hook returns.
 
     Args:

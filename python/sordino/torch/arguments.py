@@ -8,10 +8,25 @@ from itertools import pairwise
 
 import torch
 
+from sordino.codecs import Codec, codec_of
 from sordino.errors import UsageError
+from sordino.runtime.collectives.compression import Compression, Compressor
 
 Named = Iterable[tuple[str, torch.Tensor]]
 Groups = int | Sequence[Sequence[torch.Tensor]] | None
+
+
+def compression_of(given: type[Compressor] | Codec | str) -> tuple[type[Compressor], Codec | None]:
+    """Return the compression and the codec that `compression=` names. One of them is none.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if isinstance(given, type) and issubclass(given, Compressor):
+        return given, None
+    if not isinstance(given, (str, Codec)):
+        raise UsageError(f"compression={given!r}: must be Compression.none, .fp16 or .bf16, or a codec such as Int8()")
+    return Compression.none, codec_of(given, "compression")
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

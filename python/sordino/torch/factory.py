@@ -52,6 +52,7 @@ def make_strategy(
         process_set=options.process_set,
         bucket_bytes=algorithm.traits.bucket_bytes,
         compression=options.compression,
+        codec=options.codec,
         passes=options.backward_passes_per_step,
         predivide=options.gradient_predivide_factor,
         sparse_as_dense=options.sparse_as_dense,
@@ -118,7 +119,7 @@ def _check(
     settings = {
         "optimizer": type(optimizer).__name__,
         "op": name_of_op(options.op),
-        "compression": options.compression.__name__,
+        "compression": options.compression.__name__ if options.codec is None else repr(options.codec),
         "groups": groups,
         **{name: getattr(options, name) for name in _COMPARED},
     }

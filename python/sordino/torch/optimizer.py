@@ -18,6 +18,7 @@ import torch
 
 from sordino.algorithms import Algorithm, AlgorithmName, resolve
 from sordino.algorithms.strategy import Strategy
+from sordino.codecs import Codec
 from sordino.errors import StepOrderError, UsageError
 from sordino.runtime.collectives.compression import Compression, Compressor
 from sordino.runtime.collectives.operation import Average, resolve_op
@@ -25,7 +26,7 @@ from sordino.runtime.context import current, members_of
 from sordino.runtime.gradients.options import Groups, Options
 from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.torch import dcp
-from sordino.torch.arguments import Named, name_parameters, parameters_of
+from sordino.torch.arguments import Named, compression_of, name_parameters, parameters_of
 from sordino.torch.claims import Claim
 from sordino.torch.factory import make_strategy
 from sordino.torch.mesh import local_shards, ranks_along
@@ -47,7 +48,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     Args:
         optimizer: any `torch.optim` optimizer. It keeps its state, hyper-parameters and hooks.
         named_parameters: `model.named_parameters()`. Names make errors and traces readable.
-        compression: `Compression.none`, `.fp16` or `.bf16`.
+        compression: `Compression.none`, `.fp16` or `.bf16`; or a codec such as `Int8()`, or its name. A codec sends
+            fewer bits, and computes averages in float32 on the CPU once backward has ended. What the encoding of a step
+            has lost is sent in later steps (`sordino.codecs`), and is not in checkpoints.
         backward_passes_per_step: number of backward passes whose gradients are summed locally before one reduction.
         op: Average (default), Sum, Adasum, Min, Max or Product.
         gradient_predivide_factor: f: averaging is 1/f before the sum and f/N after it (op=Average only).
@@ -72,7 +75,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self,
         optimizer: torch.optim.Optimizer,
         named_parameters: Named | None = None,
-        compression: type[Compressor] = Compression.none,
+        compression: type[Compressor] | Codec | str = Compression.none,
         backward_passes_per_step: int = 1,
         op: int = Average,
         gradient_predivide_factor: float = 1.0,
@@ -93,13 +96,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise UsageError(f"backward_passes_per_step must be > 0, not {backward_passes_per_step}")
         if mesh is not None:
             process_set = ranks_along(mesh, process_set)
+        cast, codec = compression_of(compression)
         # super().__init__ is not called, because there is only one set of groups and state, the wrapped optimizer's.
         self._inner = optimizer
         warn_of_local_statistics(named_parameters)
         self._names = name_parameters(optimizer, named_parameters)
         self._options = Options(
             algorithm=resolve(algorithm),
-            compression=compression,
+            compression=cast,
+            codec=codec,
             backward_passes_per_step=backward_passes_per_step,
             op=resolve_op(op, None),
             gradient_predivide_factor=gradient_predivide_factor,

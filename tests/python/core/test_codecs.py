@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from sordino.codecs import CODECS, BFloat16, Codec, Float16, Int4, Int8, Sign, TopK, TwoBit, codec_of
 from sordino.errors import UsageError
-from sordino.runtime.exchange.codecs import CODECS, BFloat16, Codec, Float16, Int4, Int8, Sign, TopK, TwoBit, codec_of
 
 pytestmark = pytest.mark.usefixtures("level_as_before")
 

@@ -23,6 +23,7 @@ ROOMS = {
     "_core": "",
     "awake": "",
     "": "errors _core",
+    "codecs": "errors _core suggestions",
     "data": "errors",
     "files": "errors",
     "fingerprint": "errors",
@@ -38,12 +39,13 @@ ROOMS = {
     "inspection": "errors log runtime",
     "runtime.recovery": "errors _core log rendezvous runtime",
     "runtime.collectives": "errors _core runtime runtime.recovery",
-    "runtime.exchange": "errors _core log runtime runtime.collectives runtime.recovery",
-    "runtime.gradients": "errors _core fingerprint runtime runtime.collectives runtime.exchange runtime.recovery",
-    "algorithms": "errors _core files fingerprint suggestions report runtime runtime.*",
+    "runtime.exchange": "errors _core codecs log runtime runtime.collectives runtime.recovery",
+    "runtime.gradients": "errors _core codecs fingerprint runtime runtime.collectives runtime.exchange "
+    "runtime.recovery",
+    "algorithms": "errors _core codecs files fingerprint suggestions report runtime runtime.*",
     "extend": "errors _core runtime runtime.* algorithms",
-    "torch": "errors _core suggestions log inspection rendezvous runtime runtime.* algorithms",
-    "distributed": "errors _core rendezvous runtime runtime.* torch",
+    "torch": "errors _core codecs suggestions log inspection rendezvous runtime runtime.* algorithms",
+    "distributed": "errors _core codecs rendezvous runtime runtime.* torch",
     "integrations": "errors _core rendezvous algorithms torch",
     "sim": "_core log runtime runtime.* algorithms torch",
     "timing": "torch",
@@ -51,7 +53,7 @@ ROOMS = {
     "plan": "errors _core data record report runtime runtime.* algorithms torch timing",
     "simulate": "errors _core data files pool progress suggestions record report runtime runtime.* algorithms torch "
     "sim checkpoint plan",
-    "bench": "errors _core report runtime runtime.* torch timing",
+    "bench": "errors _core codecs report runtime runtime.* torch timing",
     "cli": "errors awake _core files suggestions inspection rendezvous launcher record report runtime torch plan "
     "simulate",
 }

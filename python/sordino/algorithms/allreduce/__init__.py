@@ -61,6 +61,8 @@ class AllReduce(Algorithm):
             raise UsageError(
                 "double_buffering needs gradients, but op=Adasum sends the changes of steps; use one of them"
             )
+        if self.double_buffering and options.codec is not None:
+            raise UsageError(f"double_buffering cannot send gradients with {options.codec}; use one of them")
 
     def strategy(self, runtime: Runtime) -> Strategy:
         if runtime.adasum:

@@ -17,9 +17,9 @@ from typing import Protocol
 
 import torch
 
+from sordino.codecs import Codec, TopK
 from sordino.errors import UsageError
 from sordino.runtime.collectives.autograd import allgather, alltoall
-from sordino.runtime.exchange.codecs import Codec, TopK
 from sordino.runtime.process_set import ProcessSet
 
 
@@ -126,7 +126,7 @@ class CompressedMean:
                 f"{self._name}: {infinite} block{'s' * (infinite != 1)} of {self._codec.unit} values of this rank "
                 "have a NaN or an infinity, so their means are NaN on all ranks",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
 
     def _gather(self, values: torch.Tensor) -> None:

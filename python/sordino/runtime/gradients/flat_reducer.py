@@ -151,7 +151,7 @@ class FlatReducer(GradientReducer):
     def __init__(
         self, context: Context, names: Sequence[str], parameters: Sequence[torch.Tensor], settings: Settings
     ) -> None:
-        if settings.compression is not Compression.none:
+        if settings.codec is not None or settings.compression is not Compression.none:
             raise UsageError(f"compression= needs {self.instead_of_compression}: gradients are averaged uncompressed")
         super().__init__(context, names, parameters, settings, compare=True)
         self._flats: dict[str, FlatGradients] = {}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from sordino.codecs import Codec
 from sordino.errors import UsageError
 from sordino.runtime.collectives.compression import Compression, Compressor
 from sordino.runtime.collectives.operation import Adasum, Average, require_finite
@@ -22,6 +23,7 @@ class Options:
 
     Attributes:
         algorithm: a `sordino.algorithms.Algorithm`.
+        codec: the codec in the place of a compression, which is then `Compression.none`; None: no codec.
         members: identities of the process set's members when the algorithm was chosen.
         mesh: whether the process set is a dimension of a device mesh (`mesh=`), so that parameters may be DTensors.
 
@@ -30,6 +32,7 @@ class Options:
 
     algorithm: Any
     compression: type[Compressor]
+    codec: Codec | None
     backward_passes_per_step: int
     op: int
     gradient_predivide_factor: float
@@ -54,7 +57,7 @@ class Options:
     @property
     def compresses(self) -> bool:
         """Whether gradients are compressed."""
-        return self.compression is not Compression.none
+        return self.codec is not None or self.compression is not Compression.none
 
     def check(self) -> None:
         """Raise UsageError for options that are invalid or that the algorithm does not use."""
@@ -63,6 +66,8 @@ class Options:
         require_finite("gradient_predivide_factor", self.gradient_predivide_factor)
         if self.gradient_predivide_factor == 0:
             raise UsageError("gradient_predivide_factor=0: gradients are divided by it, so it must not be 0")
+        if self.codec is not None and not (self.averages and self.gradient_predivide_factor == 1):
+            raise UsageError(f"compression={self.codec} always averages: op= and gradient_predivide_factor= do not fit")
         averages = self.algorithm.traits.averages_buffers
         if averages and self.named_buffers is None:
             raise UsageError(f'{self.algorithm.label}(buffers="average") needs named_buffers=model.named_buffers()')

@@ -265,10 +265,7 @@ class GradientReducer(GradientHooks):
 
     def _start(self, bucket: Bucket) -> None:
         """Start the reduction of a bucket."""
-        if self._change_sent is None:
-            self._change_sent = self.has_changed is not None and self.has_changed()
-        if self._change_sent:
-            bucket.send_change(True)
+        self.announce_change(bucket)
         streams = self._counter.streams(bucket.members[0])
         computes = self._own is not None or self.settings.finite is not None
         if len(streams) > 1 and bucket.device is not None and (computes or not bucket.sends_as_produced()):
@@ -280,6 +277,13 @@ class GradientReducer(GradientHooks):
             bucket.looked = self.settings.look(bucket.members, bucket.sent)
         bucket.versions = versions_of(bucket.sent)
         bucket.handle = self.context.world.submit(request, streams)
+
+    def announce_change(self, bucket: Bucket) -> None:
+        """Let the reduction of a bucket fail on all ranks if parameters have changed on some of them alone."""
+        if self._change_sent is None:
+            self._change_sent = self.has_changed is not None and self.has_changed()
+        if self._change_sent:
+            bucket.send_change(True)
 
     def _start_sparse(self, index: int) -> None:
         if self._own is not None:

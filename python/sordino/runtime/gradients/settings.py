@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from sordino.codecs import Codec
 from sordino.runtime.collectives.compression import Compression, Compressor
 from sordino.runtime.gradients.nonfinite import Evidence, FiniteCheck
 from sordino.runtime.gradients.settings_check import SettingsCheck
@@ -26,6 +27,7 @@ class Settings:
     bucket_bytes: int
     check: SettingsCheck
     compression: type[Compressor] = Compression.none
+    codec: Codec | None = None
     passes: int = 1
     predivide: float = 1.0
     sparse_as_dense: bool = False
