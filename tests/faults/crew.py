@@ -83,10 +83,12 @@ class Reference:
 class Member(threading.Thread):
     """One rank: it carries out its orders until one tells it to leave, or until it cannot continue."""
 
-    def __init__(self, context: Context, algorithm: Algorithm | str | None, check_finite: bool) -> None:
+    def __init__(
+        self, context: Context, algorithm: Algorithm | str | None, check_finite: bool, compression: Any
+    ) -> None:
         super().__init__(name=f"rank-{context.rank}", daemon=True)
         self.identity, self.context = context.rank, context
-        self.algorithm, self.check_finite = algorithm, check_finite
+        self.algorithm, self.check_finite, self.compression = algorithm, check_finite, compression
         self.orders: queue.Queue[Callable[[Member], Any] | None] = queue.Queue()
         self.answers: queue.Queue[Any] = queue.Queue()
         self.ended: BaseException | None = None
@@ -97,7 +99,9 @@ class Member(threading.Thread):
             try:
                 self.parameters = parameters()
                 sgd = torch.optim.SGD(self.parameters, lr=RATE, momentum=MOMENTUM)
-                self.optimizer = hvd.DistributedOptimizer(sgd, algorithm=self.algorithm, check_finite=self.check_finite)
+                self.optimizer = hvd.DistributedOptimizer(
+                    sgd, compression=self.compression, algorithm=self.algorithm, check_finite=self.check_finite
+                )
                 while (order := self.orders.get()) is not None:
                     self.answers.put(order(self))
             except BaseException as error:
@@ -141,15 +145,20 @@ class Crew:
         size: number of ranks.
         algorithm: algorithm of their optimizers.
         per_node: ranks of each node; 0 is all.
-        check_finite: as in `DistributedOptimizer`.
+        check_finite, compression: as in `DistributedOptimizer`.
     """
 
     def __init__(
-        self, size: int, algorithm: Algorithm | str | None = None, per_node: int = 0, check_finite: bool = False
+        self,
+        size: int,
+        algorithm: Algorithm | str | None = None,
+        per_node: int = 0,
+        check_finite: bool = False,
+        compression: Any = hvd.Compression.none,
     ) -> None:
         self.network = SimNetwork([rank // per_node if per_node else 0 for rank in range(size)])
         contexts = sim._contexts(self.network, (), True)
-        self.members = [Member(context, algorithm, check_finite) for context in contexts]
+        self.members = [Member(context, algorithm, check_finite, compression) for context in contexts]
         for member in self.members:
             member.start()
         self.living = list(self.members)

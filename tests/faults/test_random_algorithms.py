@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from crew import Crew, Member, metric
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sordino.torch as hvd
 from sordino.algorithms import (
     Algorithm,
+    AllReduce,
     CaPS,
     Crossover,
     LocalSGD,
@@ -48,9 +51,11 @@ ALGORITHMS: list[Algorithm] = [
 
 
 NAMES = [f"{number}-{type(algorithm).__name__}" for number, algorithm in enumerate(ALGORITHMS)]
+CODECS = ["int8", "sign", "TopK(ratio=0.25, chunk=32)"]
+CASES = [(one, hvd.Compression.none) for one in ALGORITHMS] + [(AllReduce(), codec) for codec in CODECS]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=NAMES)
+@pytest.mark.parametrize(("algorithm", "compression"), CASES, ids=[*NAMES, *CODECS])
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=bool(os.environ.get("CI")))
 @given(
     victims=st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True),
@@ -59,9 +64,14 @@ NAMES = [f"{number}-{type(algorithm).__name__}" for number, algorithm in enumera
     check_finite=st.booleans(),
 )
 def test_the_others_go_on(
-    algorithm: Algorithm, victims: list[int], moments: list[tuple[int, int]], per_node: int, check_finite: bool
+    algorithm: Algorithm,
+    compression: Any,
+    victims: list[int],
+    moments: list[tuple[int, int]],
+    per_node: int,
+    check_finite: bool,
 ) -> None:
-    crew = Crew(6, algorithm, per_node, check_finite)
+    crew = Crew(6, algorithm, per_node, check_finite, compression)
     try:
         crew.all(metric)
         crew.order(train)
@@ -92,7 +102,7 @@ def groups(crew: Crew) -> list[list[int]]:
     """Return the groups of ranks that have one model after an exchange, for algorithms that exchange in every step."""
     remaining = sorted(member.identity for member in crew.living)
     algorithm = crew.members[remaining[0]].optimizer._strategy.algorithm
-    if isinstance(algorithm, LocalSGD) and algorithm.interval == 1:
+    if isinstance(algorithm, AllReduce) or (isinstance(algorithm, LocalSGD) and algorithm.interval == 1):
         return [remaining]
     if isinstance(algorithm, Crossover) and algorithm.interval == 1:
         size = algorithm.group_size
