@@ -64,6 +64,8 @@ CHOICES: dict[str, Algorithm] = MIXES | {
     "push-sum-overlap-two": PushSum(peers=2, overlap=1, interval=2),
     "elastic-averaging": ElasticAveraging(interval=2),
     "diloco": DiLoCo(interval=2, outer_lr=0.7, outer_momentum=0.9),
+    "diloco-overlap": DiLoCo(interval=4, outer_momentum=0.5, fragments=2, overlap=1),
+    "diloco-overlap-mix": DiLoCo(interval=3, outer_lr=0.8, overlap=2, mix=0.25, group_size=2),
     "diloco-fragments": DiLoCo(interval=4, outer_momentum=0.5, nesterov=False, fragments=2, group_size=2),
 }
 

@@ -53,18 +53,26 @@ def train(seat: Seat, model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
         optimizer.step()
 
 
-class Reference:
-    """All workers on one rank, by the formulas of the paper."""
+def group_size(seat: Seat) -> int:
+    """Return a group size above 1, if the number of ranks allows one."""
+    return seat.size if seat.size % 2 else 2
 
-    def __init__(self, size: int, interval: int, rate: float, factor: float, nesterov: bool, parts: int, group: int):
-        self.interval, self.rate, self.factor, self.nesterov = interval, rate, factor, nesterov
-        self.parts, self.group = parts, group
+
+class Reference:
+    """All workers on one rank, by the formulas of the papers."""
+
+    def __init__(self, size: int, algorithm: DiLoCo, overlap: int = 0, mix: float = 0.0):
+        self.interval, self.nesterov = algorithm.interval, algorithm.nesterov
+        self.rate, self.factor = algorithm.outer_lr, algorithm.outer_momentum
+        self.parts, self.group = algorithm.fragments, algorithm.group_size
+        self.overlap, self.mix = overlap, mix
         self.workers: Trained = [(one := Layers(), sgd(one)) for _ in range(size)]
         self.outer = {name: value.detach().clone() for name, value in Layers().named_parameters()}
         self.momentum = {name: torch.zeros_like(value) for name, value in self.outer.items()}
+        self.gradients: dict[str, torch.Tensor] = {}  # outer gradients on their way
         sizes = [value.numel() * value.element_size() for value in self.outer.values()]
-        numbers = segment_numbers(list(self.outer), sizes, "blocks" if parts > 1 else "model")
-        self.part = {name: number % parts for name, number in zip(self.outer, numbers)}
+        numbers = segment_numbers(list(self.outer), sizes, "blocks" if self.parts > 1 else "model")
+        self.part = {name: number % self.parts for name, number in zip(self.outer, numbers)}
 
     def step(self, turn: int) -> None:
         for rank, (model, optimizer) in enumerate(self.workers):
@@ -78,44 +86,55 @@ class Reference:
                     one.grad = mean.clone()
         for _, optimizer in self.workers:
             optimizer.step()
-        period = self.interval // self.parts
-        if (turn + 1) % period == 0:
-            self.outer_step((turn + 1) // period - 1)
+        number, rest = divmod(turn + 1, self.interval // self.parts)
+        if rest == 0:
+            self.begin((number - 1) % self.parts)
+        if rest == self.overlap:
+            self.outer_step()
 
     @torch.no_grad()
-    def outer_step(self, number: int) -> None:
+    def begin(self, part: int) -> None:
         for name, outer in self.outer.items():
-            if self.part[name] != number % self.parts:
-                continue
-            workers = [model.get_parameter(name) for model, _ in self.workers]
-            gradient = outer - torch.stack(list(workers)).mean(0)
+            if self.part[name] == part:
+                workers = [model.get_parameter(name) for model, _ in self.workers]
+                self.gradients[name] = outer - torch.stack(list(workers)).mean(0)
+
+    @torch.no_grad()
+    def outer_step(self) -> None:
+        for name, gradient in self.gradients.items():
+            outer = self.outer[name]
             buffer = self.momentum[name].mul_(self.factor).add_(gradient)
             outer -= self.rate * (gradient + self.factor * buffer if self.nesterov else buffer)
-            for worker in workers:
-                worker.copy_(outer)
+            for model, _ in self.workers:
+                worker = model.get_parameter(name)
+                worker.copy_(self.mix * worker + (1 - self.mix) * outer)
+        self.gradients = {}
+
+    def compare(self, seat: Seat, model: torch.nn.Module, optimizer: hvd.DistributedOptimizer) -> None:
+        """Compare this rank's own parameters, and the outer parameters."""
+        for name, value in model.named_parameters():
+            wanted = self.workers[seat.rank][0].get_parameter(name)
+            torch.testing.assert_close(value, wanted, atol=1e-12, rtol=1e-11)
+        with optimizer.outer_parameters():
+            for name, value in model.named_parameters():
+                torch.testing.assert_close(value, self.outer[name], atol=1e-12, rtol=1e-11)
+                seat.same("outer", value)
 
 
 @check(nesterov=(True, False), shape=((4, 1), (6, 3), (4, 2), (1, 1)), grouped=(False, True))
 def formulas(seat: Seat, nesterov: bool, shape: tuple[int, int], grouped: bool) -> None:
     interval, parts = shape
-    group = seat.size if grouped and seat.size % 2 else 2 if grouped and seat.size > 1 else 1
-    given = {"outer_lr": 0.7, "outer_momentum": 0.9, "nesterov": nesterov, "fragments": parts, "group_size": group}
-    algorithm = DiLoCo(interval=interval, **given)
+    given = {"outer_lr": 0.7, "outer_momentum": 0.9, "nesterov": nesterov, "fragments": parts}
+    algorithm = DiLoCo(interval=interval, group_size=group_size(seat) if grouped else 1, **given)
     model = Layers()
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=algorithm)
-    reference = Reference(seat.size, interval, 0.7, 0.9, nesterov, parts, group)
+    reference = Reference(seat.size, algorithm)
     for turn in range(2 * interval + 1):
         train(seat, model, optimizer, range(turn, turn + 1))
         reference.step(turn)
         if seat.size == 1:  # a rank alone has no outer step
             return
-        for name, value in model.named_parameters():
-            wanted = reference.workers[seat.rank][0].get_parameter(name)
-            torch.testing.assert_close(value, wanted, atol=1e-12, rtol=1e-11)
-        with optimizer.outer_parameters():
-            for name, value in model.named_parameters():
-                torch.testing.assert_close(value, reference.outer[name], atol=1e-12, rtol=1e-11)
-                seat.same("outer", value)
+        reference.compare(seat, model, optimizer)
 
 
 @check(least=2)

@@ -27,6 +27,7 @@ MODULES = (
     "compiled",
     "compressed",
     "diloco",
+    "diloco_overlap",
     "double_buffering",
     "drift",
     "elementwise",

@@ -204,6 +204,66 @@ def test_momenta_are_equal_after_a_loss(crew_of: MakeCrew) -> None:
     assert not apart(crew)
 
 
+BACKGROUND = DiLoCo(4, outer_lr=0.7, outer_momentum=0.9, overlap=2)
+
+
+def outer_state(member: Member) -> dict[str, Any]:
+    state: dict[str, Any] = member.optimizer.state_dict()["sordino"]
+    return state
+
+
+def continue_together(crew: Crew, steps: int) -> None:
+    """Check that the remaining ranks share the outer parameters after each of some steps, with an exchange in them."""
+    for _ in range(steps):
+        crew.all(Member.step)
+        one, other = crew.all(outer_state).values()
+        assert all(map(torch.equal, [*one["outer"], *one["momentum"]], [*other["outer"], *other["momentum"]]))
+        assert one["round"] == other["round"]
+    assert one["round"] > 1 and any(float(momentum.abs().max()) > 0 for momentum in one["momentum"])
+
+
+@pytest.mark.parametrize("noticed_by", ["step", "state_dict", "flush"])
+def test_an_exchange_in_flight_is_given_up(crew_of: MakeCrew, noticed_by: str) -> None:
+    """The lost rank has not begun it. The mean of the remaining models becomes the outer parameters."""
+    crew = crew_of(3, BACKGROUND)
+    for _ in range(3):
+        crew.all(Member.step)
+    crew.living = crew.members[:2]
+    for _ in range(2):
+        crew.all(Member.step)
+    start = crew.members[0].optimizer._strategy._mixing._fragments[0].outer[0].clone()  # type: ignore[union-attr]
+    own = list(crew.all(flat).values())
+    done = {"step": Member.step, "state_dict": outer_state, "flush": lambda member: member.optimizer.flush()}
+    crew.order(done[noticed_by])
+    time.sleep(0.02)
+    crew.network.kill(2)
+    crew.settle()
+    for state in crew.all(outer_state).values():
+        assert "pending" not in state and not torch.cat(state["momentum"]).any()
+        assert not torch.equal(state["outer"][0], start)
+        if noticed_by != "step":
+            torch.testing.assert_close(state["outer"][0], torch.stack(own).mean(0), rtol=1e-12, atol=1e-12)
+    assert not apart(crew)
+    continue_together(crew, 7)
+
+
+def test_one_has_taken_an_outer_step_that_the_other_has_not(crew_of: MakeCrew) -> None:
+    crew = crew_of(3, BACKGROUND)
+    for _ in range(5):
+        crew.all(Member.step)
+    crew.all(outer_state)  # waits until the means have arrived
+    everyone, crew.living = crew.living, crew.members[:1]
+    crew.all(Member.step)
+    crew.living = everyone
+    crew.network.kill(2)
+    crew.all(metric)
+    assert not apart(crew)
+    crew.living = crew.members[1:2]
+    crew.all(Member.step)
+    crew.living = crew.members[:2]
+    continue_together(crew, 7)
+
+
 COLLECTED = [
     CaPS(threshold=101),
     PushSum(overlap=2),

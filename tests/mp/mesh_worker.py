@@ -29,6 +29,7 @@ from sordino.algorithms import (
     AllReduce,
     CaPS,
     Crossover,
+    DiLoCo,
     ElasticAveraging,
     GossipGraD,
     Layered,
@@ -186,6 +187,7 @@ def errors(rank: int, size: int) -> None:
     for algorithm, reason in (
         (LocalSGD(group_size=2), 'use exchange="allreduce"'),
         (ElasticAveraging(), "center"),
+        (DiLoCo(overlap=2), "outer parameters"),
         (Layered(), "postpones steps"),
         (ADPSGD(), "pairs"),
         (CaPS(), "whole tensors"),

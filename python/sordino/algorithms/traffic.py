@@ -116,6 +116,8 @@ class Phase:
         hides: the largest fraction of the phase that can be hidden. Backward cannot hide the last bucket.
         step: whether the whole next step can hide the phase, not only backward.
         loading: whether the time between two steps hides the phase, too.
+        overlap: number of later steps during which the phase may run: workers wait for it at the end of the last one.
+            0: they wait in the step itself. Must be below `every`.
     """
 
     operations: Operations
@@ -125,6 +127,7 @@ class Phase:
     hides: float = 0.0
     step: bool = False
     loading: bool = False
+    overlap: int = 0
 
     @property
     def varies(self) -> bool:

@@ -205,6 +205,7 @@ class Phase(NamedTuple):
         hides: largest fraction that can be hidden. Backward cannot hide the last segment.
         step: whether the whole next step can hide it, not only backward.
         loading: whether the time between two steps hides it, too.
+        overlap: number of whole steps that can hide it, if it is above 1.
     """
 
     load: Load
@@ -212,6 +213,7 @@ class Phase(NamedTuple):
     hides: float = 0.0
     step: bool = False
     loading: bool = False
+    overlap: int = 0
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,8 @@ class Cost:
         """
         total = 0.0
         for phase in self.phases:
-            seconds, room = slower * phase.load.seconds(rates), compute * (1.0 if phase.step else BACKWARD)
+            seconds, steps = slower * phase.load.seconds(rates), max(1, phase.overlap)
+            room = compute * (steps if phase.step else BACKWARD)
             left = seconds - min(seconds * phase.hides, room)
             total += (max(left - loading, 0.0) if phase.loading else left) / phase.every
         return total
@@ -267,7 +270,9 @@ def _phases(phase: TrafficPhase, nodes: Sequence[int]) -> list[Phase]:
     """Return one phase; for a phase that varies, several rounds, so that their mean counts."""
     rounds = _ROUNDS if phase.varies else 1
     return [
-        Phase(_load(phase.at(round), nodes), phase.every * rounds, phase.hides, phase.step, phase.loading)
+        Phase(
+            _load(phase.at(round), nodes), phase.every * rounds, phase.hides, phase.step, phase.loading, phase.overlap
+        )
         for round in range(rounds)
     ]
 

@@ -26,12 +26,14 @@ class Sends:
         sources, targets: sender and receiver of each message. The messages of a worker leave and arrive in this order.
         bytes: bytes of each message.
         models: whether the receivers average parameters, which may be old, and not gradients.
+        overlap: number of steps after which workers wait for the messages; 0: in the step itself.
     """
 
     sources: Integers
     targets: Integers
     bytes: float | Floats
     models: bool = False
+    overlap: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +45,7 @@ class Rounds:
         bytes: bytes of each message.
         rounds: number of equal rounds.
         members: workers of each set, [sets, members]. All wait for the slowest message; some may send nothing.
+        overlap: number of steps after which workers wait for the last round; 0: in the step itself.
     """
 
     sources: Integers
@@ -50,6 +53,7 @@ class Rounds:
     bytes: float
     rounds: int
     members: Integers
+    overlap: int = 0
 
 
 Phase = Sends | Rounds

@@ -34,6 +34,8 @@ class Timeline:
         self._job, self._delay, self._behind_loading = job, delay, behind_loading
         self._out, self._into = np.zeros(job.workers), np.zeros(job.workers)  # times at which links become free
         self._under_way: deque[Floats] = deque()  # times at which exchanges that workers await later end
+        self._steps = 0  # steps so far
+        self._overlapping: deque[tuple[int, Floats]] = deque()  # the step that awaits some phases, and their end
 
     def step(self, phases: Sequence[Phase]) -> None:
         """Let all workers compute, take part in the phases, and load their next batches."""
@@ -43,9 +45,14 @@ class Timeline:
         delayed = self._delay > 0 and len(phases) > 0
         if delayed and len(self._under_way) == self._delay:
             ready = np.maximum(ready, self._under_way.popleft())
-        arrived = ready
-        for phase in phases:
-            arrived = self._send(phase, arrived) if isinstance(phase, Sends) else self._go_round(phase, arrived)
+        while self._overlapping and self._overlapping[0][0] <= self._steps:
+            ready = np.maximum(ready, self._overlapping.popleft()[1])
+        arrived = self._communicate([phase for phase in phases if phase.overlap == 0], ready)
+        overlapping = [phase for phase in phases if phase.overlap > 0]
+        if overlapping:
+            end = self._communicate(overlapping, arrived)
+            self._overlapping.append((self._steps + overlapping[0].overlap, end))
+        self._steps += 1
         if delayed:
             self._under_way.append(arrived)
         else:
@@ -56,6 +63,12 @@ class Timeline:
         self.clock = ready if self._behind_loading else ready + self._job.load
 
     # ---- phases ------------------------------------------------------------------------------------------------
+
+    def _communicate(self, phases: Sequence[Phase], ready: Floats) -> Floats:
+        """Return the time at which each worker has taken part in these phases, one after the other."""
+        for phase in phases:
+            ready = self._send(phase, ready) if isinstance(phase, Sends) else self._go_round(phase, ready)
+        return ready
 
     def _send(self, phase: Sends, ready: Floats) -> Floats:
         """Return the time at which each worker has received its messages."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -129,11 +130,12 @@ class StepMessages:
             if round is None:
                 continue
             if phase.varies:
-                found += _messages(phase.at(round, sent), self.rows if self._shares_rows else SharedRows())
+                messages = _messages(phase.at(round, sent), self.rows if self._shares_rows else SharedRows())
             else:
                 if number not in self._messages:
                     self._messages[number] = _messages(phase.at(round), SharedRows())
-                found += self._messages[number]
+                messages = self._messages[number]
+            found += [replace(one, overlap=phase.overlap) for one in messages] if phase.overlap else messages
         return found
 
 

@@ -138,7 +138,7 @@ class Elastic:
 
 
 class Outer:
-    """Workers or groups move alone. In each exchange a fragment of their shared model takes an outer step."""
+    """Workers or groups move alone. After each exchange a fragment of their shared model takes an outer step."""
 
     def __init__(self, algorithm: DiLoCo, problem: Quadratic, rows: SharedRows) -> None:
         self._algorithm, self._problem = algorithm, problem
@@ -149,6 +149,7 @@ class Outer:
         self._fragment = np.repeat([fragment_of(one, algorithm.fragments) for one in segments], counts)
         self._outer = problem.parameters[0].copy()
         self._momentum = np.zeros_like(self._outer)
+        self._pending: tuple[Booleans, Floats] | None = None  # elements of the fragment in flight, their mean change
 
     def step(self, number: int) -> Booleans | None:
         algorithm, problem = self._algorithm, self._problem
@@ -158,13 +159,20 @@ class Outer:
         exchanges, rest = divmod(number + 1, algorithm.every)
         if rest == 0:
             here = self._fragment == (exchanges - 1) % algorithm.fragments
-            change = _mean(problem.parameters[:, here]) - self._outer[here]
-            momentum = np.float32(algorithm.momentum) * self._momentum[here] + change
-            step = change + np.float32(algorithm.momentum) * momentum if algorithm.nesterov else momentum
-            self._momentum[here] = momentum
-            self._outer[here] += np.float32(algorithm.rate) * step
-            problem.parameters[:, here] = self._outer[here]
+            self._pending = here, _mean(problem.parameters[:, here]) - self._outer[here]
+        if rest == algorithm.overlap and self._pending is not None:
+            self._outer_step(*self._pending)
+            self._pending = None
         return None
+
+    def _outer_step(self, here: Booleans, change: Floats) -> None:
+        algorithm, parameters = self._algorithm, self._problem.parameters
+        momentum = np.float32(algorithm.momentum) * self._momentum[here] + change
+        step = change + np.float32(algorithm.momentum) * momentum if algorithm.nesterov else momentum
+        self._momentum[here] = momentum
+        self._outer[here] += np.float32(algorithm.rate) * step
+        own = np.float32(algorithm.own_share)
+        parameters[:, here] = self._outer[here] + own * (parameters[:, here] - self._outer[here])
 
 
 class Skipping:

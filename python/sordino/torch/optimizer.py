@@ -412,8 +412,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Apply everything that is in flight, so that the parameters are the complete state of the model. Collective.
 
         Between steps, `PushSum(overlap=...)`, `ADPSGD` and `LocalSGD(overlap=True)` have parameters in flight, and
-        `AllReduce(double_buffering=True)` a gradient. `CaPS` has skipped parameters, which are averaged
-        here.
+        `AllReduce(double_buffering=True)` a gradient, `DiLoCo(overlap=...)` an outer gradient. `CaPS` has skipped
+        parameters, which are averaged here.
         """
         strategy = self._strategy
         with self._claim.stepping():
@@ -425,6 +425,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Put the outer parameters of `DiLoCo` into the model within the block, to evaluate or save them.
 
         The same on all ranks. After the block the model has this rank's own parameters again; do not train within it.
+        With `DiLoCo(overlap=...)` an outer gradient in flight does not count; `flush()` applies it.
 
         Raises:
             UsageError: another algorithm, which has no outer parameters.

@@ -14,7 +14,7 @@ import torch
 
 from results import ResultsOf
 from sordino import plan, sim
-from sordino.algorithms import AllReduce, Crossover, LocalSGD, PushSum
+from sordino.algorithms import AllReduce, Crossover, DiLoCo, LocalSGD, PushSum
 from sordino.cli.plan import parse_count
 from sordino.errors import UsageError
 from sordino.plan import tasks
@@ -110,6 +110,8 @@ def test_backward_hides_gradients_but_for_the_last_segment() -> None:
     late = plan.cost_of(AllReduce(double_buffering=True), range(4), NAMES, SIZES)
     assert late.exposed(APART, 0.1) == pytest.approx(late.communication(APART) - 0.1)
     assert late.exposed(APART, 100.0) == 0
+    outer = plan.cost_of(DiLoCo(interval=8, overlap=3), range(4), NAMES, SIZES)  # three steps hide it
+    assert outer.exposed(APART, 0.1 / 3) == pytest.approx(outer.communication(APART) - 0.1 / 8)
 
 
 def test_a_line_goes_through_its_points() -> None:

@@ -17,6 +17,7 @@ from sordino.algorithms import (
     AllReduce,
     CaPS,
     Crossover,
+    DiLoCo,
     ElasticAveraging,
     Layered,
     LocalSGD,
@@ -176,6 +177,13 @@ def test_what_hides_communication() -> None:
     for overlap in (1, 2):
         push = seconds_of(PushSum(overlap=overlap), gbps, steps=4)
         assert push.seconds == pytest.approx(4 * 0.01) and not push.record.waiting.any()
+    for outer_step, waits in ((0, rounds), (1, rounds - 0.01), (2, 0.0)):
+        diloco = seconds_of(DiLoCo(interval=4, overlap=outer_step), gbps, steps=7)
+        assert diloco.seconds == pytest.approx(7 * 0.01 + waits)
+        assert diloco.record.waiting.tolist() == pytest.approx([waits] * 4)
+    grouped = seconds_of(DiLoCo(interval=4, overlap=1, group_size=2), gbps, steps=4)
+    # The last of four reductions in groups of two: 2 rounds of half of the bytes. The outer step is not waited for.
+    assert grouped.seconds == pytest.approx(4 * (0.01 + 2 * 0.004))
     slow = seconds_of(PushSum(overlap=1), [0.5] * 4, steps=4)
     assert slow.seconds == pytest.approx(0.02 + 0.006 + 0.016 + 0.016, abs=1e-6)
 

@@ -41,17 +41,25 @@ class DiLoCo(Gossip):
     `interval` steps, and a worker sends 1/F at a time. With `group_size` K, the K ranks of a group of neighbors are one
     worker: they average their gradients in every step.
 
+    With `overlap` τ > 0 the all-reduce of a fragment runs in the background while the workers take τ more steps. Then
+    θ takes the outer step with the mean change from before these steps, and w_i = mix w_i + (1 - mix) θ. So a share of
+    the steps taken meanwhile remains. The next change of a worker counts from θ.
+
     Between outer steps the parameters are a worker's own. Evaluate and save the outer parameters, which
     `optimizer.outer_parameters()` puts into the model. They start as the first rank's parameters, and are part of
-    `state_dict()`, with the momentum.
+    `state_dict()`, with the momentum. An all-reduce in flight does not count for `outer_parameters()`, but its result
+    is part of `state_dict()`, which waits for it. `flush()` applies it at once: call it at the end of training.
 
-    Sent per exchange and worker: 2(N - 1)/N times the bytes of a fragment (an all-reduce). Staleness: none; workers
-    drift apart for `interval` steps. Memory: three times the parameters (outer parameters and momentum; in float32 for
-    16-bit parameters). When a peer dies: every remaining rank gets `PeerLost` and keeps its parameters from before the
-    exchange; if ranks continue, the mean of their models becomes θ, and b becomes 0. Source: Douillard et al. 2023,
-    Algorithm 1; fragments: Douillard et al. 2025 (streaming DiLoCo), section 2.2, without overlap.
+    Buffers given as `named_buffers` are averaged with buffers="average" at the exchange of the last fragment. All
+    ranks wait for each other there, also with overlap.
 
-    Buffers given as `named_buffers` are averaged with buffers="average", once all fragments have taken their step.
+    Sent per exchange and worker: 2(N - 1)/N times the bytes of a fragment (an all-reduce; in float32 for 16-bit
+    parameters). Staleness: none, or τ steps with `overlap`; workers drift apart for `interval` steps. Memory: four times the parameters (outer
+    parameters, momentum, and the changes that are averaged; in float32 for 16-bit parameters). When a peer dies: every
+    remaining rank gets `PeerLost`, at the latest where the outer step would be taken, and keeps its parameters and
+    outer parameters; if ranks continue, an all-reduce in flight is given up, the mean of their models becomes θ, and b
+    becomes 0. Source: Douillard et al. 2023, Algorithm 1; fragments, overlap and mix: Douillard et al. 2025 (streaming
+    DiLoCo), sections 2.2 and 2.3.
 
     Attributes:
         interval: optimizer steps from one outer step of a fragment to the next, H; a multiple of `fragments`.
@@ -61,6 +69,9 @@ class DiLoCo(Gossip):
         nesterov: whether the momentum is Nesterov's.
         fragments: number of fragments, F.
         group_size: ranks that are one worker, K; must divide the number of ranks.
+        overlap: steps that workers take while a fragment is averaged, τ; below interval / fragments. 0: they wait.
+        mix: share of its own parameters that a worker keeps at an outer step, from 0 to below 1. None: 0.5 with
+            overlap, 0 without.
     """
 
     interval: int = 256
@@ -69,6 +80,8 @@ class DiLoCo(Gossip):
     nesterov: bool = True
     fragments: int = 1
     group_size: int = 1
+    overlap: int = 0
+    mix: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,19 +91,26 @@ class DiLoCo(Gossip):
         require(self.fragments >= 1, self, "fragments", "must be at least 1")
         require(self.interval % self.fragments == 0, self, "fragments", f"must divide interval={self.interval}")
         require(self.group_size >= 1, self, "group_size", "must be at least 1")
+        require(self.overlap >= 0, self, "overlap", "must be at least 0")
+        limit = f"must be below interval / fragments, here {self.every}, so that one exchange ends before the next"
+        require(self.overlap < self.every, self, "overlap", limit)
+        require(self.mix is None or 0 <= self.mix < 1, self, "mix", "must be at least 0 and below 1")
 
     always_written = ("interval",)
     steps = "sordino.algorithms.diloco.strategy:DiLoCoStrategy"
-    optional_state = frozenset({"outer", "momentum"})  # they exist from the first step on
+    optional_state = frozenset({"outer", "momentum", "pending"})  # the first two exist from the first step on
     simulation = Simulation(
         arrays="outer",
-        imitated=frozenset({"interval", "outer_lr", "outer_momentum", "nesterov", "fragments", "group_size"}),
+        imitated=frozenset(
+            {"interval", "outer_lr", "outer_momentum", "nesterov", "fragments", "group_size", "overlap", "mix"}
+        ),
         refused={"buffers": NO_BUFFERS},
     )
 
     @property
     def traits(self) -> Traits:
-        return replace(super().traits, whole_parameters="its checkpoints contain the whole outer parameters")
+        reason = "its checkpoints contain the whole outer parameters"
+        return replace(super().traits, late=self.overlap > 0, whole_parameters=reason)
 
     @property
     def rate(self) -> float:
@@ -105,6 +125,18 @@ class DiLoCo(Gossip):
         if self.outer_momentum is not None:
             return self.outer_momentum
         return 0.9 if self.interval >= _LONG else 0.5 if self.interval > _MEDIUM else 0.0
+
+    @property
+    def averages_models(self) -> bool:
+        """Whether the outer step is the mean of the models. Then models are averaged, and not changes, to be exact."""
+        return self.rate == 1 and self.momentum == 0
+
+    @property
+    def own_share(self) -> float:
+        """The share of its own parameters that a worker keeps at an outer step."""
+        if self.mix is not None:
+            return self.mix
+        return 0.5 if self.overlap > 0 else 0.0
 
     @property
     def every(self) -> int:
@@ -132,9 +164,11 @@ class DiLoCo(Gossip):
 
         def outer_step(round: int, _: Sent | None) -> list[Operation]:
             size = sizes[round % self.fragments]
-            return [Reduction(all_workers, [size]), Copies(8 * size)]  # reads and writes of θ, b and w
+            # Reads and writes: 3 for the change, 2 for the copy that is averaged, 5 for θ and b, 2 for the parameters.
+            return [Reduction(all_workers, [size]), Copies(12 * size)]
 
-        phases = [Phase(outer_step, self.every)]
+        late = self.overlap > 0
+        phases = [Phase(outer_step, self.every, hides=float(late), step=late, overlap=self.overlap)]
         if members > 1:
             phases.insert(0, gradients(groups_of(size, members), model, self.traits.bucket_bytes))
         return Traffic(phases)

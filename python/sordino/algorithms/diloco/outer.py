@@ -2,6 +2,9 @@
 
 All ranks hold the same outer parameters and momentum, and change them by the same mean. So they stay equal, bit for
 bit, without being sent.
+
+With overlap the mean of a fragment is in flight during some steps: `exchange` begins it, and `apply` finishes it and
+takes the outer step. At most one fragment is in flight. Until `apply` has the mean, it changes nothing.
 """
 
 from __future__ import annotations
@@ -13,44 +16,85 @@ from typing import Any
 import torch
 
 from sordino.algorithms.diloco import DiLoCo, fragment_of
+from sordino.algorithms.diloco.mean import BackgroundMean
 from sordino.algorithms.gossip.mixing import Peers
-from sordino.runtime.collectives.operation import Average
 from sordino.runtime.collectives.ops import broadcast_
-from sordino.runtime.exchange.channel import PreparedReduction
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 
 
 class _Fragment:
-    """Parameters that take an outer step together, as flat tensors that share memory with the model's."""
+    """Parameters that take an outer step together, with their outer parameters and momentum.
 
-    def __init__(self, peers: Peers, runs: list[torch.Tensor], number: int) -> None:
-        self.runs = runs
-        # In 16 bits, changes of the size of a rounding error would be lost.
-        wide = [run.float() if run.element_size() < 4 else run.clone() for run in runs]
-        self.outer, self.momentum = wide, [torch.zeros_like(one) for one in wide]
-        name = f"{peers.name}.{number}"
-        self._mean = PreparedReduction(peers.context, runs, Average, name, peers.process_set) if runs else None
+    Outer parameters, momentum and changes are one flat tensor each per width: float64, and float32 for all others,
+    because in 16 bits changes of the size of a rounding error would be lost.
 
-    def average(self) -> None:
-        """Replace the parameters by their means over all ranks."""
-        if self._mean is not None:
-            self._mean.run()
+    Args:
+        peers: the ranks.
+        runs: the parameters, as flat tensors that share memory with the model's.
+        number: number of the fragment.
+        algorithm: the algorithm with its settings.
+    """
 
-    def hand_out(self) -> None:
-        """Give the parameters the values of the outer parameters."""
-        for run, outer in zip(self.runs, self.outer):
-            run.copy_(outer)
+    def __init__(self, peers: Peers, runs: list[torch.Tensor], number: int, algorithm: DiLoCo) -> None:
+        self._algorithm = algorithm
+        wide = {torch.float64: [run for run in runs if run.dtype == torch.float64]}
+        wide[torch.float32] = [run for run in runs if run.dtype != torch.float64]
+        self._parts = [ones for ones in wide.values() if ones]  # the runs of each flat tensor
+        self.outer = [torch.cat([run.to(dtype) for run in ones]) for dtype, ones in wide.items() if ones]
+        self.momentum = [torch.zeros_like(one) for one in self.outer]
+        self.mean = BackgroundMean(peers, self.outer, f"{peers.name}.{number}")
+
+    def restart(self) -> None:
+        """Make the parameters the outer parameters, with nothing in flight."""
+        for run, outer in self._pairs(self.outer):
+            outer.copy_(run)
+        self.mean.continue_from([])
+
+    def begin(self) -> None:
+        """Start to average the changes of the workers since they had the outer parameters."""
+        values = [torch.empty_like(one) for one in self.outer]
+        for (run, value), (_, outer) in zip(self._pairs(values), self._pairs(self.outer)):
+            if self._algorithm.averages_models:
+                value.copy_(run)
+            else:
+                torch.sub(run, outer, out=value)
+        self.mean.begin(values)
+
+    def apply(self) -> None:
+        """Wait for the mean change, take the outer step, and mix the parameters with the outer parameters."""
+        means = self.mean.finish()
+        rate, factor = self._algorithm.rate, self._algorithm.momentum
+        for mean, outer, momentum in zip(means, self.outer, self.momentum):
+            if self._algorithm.averages_models:
+                outer.copy_(mean)
+                continue
+            momentum.mul_(factor).add_(mean)
+            if self._algorithm.nesterov:
+                outer.add_(mean, alpha=rate).add_(momentum, alpha=rate * factor)
+            else:
+                outer.add_(momentum, alpha=rate)
+        self.hand_out(self._algorithm.own_share)
+
+    def hand_out(self, own_share: float = 0.0) -> None:
+        """Move the parameters to the outer parameters, except for this share of their distance."""
+        for run, outer in self._pairs(self.outer):
+            run.copy_(outer if own_share == 0 else outer.lerp(run.to(outer.dtype), own_share))
+
+    def _pairs(self, flat: list[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the runs, each with its part of the flat tensors."""
+        for ones, whole in zip(self._parts, flat):
+            yield from zip(ones, whole.split([len(run) for run in ones]))
 
 
 class OuterStep:
-    """Mixing of DiLoCo: one fragment takes its outer step in each exchange."""
+    """Mixing of DiLoCo: in each exchange one fragment takes its outer step, or begins it."""
 
     def __init__(self, peers: Peers, arena: ParameterBuffer, algorithm: DiLoCo) -> None:
         algorithm.check_fragments(max(arena.segment_count, 1))
         self._peers, self._arena, self._algorithm = peers, arena, algorithm
         count = algorithm.fragments
         members = [[run for segment, run in arena.runs if fragment_of(segment, count) == one] for one in range(count)]
-        self._fragments = [_Fragment(peers, runs, number) for number, runs in enumerate(members)]
+        self._fragments = [_Fragment(peers, runs, number, algorithm) for number, runs in enumerate(members)]
         self._begun = False
 
     @torch.no_grad()
@@ -71,29 +115,34 @@ class OuterStep:
         # have not.
         self._arena.adopt()
         for fragment in self._fragments:
-            for run, outer in zip(fragment.runs, fragment.outer):
-                outer.copy_(run)
+            fragment.restart()
         self._begun = True
+
+    @property
+    def pending(self) -> bool:
+        """Whether a fragment is in flight."""
+        return any(fragment.mean.pending for fragment in self._fragments)
 
     @torch.no_grad()
     def exchange(self, round: int) -> None:
-        fragment = self._fragments[round % len(self._fragments)]
-        fragment.average()
-        rate, factor = self._algorithm.rate, self._algorithm.momentum
-        for mean, outer, momentum in zip(fragment.runs, fragment.outer, fragment.momentum):
-            if factor == 0:
-                outer.lerp_(mean.to(outer.dtype), rate)  # exactly the mean for a rate of 1
-                continue
-            change = mean - outer
-            momentum.mul_(factor).add_(change)
-            if self._algorithm.nesterov:
-                outer.add_(change, alpha=rate).add_(momentum, alpha=rate * factor)
-            else:
-                outer.add_(momentum, alpha=rate)
-        fragment.hand_out()
+        self.apply()  # there is one only in a state that was saved with a longer overlap than this algorithm's
+        self._fragments[round % len(self._fragments)].begin()
+        if self._algorithm.overlap == 0:
+            self.apply()
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Wait for the fragment in flight, if there is one, and take its outer step.
+
+        Raises:
+            PeerLost, Timeout, TransportError: its all-reduce has failed. Nothing is changed.
+        """
+        for fragment in self._fragments:
+            if fragment.mean.pending:
+                fragment.apply()
 
     def flush(self) -> None:
-        pass
+        self.apply()
 
     @contextmanager
     def outer_parameters(self) -> Iterator[None]:
@@ -115,13 +164,22 @@ class OuterStep:
                     run.copy_(before)
 
     def state(self) -> dict[str, Any]:
+        """Return the state. The mean of a fragment in flight is waited for, and is part of it until it is applied."""
         if not self._begun:
             return {}
-        return {
+        state: dict[str, Any] = {
             "outer": [one.clone() for fragment in self._fragments for one in fragment.outer],
             "momentum": [one.clone() for fragment in self._fragments for one in fragment.momentum],
         }
+        if self.pending:  # means of the fragments in flight, by the number of the fragment
+            state["pending"] = {
+                number: [one.clone() for one in fragment.mean.arrived()]
+                for number, fragment in enumerate(self._fragments)
+                if fragment.mean.pending
+            }
+        return state
 
+    @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
         targets = [
             [one for fragment in self._fragments for one in fragment.outer],
@@ -131,6 +189,9 @@ class OuterStep:
         shapes = [[(one.dtype, one.shape) for one in ones] for ones in (*targets, *saved)]
         # If the state is of other parameters, `begin` starts anew from the current ones.
         self._begun = shapes[0] == shapes[2] and shapes[1] == shapes[3]
+        pending = state.get("pending", {}) if self._begun else {}
+        for number, fragment in enumerate(self._fragments):
+            fragment.mean.continue_from(pending.get(number, []))
         if self._begun:
             for target, value in zip((*targets[0], *targets[1]), (*saved[0], *saved[1])):
                 target.copy_(value)

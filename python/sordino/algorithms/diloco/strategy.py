@@ -1,13 +1,23 @@
-"""Strategy for DiLoCo: gossip whose exchange is an outer step, and which can show the outer parameters."""
+"""Strategy for DiLoCo: gossip whose exchange is an outer step, and which can show the outer parameters.
+
+With overlap τ, the exchange after step s begins an all-reduce, and the outer step follows after step s + τ:
+
+  step          s                     s + τ                      s + interval / fragments
+  after it      begin fragment k      wait, outer step of k      begin fragment k + 1
+
+τ is below interval / fragments, so at most one fragment is in flight.
+"""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from sordino.algorithms.diloco import DiLoCo
 from sordino.algorithms.diloco.outer import OuterStep
 from sordino.algorithms.gossip.strategy import GossipStrategy
 from sordino.runtime.exchange.rollback import take_mean
+from sordino.runtime.recovery.losses import again
 
 
 class DiLoCoStrategy(GossipStrategy):
@@ -21,6 +31,18 @@ class DiLoCoStrategy(GossipStrategy):
         if not isinstance(self._mixing, OuterStep):  # no step yet, or no other rank
             return nullcontext()
         return self._mixing.outer_parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with the mean of a fragment in flight. Wait until all ranks have begun that exchange."""
+        return again(self.context, super().state_dict)
+
+    def after_step(self) -> None:
+        super().after_step()
+        assert self._arena is not None and isinstance(self._mixing, OuterStep)
+        if self._mixing.pending and self.steps % self.algorithm.every >= self.algorithm.overlap:
+            self._arena.adopt()
+            self._mixing.apply()
+            self._arena.give_back()
 
     def _mix(self) -> None:
         super()._mix()

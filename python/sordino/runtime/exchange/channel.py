@@ -188,8 +188,21 @@ class PreparedReduction:
         """Reduce the tensors, and wait. Collective."""
         if self._context.survives_losses:  # then the result needs separate memory, so that it can be repeated
             grouped_allreduce_(self._tensors, op=self._op, name=self._name, process_set=self._process_set)
-            return
-        request = Request(
+        else:
+            self._context.world.run(self._request()).wait()
+
+    def start(self) -> Handle:
+        """Begin to reduce the tensors, and return at once. Collective.
+
+        The core's thread moves the data. Until the handle's `wait()` returns, the tensors must not be used, and no
+        other reduction of this object may run. `wait()` raises PeerLost, Timeout or TransportError if the reduction
+        has failed. Then the values of the tensors are undefined, and their memory must not be used again, because data
+        may still arrive in it.
+        """
+        return self._context.world.submit(self._request())
+
+    def _request(self) -> Request:
+        return Request(
             opcode.ALLREDUCE,
             self._full_name,
             self._described,
@@ -198,4 +211,3 @@ class PreparedReduction:
             keep=self._tensors,
             device=self._device,
         )
-        self._context.world.run(request).wait()

@@ -1,0 +1,99 @@
+"""Mean over all ranks of a fragment's values, computed while the workers train on.
+
+The values are copied to memory that no parameter uses, and the core's thread averages them there. This is the only
+communication of an outer step.
+
+| state | begin() | arrived() | finish() |
+|---|---|---|---|
+| idle | copies the values and starts the all-reduce: in flight | not allowed | not allowed |
+| in flight | not allowed | waits: arrived | waits, and returns the means: idle |
+| arrived | not allowed | returns the means | returns the means: idle |
+
+A failed all-reduce stays in flight, so each attempt to use its result raises the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+
+from sordino._core import Handle, Layout
+from sordino.algorithms.gossip.mixing import Peers
+from sordino.runtime.collectives.operation import Average
+from sordino.runtime.exchange.channel import PreparedReduction
+from sordino.runtime.exchange.flat_buffer import FlatBuffer
+from sordino.runtime.recovery.losses import LOSSES
+from sordino.runtime.tensors import dtype_code
+
+
+class BackgroundMean:
+    """Mean over all ranks of flat tensors. Each object has at most one mean in flight.
+
+    Args:
+        peers: the ranks.
+        like: 1-d tensors, float32 or float64, with the sizes and dtypes of the values; on one device, without elements
+            only if there are none at all.
+        name: name of the all-reduce, the same on all ranks.
+    """
+
+    def __init__(self, peers: Peers, like: Sequence[torch.Tensor], name: str) -> None:
+        specs = [(f"{name}.{number}", dtype_code(one), tuple(one.shape)) for number, one in enumerate(like)]
+        self._values: list[torch.Tensor] = []
+        self._reduction: PreparedReduction | None = None  # None: there are no values
+        if specs:
+            buffer = FlatBuffer(peers.context, Layout(specs, groups=[0] * len(specs)), like[0].device)
+            self._values = [buffer.like(one, offset) for one, offset in zip(like, buffer.layout.offsets)]
+            self._reduction = PreparedReduction(peers.context, self._values, Average, name, peers.process_set)
+        self._handle: Handle | None = None  # None: the means have arrived
+        self.pending = False
+        """Whether a mean has begun and is not finished."""
+
+    @torch.no_grad()
+    def begin(self, values: Sequence[torch.Tensor]) -> None:
+        """Start to average copies of these values, and return at once. Collective.
+
+        Args:
+            values: tensors with the shapes and dtypes of `like`. The caller may change them afterwards.
+
+        Raises:
+            PeerLost, Timeout, TransportError: a rank is lost.
+        """
+        for mine, value in zip(self._values, values):
+            mine.copy_(value)
+        if self._reduction is not None:
+            self._handle = self._reduction.start()
+        self.pending = True
+
+    def arrived(self) -> list[torch.Tensor]:
+        """Wait for the means, and return them. They stay pending. The tensors are valid until the next `begin`.
+
+        Raises:
+            PeerLost, Timeout, TransportError: the all-reduce has failed, and there are no means.
+        """
+        if self._handle is not None:
+            self._handle.wait()
+            self._handle = None
+        return self._values
+
+    def finish(self) -> list[torch.Tensor]:
+        """Wait for the means, return them, and become idle. Errors and tensors are those of `arrived`."""
+        means = self.arrived()
+        self.pending = False
+        return means
+
+    @torch.no_grad()
+    def continue_from(self, means: Sequence[torch.Tensor]) -> None:
+        """Replace the state: nothing is pending if there are no `means`; otherwise these have arrived.
+
+        A mean in flight is waited for, because its memory is used again. Its result is dropped, so an error of it is,
+        too.
+        """
+        if self._handle is not None:
+            with suppress(*LOSSES):
+                self._handle.wait()
+            self._handle = None
+        for mine, value in zip(self._values, means):
+            mine.copy_(value)
+        self.pending = len(means) > 0
