@@ -251,7 +251,7 @@ def test_one_has_taken_an_outer_step_that_the_other_has_not(crew_of: MakeCrew) -
     crew = crew_of(3, BACKGROUND)
     for _ in range(5):
         crew.all(Member.step)
-    crew.all(outer_state)  # waits until the means have arrived
+    crew.all(outer_state)  # which waits for the means
     everyone, crew.living = crew.living, crew.members[:1]
     crew.all(Member.step)
     crew.living = everyone

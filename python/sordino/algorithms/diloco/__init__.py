@@ -54,12 +54,12 @@ class DiLoCo(Gossip):
     ranks wait for each other there, also with overlap.
 
     Sent per exchange and worker: 2(N - 1)/N times the bytes of a fragment (an all-reduce; in float32 for 16-bit
-    parameters). Staleness: none, or τ steps with `overlap`; workers drift apart for `interval` steps. Memory: four times the parameters (outer
-    parameters, momentum, and the changes that are averaged; in float32 for 16-bit parameters). When a peer dies: every
-    remaining rank gets `PeerLost`, at the latest where the outer step would be taken, and keeps its parameters and
-    outer parameters; if ranks continue, an all-reduce in flight is given up, the mean of their models becomes θ, and b
-    becomes 0. Source: Douillard et al. 2023, Algorithm 1; fragments, overlap and mix: Douillard et al. 2025 (streaming
-    DiLoCo), sections 2.2 and 2.3.
+    parameters). Staleness: none, or τ steps with `overlap`; workers drift apart for `interval` steps. Memory: four
+    times the parameters (outer parameters, momentum, and the changes that are averaged; in float32 for 16-bit
+    parameters). When a peer dies: every remaining rank gets `PeerLost`, at the latest where the outer step would be
+    taken, and keeps its parameters and outer parameters; if ranks continue, an all-reduce in flight is given up, the
+    mean of their models becomes θ, and b becomes 0. Source: Douillard et al. 2023, Algorithm 1; fragments, overlap and
+    mix: Douillard et al. 2025 (streaming DiLoCo), sections 2.2 and 2.3.
 
     Attributes:
         interval: optimizer steps from one outer step of a fragment to the next, H; a multiple of `fragments`.
