@@ -34,10 +34,16 @@ def often(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, interval=min(2, algorithm.interval))  # type: ignore[attr-defined, call-arg]
 
 
+def only_mixes(algorithm: Algorithm) -> bool:
+    """Return whether an exchange is the mixing of a topology, without an outer step."""
+    return isinstance(algorithm, MixingGossip) and not algorithm.optional_state
+
+
 def keeps_the_sum(algorithm: Algorithm) -> bool:
-    """Return whether a mixing leaves the sum over the workers unchanged."""
-    if not isinstance(algorithm, MixingGossip):
+    """Return whether an exchange leaves the sum over the workers unchanged."""
+    if not only_mixes(algorithm):
         return False
+    assert isinstance(algorithm, MixingGossip)
     size = 4
     topologies = algorithm.rounds_of(size, 1)
     sums = [0.0] * size
@@ -59,7 +65,7 @@ SURVIVING = chosen(lambda one: one.traits.ends_with is None)
 """The remaining ranks can continue after a loss of a rank."""
 GOSSIPING = chosen(lambda one: isinstance(one, Gossip))
 """Derived from `Gossip`."""
-MIXING = chosen(lambda one: isinstance(one, MixingGossip))
-"""Derived from `MixingGossip`: these algorithms differ only in their topology."""
+MIXING = chosen(only_mixes)
+"""These algorithms differ only in their topology."""
 CONSERVING = chosen(keeps_the_sum)
 """A mixing leaves the sum over the workers unchanged."""

@@ -20,6 +20,7 @@ from sordino.algorithms import (
     ElasticAveraging,
     Layered,
     LocalSGD,
+    NoLoCo,
     PushSum,
     SegmentedGossip,
 )
@@ -67,6 +68,9 @@ CHOICES: dict[str, Algorithm] = MIXES | {
     "diloco-overlap": DiLoCo(interval=4, outer_momentum=0.5, fragments=2, overlap=1),
     "diloco-overlap-mix": DiLoCo(interval=3, outer_lr=0.8, overlap=2, mix=0.25, group_size=2),
     "diloco-fragments": DiLoCo(interval=4, outer_momentum=0.5, nesterov=False, fragments=2, group_size=2),
+    "noloco": NoLoCo(interval=2),
+    "noloco-blocks": NoLoCo(interval=2, gamma=0.3, outer_momentum=0.8, segments="blocks", peers=3, seed=2),
+    "noloco-groups": NoLoCo(interval=2, gamma=0.3, group_size=2),
 }
 
 

@@ -125,6 +125,11 @@ void register_topology(py::module_& module) {
              return std::make_shared<topology::RandomPull>(checked_size(size), seed, segments, replicas);
            }),
            py::arg("size"), py::arg("seed"), py::arg("segments"), py::arg("replicas"));
+  define<topology::RandomGroups>(module, "RandomGroups", "Random groups of workers that average with each other.")
+      .def(py::init([](int size, std::uint64_t seed, int peers) {
+             return std::make_shared<topology::RandomGroups>(checked_size(size), seed, peers);
+           }),
+           py::arg("size"), py::arg("seed"), py::arg("peers"));
   define<topology::Grouped>(module, "Grouped", "A topology among groups of neighbouring ranks.")
       .def(py::init([](const SharedTopology& among, int group_size, bool leaders_only) {
              return std::make_shared<topology::Grouped>(among, group_size, leaders_only);

@@ -145,6 +145,29 @@ void RandomPull::destinations(At at, int rank, std::vector<int>& ranks) const {
   }
 }
 
+RandomGroups::RandomGroups(int size, std::uint64_t seed, int peers)
+    : Topology(size), seed_(seed), groups_(std::max(1, size / std::max(peers, 1))) {
+  if (peers < 2 || (size > 1 && peers > size)) {
+    throw UsageError("peers=" + std::to_string(peers) + ": from 2 to all " + std::to_string(size) +
+                     " workers can average with each other");
+  }
+}
+
+void RandomGroups::row(At at, int rank, Row& row) const {
+  destinations(at, rank, row.sources);
+  row.average();
+}
+
+// The workers at every groups_-th place of a shuffle are a group.
+void RandomGroups::destinations(At at, int rank, std::vector<int>& ranks) const {
+  const Permutation shuffled = permutation(size(), seed_, at.round, at.segment);
+  const int own = static_cast<int>(shuffled(static_cast<std::uint32_t>(rank)));
+  ranks.clear();
+  for (int place = own % groups_; place < size(); place += groups_) {
+    if (place != own) ranks.push_back(static_cast<int>(shuffled.inverse(static_cast<std::uint32_t>(place))));
+  }
+}
+
 Grouped::Grouped(std::shared_ptr<const Topology> among, int group_size, bool leaders_only)
     : Topology(among->size() * group_size),
       among_(std::move(among)),

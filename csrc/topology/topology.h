@@ -115,6 +115,23 @@ class RandomPull : public Topology {
   const int segments_, replicas_;
 };
 
+// Groups of workers that average with each other (NoLoCo). They are drawn anew for every round and segment, and all
+// groups of the same sizes are equally likely. A group has `peers` workers. Where `peers` does not divide the number of
+// workers, the rest joins the groups, as evenly as possible: 5 workers in pairs are a group of 3 and one of 2, so no
+// worker is left out.
+class RandomGroups : public Topology {
+ public:
+  // Throws UsageError unless 2 <= peers <= size (any from 2 on for size 1).
+  RandomGroups(int size, std::uint64_t seed, int peers);
+  bool is_mean_of_all() const override { return groups_ == 1; }
+  void row(At at, int rank, Row& row) const override;
+  void destinations(At at, int rank, std::vector<int>& ranks) const override;
+
+ private:
+  const std::uint64_t seed_;
+  const int groups_;
+};
+
 // Hierarchical gossip (Crossover-SGD, section 3.3): `among` connects groups of `group_size` neighbouring ranks, whose
 // members hold equal values. A group receives values from another group's first rank, its leader. They go to all
 // members of the group or, with `leaders_only`, to its leader.

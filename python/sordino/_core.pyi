@@ -349,6 +349,9 @@ class Dissemination(Topology):
 class RandomPull(Topology):
     def __init__(self, size: int, seed: int, segments: int, replicas: int) -> None: ...
 
+class RandomGroups(Topology):
+    def __init__(self, size: int, seed: int, peers: int) -> None: ...
+
 class Grouped(Topology):
     def __init__(self, among: Topology, group_size: int, leaders_only: bool) -> None: ...
 

@@ -8,7 +8,7 @@ import torch
 import sordino.torch as hvd
 from checks.registry import Seat, check
 from sordino import plan
-from sordino.algorithms import AllReduce, CaPS, DiLoCo, ElasticAveraging, Layered, LocalSGD
+from sordino.algorithms import AllReduce, CaPS, DiLoCo, ElasticAveraging, Layered, LocalSGD, NoLoCo
 from sordino.plan import links
 
 SHAPES = [(f"blocks.{k}.weight", (length,)) for k, length in enumerate((30000, 50000, 41000, 60000, 25000))]
@@ -20,13 +20,14 @@ def the_bytes_of_a_plan_are_those_of_the_transport(seat: Seat) -> None:
     """For every algorithm, rank by rank, between nodes."""
     nodes = plan.nodes_of_ranks()
     skipping = [CaPS(threshold=101, exchange=way) for way in ("allreduce", "parameter-server")]
-    for algorithm in [*plan.candidates(nodes, interval=2), *skipping, DiLoCo(interval=2, outer_momentum=0.5)]:
+    outer = [DiLoCo(interval=2, outer_momentum=0.5), NoLoCo(interval=2, gamma=0.2, segments="blocks")]
+    for algorithm in [*plan.candidates(nodes, interval=2), *skipping, *outer]:
         named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in SHAPES]
         for _, parameter in named:
             parameter.grad = torch.zeros_like(parameter)
         sgd = torch.optim.SGD([parameter for _, parameter in named], lr=0.0)
         optimizer = hvd.DistributedOptimizer(sgd, named, algorithm=algorithm)
-        if isinstance(algorithm, (AllReduce, DiLoCo, Layered, LocalSGD, ElasticAveraging)):
+        if isinstance(algorithm, (AllReduce, DiLoCo, Layered, LocalSGD, NoLoCo, ElasticAveraging)):
             for _ in range(2):  # an elastic centre begins with an average, outer parameters with a broadcast
                 optimizer.step()
         optimizer.flush()

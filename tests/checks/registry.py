@@ -43,6 +43,7 @@ MODULES = (
     "local_sgd",
     "mismatches",
     "moving",
+    "noloco",
     "objects",
     "optimizer_copies",
     "optimizer_gradients",

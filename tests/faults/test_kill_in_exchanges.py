@@ -19,6 +19,7 @@ from sordino.algorithms import (
     DiLoCo,
     ElasticAveraging,
     LocalSGD,
+    NoLoCo,
     PushSum,
 )
 from sordino.errors import PeerLost
@@ -262,6 +263,29 @@ def test_one_has_taken_an_outer_step_that_the_other_has_not(crew_of: MakeCrew) -
     crew.all(Member.step)
     crew.living = crew.members[:2]
     continue_together(crew, 7)
+
+
+def test_outer_states_of_pairs_are_equal_after_a_loss(crew_of: MakeCrew) -> None:
+    """NoLoCo: the two remaining ranks are a pair, which starts again from one model without momentum."""
+    crew = crew_of(3, NoLoCo(2))
+    for _ in range(3):
+        crew.all(Member.step)
+
+    def outer(member: Member) -> list[torch.Tensor]:
+        state = member.optimizer._strategy.state_dict()
+        return [torch.cat([one.flatten() for one in state[key].values()]) for key in ("outer", "momentum")]
+
+    before = crew.all(flat)
+    crew.network.kill(2)
+    crew.all(metric)
+    mean = torch.stack([before[rank] for rank in (0, 1)]).mean(0)
+    for values, momentum in crew.all(outer).values():
+        torch.testing.assert_close(values, mean, rtol=1e-12, atol=1e-12)
+        assert not momentum.any()
+    for _ in range(3):
+        crew.all(Member.step)
+    one, other = crew.all(outer).values()
+    assert all(map(torch.equal, one, other)) and one[1].any()
 
 
 COLLECTED = [

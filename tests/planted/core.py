@@ -31,7 +31,7 @@ _QUEUES = "csrc/engine/message_queues.cc"
 _ARRIVALS = "csrc/engine/message_arrivals.cc"
 _CALLS = "csrc/engine/point_to_point.cc"
 
-_TOPOLOGIES = (tests("topology", "destinations or rows or exponential or combo or serve"),)
+_TOPOLOGIES = (tests("topology", "destinations or rows or exponential or combo or groups or serve"),)
 _GOSSIP = (checks("gossip.an_exchange or gossip.two_workers or gossip.buffers"),)
 _ALLREDUCE = (checks("allreduce.every_op or allreduce.megabytes or allreduce.odd_lengths"),)
 _STREAMS = (tests("run_ahead", "several_streams"),)
@@ -339,6 +339,14 @@ ERRORS = [
         _TOPOLOGY,
         "row.sources.push_back(other < rank ? other : other + 1);",
         "row.sources.push_back(other <= rank ? other : other + 1);",
+        _TOPOLOGIES,
+    ),
+    Error(
+        "a worker that no group has room for is left out",
+        "lost message",
+        _TOPOLOGY,
+        "groups_(std::max(1, size / std::max(peers, 1)))",
+        "groups_((size + peers - 1) / std::max(peers, 1))",
         _TOPOLOGIES,
     ),
     Error(

@@ -21,6 +21,7 @@ from sordino.algorithms.elastic_averaging import ElasticAveraging
 from sordino.algorithms.gossipgrad import GossipGraD
 from sordino.algorithms.layered import Layered
 from sordino.algorithms.local_sgd import AdaptiveInterval, LocalSGD
+from sordino.algorithms.noloco import NoLoCo
 from sordino.algorithms.push_sum import PushSum
 from sordino.algorithms.registry import AlgorithmName, class_of, current_name, names, resolve
 from sordino.algorithms.scheduled_pull import ScheduledPull
@@ -41,6 +42,7 @@ __all__ = [
     "GossipGraD",
     "Layered",
     "LocalSGD",
+    "NoLoCo",
     "PushSum",
     "ScheduledPull",
     "SegmentedGossip",

@@ -241,9 +241,9 @@ class Strategy(ABC):
         """Return a context manager within which the model has the outer parameters.
 
         Raises:
-            UsageError: another algorithm than DiLoCo.
+            UsageError: another algorithm than DiLoCo and NoLoCo.
         """
-        raise UsageError(f"outer_parameters() needs DiLoCo; {self.algorithm.label} has no outer parameters")
+        raise UsageError(f"outer_parameters() needs DiLoCo or NoLoCo; {self.algorithm.label} has no outer parameters")
 
     # ---- what users may ask ------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from sordino._core import (
     Exponential,
     FromOwner,
     RandomCycle,
+    RandomGroups,
     RandomPull,
     Ring,
     Roulette,
@@ -28,7 +29,8 @@ from sordino.algorithms import Algorithm
 from sordino.algorithms.traffic import Exchange, Model, Operation, Reduction
 from sordino.simulate.phases import Booleans, Floats, Integers, Phase, Sends, all_reduce, ring
 
-_AVERAGES = (Dissemination, Exponential, RandomCycle, RandomPull, Ring, Roulette)  # mean of own and source values
+# Topologies whose rows are the mean of a worker's own value and its sources'.
+_AVERAGES = (Dissemination, Exponential, RandomCycle, RandomGroups, RandomPull, Ring, Roulette)
 
 
 class Rows(NamedTuple):

@@ -20,6 +20,7 @@ from sordino.algorithms.elastic_averaging import ElasticAveraging
 from sordino.algorithms.gossip import MixingGossip
 from sordino.algorithms.layered import Layered
 from sordino.algorithms.local_sgd import LocalSGD
+from sordino.algorithms.noloco import NoLoCo
 from sordino.algorithms.push_sum import PushSum as PushSumAlgorithm
 from sordino.runtime.exchange.segments import segment_numbers
 from sordino.simulate.phases import Booleans
@@ -259,6 +260,26 @@ def mixed(rows: Rows, values: np.ndarray, others_only: bool = False) -> np.ndarr
     return found
 
 
+class OuterGossip(Mixing):
+    """Workers or groups move alone. Then each takes an outer step with the mean of its random group."""
+
+    def __init__(self, algorithm: NoLoCo, problem: Quadratic, rows: SharedRows) -> None:
+        super().__init__(algorithm, problem, rows)
+        self._algorithm = algorithm
+        self._outer = np.tile(problem.parameters[0], (problem.workers, 1))
+        self._momentum = np.zeros_like(self._outer)
+
+    def _exchange(self, round: int) -> None:
+        algorithm, values = self._algorithm, self._problem.parameters
+        pull = np.float32(algorithm.pull)
+        values += (pull - 1) * self._outer
+        super()._exchange(round)
+        self._momentum *= np.float32(algorithm.outer_momentum)
+        self._momentum += np.float32(algorithm.outer_lr) * (values - pull * self._outer)
+        self._outer += self._momentum
+        values[:] = self._outer
+
+
 class PushSum(Mixing):
     """Push-sum: numerators and weights are mixed in the same way. With overlap, incoming parts are added later."""
 
@@ -307,6 +328,7 @@ NUMERICS = {
     "outer": Outer,
     "caps": Skipping,
     "mixing": Mixing,
+    "outer-gossip": OuterGossip,
     "push-sum": PushSum,
 }
 """Classes by their names in `Simulation.arrays`."""

@@ -422,9 +422,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def outer_parameters(self) -> Iterator[None]:
-        """Put the outer parameters of `DiLoCo` into the model within the block, to evaluate or save them.
+        """Put the outer parameters of `DiLoCo` or `NoLoCo` into the model within the block, to evaluate or save them.
 
-        The same on all ranks. After the block the model has this rank's own parameters again; do not train within it.
+        They are the same on all ranks with `DiLoCo`. With `NoLoCo` each worker has its own. After the block the model
+        has this rank's own parameters again; do not train within it.
         With `DiLoCo(overlap=...)` an outer gradient in flight does not count; `flush()` applies it.
 
         Raises:

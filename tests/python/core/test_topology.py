@@ -18,6 +18,7 @@ from sordino._core import (
     Grouped,
     Mean,
     RandomCycle,
+    RandomGroups,
     RandomPull,
     Ring,
     Roulette,
@@ -38,6 +39,9 @@ def made(size: int) -> Iterator[Topology]:
         yield Exponential(size, {0: 2, 3: 1})
     yield Dissemination(size, 2)
     yield RandomPull(size, 3, 4, min(2, max(size - 1, 1)))
+    for peers in {2, 3, size} - {1}:
+        if size == 1 or peers <= size:
+            yield RandomGroups(size, 6, peers)
     yield Star(size, 1)
     yield ToOwner(size)
     yield ToOwner(size, workers=max(1, size - 2))
@@ -73,7 +77,7 @@ def test_rows_are_averages(size: int) -> None:
             assert len(set(sources)) == len(sources)
             assert scale * (len(sources) + keeps_own) == pytest.approx(1)
             columns[[*sources, rank] if keeps_own else sources] += scale
-        if isinstance(topology, (RandomCycle, Ring, Exponential, Dissemination, Roulette, Mean)):
+        if isinstance(topology, (RandomCycle, RandomGroups, Ring, Exponential, Dissemination, Roulette, Mean)):
             np.testing.assert_allclose(columns, 1)  # doubly stochastic: sums are conserved
 
 
@@ -86,6 +90,27 @@ def test_everybody_sends_and_receives_once(size: int) -> None:
     for rank in (0, size // 2, size - 1):
         (to,) = topology.destinations(5, 2, rank)
         assert sources[to] == rank
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 11, 64, 65, 101])
+@pytest.mark.parametrize("peers", [2, 3, 4, 11])
+def test_groups_are_of_similar_sizes_and_leave_no_worker_out(size: int, peers: int) -> None:
+    if peers > size:
+        return
+    topology = RandomGroups(size, 11, peers)
+    for turn in range(5):
+        groups = {tuple(sorted([rank, *found])) for rank, found in enumerate(topology.all_sources(turn, turn % 2))}
+        assert sorted(rank for group in groups for rank in group) == list(range(size))
+        sizes = {len(group) for group in groups}
+        assert len(groups) == size // peers and min(sizes) >= peers and max(sizes) - min(sizes) <= 1
+        assert topology.is_mean_of_all == (len(groups) == 1)
+
+
+def test_all_groups_are_equally_likely() -> None:
+    topology = RandomGroups(6, 8, 2)
+    counts = Counter(tuple(found for (found,) in topology.all_sources(turn, 0)) for turn in range(30_000))
+    assert len(counts) == 15  # ways to pair 6 workers
+    assert abs(chi_square(np.array(list(counts.values())), 2000)) < 5
 
 
 def chi_square(counts: np.ndarray, expected: float) -> float:
@@ -223,6 +248,8 @@ def test_wrong_arguments_are_refused() -> None:
         (lambda: Exponential(8, {0: 1, 9: 4}), "peers=4"),
         (lambda: Exponential(8, {1: 1}), "must begin at round 0"),
         (lambda: RandomPull(4, 0, 1, 4), "replicas=4"),
+        (lambda: RandomGroups(4, 0, 1), "peers=1: from 2 to all 4 workers"),
+        (lambda: RandomGroups(4, 0, 5), "peers=5: from 2 to all 4 workers"),
         (lambda: Star(5, 2), "does not divide"),
         (lambda: Roulette(2, 0, [0, 1, 1]), "4 weights, not 3"),
         (lambda: Roulette(2, 0, [0, -1, 1, 0]), r"roulette\[0\]\[1\] is -1"),

@@ -16,6 +16,7 @@ from sordino._core import (
     Exponential,
     Grouped,
     RandomCycle,
+    RandomGroups,
     RandomPull,
     Ring,
     Roulette,
@@ -181,6 +182,7 @@ def test_rows_are_the_topologys(size: int) -> None:
         Exponential(size, {0: 1}),
         Dissemination(size, 2),
         RandomPull(size, 3, 4, min(2, max(size - 1, 1))),
+        RandomGroups(size, 5, 2),
         Star(size, 1),
         Roulette(size, 4, list((1 - np.eye(size)).ravel())),
     ]

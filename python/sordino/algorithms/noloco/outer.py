@@ -1,0 +1,164 @@
+"""The outer step of NoLoCo, on the parameters of one rank.
+
+An exchange averages one copy of the parameters over a group of workers (`OuterGossip.exchange`):
+
+    message = θ + (pull - 1) φ      the copy that is sent; pull = γ / α
+    message = mean(message)         over the group, by the core
+    b = μ b + α (message - pull φ)
+    φ = φ + b,  θ = φ
+
+The model is not changed before the mean is complete. So an exchange that fails leaves parameters, φ and b as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from sordino.algorithms.gossip.mixing import Averaging, Peers
+from sordino.algorithms.noloco import NoLoCo
+from sordino.runtime.collectives.ops import broadcast_
+from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
+
+
+class _Parameter:
+    """One parameter with its outer state.
+
+    Attributes:
+        own: the values that the model computes with, θ, in the arena.
+        message: the values that are sent, and then their mean over a group.
+        outer: outer parameters, φ; in float32 for 16-bit parameters, so that changes below a rounding error add up.
+        momentum: the momentum, b.
+        begun: whether `outer` has values.
+    """
+
+    def __init__(self, own: torch.Tensor, message: torch.Tensor) -> None:
+        self.own, self.message = own, message
+        self.outer = own.float() if own.element_size() < 4 else own.clone()
+        self.momentum = torch.zeros_like(self.outer)
+        self.begun = False
+
+    def begin(self) -> None:
+        """Start from the model's values, without momentum."""
+        self.outer.copy_(self.own)
+        self.momentum.zero_()
+        self.begun = True
+
+    def pack(self, pull: float) -> None:
+        """Write the message to send."""
+        if pull == 1:
+            self.message.copy_(self.own)
+        else:
+            self.message.copy_(torch.add(self.own, self.outer, alpha=pull - 1))
+
+    def step(self, rate: float, factor: float, pull: float) -> None:
+        """Take the outer step. The message contains the mean of the group's messages."""
+        change = self.message - pull * self.outer
+        self.momentum.mul_(factor).add_(change, alpha=rate)
+        self.outer.add_(self.momentum)
+        self.own.copy_(self.outer)
+
+    def takes(self, outer: Any, momentum: Any) -> bool:
+        """Return whether this is the state of a parameter of the same shape."""
+        return all(
+            isinstance(one, torch.Tensor) and (one.shape, one.dtype) == (self.outer.shape, self.outer.dtype)
+            for one in (outer, momentum)
+        )
+
+
+class OuterGossip(Averaging):
+    """Mixing of NoLoCo: parameters take an outer step in each exchange, and buffers become their mean."""
+
+    def __init__(self, peers: Peers, arena: ParameterBuffer, algorithm: NoLoCo) -> None:
+        super().__init__(peers, arena, algorithm)
+        self._algorithm = algorithm
+        self._message = FlatBuffer(peers.context, arena.layout, arena.device)
+        self._parameters: dict[str, _Parameter] = {}
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # values in the arena, and in the message
+        for name, tensor, offset in zip(arena.names, arena.tensors, arena.layout.offsets):
+            own, message = arena.like(tensor, offset), self._message.like(tensor, offset)
+            if tensor.requires_grad:  # as all parameters that are exchanged, and no buffer
+                self._parameters[name] = _Parameter(own, message)
+            else:  # a statistic takes no outer step, which could make a variance negative
+                self._buffers.append((own, message))
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Start from the parameters of the first rank, also where ranks have given different ones.
+
+        Parameters that are added or unfrozen later start from the values of each rank.
+        """
+        new = [one for one in self._parameters.values() if not one.begun]
+        if not new:
+            return
+        self.arena.adopt()
+        if len(new) == len(self._parameters):
+            self.peers.judge(self.arena.names, self.arena.tensors)
+            first = (self.peers.process_set.ranks or [0])[0]
+            self._message.copy_(self.arena)
+            for number, (_, run) in enumerate(self._message.runs):
+                broadcast_(run, first, f"{self.peers.name}.begin.{number}", self.peers.process_set)
+            for one in new:  # buffers stay as they are
+                one.own.copy_(one.message)
+        for one in new:
+            one.begin()
+
+    @torch.no_grad()
+    def all_are_alike(self) -> None:
+        # After a loss the momentum restarts, because some ranks may have taken an outer step that others have not.
+        self.arena.adopt()
+        for one in self._parameters.values():
+            one.begin()
+
+    @torch.no_grad()
+    def exchange(self, round: int) -> None:
+        algorithm = self._algorithm
+        for parameter in self._parameters.values():
+            parameter.pack(algorithm.pull)
+        for own, message in self._buffers:
+            message.copy_(own)
+        for step in range(len(self.topologies)):
+            self.start(round, step, self._message, others_only=False).wait()
+        for parameter in self._parameters.values():
+            parameter.step(algorithm.outer_lr, algorithm.outer_momentum, algorithm.pull)
+        for own, mean in self._buffers:
+            own.copy_(mean)
+
+    @contextmanager
+    def outer_parameters(self) -> Iterator[None]:
+        """Put this worker's outer parameters into the model within the block, if training has begun."""
+        parameters = [one for one in self._parameters.values() if one.begun]
+        self.arena.adopt()
+        with torch.no_grad():
+            before = [one.own.clone() for one in parameters]
+            for one in parameters:
+                one.own.copy_(one.outer)
+        try:
+            yield
+        finally:
+            self.arena.adopt()
+            with torch.no_grad():
+                for one, values in zip(parameters, before):
+                    one.own.copy_(values)
+
+    def state(self) -> dict[str, Any]:
+        begun = {name: one for name, one in self._parameters.items() if one.begun}
+        if not begun:
+            return {}
+        return {
+            "outer": {name: one.outer.clone() for name, one in begun.items()},
+            "momentum": {name: one.momentum.clone() for name, one in begun.items()},
+        }
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Any]) -> None:
+        outer, momentum = state.get("outer", {}), state.get("momentum", {})
+        for name, one in self._parameters.items():
+            # A parameter that the state does not have begins from the model's values in the next step (`begin`).
+            one.begun = one.takes(outer.get(name), momentum.get(name))
+            if one.begun:
+                one.outer.copy_(outer[name])
+                one.momentum.copy_(momentum[name])
