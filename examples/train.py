@@ -43,6 +43,7 @@ from torch.func import functional_call
 import sordino
 import sordino.torch as hvd
 from laboratory import checkpoints, recipes
+from laboratory.algorithm import algorithm_of
 from laboratory.common import (
     Net,
     global_batches,
@@ -54,7 +55,7 @@ from laboratory.common import (
     together,
     use_threads,
 )
-from laboratory.options import algorithm_of, algorithm_to_be, parse
+from laboratory.options import algorithm_to_be, parse
 from laboratory.progress import Reporter, StepLog
 from sordino import checkpoint
 from sordino.data import Dataset

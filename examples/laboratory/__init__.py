@@ -1,1 +1,1 @@
-"""Parts of examples/train.py."""
+"""Parts of examples/train.py and examples/language.py."""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
-import sordino.algorithms
 import sordino.torch as hvd
+from laboratory.algorithm import Parser, add_algorithm, algorithm_among
 from laboratory.recipes import RECIPES
 from sordino.algorithms import Algorithm
-from sordino.algorithms.settings import configured
 from sordino.errors import UsageError
 
 FIXED = (
@@ -23,23 +19,11 @@ FIXED = (
 """Options that a resumed run must have in common with the original one. The number of ranks may differ."""
 
 
-def algorithm_of(args: argparse.Namespace) -> Algorithm:
-    """Return the algorithm of --algorithm with the settings of --set.
-
-    Raises:
-        UsageError: it has no such setting, or the value is invalid.
-    """
-    return configured(sordino.algorithms.class_of(args.algorithm), args.algorithm, args.set)
-
-
 def algorithm_to_be(argv: Sequence[str] | None) -> Algorithm | None:
     """Return the algorithm, for `hvd.init`; None if an option is wrong, which `parse` reports."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = Parser(add_help=False, allow_abbrev=False)
     _add_algorithm(parser)
-    try:
-        return algorithm_of(parser.parse_known_args(argv)[0])
-    except UsageError:
-        return None
+    return algorithm_among(parser, argv)
 
 
 _SHORT = (
@@ -53,22 +37,16 @@ _SHORT = (
 
 
 def _add_algorithm(parser: argparse.ArgumentParser) -> None:
-    add, names = parser.add_argument, sordino.algorithms.names()
-    add("--algorithm", default="allreduce", metavar="NAME", help=f"one of: {', '.join(names)} (default: allreduce)")
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting, such as group_size=2")
+    add_algorithm(parser)
     for name, value in _SHORT:
         flag, short = f"--{name.replace('_', '-')}", f"{name}={{}}".format
-        add(flag, action="append", dest="set", type=short, metavar=value, help=f"short for --set {name}={value}")
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (--help lists the options)")
+        help = f"short for --set {name}={value}"
+        parser.add_argument(flag, action="append", dest="set", type=short, metavar=value, help=help)
 
 
 def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     """Return the options. UsageError if one is wrong."""
-    parser = _Parser(
+    parser = Parser(
         prog="train.py",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -97,19 +75,12 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     add("--json", metavar="FILE", help="file for the results")
     add("--log", metavar="FILE", help="file for a line of JSON per step: its number, loss, ranks, start, time")
     add("--statistics", metavar="FILE", help="file (JSON) for the statistics of caps; a plot is written next to it")
-    # All ranks parse, but only rank 0 prints.
-    with contextlib.redirect_stdout(io.StringIO()) if hvd.rank() else contextlib.nullcontext():
-        args = parser.parse_args(argv)
+    args = parser.parse_on_each_rank(argv)
     if args.epochs is None:
         args.epochs = 20 if args.data == "digits" else 2
     for name, value in vars(RECIPES[args.recipe]).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    args.algorithm = sordino.algorithms.current_name(args.algorithm)
-    names = sordino.algorithms.names()
-    if args.algorithm not in names and ":" not in args.algorithm:
-        raise UsageError(f"--algorithm {args.algorithm}: unknown; use one of {', '.join(names)}, or module:Class")
-    algorithm_of(args)
     for name in ("epochs", "batch_size", "accumulate", "max_steps", "checkpoint_every"):
         value = getattr(args, name)
         if value is not None and value < 1:

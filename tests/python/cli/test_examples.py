@@ -68,7 +68,7 @@ def test_examples_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(text.endswith((".", "options.")) for text in listed.values())
 
 
-FILES = {"minimal": 1, "with-algorithm": 2, "with_algorithm.py": 2, "train": 7, "custom-algorithm": 1}
+FILES = {"minimal": 1, "with-algorithm": 2, "with_algorithm.py": 2, "train": 8, "language": 6, "custom-algorithm": 1}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -76,8 +76,8 @@ def test_an_example_is_copied_whole(name: str, tmp_path: Path) -> None:
     assert command(name, str(tmp_path / "mine")) == 0
     copied = [path for path in (tmp_path / "mine").rglob("*") if path.is_file()]
     assert len(copied) == FILES[name]
-    if name == "train":
-        words = [sys.executable, str(tmp_path / "mine" / "train.py"), "--help"]
+    if name in ("train", "language"):
+        words = [sys.executable, str(tmp_path / "mine" / f"{name}.py"), "--help"]
         done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
 
