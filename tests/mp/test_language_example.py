@@ -216,6 +216,23 @@ def test_the_loss_is_the_cross_entropy_in_nats() -> None:
     assert loss_of(logits, targets, "sum").item() == pytest.approx(wanted.sum().item(), rel=1e-5)
 
 
+def losses_of_a_step(text: str) -> tuple[float, float]:
+    """Return the loss that the first step trains on, and the mean of -log p(next byte) in float64."""
+    hvd.init()
+    training = language.prepare([*SMALL, "--text", text])
+    rows = training.batches.sequences(0, hvd.rank(), hvd.size())
+    with torch.no_grad():
+        chances = copy.deepcopy(training.model).double()(rows[:, :CONTEXT]).softmax(-1)
+    wanted = [-math.log(chances[row, at, rows[row, at + 1]]) for row in range(len(rows)) for at in range(CONTEXT)]
+    assert len(wanted) == BATCH * CONTEXT // hvd.size()
+    return training.step(0), sum(wanted) / len(wanted)
+
+
+def test_a_step_trains_on_every_next_byte(text: str) -> None:
+    for found, wanted in sim.run(2, losses_of_a_step, text):
+        assert found == pytest.approx(wanted, rel=1e-6)
+
+
 def set_gradients(model: GPT, step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     for parameter in model.parameters():
@@ -276,7 +293,7 @@ def test_the_rate_rises_and_falls() -> None:
         (["--json", "no-such-folder/c.json"], "--json no-such-folder/c.json: there is no folder"),
         (["--context", "4000", "--tokens", "1_000_000"], "bytes has no sequence of --context 4000. Use more text"),
         (["--batch", "20000", "--tokens", "1_000_000"], "is less than --batch 20000"),
-        (["--algorithm", "local-sgd", "--set", "exchange=sharded", "--optimizer", "muon"], "element-wise optimizer"),
+        (["--algorithm", "local-sgd", "--set", "group_size=2", "--optimizer", "muon"], "element-wise optimizer. Known"),
     ],
 )
 def test_nonsense_is_refused_once(

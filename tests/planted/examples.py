@@ -39,7 +39,7 @@ ERRORS = [
         "examples/language.py",
         "loss = loss_of(logits, rows[:, 1:])",
         "loss = loss_of(logits, rows[:, :-1])",
-        (_LANGUAGE + "falls",),
+        (_LANGUAGE + "next_byte",),
     ),
     Error(
         "Muon and AdamW keep their states from checkpoints",

@@ -27,7 +27,7 @@ from torch.futures import Future
 from sordino.codecs import Codec, codec_of
 from sordino.errors import UsageError
 from sordino.runtime.collectives.compression import Compression, Compressor
-from sordino.runtime.exchange.compressed_mean import CompressedMean
+from sordino.runtime.exchange.compressed_mean import CompressedMean, Received
 
 __all__ = ["BucketAverage", "Compressed", "Compression", "Compressor", "Encoded", "PostLocalSGD", "average"]
 
@@ -145,17 +145,21 @@ class _GroupTransfers:
     def __init__(self, group: Any, device: torch.device) -> None:
         self._group, self._device, self.size = group, device, _size_of(group)
 
-    def all_to_all(self, sent: torch.Tensor, received: torch.Tensor) -> None:
-        self._run(dist.all_to_all_single, sent, received)
+    def all_to_all(self, sent: torch.Tensor) -> Received:
+        return self._start(dist.all_to_all_single, sent, 1)
 
-    def all_gather(self, sent: torch.Tensor, received: torch.Tensor) -> None:
-        self._run(dist.all_gather_into_tensor, sent, received)
+    def all_gather(self, sent: torch.Tensor) -> Received:
+        return self._start(dist.all_gather_into_tensor, sent, self.size)
 
-    def _run(self, operation: Any, sent: torch.Tensor, received: torch.Tensor) -> None:
-        target = received.to(self._device)
-        operation(target, sent.to(self._device), group=self._group)
-        if target is not received:
-            received.copy_(target)
+    def _start(self, operation: Any, sent: torch.Tensor, times: int) -> Received:
+        received = torch.empty(times * sent.numel(), dtype=sent.dtype, device=self._device)
+        work = operation(received, sent.to(self._device), group=self._group, async_op=True)
+
+        def wait() -> torch.Tensor:
+            work.wait()
+            return received.cpu()
+
+        return wait
 
 
 class PostLocalSGD(BucketAverage):

@@ -10,6 +10,7 @@ from sordino.algorithms.base import Algorithm, Simulation, Traits, group_size_am
 from sordino.algorithms.checks import NO_BUFFERS, require
 from sordino.algorithms.gossip import Gossip
 from sordino.algorithms.traffic import Copies, Model, Operation, Phase, Reduction, Sent, Traffic, gradients, groups_of
+from sordino.codecs import Codec, codec_of
 from sordino.errors import UsageError
 from sordino.runtime.exchange.segments import Segments
 
@@ -72,6 +73,8 @@ class DiLoCo(Gossip):
         overlap: steps that workers take while a fragment is averaged, τ; below interval / fragments. 0: they wait.
         mix: share of its own parameters that a worker keeps at an outer step, from 0 to below 1. None: 0.5 with
             overlap, 0 without.
+        compression: codec of the outer gradients, such as `Int4()`, or its name; None: they are sent in float32. With
+            overlap, half of the communication of an encoded mean is in the background, with `TopK` all of it.
     """
 
     interval: int = 256
@@ -82,6 +85,7 @@ class DiLoCo(Gossip):
     group_size: int = 1
     overlap: int = 0
     mix: float | None = None
+    compression: Codec | str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,6 +99,7 @@ class DiLoCo(Gossip):
         limit = f"must be below interval / fragments, here {self.every}, so that one exchange ends before the next"
         require(self.overlap < self.every, self, "overlap", limit)
         require(self.mix is None or 0 <= self.mix < 1, self, "mix", "must be at least 0 and below 1")
+        object.__setattr__(self, "compression", codec_of(self.compression, f"{self.label}(compression"))
 
     always_written = ("interval",)
     steps = "sordino.algorithms.diloco.strategy:DiLoCoStrategy"
@@ -129,7 +134,17 @@ class DiLoCo(Gossip):
     @property
     def averages_models(self) -> bool:
         """Whether the outer step is the mean of the models. Then models are averaged, and not changes, to be exact."""
-        return self.rate == 1 and self.momentum == 0
+        return self.compression is None and self.rate == 1 and self.momentum == 0
+
+    @property
+    def codec(self) -> Codec | None:
+        """The codec of the outer gradients; None: they are sent in float32."""
+        return codec_of(self.compression, "compression")
+
+    @property
+    def kept(self) -> float:
+        """The factor of what encodings have lost before."""
+        return 1.0
 
     @property
     def own_share(self) -> float:
@@ -165,13 +180,22 @@ class DiLoCo(Gossip):
         def outer_step(round: int, _: Sent | None) -> list[Operation]:
             size = sizes[round % self.fragments]
             # Reads and writes: 3 for the change, 2 for the copy that is averaged, 5 for θ and b, 2 for the parameters.
-            return [Reduction(all_workers, [size]), Copies(12 * size)]
+            return [Reduction(all_workers, [self.sent_of(size, len(nodes))]), Copies(12 * size)]
 
         late = self.overlap > 0
         phases = [Phase(outer_step, self.every, hides=float(late), step=late, overlap=self.overlap)]
         if members > 1:
             phases.insert(0, gradients(groups_of(size, members), model, self.traits.bucket_bytes))
         return Traffic(phases)
+
+    def sent_of(self, size: float, workers: int) -> float:
+        """Return the bytes of an all-reduce that sends as much as a mean of `size` bytes, in float32, does."""
+        codec = self.codec
+        if codec is None:
+            return size
+        values = 1 << 20
+        encoded = size * codec.bytes(values) / (4 * values)
+        return encoded * workers / 2 if codec.gathered else encoded
 
     def check_fragments(self, blocks: int) -> None:
         """Raise UsageError for a model with fewer blocks than fragments."""

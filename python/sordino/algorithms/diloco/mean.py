@@ -16,16 +16,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Protocol
 
 import torch
 
 from sordino._core import Handle, Layout
+from sordino.algorithms.diloco import DiLoCo
 from sordino.algorithms.gossip.mixing import Peers
+from sordino.codecs import Codec
 from sordino.runtime.collectives.operation import Average
 from sordino.runtime.exchange.channel import PreparedReduction
+from sordino.runtime.exchange.compressed_mean import CompressedMean, SetTransfers
 from sordino.runtime.exchange.flat_buffer import FlatBuffer
 from sordino.runtime.recovery.losses import LOSSES
 from sordino.runtime.tensors import dtype_code
+
+
+class Mean(Protocol):
+    """Mean over all ranks of the values of a fragment: `BackgroundMean`, or `EncodedMean` with a codec."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether a mean has begun and is not finished."""
+        ...
+
+    def begin(self, values: Sequence[torch.Tensor]) -> None:
+        """Start to average copies of these values. Collective."""
+
+    def arrived(self) -> list[torch.Tensor]:
+        """Wait for the means, and return them. They stay pending."""
+        ...
+
+    def finish(self) -> list[torch.Tensor]:
+        """Wait for the means, return them, and become idle."""
+        ...
+
+    def continue_from(self, means: Sequence[torch.Tensor]) -> None:
+        """Replace the state: nothing is pending if there are no `means`; otherwise these have arrived."""
+
+
+def mean_of(peers: Peers, like: Sequence[torch.Tensor], name: str, algorithm: DiLoCo) -> Mean:
+    """Return the object that averages tensors like these with the algorithm's compression."""
+    if algorithm.codec is None:
+        return BackgroundMean(peers, like, name)
+    return EncodedMean(peers, like, name, algorithm.codec, algorithm.kept)
 
 
 class BackgroundMean:
@@ -96,4 +130,58 @@ class BackgroundMean:
             self._handle = None
         for mine, value in zip(self._values, means):
             mine.copy_(value)
+        self.pending = len(means) > 0
+
+
+class EncodedMean:
+    """The same with a codec. The first half of the communication is in flight; `arrived` does the second half.
+
+    Args:
+        peers: the ranks.
+        like: 1-d tensors with the sizes and dtypes of the values. They are sent as float32, from host memory.
+        name: name of the operations, the same on all ranks.
+        codec: the codec.
+        kept: factor of what encodings have lost before (`CompressedMean`).
+    """
+
+    def __init__(self, peers: Peers, like: Sequence[torch.Tensor], name: str, codec: Codec, kept: float) -> None:
+        self._like = list(like)
+        self._means = [
+            CompressedMean(
+                one.numel(), codec, f"{name}.{number}", SetTransfers(f"{name}.{number}", peers.process_set), kept
+            )
+            for number, one in enumerate(like)
+        ]
+        self._values: list[torch.Tensor] = []  # the means, when they have arrived
+        self._failure: Exception | None = None
+        self.pending = False
+
+    @torch.no_grad()
+    def begin(self, values: Sequence[torch.Tensor]) -> None:
+        for mean, value in zip(self._means, values):
+            mean.begin(value.to("cpu", torch.float32))
+        self._values, self._failure, self.pending = [], None, True
+
+    def arrived(self) -> list[torch.Tensor]:
+        if self._failure is not None:
+            raise self._failure
+        if not self._values:
+            try:
+                self._values = [mean.finish().to(one) for mean, one in zip(self._means, self._like)]
+            except Exception as error:
+                self._failure = error  # a second attempt must not wait for operations that are over
+                raise
+        return self._values
+
+    def finish(self) -> list[torch.Tensor]:
+        means = self.arrived()
+        self.pending = False
+        return means
+
+    @torch.no_grad()
+    def continue_from(self, means: Sequence[torch.Tensor]) -> None:
+        if self.pending and not self._values and self._failure is None:
+            with suppress(*LOSSES):
+                self.arrived()
+        self._values, self._failure = [mean.clone() for mean in means], None
         self.pending = len(means) > 0

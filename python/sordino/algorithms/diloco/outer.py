@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sordino.algorithms.diloco import DiLoCo, fragment_of
-from sordino.algorithms.diloco.mean import BackgroundMean
+from sordino.algorithms.diloco.mean import mean_of
 from sordino.algorithms.gossip.mixing import Peers
 from sordino.runtime.collectives.ops import broadcast_
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
@@ -42,7 +42,7 @@ class _Fragment:
         self._parts = [ones for ones in wide.values() if ones]  # the runs of each flat tensor
         self.outer = [torch.cat([run.to(dtype) for run in ones]) for dtype, ones in wide.items() if ones]
         self.momentum = [torch.zeros_like(one) for one in self.outer]
-        self.mean = BackgroundMean(peers, self.outer, f"{peers.name}.{number}")
+        self.mean = mean_of(peers, self.outer, f"{peers.name}.{number}", algorithm)
 
     def restart(self) -> None:
         """Make the parameters the outer parameters, with nothing in flight."""

@@ -13,14 +13,19 @@ fails loses nothing.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from sordino.codecs import Codec, TopK
 from sordino.errors import UsageError
-from sordino.runtime.collectives.autograd import allgather, alltoall
+from sordino.runtime.collectives.operation import synchronize
+from sordino.runtime.collectives.ops import allgather_async, alltoall_async
 from sordino.runtime.process_set import ProcessSet
+
+Received = Callable[[], torch.Tensor]
+"""Function that waits for a collective, and returns its result or raises its error. It is called once."""
 
 
 class Transfers(Protocol):
@@ -29,11 +34,13 @@ class Transfers(Protocol):
     size: int
     """Number of ranks."""
 
-    def all_to_all(self, sent: torch.Tensor, received: torch.Tensor) -> None:
-        """Send the n-th part of `sent` to rank n, and receive its part for this rank into the n-th of `received`."""
+    def all_to_all(self, sent: torch.Tensor) -> Received:
+        """Start to send the n-th part of `sent` to rank n. The result's n-th part is what rank n has sent here."""
+        ...
 
-    def all_gather(self, sent: torch.Tensor, received: torch.Tensor) -> None:
-        """Receive what rank n has sent into the n-th part of `received`."""
+    def all_gather(self, sent: torch.Tensor) -> Received:
+        """Start to send `sent` to all ranks. The result's n-th part is what rank n has sent."""
+        ...
 
 
 class SetTransfers:
@@ -48,11 +55,13 @@ class SetTransfers:
         self._name, self._process_set = name, process_set
         self.size = len(process_set.ranks or [])
 
-    def all_to_all(self, sent: torch.Tensor, received: torch.Tensor) -> None:
-        alltoall(sent, name=f"{self._name}.scatter", process_set=self._process_set, out=received)
+    def all_to_all(self, sent: torch.Tensor) -> Received:
+        handle = alltoall_async(sent, name=f"{self._name}.scatter", process_set=self._process_set)
+        return lambda: synchronize(handle)[0]
 
-    def all_gather(self, sent: torch.Tensor, received: torch.Tensor) -> None:
-        allgather(sent, f"{self._name}.gather", self._process_set, out=received)
+    def all_gather(self, sent: torch.Tensor) -> Received:
+        handle = allgather_async(sent, f"{self._name}.gather", self._process_set)
+        return lambda: synchronize(handle)
 
 
 class CompressedMean:
@@ -63,44 +72,45 @@ class CompressedMean:
         codec: the codec, the same on all ranks.
         name: what the values are, for errors.
         transfers: the collectives of the ranks.
+        kept: factor of what was lost before, from 0 to 1, which SparseLoCo calls beta.
     """
 
-    def __init__(self, count: int, codec: Codec, name: str, transfers: Transfers) -> None:
-        self.count, self._codec, self._name, self._transfers = count, codec, name, transfers
+    def __init__(self, count: int, codec: Codec, name: str, transfers: Transfers, kept: float = 1.0) -> None:
+        self.count, self._codec, self._name, self._transfers, self._kept = count, codec, name, transfers, kept
         self._coder = codec.coder()
         self._size = transfers.size
-        unit = codec.unit
-        self._shard = count if codec.gathered else -(-count // (self._size * unit)) * unit
+        self._shard = count if codec.gathered else -(-count // (self._size * codec.unit)) * codec.unit
         """Values of a rank's shard; all ranks' shards together may be longer than the values, and then end with 0."""
         total = count if codec.gathered else self._shard * self._size
-        self._work = torch.zeros(total)
+        self._work, self._result = torch.zeros(total), torch.empty(total)
         self._sent = torch.empty(self._coder.bytes(total), dtype=torch.uint8)
-        self._received = torch.empty(self._sent.numel() * (self._size if codec.gathered else 1), dtype=torch.uint8)
+        self._given = torch.empty(count) if isinstance(codec, TopK) and codec.contributors else None
+        self._mean = torch.empty(0 if codec.gathered else self._shard)
+        self._received: Received | None = None  # None: nothing is in flight
+        self._infinite = 0
         self.residuals: list[torch.Tensor] = []
         """What this rank has not sent yet, for each of the encodings."""
-        if codec.gathered:
-            self._given = torch.empty(count) if isinstance(codec, TopK) and codec.contributors else None
-        else:
-            self._mean, self._whole = torch.zeros(self._shard), torch.empty(total)
-            self._encoded_mean = torch.empty(self._coder.bytes(self._shard), dtype=torch.uint8)
         if codec.feedback:
-            self.residuals = [torch.zeros(total)]
-            if not codec.gathered:
-                self.residuals.append(torch.zeros(self._shard))
+            self.residuals = [torch.zeros(total)] + ([] if codec.gathered else [torch.zeros(self._shard)])
+
+    def run(self, values: torch.Tensor) -> None:
+        """Replace values by their mean over all ranks. Collective. Arguments and errors are those of both parts."""
+        self.begin(values)
+        values.copy_(self.finish())
 
     @torch.no_grad()
-    def run(self, values: torch.Tensor) -> None:
-        """Replace values by their mean over all ranks. Collective. With one rank they stay as they are.
+    def begin(self, values: torch.Tensor) -> None:
+        """Encode values, and start to send them. Collective.
 
         A NaN or an infinity makes the means of its block NaN on all ranks, with a warning on the rank that has it, and
         residuals of the block become 0.
 
         Args:
-            values: float32 tensor [count] in host memory.
+            values: float32 tensor [count] in host memory. The caller may change it afterwards.
 
         Raises:
             UsageError: `values` are other than described.
-            PeerLost, Timeout, TransportError: the operation has failed. The residuals are unchanged.
+            PeerLost, Timeout, TransportError: the operation has failed.
         """
         fits = values.dtype == torch.float32 and values.shape == (self.count,) and values.is_contiguous()
         if not fits or values.device.type != "cpu":
@@ -108,53 +118,72 @@ class CompressedMean:
                 f"{self._name}: values are {values.dtype} {tuple(values.shape)} on {values.device}, and must be "
                 f"contiguous float32 ({self.count},) on the CPU"
             )
-        if self._size <= 1 or self.count == 0:
+        self._work[: self.count].copy_(values)
+        self._work[self.count :].zero_()
+        if not self._sends:
             return
-        work = self._work
-        work[: self.count].copy_(values)
         if self.residuals:
-            work.add_(self.residuals[0])
-        infinite = self._coder.encode(work, self._sent)
+            self._work.add_(self.residuals[0], alpha=self._kept)
+        self._infinite = self._coder.encode(self._work, self._sent)
+        start = self._transfers.all_gather if self._codec.gathered else self._transfers.all_to_all
+        self._received = start(self._sent)
+
+    @torch.no_grad()
+    def finish(self) -> torch.Tensor:
+        """Wait for what `begin` has sent, and return the means. Collective. With one rank they are its values.
+
+        Returns:
+            float32 tensor [count], valid until the next `finish`.
+
+        Raises:
+            PeerLost, Timeout, TransportError: the operation has failed. The residuals are unchanged.
+        """
+        if not self._sends:
+            return self._work[: self.count]
+        assert self._received is not None
+        received, self._received = self._received, None
         if self._codec.gathered:
-            self._gather(values)
+            self._add_up(received(), self._result)
         else:
-            self._scatter_and_gather(values)
+            self._scatter_mean(received())
         if self.residuals:
-            self._keep_rest(work, self._sent, self.residuals[0])
-        if infinite > 0:
+            self._keep_rest(self._work, self._sent, self.residuals[0])
+        if self._infinite > 0:
             warnings.warn(
-                f"{self._name}: {infinite} block{'s' * (infinite != 1)} of {self._codec.unit} values of this rank "
-                "have a NaN or an infinity, so their means are NaN on all ranks",
+                f"{self._name}: {self._infinite} block{'s' * (self._infinite != 1)} of {self._codec.unit} values of "
+                "this rank have a NaN or an infinity, so their means are NaN on all ranks",
                 RuntimeWarning,
                 stacklevel=3,
             )
+        return self._result[: self.count]
 
-    def _gather(self, values: torch.Tensor) -> None:
-        """Decode what all ranks have sent to all."""
-        self._transfers.all_gather(self._sent, self._received)
+    @property
+    def _sends(self) -> bool:
+        return self._size > 1 and self.count > 0
+
+    def _add_up(self, received: torch.Tensor, mean: torch.Tensor) -> None:
+        """Decode what all ranks have sent, and write its mean."""
         given = self._given
         if given is not None:
             given.zero_()
         weight = 1.0 if given is not None else 1 / self._size
-        for number, encoded in enumerate(self._received.chunk(self._size)):
-            self._coder.decode(encoded, values, weight, number > 0, given)
+        for number, encoded in enumerate(received.chunk(self._size)):
+            self._coder.decode(encoded, mean, weight, number > 0, given)
         if given is not None:
-            values.div_(given.clamp_(min=1))
+            mean.div_(given.clamp_(min=1))
 
-    def _scatter_and_gather(self, values: torch.Tensor) -> None:
-        """Add up this rank's shard, and decode the means of all shards."""
-        self._transfers.all_to_all(self._sent, self._received)
+    def _scatter_mean(self, received: torch.Tensor) -> None:
+        """Compute the mean of this rank's shard, and send it to all."""
         mean = self._mean
-        for number, encoded in enumerate(self._received.chunk(self._size)):
-            self._coder.decode(encoded, mean, 1 / self._size, number > 0)
+        self._add_up(received, mean)
         if self.residuals:
-            mean.add_(self.residuals[1])
-        self._coder.encode(mean, self._encoded_mean)
-        self._transfers.all_gather(self._encoded_mean, self._received)
+            mean.add_(self.residuals[1], alpha=self._kept)
+        encoded = torch.empty(self._coder.bytes(self._shard), dtype=torch.uint8)
+        self._coder.encode(mean, encoded)
+        means = self._transfers.all_gather(encoded)()
         if self.residuals:
-            self._keep_rest(mean, self._encoded_mean, self.residuals[1])
-        self._coder.decode(self._received, self._whole, 1.0, False)
-        values.copy_(self._whole[: self.count])
+            self._keep_rest(mean, encoded, self.residuals[1])
+        self._coder.decode(means, self._result, 1.0, False)
 
     def _keep_rest(self, values: torch.Tensor, encoded: torch.Tensor, residual: torch.Tensor) -> None:
         """Keep what an encoding has lost: the values less what all decode."""
