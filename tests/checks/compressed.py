@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 
 import sordino.torch as hvd
 from checks.agreement import raises
+from checks.diloco import Layers, loss_of, sgd, train
 from checks.registry import Seat, check
 from checks.training import Twins
-from sordino.algorithms import DPSGD, AllReduce
+from sordino.algorithms import DPSGD, AllReduce, DiLoCo, SparseLoCo
 from sordino.codecs import Codec, Float16, Int4, Int8, Sign, TopK, TwoBit
 from sordino.errors import ConfigurationMismatch, NonFinite, UsageError
 from sordino.runtime.exchange.compressed_mean import CompressedMean, SetTransfers
@@ -177,3 +179,112 @@ def what_does_not_fit_a_codec(seat: Seat) -> None:
     if seat.size > 1:
         codec = Int8(64) if seat.rank == 0 else Int8(32)
         raises(ConfigurationMismatch, "compression", wrap, compression=codec)
+
+
+# ---- outer gradients ------------------------------------------------------------------------------------------------
+
+EXACT = TopK(ratio=1.0, chunk=32, bits=32)
+
+
+@check(least=2, shape=((4, 1, 0), (6, 3, 0), (6, 2, 2)))
+def outer_gradients(seat: Seat, shape: tuple[int, int, int]) -> None:
+    """A codec that loses nothing changes nothing but the rounding to float32, also in fragments and in background."""
+    interval, fragments, overlap = shape
+    given = {"outer_lr": 0.7, "outer_momentum": 0.9, "fragments": fragments, "overlap": overlap}
+    models = [Layers() for _ in range(2)]
+    for model, codec in zip(models, (None, EXACT)):
+        algorithm = DiLoCo(interval=interval, compression=codec, **given)
+        optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=algorithm)
+        train(seat, model, optimizer, range(2 * interval + 3))
+        if codec is not None:
+            seat.same("outer", *optimizer.state_dict()["sordino"]["outer"])
+    for one, other in zip(*(model.parameters() for model in models)):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+@check(least=2, codec=("int8", Sign(32), TopK(0.1, 128)), overlap=(0, 1))
+def outer_parameters_are_equal_on_all_ranks(seat: Seat, codec: Codec | str, overlap: int) -> None:
+    model = Layers(dtype=torch.float32)
+    algorithm = DiLoCo(interval=2, outer_momentum=0.5, compression=codec, overlap=overlap)
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=algorithm)
+    for turn in range(7):
+        train(seat, model, optimizer, range(turn, turn + 1))
+        with optimizer.outer_parameters():
+            seat.same("outer", *model.parameters())
+
+
+@check(least=2, overlap=(0, 1))
+def a_checkpoint_with_a_codec(seat: Seat, overlap: int) -> None:
+    """Without residuals, training that resumes is the same, bit for bit."""
+    algorithm = DiLoCo(interval=3, outer_momentum=0.9, compression=Int8(32), overlap=overlap)
+
+    def wrapped(model: torch.nn.Module) -> hvd.DistributedOptimizer:
+        return hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=algorithm)
+
+    model, other = Layers(dtype=torch.float32), Layers(seed=9, dtype=torch.float32)
+    optimizer = wrapped(model)
+    train(seat, model, optimizer, range(6))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(seat, model, optimizer, range(6, 11))
+    resumed = wrapped(other)
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    train(seat, other, resumed, range(6, 11))
+    for mine, theirs in zip(model.parameters(), other.parameters()):
+        assert torch.equal(mine, theirs)
+
+
+class SparseReference:
+    """SparseLoCo by its formulas, in float64, with exact values: all workers on one rank."""
+
+    def __init__(self, size: int, chunk: int, kept: int, rate: float, decay: float) -> None:
+        self.chunk, self.kept, self.rate, self.decay = chunk, kept, rate, decay
+        self.workers = [(one := Layers(), sgd(one)) for _ in range(size)]
+        self.outer = torch.nn.utils.parameters_to_vector(Layers().parameters()).detach()
+        self.rests = [torch.zeros_like(self.outer) for _ in range(size)]
+
+    def step(self, turn: int, outer_step: bool) -> None:
+        for rank, (model, optimizer) in enumerate(self.workers):
+            optimizer.zero_grad()
+            loss_of(model, rank, turn).backward()
+            optimizer.step()
+        if outer_step:
+            self.outer_step()
+
+    def outer_step(self) -> None:
+        total, given = torch.zeros_like(self.outer), torch.zeros_like(self.outer)
+        for (model, _), rest in zip(self.workers, self.rests):
+            own = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+            rest.mul_(self.decay).add_(own - self.outer)
+            for begin in range(0, len(rest), self.chunk):
+                part = rest[begin : begin + self.chunk]
+                places = begin + part.abs().topk(min(self.kept, len(part))).indices
+                total[places] += rest[places]
+                given[places] += 1
+                rest[places] = 0
+        self.outer += self.rate * total / given.clamp(min=1)
+        for model, _ in self.workers:
+            torch.nn.utils.vector_to_parameters(self.outer.clone(), model.parameters())
+
+
+@check(least=2, decay=(0.95, 0.5))
+def sparse_loco(seat: Seat, decay: float) -> None:
+    codec = TopK(ratio=1 / 8, chunk=32, bits=32, contributors=True)
+    model = Layers()
+    algorithm = SparseLoCo(interval=2, outer_lr=0.8, decay=decay, compression=codec)
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=algorithm)
+    reference = SparseReference(seat.size, 32, 4, 0.8, decay)
+    for turn in range(7):
+        train(seat, model, optimizer, range(turn, turn + 1))
+        reference.step(turn, turn % 2 == 1)
+        for mine, wanted in zip(model.parameters(), reference.workers[seat.rank][0].parameters()):
+            torch.testing.assert_close(mine, wanted, atol=1e-6, rtol=1e-5)
+
+
+@check()
+def settings_of_outer_gradients(seat: Seat) -> None:
+    assert DiLoCo(compression="int4").written() == "DiLoCo(interval=256, compression=Int4(block=128))"
+    assert SparseLoCo().codec == TopK(contributors=True) and SparseLoCo().momentum == 0 and SparseLoCo().rate == 1
+    raises(UsageError, "no such codec", DiLoCo, compression="int5")
+    raises(UsageError, "must be a codec", SparseLoCo, compression=None)
+    raises(UsageError, "from 0 to 1", SparseLoCo, decay=1.5)

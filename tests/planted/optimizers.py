@@ -53,6 +53,30 @@ ERRORS = [
     ),
     # ---- compression with codecs
     Error(
+        "the rest of a worker does not decay",
+        "wrong weight",
+        "python/sordino/algorithms/sparse_loco.py",
+        "        return self.decay\n",
+        "        return 1.0\n",
+        (checks("compressed.sparse_loco"),),
+    ),
+    Error(
+        "encoded means of DiLoCo are models, and not changes",
+        "wrong weight",
+        "python/sordino/algorithms/diloco/__init__.py",
+        "return self.compression is None and self.rate == 1 and self.momentum == 0",
+        "return self.rate == 1 and self.momentum == 0",
+        (checks("compressed.sparse_loco or compressed.outer_parameters or compressed.outer_gradients"),),
+    ),
+    Error(
+        "an encoded mean in flight is not in checkpoints",
+        "dropped state in a checkpoint",
+        "python/sordino/algorithms/diloco/mean.py",
+        "        self._values, self._failure = [mean.clone() for mean in means], None\n",
+        "        self._values, self._failure = [0 * mean for mean in means], None\n",
+        (checks("compressed.a_checkpoint_with"),),
+    ),
+    Error(
         "what an encoding has lost is forgotten",
         "lost message",
         "python/sordino/runtime/exchange/compressed_mean.py",

@@ -27,6 +27,7 @@ from sordino.algorithms.registry import AlgorithmName, class_of, current_name, n
 from sordino.algorithms.scheduled_pull import ScheduledPull
 from sordino.algorithms.segmented_gossip import SegmentedGossip
 from sordino.algorithms.settings import configured
+from sordino.algorithms.sparse_loco import SparseLoCo
 
 __all__ = [
     "ADPSGD",
@@ -47,6 +48,7 @@ __all__ = [
     "ScheduledPull",
     "SegmentedGossip",
     "Simulation",
+    "SparseLoCo",
     "ThresholdScheduler",
     "Traits",
     "class_of",

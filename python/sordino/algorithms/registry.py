@@ -35,6 +35,7 @@ AlgorithmName = Literal[
     "push-sum",
     "scheduled-pull",
     "segmented-gossip",
+    "sparse-loco",
 ]
 """Names of this package's algorithms, for type checkers. Other strings are valid, too (`names`, or module:Class)."""
 
@@ -53,6 +54,7 @@ _SHIPPED: dict[AlgorithmName, str] = {
     "push-sum": "sordino.algorithms.push_sum:PushSum",
     "scheduled-pull": "sordino.algorithms.scheduled_pull:ScheduledPull",
     "segmented-gossip": "sordino.algorithms.segmented_gossip:SegmentedGossip",
+    "sparse-loco": "sordino.algorithms.sparse_loco:SparseLoCo",
 }
 
 _FORMER = {"elasticaveraging": "elastic-averaging", "pushsum": "push-sum", "segmentedgossip": "segmented-gossip"}
