@@ -19,8 +19,8 @@ class SparseLoCo(DiLoCo):
 
     With outer parameters θ, the rest e_i that worker i has not sent (at first 0), and outer learning rate η, every
     `interval` steps: e_i = β e_i + (w_i - θ), s_i = the largest values of each chunk of e_i, in 2 bits,
-    e_i = e_i - s_i, and θ = θ + η s. An element of s is the mean over the workers that have sent it. Then all workers continue from
-    w_i = θ. Error feedback does what the outer momentum does in DiLoCo.
+    e_i = e_i - s_i, and θ = θ + η s. An element of s is the mean over the workers that have sent it. Then all workers
+    continue from w_i = θ. Error feedback does what the outer momentum does in DiLoCo.
 
     Everything else is as in `DiLoCo`, also `fragments`, `overlap`, `mix` and `group_size`, which were not published
     with it. The rest of a worker is not in checkpoints: training that resumes starts without it, as after a loss.

@@ -22,6 +22,7 @@ from sordino.codecs import Codec, TopK
 from sordino.errors import UsageError
 from sordino.runtime.collectives.operation import synchronize
 from sordino.runtime.collectives.ops import allgather_async, alltoall_async
+from sordino.runtime.devices import HOST
 from sordino.runtime.process_set import ProcessSet
 
 Received = Callable[[], torch.Tensor]
@@ -82,16 +83,17 @@ class CompressedMean:
         self._shard = count if codec.gathered else -(-count // (self._size * codec.unit)) * codec.unit
         """Values of a rank's shard; all ranks' shards together may be longer than the values, and then end with 0."""
         total = count if codec.gathered else self._shard * self._size
-        self._work, self._result = torch.zeros(total), torch.empty(total)
-        self._sent = torch.empty(self._coder.bytes(total), dtype=torch.uint8)
-        self._given = torch.empty(count) if isinstance(codec, TopK) and codec.contributors else None
-        self._mean = torch.empty(0 if codec.gathered else self._shard)
+        self._work, self._result = torch.zeros(total, device=HOST), torch.empty(total, device=HOST)
+        self._sent = torch.empty(self._coder.bytes(total), dtype=torch.uint8, device=HOST)
+        self._given = torch.empty(count, device=HOST) if isinstance(codec, TopK) and codec.contributors else None
+        self._mean = torch.empty(0 if codec.gathered else self._shard, device=HOST)
         self._received: Received | None = None  # None: nothing is in flight
         self._infinite = 0
         self.residuals: list[torch.Tensor] = []
         """What this rank has not sent yet, for each of the encodings."""
         if codec.feedback:
-            self.residuals = [torch.zeros(total)] + ([] if codec.gathered else [torch.zeros(self._shard)])
+            lengths = [total] if codec.gathered else [total, self._shard]
+            self.residuals = [torch.zeros(length, device=HOST) for length in lengths]
 
     def run(self, values: torch.Tensor) -> None:
         """Replace values by their mean over all ranks. Collective. Arguments and errors are those of both parts."""
@@ -178,7 +180,7 @@ class CompressedMean:
         self._add_up(received, mean)
         if self.residuals:
             mean.add_(self.residuals[1], alpha=self._kept)
-        encoded = torch.empty(self._coder.bytes(self._shard), dtype=torch.uint8)
+        encoded = torch.empty(self._coder.bytes(self._shard), dtype=torch.uint8, device=HOST)
         self._coder.encode(mean, encoded)
         means = self._transfers.all_gather(encoded)()
         if self.residuals:
