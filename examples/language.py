@@ -1,7 +1,7 @@
 """A small GPT trained on bytes, with any algorithm, to compare algorithms at equal tokens.
 
 The text is the source code of Python's standard library, or that of --text FOLDER. One file in twenty is held out. The
-loss on the held-out text is printed: that of DiLoCo's outer parameters, or of the mean of the ranks' models.
+loss on the held-out text is printed: that of the outer parameters (DiLoCo), or of the mean of the ranks' models.
 
   python examples/language.py                                        one process
   mpirun -np 2 python examples/language.py
@@ -23,6 +23,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def needs_a_metric(algorithm: Algorithm) -> bool:
 
 
 def has_outer_parameters(optimizer: Any) -> bool:
-    """Return whether the algorithm has outer parameters, as DiLoCo has."""
+    """Return whether the algorithm has outer parameters, as DiLoCo and NoLoCo have."""
     try:
         with optimizer.outer_parameters():
             return True
@@ -146,11 +147,12 @@ class Training:
         return value
 
     def recommended(self) -> dict[str, Tensor]:
-        """Return the parameters to evaluate and to save: DiLoCo's outer parameters, or the mean of all models."""
-        if not self.has_outer:
+        """Return the parameters to evaluate: the mean over ranks of the outer parameters, or of the models. Collective.
+
+        The outer parameters of DiLoCo are equal on all ranks, those of NoLoCo differ.
+        """
+        with self.optimizer.outer_parameters() if self.has_outer else nullcontext():
             return hvd.average_parameters(self.model)
-        with self.optimizer.outer_parameters():
-            return {name: value.clone() for name, value in self.model.state_dict().items()}
 
     @torch.no_grad()
     def evaluate(self, step: int) -> None:

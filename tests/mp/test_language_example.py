@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -129,20 +130,32 @@ def test_every_algorithm_learns(name: str, text: str, tmp_path: Path) -> None:
     assert found[-1] < found[0] - 0.3
 
 
-def mean_and_recommended(text: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return the mean of the ranks' models, in float64, and the model that the example evaluates, after two steps."""
+def mean_and_recommended(
+    text: str, options: list[str], steps: int
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the mean of the ranks' models, in float64, and the model that the example evaluates."""
     hvd.init()
-    training = language.prepare([*SMALL, "--text", text, "--algorithm", "local-sgd", "--set", "interval=4"])
-    for number in range(2):
+    training = language.prepare([*SMALL, "--text", text, *options])
+    for number in range(steps):
         training.step(number)
-    own = {name: value.detach().double() for name, value in training.model.named_parameters()}
+    with training.optimizer.outer_parameters() if training.has_outer else nullcontext():
+        own = {name: value.detach().double() for name, value in training.model.named_parameters()}
     models: list[dict[str, torch.Tensor]] = hvd.allgather_object(own, name="test.models")
-    assert any(not models[0][name].equal(models[1][name]) for name in own)
+    assert any(not models[0][name].equal(models[-1][name]) for name in own)
     return {name: torch.stack([one[name] for one in models]).mean(0) for name in own}, training.recommended()
 
 
-def test_the_mean_of_different_models_is_evaluated(text: str) -> None:
-    for wanted, found in sim.run(2, mean_and_recommended, text):
+@pytest.mark.parametrize(
+    ("options", "steps", "ranks"),
+    [
+        (["--algorithm", "local-sgd", "--set", "interval=4"], 2, 2),
+        # After one outer step in pairs, the pairs have different outer parameters.
+        (["--algorithm", "noloco", "--set", "interval=2", "--batch", "8"], 3, 4),
+    ],
+    ids=["models", "outer parameters"],
+)
+def test_the_mean_of_different_models_is_evaluated(text: str, options: list[str], steps: int, ranks: int) -> None:
+    for wanted, found in sim.run(ranks, mean_and_recommended, text, options, steps):
         for name, value in wanted.items():
             torch.testing.assert_close(found[name].double(), value, rtol=1e-6, atol=1e-7)
 
