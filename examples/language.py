@@ -86,8 +86,8 @@ class Training:
         self.batches = Batches(text.train, args.context, args.batch, args.seed)
         self.held_out = self._sample(text.held_out)
         self.text = text
-        self.device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()) if torch.cuda.is_available() \
-            else torch.device("cpu")  # fmt: skip
+        gpus = torch.cuda.device_count()
+        self.device = torch.device(f"cuda:{hvd.local_rank() % gpus}" if gpus else "cpu")
         torch.manual_seed(args.seed)
         self.model = GPT(args.layers, args.width, args.heads, args.context).to(self.device)
         self.algorithm = algorithm_of(args)
@@ -123,6 +123,8 @@ class Training:
             until = min(self.steps, done + self.args.evaluate_every)
             before, began = hvd.stats()["bytes_sent"], time.perf_counter()
             mean = sum(self.step(number) for number in range(done, until)) / (until - done)
+            if until == self.steps:
+                self.optimizer.flush()  # applies what some algorithms still have in flight
             self.seconds += time.perf_counter() - began
             self.sent_bytes += int(hvd.stats()["bytes_sent"] - before)
             done = until
@@ -142,9 +144,8 @@ class Training:
         loss.backward()
         self.optimizer.clip_grad_norm_(_LARGEST_NORM)
         self.optimizer.step()
-        value = loss.item()
-        hvd.record(step=number + 1, loss=value)
-        return value
+        hvd.record(step=number + 1, loss=loss)
+        return loss.item()
 
     def recommended(self) -> dict[str, Tensor]:
         """Return the parameters to evaluate: the mean over ranks of the outer parameters, or of the models. Collective.
@@ -225,8 +226,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--json", metavar="FILE", help="file for the curve and all settings")
     args = parser.parse_on_each_rank(argv)
     for name in _COUNTS:
-        value = getattr(args, name)
-        if value is not None and value < 1:
+        if (value := getattr(args, name)) is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
     if args.lr <= 0 or args.weight_decay < 0 or args.seed < 0:
         raise UsageError("--lr must be above 0, and --weight-decay and --seed at least 0")
@@ -284,8 +284,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     interval = getattr(training.algorithm, "interval", 1)
     if training.has_outer and training.steps % interval:
         say(
-            f"note: {training.steps} steps are not a multiple of interval={interval}. The outer parameters, which are "
-            f"evaluated, do not take in the last {training.steps % interval} steps"
+            f"note: {training.steps} steps are not a multiple of interval={interval}, so the outer parameters do not "
+            f"contain the last {training.steps % interval} steps"
         )
     training.run()
     if training.args.json and hvd.rank() == 0:

@@ -120,7 +120,7 @@ def test_outer_parameters_are_evaluated(text: str, tmp_path: Path, capsys: pytes
     """They change in outer steps only."""
     found = losses(trained(2, tmp_path, text, "--algorithm", "diloco", "--set", "interval=8"))
     assert found[0] == found[1] and found[1] - found[2] > 0.1 and found[2] == found[3]
-    assert "note: 12 steps are not a multiple of interval=8. The outer parameters" in capsys.readouterr().out
+    assert "note: 12 steps are not a multiple of interval=8, so the outer parameters" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", names())
