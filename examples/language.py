@@ -88,8 +88,7 @@ class Training:
         self.text = text
         gpus = torch.cuda.device_count()
         self.device = torch.device(f"cuda:{hvd.local_rank() % gpus}" if gpus else "cpu")
-        torch.manual_seed(args.seed)
-        self.model = GPT(args.layers, args.width, args.heads, args.context).to(self.device)
+        self.model = GPT(args.layers, args.width, args.heads, args.context, args.seed).to(self.device)
         self.algorithm = algorithm_of(args)
         self.optimizer = hvd.DistributedOptimizer(
             optimizer_of(self.model, args.optimizer, args.lr, args.weight_decay),

@@ -48,10 +48,12 @@ class GPT(nn.Module):
         width: size of the residual stream; a multiple of `heads`.
         heads: attention heads of a block.
         context: longest sequence, in bytes.
+        seed: seed of the initial parameters.
     """
 
-    def __init__(self, layers: int, width: int, heads: int, context: int) -> None:
+    def __init__(self, layers: int, width: int, heads: int, context: int, seed: int = 1) -> None:
         super().__init__()
+        generator = torch.Generator().manual_seed(seed)  # torch's own one is shared by ranks that are threads
         self.embedding = nn.Embedding(BYTES, width)
         self.positions = nn.Embedding(context, width)
         self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(layers))
@@ -60,7 +62,7 @@ class GPT(nn.Module):
             if parameter.dim() > 1:
                 # The outputs of 2 * layers branches are added up (GPT-2).
                 branch = name.endswith("_out.weight")
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if branch else 0.02)
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if branch else 0.02, generator=generator)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits [B, T, 256] of the bytes that follow `inputs` [B, T], int64."""
