@@ -43,7 +43,7 @@ MIXES: dict[str, Algorithm] = {
 }
 """Algorithms that keep the sum over workers."""
 CHOICES: dict[str, Algorithm] = MIXES | {
-    **SYNCHRONOUS,
+    **{name: one for name, one in SYNCHRONOUS.items() if one.simulation.arrays is not None},
     "allreduce-late": AllReduce(double_buffering=True),
     "allreduce-segments": AllReduce(bucket_bytes=16),
     "layered-groups": Layered(group_size=2),

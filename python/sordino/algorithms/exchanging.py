@@ -23,7 +23,7 @@ from sordino.runtime.collectives.operation import Max
 from sordino.runtime.context import members_of
 from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.rollback import Rollback, take_mean
-from sordino.runtime.gradients.encoded_reducer import reducer_for
+from sordino.runtime.gradients.reducer import GradientReducer
 from sordino.runtime.loss_state import Recoverable
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.recovery.losses import LOSSES, again, recover, together
@@ -185,7 +185,7 @@ class ExchangingStrategy(Strategy):
             return
         workers = self.settings.process_set
         within = replace(self.settings, process_set=process_set)
-        self.reducer = reducer_for(self.context, self.names, self.parameters, within, True, workers)
+        self.reducer = GradientReducer(self.context, self.names, self.parameters, within, True, workers)
 
     def detach(self) -> None:
         self.context.callbacks.on_join.discard(self)

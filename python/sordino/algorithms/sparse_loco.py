@@ -11,6 +11,7 @@ from sordino.algorithms.diloco import DiLoCo
 from sordino.codecs import Codec, TopK
 
 _LARGEST = TopK(contributors=True)
+_LEAST_PUBLISHED = 15  # the shortest interval that its authors have tried
 
 
 @dataclass(frozen=True)
@@ -58,4 +59,4 @@ class SparseLoCo(DiLoCo):
 
     @classmethod
     def candidates(cls, nodes: Sequence[int], interval: int) -> list[Algorithm]:
-        return [cls(interval)]
+        return [cls(interval)] if interval >= _LEAST_PUBLISHED else []

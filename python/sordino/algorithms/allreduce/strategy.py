@@ -10,7 +10,6 @@ import torch
 
 from sordino.algorithms.allreduce import AllReduce
 from sordino.algorithms.strategy import Closure, Runtime, Strategy
-from sordino.runtime.gradients.encoded_reducer import reducer_for
 from sordino.runtime.gradients.reducer import GradientReducer
 
 
@@ -21,7 +20,7 @@ class AllReduceStrategy(Strategy):
 
     def __init__(self, runtime: Runtime, algorithm: AllReduce) -> None:
         super().__init__(runtime, algorithm)
-        self.reducer = reducer_for(self.context, self.names, self.parameters, self.settings, runtime.compare)
+        self.reducer = GradientReducer(self.context, self.names, self.parameters, self.settings, runtime.compare)
 
     def follow(self, has_changed: Callable[[], bool]) -> None:
         self.reducer.has_changed = has_changed
@@ -32,7 +31,7 @@ class AllReduceStrategy(Strategy):
 
     def after_change(self, names: Sequence[str], added: Sequence[torch.Tensor]) -> None:
         settings = replace(self.settings, groups=(), passes=1, finite=None)
-        reducer = reducer_for(self.context, names, added, settings, compare=False)
+        reducer = GradientReducer(self.context, names, added, settings, compare=False)
         reducer.synchronize()
         reducer.release()
         self.reducer.take_as_reduced()

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING
 from sordino.algorithms.base import Algorithm, Simulation, Traits, group_size_among, made
 from sordino.algorithms.checks import NO_BUFFERS, require
 from sordino.algorithms.gossip import Gossip
-from sordino.algorithms.traffic import Copies, Model, Operation, Phase, Reduction, Sent, Traffic, gradients, groups_of
+from sordino.algorithms.traffic import (
+    Copies,
+    Model,
+    Operation,
+    Phase,
+    Reduction,
+    Sent,
+    Sets,
+    Traffic,
+    from_owners,
+    gradients,
+    groups_of,
+    to_owners,
+)
 from sordino.codecs import Codec, codec_of
 from sordino.errors import UsageError
 from sordino.runtime.exchange.segments import Segments
@@ -180,7 +193,7 @@ class DiLoCo(Gossip):
         def outer_step(round: int, _: Sent | None) -> list[Operation]:
             size = sizes[round % self.fragments]
             # Reads and writes: 3 for the change, 2 for the copy that is averaged, 5 for θ and b, 2 for the parameters.
-            return [Reduction(all_workers, [self.sent_of(size, len(nodes))]), Copies(12 * size)]
+            return [*self._mean_of(size, all_workers), Copies(12 * size)]
 
         late = self.overlap > 0
         phases = [Phase(outer_step, self.every, hides=float(late), step=late, overlap=self.overlap)]
@@ -188,14 +201,16 @@ class DiLoCo(Gossip):
             phases.insert(0, gradients(groups_of(size, members), model, self.traits.bucket_bytes))
         return Traffic(phases)
 
-    def sent_of(self, size: float, workers: int) -> float:
-        """Return the bytes of an all-reduce that sends as much as a mean of `size` bytes, in float32, does."""
-        codec = self.codec
-        if codec is None:
-            return size
-        values = 1 << 20
-        encoded = size * codec.bytes(values) / (4 * values)
-        return encoded * workers / 2 if codec.gathered else encoded
+    def _mean_of(self, size: float, workers: Sets) -> list[Operation]:
+        """Return the operations of a mean over all workers of `size` bytes in float32."""
+        if self.codec is None:
+            return [Reduction(workers, [size])]
+        values, count = 1 << 20, workers.shape[1]
+        encoded = size * self.codec.bytes(values) / (4 * values)
+        if self.codec.gathered:
+            return [from_owners(workers, [encoded] * count)]
+        shards = [encoded / count] * count
+        return [to_owners(workers, shards), from_owners(workers, shards)]
 
     def check_fragments(self, blocks: int) -> None:
         """Raise UsageError for a model with fewer blocks than fragments."""

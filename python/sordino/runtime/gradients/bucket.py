@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,13 @@ from sordino.runtime.gradients.nonfinite import Evidence
 from sordino.runtime.gradients.places import Places, Unfit, spec_of
 from sordino.runtime.gradients.settings import Settings
 from sordino.runtime.tensors import Described, check, dense_strides, describe
+
+
+class WhenWaited:
+    """Handle of a reduction that runs when it is waited for."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.wait = run
 
 
 @dataclass
@@ -54,7 +61,7 @@ class Bucket:
     states: list[Any] = field(default_factory=list)  # state for decompression
     versions: list[int] = field(default_factory=list)  # torch's version counters of `sent` at the start
     looked: Evidence | None = None  # for the gradients sent last, with check_finite
-    handle: Handle | None = None
+    handle: Handle | WhenWaited | None = None
     results: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # reduced outside of `places`
 
     # ---- the start ---------------------------------------------------------------------------------------------

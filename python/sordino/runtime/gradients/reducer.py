@@ -27,6 +27,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -37,8 +38,9 @@ from sordino.runtime.collectives.compression import Compression
 from sordino.runtime.collectives.operation import Average
 from sordino.runtime.context import Context
 from sordino.runtime.devices import core_device
-from sordino.runtime.gradients.bucket import Bucket
+from sordino.runtime.gradients.bucket import Bucket, WhenWaited
 from sordino.runtime.gradients.closures import reducing
+from sordino.runtime.gradients.encoded_buckets import EncodedBuckets
 from sordino.runtime.gradients.hooks import GradientHooks
 from sordino.runtime.gradients.own_gradients import OwnGradients
 from sordino.runtime.gradients.plan import agree_on_order, divide, whole_layout
@@ -107,6 +109,7 @@ class GradientReducer(GradientHooks):
         self.active = context.size > 1 and bool(settings.process_set.included())
         self._buckets: list[Bucket] | None = None
         self._sparse = SparseGradients(self.parameters, settings)
+        self._encoded = self._encoder()
         self._unused: set[int] = set()  # parameters that no rank used in the last cycle
         # By number of the counter's set: its bucket, or the index of a parameter with sparse gradients.
         self._watched: list[Bucket | int] = []
@@ -127,6 +130,10 @@ class GradientReducer(GradientHooks):
             method = weakref.WeakMethod(self.renew)
             context.losses.recoverables[id(self)] = Recoverable(method, method)
         self._watch_new()
+
+    def _encoder(self) -> EncodedBuckets | None:
+        codec = self.settings.codec
+        return None if codec is None else EncodedBuckets(codec, self.settings)
 
     def release(self) -> None:
         """Release the parameters, so that another reducer can use them."""
@@ -258,32 +265,32 @@ class GradientReducer(GradientHooks):
         layouts = [(one.dtype, one.shape, tuple(dense_strides(one))) for one in (self.parameters[i] for i in members)]
         device = core_device(flags.device, self.context)
         shards = any(isinstance(self.parameters[i], LocalShard) for i in members)
-        private = shards or self.settings.compression is not Compression.none
+        private = shards or self._encoded is not None or self.settings.compression is not Compression.none
         return Bucket(name, members, self.names, self.parameters, self.settings, flags, layouts, device, private)
 
     # ---- reductions --------------------------------------------------------------------------------------------
 
     def _start(self, bucket: Bucket) -> None:
         """Start the reduction of a bucket."""
-        self.announce_change(bucket)
+        if self._change_sent is None:
+            self._change_sent = self.has_changed is not None and self.has_changed()
+        if self._change_sent:
+            bucket.send_change(True)
         streams = self._counter.streams(bucket.members[0])
         computes = self._own is not None or self.settings.finite is not None
         if len(streams) > 1 and bucket.device is not None and (computes or not bucket.sends_as_produced()):
             bucket.device.wait_for(streams)  # torch computes on these gradients, on the current stream
         if self._own is not None:
             self._own.keep(bucket.members)
-        request = bucket.request(self.context, bucket.name + self._suffix, repeated=self._again > 0)
+        name = bucket.name + self._suffix
+        if self._encoded is not None:
+            bucket.handle = WhenWaited(partial(self._encoded.average, bucket, name))
+            return
+        request = bucket.request(self.context, name, repeated=self._again > 0)
         if self.settings.finite is not None:
             bucket.looked = self.settings.look(bucket.members, bucket.sent)
         bucket.versions = versions_of(bucket.sent)
         bucket.handle = self.context.world.submit(request, streams)
-
-    def announce_change(self, bucket: Bucket) -> None:
-        """Let the reduction of a bucket fail on all ranks if parameters have changed on some of them alone."""
-        if self._change_sent is None:
-            self._change_sent = self.has_changed is not None and self.has_changed()
-        if self._change_sent:
-            bucket.send_change(True)
 
     def _start_sparse(self, index: int) -> None:
         if self._own is not None:
@@ -432,7 +439,7 @@ class GradientReducer(GradientHooks):
         """Continue with the remaining ranks. A new plan is made when it is needed."""
         self.active = self.context.size > 1 and bool(self.settings.process_set.included())
         self._buckets, self._watched = None, []
-        self._sparse = SparseGradients(self.parameters, self.settings)
+        self._sparse, self._encoded = SparseGradients(self.parameters, self.settings), self._encoder()
         self._counter.forget()
         if self._own is not None:
             self._own.leave_world()

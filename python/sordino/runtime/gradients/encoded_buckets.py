@@ -1,0 +1,52 @@
+"""Reduction of buckets with a codec (`compression=Int8()`), with error feedback for the codecs that need it.
+
+An encoded sum has two parts, the second of which depends on the first (compressed_mean.py). So the reductions run when
+they are waited for: when backward has ended, one bucket after the other, in the order of the plan. Backward hides none.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sordino.codecs import Codec
+from sordino.runtime.collectives.operation import Sum
+from sordino.runtime.collectives.ops import allreduce_
+from sordino.runtime.devices import HOST
+from sordino.runtime.exchange.compressed_mean import CompressedMean, SetTransfers
+from sordino.runtime.gradients.bucket import Bucket
+from sordino.runtime.gradients.settings import Settings
+
+
+class EncodedBuckets:
+    """The encoded means of one reducer's buckets, with what their encodings have lost so far.
+
+    Args:
+        codec: the codec, the same on all ranks.
+        settings: settings of the reduction, which is an average.
+    """
+
+    def __init__(self, codec: Codec, settings: Settings) -> None:
+        self._codec, self._settings = codec, settings
+        self._means: dict[str, CompressedMean] = {}  # by name of the bucket
+
+    @torch.no_grad()
+    def average(self, bucket: Bucket, name: str) -> None:
+        """Replace a bucket's gradients by their means over all ranks. Collective, in the order of the plan.
+
+        Args:
+            bucket: the bucket.
+            name: name of this reduction.
+        """
+        sent = bucket.gather()
+        bucket.looked = self._settings.look(bucket.members, sent)
+        allreduce_(bucket.flags, op=Sum, name=f"{name}.flags", process_set=self._settings.process_set)
+        values = torch.cat([gradient.reshape(-1) for gradient in sent]).to(HOST, torch.float32)
+        mean = self._means.get(bucket.name)
+        if mean is None:
+            transfers = SetTransfers(bucket.name, self._settings.process_set)
+            what = f"gradients of {bucket.name}"
+            mean = self._means[bucket.name] = CompressedMean(values.numel(), self._codec, what, transfers)
+        mean.run(values)
+        for gradient, part in zip(sent, values.split([gradient.numel() for gradient in sent])):
+            gradient.copy_(part.view_as(gradient))
+        bucket.versions = [gradient._version for gradient in sent]
