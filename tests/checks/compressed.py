@@ -32,7 +32,7 @@ def values_of(rank: int, turn: int, count: int) -> torch.Tensor:
 
 @check(codec=CODECS, count=(1, 777), least=2)
 def nothing_is_lost_for_good(seat: Seat, codec: Codec, count: int) -> None:
-    """All that ranks have sent so far, and what is left in their residuals, is the sum of all that was to be sent."""
+    """The values sent so far and the residuals add up to all values that were to be sent."""
     if getattr(codec, "contributors", False):
         return  # its means are weighted by the number of contributors
     mean = mean_of(codec, count)
@@ -234,6 +234,20 @@ def a_checkpoint_with_a_codec(seat: Seat, overlap: int) -> None:
         assert torch.equal(mine, theirs)
 
 
+@check(least=2)
+def one_rank_alone_asks_for_its_state(seat: Seat) -> None:
+    """While an encoded mean is in flight as well, when other ranks do not answer."""
+    model = Layers(dtype=torch.float32)
+    algorithm = DiLoCo(interval=3, compression=Int8(32), overlap=2)
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=algorithm)
+    train(seat, model, optimizer, range(4))
+    if seat.rank == 0:
+        pending = optimizer.state_dict()["sordino"]["pending"]
+        assert list(pending) == [0] and pending[0][0].any()
+    train(seat, model, optimizer, range(4, 8))
+    seat.same("outer", *optimizer.state_dict()["sordino"]["outer"])
+
+
 class SparseReference:
     """SparseLoCo by its formulas, in float64, with exact values: all workers on one rank."""
 
@@ -267,13 +281,13 @@ class SparseReference:
             torch.nn.utils.vector_to_parameters(self.outer.clone(), model.parameters())
 
 
-@check(least=2, decay=(0.95, 0.5))
-def sparse_loco(seat: Seat, decay: float) -> None:
+@check(least=2, decay=(0.95, 0.5), rate=(0.8, 1.0))
+def sparse_loco(seat: Seat, decay: float, rate: float) -> None:
     codec = TopK(ratio=1 / 8, chunk=32, bits=32, contributors=True)
     model = Layers()
-    algorithm = SparseLoCo(interval=2, outer_lr=0.8, decay=decay, compression=codec)
+    algorithm = SparseLoCo(interval=2, outer_lr=rate, decay=decay, compression=codec)
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=algorithm)
-    reference = SparseReference(seat.size, 32, 4, 0.8, decay)
+    reference = SparseReference(seat.size, 32, 4, rate, decay)
     for turn in range(7):
         train(seat, model, optimizer, range(turn, turn + 1))
         reference.step(turn, turn % 2 == 1)

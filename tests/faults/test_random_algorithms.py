@@ -20,6 +20,7 @@ from sordino.algorithms import (
     AllReduce,
     CaPS,
     Crossover,
+    DiLoCo,
     LocalSGD,
     NoLoCo,
     PushSum,
@@ -48,6 +49,7 @@ ALGORITHMS: list[Algorithm] = [
     Crossover(group_size=2),
     Crossover(group_size=3),
     Crossover(group_size=3, within="leader", interval=2),
+    DiLoCo(2, compression="int8", overlap=1),
     CaPS(threshold=101),
     ScheduledPull(schedule="manager", manager=3),
 ]

@@ -72,8 +72,8 @@ ERRORS = [
         "an encoded mean in flight is not in checkpoints",
         "dropped state in a checkpoint",
         "python/sordino/algorithms/diloco/mean.py",
-        "        self._values, self._failure = [mean.clone() for mean in means], None\n",
-        "        self._values, self._failure = [0 * mean for mean in means], None\n",
+        "[value.clone() for value in values], False, None",
+        "[0 * value for value in values], False, None",
         (checks("compressed.a_checkpoint_with"),),
     ),
     Error(

@@ -34,7 +34,7 @@ class SparseLoCo(DiLoCo):
     Attributes:
         interval: optimizer steps from one outer step of a fragment to the next, H; a multiple of `fragments`.
         outer_lr: outer learning rate, η.
-        outer_momentum: momentum factor, μ, from 0 to below 1. The published algorithm has none.
+        outer_momentum: momentum factor, μ, from 0 to below 1. It is 0 in the published algorithm.
         nesterov: whether the momentum is Nesterov's.
         compression: codec of the outer gradients, or its name.
         decay: factor of the rest that a worker has not sent, β, from 0 to 1.

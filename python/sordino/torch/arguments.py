@@ -17,10 +17,12 @@ Groups = int | Sequence[Sequence[torch.Tensor]] | None
 
 
 def compression_of(given: type[Compressor] | Codec | str) -> tuple[type[Compressor], Codec | None]:
-    """Return the compression and the codec that `compression=` names. One of them is none.
+    """Return the cast that `compression=` names, and the codec.
+
+    With a codec the cast is `Compression.none`; with a cast the codec is None.
 
     Raises:
-        UsageError: it is none.
+        UsageError: `compression=` is neither.
     """
     if isinstance(given, type) and issubclass(given, Compressor):
         return given, None

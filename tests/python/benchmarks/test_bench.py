@@ -199,7 +199,7 @@ def test_kernels_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], results
     assert kernels.main(["--quick", "--sizes", "64KiB", "--results", str(tmp_path)]) == 0
     assert "# Kernels" in capsys.readouterr().out
     rows = results_of("kernels")["rows"]
-    assert len({one["kernel"] for one in rows}) == 7
+    assert len({one["kernel"] for one in rows}) == 9
     assert sum(one["kernel"] == "reduce 2->2" for one in rows) == 13
     assert all(one["ratio"] > 0 and one["moved"] >= 2 * 0.9 * 65536 for one in rows)
 

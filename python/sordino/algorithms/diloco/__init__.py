@@ -87,7 +87,8 @@ class DiLoCo(Gossip):
         mix: share of its own parameters that a worker keeps at an outer step, from 0 to below 1. None: 0.5 with
             overlap, 0 without.
         compression: codec of the outer gradients, such as `Int4()`, or its name; None: they are sent in float32. With
-            overlap, half of the communication of an encoded mean is in the background, with `TopK` all of it.
+            overlap, half of the communication of an encoded mean is in the background, with `TopK` all of it, and
+            `state_dict()` has what this rank has sent instead of the result, so it does not wait.
     """
 
     interval: int = 256

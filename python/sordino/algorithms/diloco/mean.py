@@ -25,6 +25,7 @@ from sordino.algorithms.diloco import DiLoCo
 from sordino.algorithms.gossip.mixing import Peers
 from sordino.codecs import Codec
 from sordino.runtime.collectives.operation import Average
+from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.channel import PreparedReduction
 from sordino.runtime.exchange.compressed_mean import CompressedMean, SetTransfers
 from sordino.runtime.exchange.flat_buffer import FlatBuffer
@@ -43,16 +44,16 @@ class Mean(Protocol):
     def begin(self, values: Sequence[torch.Tensor]) -> None:
         """Start to average copies of these values. Collective."""
 
-    def arrived(self) -> list[torch.Tensor]:
-        """Wait for the means, and return them. They stay pending."""
-        ...
-
     def finish(self) -> list[torch.Tensor]:
-        """Wait for the means, return them, and become idle."""
+        """Wait for the means, return them, and become idle. Collective."""
         ...
 
-    def continue_from(self, means: Sequence[torch.Tensor]) -> None:
-        """Replace the state: nothing is pending if there are no `means`; otherwise these have arrived."""
+    def state(self) -> list[torch.Tensor]:
+        """Return what `continue_from` needs to finish a pending mean. Not collective."""
+        ...
+
+    def continue_from(self, state: Sequence[torch.Tensor]) -> None:
+        """Replace the state. Nothing is pending if `state` is empty. Not collective."""
 
 
 def mean_of(peers: Peers, like: Sequence[torch.Tensor], name: str, algorithm: DiLoCo) -> Mean:
@@ -117,6 +118,10 @@ class BackgroundMean:
         self.pending = False
         return means
 
+    def state(self) -> list[torch.Tensor]:
+        """Wait for the means, and return copies of them."""
+        return [one.clone() for one in self.arrived()]
+
     @torch.no_grad()
     def continue_from(self, means: Sequence[torch.Tensor]) -> None:
         """Replace the state: nothing is pending if there are no `means`; otherwise these have arrived.
@@ -134,7 +139,9 @@ class BackgroundMean:
 
 
 class EncodedMean:
-    """The same with a codec. The first half of the communication is in flight; `arrived` does the second half.
+    """The same with a codec. The first half of the communication is in flight, and `finish` does the second half.
+
+    So a state has this rank's own values, which are sent again after loading.
 
     Args:
         peers: the ranks.
@@ -145,43 +152,49 @@ class EncodedMean:
     """
 
     def __init__(self, peers: Peers, like: Sequence[torch.Tensor], name: str, codec: Codec, kept: float) -> None:
+        names = [f"{name}.{number}" for number in range(len(like))]
         self._like = list(like)
         self._means = [
-            CompressedMean(
-                one.numel(), codec, f"{name}.{number}", SetTransfers(f"{name}.{number}", peers.process_set), kept
-            )
-            for number, one in enumerate(like)
+            CompressedMean(one.numel(), codec, name, SetTransfers(name, peers.process_set), kept)
+            for name, one in zip(names, like)
         ]
-        self._values: list[torch.Tensor] = []  # the means, when they have arrived
+        self._values: list[torch.Tensor] = []  # of this rank
+        self._in_flight = False
         self._failure: Exception | None = None
         self.pending = False
 
     @torch.no_grad()
     def begin(self, values: Sequence[torch.Tensor]) -> None:
-        for mean, value in zip(self._means, values):
-            mean.begin(value.to("cpu", torch.float32))
-        self._values, self._failure, self.pending = [], None, True
+        self._values = [value.to(HOST, torch.float32, copy=True) for value in values]
+        self.pending = True
+        self._send()
 
-    def arrived(self) -> list[torch.Tensor]:
-        if self._failure is not None:
-            raise self._failure
-        if not self._values:
-            try:
-                self._values = [mean.finish().to(one) for mean, one in zip(self._means, self._like)]
-            except Exception as error:
-                self._failure = error  # a second attempt must not wait for operations that are over
-                raise
-        return self._values
-
-    def finish(self) -> list[torch.Tensor]:
-        means = self.arrived()
-        self.pending = False
-        return means
+    def _send(self) -> None:
+        self._failure, self._in_flight = None, True
+        for mean, value in zip(self._means, self._values):
+            mean.begin(value)
 
     @torch.no_grad()
-    def continue_from(self, means: Sequence[torch.Tensor]) -> None:
-        if self.pending and not self._values and self._failure is None:
-            with suppress(*LOSSES):
-                self.arrived()
-        self._values, self._failure = [mean.clone() for mean in means], None
-        self.pending = len(means) > 0
+    def finish(self) -> list[torch.Tensor]:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            if not self._in_flight:
+                self._send()
+            means = [mean.finish().to(one) for mean, one in zip(self._means, self._like)]
+        except Exception as error:
+            self._failure = error  # a second attempt must not wait for operations that are over
+            raise
+        self._values, self._in_flight, self.pending = [], False, False
+        return means
+
+    def state(self) -> list[torch.Tensor]:
+        return [value.clone() for value in self._values]
+
+    @torch.no_grad()
+    def continue_from(self, values: Sequence[torch.Tensor]) -> None:
+        if self._in_flight and self._failure is None:
+            for mean in self._means:
+                mean.give_up()
+        self._values, self._in_flight, self._failure = [value.clone() for value in values], False, None
+        self.pending = len(values) > 0

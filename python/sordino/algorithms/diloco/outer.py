@@ -164,16 +164,19 @@ class OuterStep:
                     run.copy_(before)
 
     def state(self) -> dict[str, Any]:
-        """Return the state. The mean of a fragment in flight is waited for, and is part of it until it is applied."""
+        """Return the state. The mean of a fragment in flight is waited for, and is part of it until it is applied.
+
+        With a codec it is not waited for. Then the state has what this rank has sent.
+        """
         if not self._begun:
             return {}
         state: dict[str, Any] = {
             "outer": [one.clone() for fragment in self._fragments for one in fragment.outer],
             "momentum": [one.clone() for fragment in self._fragments for one in fragment.momentum],
         }
-        if self.pending:  # means of the fragments in flight, by the number of the fragment
+        if self.pending:  # fragments in flight, by their numbers
             state["pending"] = {
-                number: [one.clone() for one in fragment.mean.arrived()]
+                number: fragment.mean.state()
                 for number, fragment in enumerate(self._fragments)
                 if fragment.mean.pending
             }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -24,6 +25,7 @@ from sordino.runtime.collectives.operation import synchronize
 from sordino.runtime.collectives.ops import allgather_async, alltoall_async
 from sordino.runtime.devices import HOST
 from sordino.runtime.process_set import ProcessSet
+from sordino.runtime.recovery.losses import LOSSES
 
 Received = Callable[[], torch.Tensor]
 """Function that waits for a collective, and returns its result or raises its error. It is called once."""
@@ -73,7 +75,7 @@ class CompressedMean:
         codec: the codec, the same on all ranks.
         name: what the values are, for errors.
         transfers: the collectives of the ranks.
-        kept: factor of what was lost before, from 0 to 1, which SparseLoCo calls beta.
+        kept: factor of what was lost before, from 0 to 1; β in SparseLoCo.
     """
 
     def __init__(self, count: int, codec: Codec, name: str, transfers: Transfers, kept: float = 1.0) -> None:
@@ -90,7 +92,7 @@ class CompressedMean:
         self._received: Received | None = None  # None: nothing is in flight
         self._infinite = 0
         self.residuals: list[torch.Tensor] = []
-        """What this rank has not sent yet, for each of the encodings."""
+        """Values that this rank still has to send, for each of the encodings."""
         if codec.feedback:
             lengths = [total] if codec.gathered else [total, self._shard]
             self.residuals = [torch.zeros(length, device=HOST) for length in lengths]
@@ -158,6 +160,13 @@ class CompressedMean:
                 stacklevel=3,
             )
         return self._result[: self.count]
+
+    def give_up(self) -> None:
+        """Wait for what `begin` has sent, and drop it. Not collective, once all ranks have begun."""
+        if self._received is not None:
+            with suppress(*LOSSES):
+                self._received()
+            self._received = None
 
     @property
     def _sends(self) -> bool:
