@@ -41,8 +41,8 @@ class HostTensors {
   std::array<dlpack::DataType, kDTypeCount> codes_{};  // DLPack's types, by the core's code
 };
 
-// Converts the result of a function that Python calls without pybind11: the function's result; None if it has none,
-// because Python has to do the call, or refuse it; or null, with the error set.
+// Converts the result of a function that Python calls without pybind11. No result becomes None: Python has to do the
+// call, or refuse it. An error becomes null, with Python's error set.
 template <class Function>
 PyObject* answer(const Function& function) {
   try {

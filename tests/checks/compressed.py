@@ -10,7 +10,7 @@ import torch
 
 import sordino.torch as hvd
 from checks.agreement import raises
-from checks.diloco import Layers, loss_of, sgd, train
+from checks.diloco import Layers, loss_of, same_parameters, sgd, train, train_resumed
 from checks.registry import Seat, check
 from checks.training import Twins
 from sordino.algorithms import DPSGD, AllReduce, DiLoCo, SparseLoCo
@@ -221,17 +221,13 @@ def a_checkpoint_with_a_codec(seat: Seat, overlap: int) -> None:
     def wrapped(model: torch.nn.Module) -> hvd.DistributedOptimizer:
         return hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=algorithm)
 
-    model, other = Layers(dtype=torch.float32), Layers(seed=9, dtype=torch.float32)
+    model = Layers(dtype=torch.float32)
     optimizer = wrapped(model)
     train(seat, model, optimizer, range(6))
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     train(seat, model, optimizer, range(6, 11))
-    resumed = wrapped(other)
-    other.load_state_dict(saved[0])
-    resumed.load_state_dict(saved[1])
-    train(seat, other, resumed, range(6, 11))
-    for mine, theirs in zip(model.parameters(), other.parameters()):
-        assert torch.equal(mine, theirs)
+    other, _ = train_resumed(seat, wrapped, saved, range(6, 11), torch.float32)
+    assert same_parameters(model, other)
 
 
 @check(least=2)

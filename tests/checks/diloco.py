@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -14,6 +16,7 @@ from sordino.errors import UsageError
 from sordino.runtime.exchange.segments import segment_numbers
 
 Trained = list[tuple[torch.nn.Module, torch.optim.Optimizer]]
+Wrap = Callable[[torch.nn.Module], hvd.DistributedOptimizer]
 
 
 class Layers(torch.nn.Module):
@@ -56,6 +59,21 @@ def train(seat: Seat, model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
 def group_size(seat: Seat) -> int:
     """Return a group size above 1, if the number of ranks allows one."""
     return seat.size if seat.size % 2 else 2
+
+
+def train_resumed(seat: Seat, wrap: Wrap, saved: tuple[Any, Any], turns: range, dtype: torch.dtype = torch.float64):
+    """Return a model with other weights, and its optimizer, that have loaded the saved states and trained on."""
+    model = Layers(seed=9, dtype=dtype)
+    optimizer = wrap(model)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    train(seat, model, optimizer, turns)
+    return model, optimizer
+
+
+def same_parameters(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    """Return whether two models are equal, bit for bit."""
+    return all(map(torch.equal, one.parameters(), other.parameters()))
 
 
 class Reference:
@@ -181,13 +199,8 @@ def a_checkpoint_has_the_outer_state(seat: Seat, fragments: int) -> None:
     for values in forgetful[1]["sordino"]["momentum"]:
         values.zero_()
     for state, same in ((saved, True), (forgetful, False)):
-        other = Layers(seed=9)
-        resumed = wrapped(other)
-        other.load_state_dict(state[0])
-        resumed.load_state_dict(state[1])
-        train(seat, other, resumed, range(6, 12))
-        equal = all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), other.parameters()))
-        assert equal == same
+        other, _ = train_resumed(seat, wrapped, state, range(6, 12))
+        assert same_parameters(model, other) == same
 
 
 @check(least=2)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 import sordino.torch as hvd
 from checks.agreement import raises
-from checks.diloco import Layers, Trained, loss_of, sgd, train
+from checks.diloco import Layers, Trained, loss_of, same_parameters, sgd, train, train_resumed
 from checks.registry import Seat, check
 from sordino._core import RandomGroups, Topology
 from sordino.algorithms import DiLoCo, NoLoCo
@@ -194,13 +195,8 @@ def a_checkpoint_has_the_outer_state(seat: Seat) -> None:
             values.zero_()
         cases.append((wrong, False))
     for state, same in cases:
-        other = Layers(seed=9)
-        resumed = wrap(other, algorithm)
-        other.load_state_dict(state[0])
-        resumed.load_state_dict(state[1])
-        train(seat, other, resumed, range(6, 14))
-        equal = all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), other.parameters()))
-        assert equal == same
+        other, _ = train_resumed(seat, partial(wrap, algorithm=algorithm), state, range(6, 14))
+        assert same_parameters(model, other) == same
 
 
 @check(least=2)

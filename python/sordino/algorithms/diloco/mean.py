@@ -49,7 +49,7 @@ class Mean(Protocol):
         ...
 
     def state(self) -> list[torch.Tensor]:
-        """Return what `continue_from` needs to finish a pending mean. Not collective."""
+        """Return the state of a pending mean, for `continue_from`. Not collective."""
         ...
 
     def continue_from(self, state: Sequence[torch.Tensor]) -> None:
@@ -113,7 +113,7 @@ class BackgroundMean:
         return self._values
 
     def finish(self) -> list[torch.Tensor]:
-        """Wait for the means, return them, and become idle. Errors and tensors are those of `arrived`."""
+        """Wait for the means, and return them as `arrived` does. Nothing is pending afterwards."""
         means = self.arrived()
         self.pending = False
         return means

@@ -17,8 +17,7 @@ import torch
 
 from sordino.algorithms.diloco import DiLoCo, fragment_of
 from sordino.algorithms.diloco.mean import mean_of
-from sordino.algorithms.gossip.mixing import Peers
-from sordino.runtime.collectives.ops import broadcast_
+from sordino.algorithms.gossip.mixing import Peers, take_from_first
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 
 
@@ -104,9 +103,7 @@ class OuterStep:
             return
         self._arena.adopt()
         self._peers.judge(self._arena.names, self._arena.tensors)
-        first = (self._peers.process_set.ranks or [0])[0]
-        for number, (_, run) in enumerate(self._arena.runs):
-            broadcast_(run, first, f"{self._peers.name}.begin.{number}", self._peers.process_set)
+        take_from_first(self._peers, self._arena)
         self.all_are_alike()
 
     @torch.no_grad()
@@ -150,18 +147,11 @@ class OuterStep:
         if not self._begun:
             yield
             return
-        self._arena.adopt()
-        with torch.no_grad():
-            own = [run.clone() for _, run in self._arena.runs]
-            for fragment in self._fragments:
-                fragment.hand_out()
-        try:
-            yield
-        finally:
-            self._arena.adopt()
+        with self._arena.restoring([run for _, run in self._arena.runs]):
             with torch.no_grad():
-                for (_, run), before in zip(self._arena.runs, own):
-                    run.copy_(before)
+                for fragment in self._fragments:
+                    fragment.hand_out()
+            yield
 
     def state(self) -> dict[str, Any]:
         """Return the state. The mean of a fragment in flight is waited for, and is part of it until it is applied.

@@ -1,4 +1,4 @@
-"""Strategy for DiLoCo: gossip whose exchange is an outer step, and which can show the outer parameters.
+"""Strategy for DiLoCo: gossip whose exchange is an outer step.
 
 With overlap τ, the exchange after step s begins an all-reduce, and the outer step follows after step s + τ:
 
@@ -10,27 +10,21 @@ With overlap τ, the exchange after step s begins an all-reduce, and the outer s
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from sordino.algorithms.diloco import DiLoCo
 from sordino.algorithms.diloco.outer import OuterStep
-from sordino.algorithms.gossip.strategy import GossipStrategy
+from sordino.algorithms.gossip.strategy import OuterStrategy
 from sordino.runtime.exchange.rollback import take_mean
 from sordino.runtime.recovery.losses import again
 
 
-class DiLoCoStrategy(GossipStrategy):
+class DiLoCoStrategy(OuterStrategy):
     """Strategy for `DiLoCo`."""
 
     algorithm: DiLoCo
     asked: DiLoCo
     mixes_buffers = False  # statistics take no outer steps, which could make a variance negative
-
-    def outer_parameters(self) -> AbstractContextManager[None]:
-        if not isinstance(self._mixing, OuterStep):  # no step yet, or no other rank
-            return nullcontext()
-        return self._mixing.outer_parameters()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with the mean of a fragment in flight. Wait until all ranks have begun that exchange."""

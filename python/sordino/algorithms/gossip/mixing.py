@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ import torch
 
 from sordino._core import Handle
 from sordino.algorithms.gossip import MixingGossip
+from sordino.runtime.collectives.ops import broadcast_
 from sordino.runtime.context import Context
 from sordino.runtime.exchange.channel import Channel
 from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
@@ -29,6 +31,13 @@ class Peers:
     name: str
     index: int  # position of this rank among them
     judge: Callable[[Sequence[str], Sequence[torch.Tensor]], None]  # raises for tensors that must not be exchanged
+
+
+def take_from_first(peers: Peers, values: FlatBuffer) -> None:
+    """Give all ranks the values of the first one. Collective."""
+    first = (peers.process_set.ranks or [0])[0]
+    for number, (_, run) in enumerate(values.runs):
+        broadcast_(run, first, f"{peers.name}.begin.{number}", peers.process_set)
 
 
 class Mixing(Protocol):
@@ -54,6 +63,13 @@ class Mixing(Protocol):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from `state()`, with the current parameters and no exchange in flight."""
+
+
+class OuterMixing(Mixing, Protocol):
+    """Mixing whose exchange is a step of outer parameters."""
+
+    def outer_parameters(self) -> AbstractContextManager[None]:
+        """Return a context manager within which the model has the outer parameters, if training has begun."""
 
 
 class Averaging:

@@ -6,13 +6,14 @@ of a process set run on a separate set of their own, in the order of the calls, 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.gossip import Gossip
-from sordino.algorithms.gossip.mixing import Mixing, Peers
+from sordino.algorithms.gossip.mixing import Mixing, OuterMixing, Peers
 from sordino.algorithms.strategy import Closure
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 from sordino.runtime.exchange.groups import channel_of, group_of
@@ -104,6 +105,16 @@ class GossipStrategy(ExchangingStrategy):
         if self.settings.finite is not None:
             self.settings.judge(self._arena.names, self._arena.tensors)
         self._mixing.exchange(self.round)
+
+
+class OuterStrategy(GossipStrategy):
+    """Strategy for algorithms whose exchange is an outer step: it can show the outer parameters."""
+
+    _mixing: OuterMixing | None
+
+    def outer_parameters(self) -> AbstractContextManager[None]:
+        # There is no mixing before the first step, or without other ranks.
+        return nullcontext() if self._mixing is None else self._mixing.outer_parameters()
 
 
 class _Standing:

@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from sordino.algorithms.gossip.mixing import Averaging, Peers
+from sordino.algorithms.gossip.mixing import Averaging, Peers, take_from_first
 from sordino.algorithms.noloco import NoLoCo
-from sordino.runtime.collectives.ops import broadcast_
 from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
 
 
@@ -97,10 +96,8 @@ class OuterGossip(Averaging):
         self.arena.adopt()
         if len(new) == len(self._parameters):
             self.peers.judge(self.arena.names, self.arena.tensors)
-            first = (self.peers.process_set.ranks or [0])[0]
             self._message.copy_(self.arena)
-            for number, (_, run) in enumerate(self._message.runs):
-                broadcast_(run, first, f"{self.peers.name}.begin.{number}", self.peers.process_set)
+            take_from_first(self.peers, self._message)
             for one in new:  # buffers stay as they are
                 one.own.copy_(one.message)
         for one in new:
@@ -131,18 +128,11 @@ class OuterGossip(Averaging):
     def outer_parameters(self) -> Iterator[None]:
         """Put this worker's outer parameters into the model within the block, if training has begun."""
         parameters = [one for one in self._parameters.values() if one.begun]
-        self.arena.adopt()
-        with torch.no_grad():
-            before = [one.own.clone() for one in parameters]
-            for one in parameters:
-                one.own.copy_(one.outer)
-        try:
-            yield
-        finally:
-            self.arena.adopt()
+        with self.arena.restoring([one.own for one in parameters]):
             with torch.no_grad():
-                for one, values in zip(parameters, before):
-                    one.own.copy_(values)
+                for one in parameters:
+                    one.own.copy_(one.outer)
+            yield
 
     def state(self) -> dict[str, Any]:
         begun = {name: one for name, one in self._parameters.items() if one.begun}

@@ -7,7 +7,8 @@ where it is: its values are copied to the arena before each exchange, and back a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -168,6 +169,19 @@ class ParameterBuffer(FlatBuffer):
             local = shard.local
             require_unchanged(local, copy)
             copy.copy_(local)
+
+    @contextmanager
+    def restoring(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Give tensors of the arena their present values again after the block, in which the model uses the arena."""
+        self.adopt()
+        before = [tensor.detach().clone() for tensor in tensors]
+        try:
+            yield
+        finally:
+            self.adopt()
+            with torch.no_grad():
+                for tensor, value in zip(tensors, before):
+                    tensor.copy_(value)
 
     @torch.no_grad()
     def give_back(self) -> None:

@@ -101,14 +101,9 @@ class Bucket:
 
     def gather(self) -> list[torch.Tensor]:
         """Set the flags, and return the gradients of the members where they are, or zeros for missing ones."""
-        grads = [self._dense_gradient(i) for i in self.members]
-        self.missing = [k for k, grad in enumerate(grads) if grad is None]
+        self._describe()
         self.flags.fill_(1)
         self.flags[self.missing] = 0
-        self.states = []
-        self.sent = [
-            torch.zeros_like(self.parameters[i]) if grad is None else grad for i, grad in zip(self.members, grads)
-        ]
         return self.sent
 
     def sends_as_produced(self) -> bool:

@@ -277,7 +277,7 @@ class GradientReducer(GradientHooks):
         if self._change_sent:
             bucket.send_change(True)
         streams = self._counter.streams(bucket.members[0])
-        computes = self._own is not None or self.settings.finite is not None
+        computes = not (self._own is None and self._encoded is None and self.settings.finite is None)
         if len(streams) > 1 and bucket.device is not None and (computes or not bucket.sends_as_produced()):
             bucket.device.wait_for(streams)  # torch computes on these gradients, on the current stream
         if self._own is not None:
