@@ -23,6 +23,7 @@ from timings.gossip.report import REPORTS as GOSSIP
 from timings.layered.report import REPORTS as LAYERED
 from timings.local_sgd.report import REPORTS as LOCAL_SGD
 from timings.scheduled_pull.report import REPORTS as SCHEDULED_PULL
+from timings.transports.cache_lines import REPORTS as CACHE_LINES
 from timings.transports.recording import REPORTS as RECORDING
 from timings.transports.report import REPORTS as TRANSPORTS
 from timings.transports.single_copy import REPORTS as SINGLE_COPY
@@ -42,6 +43,7 @@ REPORTS = {
     **TRANSPORTS,
     **RECORDING,
     **SINGLE_COPY,
+    **CACHE_LINES,
 }
 
 

@@ -21,6 +21,7 @@ struct Config {
   double silence_s = 10;         // seconds of silence after which a rank is lost, if ranks survive losses
   int spin_us = 0;               // microseconds that a waiting rank spins before it sleeps
   std::string gpu_route;         // route of operations on device memory; empty: the best available
+  int streaming_stores = -1;     // kernels::set_streams; -1: by the times of copies
   int cuda_aware = -1;           // whether MPI takes device memory; -1: ask MPI
   std::string cpu_level;         // lowers the kernels' instruction set level
   std::string timeline;          // file for the trace, written from init on

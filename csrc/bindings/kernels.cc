@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "kernels/publish.h"
 
 namespace sordino::bindings {
 namespace {
@@ -71,6 +72,14 @@ void register_kernels(py::module_& module) {
       "level", [] { return std::string(kernels::level()); }, "The instruction set in use: baseline, avx2 or avx512.");
   kernels.def("set_level", &kernels::set_level, py::arg("level"),
               "Switch the instruction set. Raises UsageError if this machine lacks it.");
+  kernels.def(
+      "publish",
+      [](std::uintptr_t to, std::uintptr_t from, std::size_t bytes) {
+        kernels::publish(pointer(to), pointer(from), bytes);
+      },
+      py::arg("to"), py::arg("from_"), py::arg("bytes"), no_gil, "Copies to memory that other processes read.");
+  kernels.def("set_streams", &kernels::set_streams, py::arg("streams"),
+              "Fix whether data for peers pass the caches by; None: decide by the times of copies.");
   register_codecs(kernels);
   register_unchanged(kernels);
 }

@@ -6,6 +6,7 @@
 #include "bindings/bindings.h"
 #include "engine/world.h"
 #include "kernels/kernels.h"
+#include "kernels/publish.h"
 #include "transport/mpi/plugin.h"
 #include "transport/process/machine.h"
 #include "transport/process/process_transport.h"
@@ -31,6 +32,7 @@ std::shared_ptr<World> make_world(std::unique_ptr<Transport> transport, const Co
       throw UsageError("SORDINO_CPU_LEVEL='" + config.cpu_level + "': " + error.what());
     }
   }
+  if (config.streaming_stores >= 0) kernels::set_streams(config.streaming_stores != 0);
   auto world = std::make_shared<World>(std::move(transport), config);
   world->on_wait(handle_signals);
   return world;

@@ -53,13 +53,15 @@ class SlotPipeline {
         post_(post),
         width_(size_of(pieces.dtype())),
         per_chunk_(participants.slot_bytes / width_),
-        me_(static_cast<std::size_t>(participants.me)) {}
+        me_(static_cast<std::size_t>(participants.me)),
+        slots_(participants, std::min(pieces.bytes(), participants.slot_bytes)) {}
 
   std::uint64_t chunks() const { return (pieces_.count() + per_chunk_ - 1) / per_chunk_; }
+  void take_slots() { slots_.take(participants_, chunks()); }
 
   void copy_in(std::uint64_t chunk) {
     const Shards shards = shards_at(chunk);
-    std::byte* slot = slot_of(me_, chunk);
+    std::byte* slot = slots_.at(me_, chunk);
     for (const auto& [begin, end] :
          {std::pair{std::size_t{0}, shards.begin(me_)}, std::pair{shards.end(me_), shards.count}}) {
       pieces_.copy_in(chunk * per_chunk_ + begin, chunk * per_chunk_ + end, slot + begin * width_);
@@ -75,10 +77,11 @@ class SlotPipeline {
                   [&](const std::byte* input, std::byte* output, std::size_t count, std::size_t offset) {
                     const std::size_t at = (begin + offset) * width_;
                     for (std::size_t peer = 0; peer < sources_.size(); ++peer) {
-                      sources_[peer] = peer == me_ ? input : slot_of(peer, chunk) + at;
+                      sources_[peer] = peer == me_ ? input : slots_.at(peer, chunk) + at;
                     }
-                    const std::array<std::byte*, 2> destinations{output, slot_of(me_, chunk) + at};
-                    kernels::reduce(op_, pieces_.dtype(), sources_, destinations, count, pre_, post_);
+                    const std::array<std::byte*, 2> destinations{output, slots_.at(me_, chunk) + at};
+                    kernels::reduce(op_, pieces_.dtype(), sources_, destinations, count, pre_, post_,
+                                    kernels::Others::kPublished);
                   });
     participants_.reach(&SharedBlock::reduced, stage(chunk));
   }
@@ -89,7 +92,7 @@ class SlotPipeline {
     for (std::size_t peer = 0; peer < participants_.ranks.size(); ++peer) {
       if (peer == me_) continue;
       const std::size_t begin = shards.begin(peer);
-      pieces_.copy_out(base + begin, base + shards.end(peer), slot_of(peer, chunk) + begin * width_);
+      pieces_.copy_out(base + begin, base + shards.end(peer), slots_.at(peer, chunk) + begin * width_);
     }
     participants_.reach(&SharedBlock::finished, stage(chunk));
   }
@@ -100,15 +103,13 @@ class SlotPipeline {
   Shards shards_at(std::uint64_t chunk) const {
     return shards_of(participants_.size(), pieces_.dtype(), std::min(per_chunk_, pieces_.count() - chunk * per_chunk_));
   }
-  std::byte* slot_of(std::size_t participant, std::uint64_t chunk) const {
-    return participants_.blocks[participant]->slot(chunk, participants_.slot_bytes);
-  }
 
   Participants& participants_;
   Pieces& pieces_;
   const ReduceOp op_;
   const double pre_, post_;
   const std::size_t width_, per_chunk_, me_;
+  Slots slots_;
   std::vector<const std::byte*> sources_;
 };
 
@@ -116,7 +117,7 @@ Task through_slots(Participants& participants, Pieces& pieces, ReduceOp op, doub
   SlotPipeline pipeline(participants, pieces, op, pre, post);
   const std::uint64_t chunks = pipeline.chunks();
   co_await slots_free(participants);
-  reserve_slots(participants, chunks, std::min(pieces.bytes(), participants.slot_bytes));
+  pipeline.take_slots();
   pipeline.copy_in(0);
   for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
     if (chunk + 1 < chunks) pipeline.copy_in(chunk + 1);

@@ -1,9 +1,10 @@
 #include "collectives/node_pipeline.h"
 
 #include <algorithm>
-#include <cstring>
+#include <optional>
 
 #include "collectives/shared_tensors.h"
+#include "kernels/publish.h"
 
 namespace sordino {
 namespace {
@@ -31,11 +32,12 @@ class NodePipeline {
     const std::size_t parts = givers == 1 ? SharedBlock::kSlots : 2;
     const std::size_t wanted = (most_ / parts + kLine - 1) / kLine * kLine;
     chunk_ = std::clamp(wanted, std::min(std::max(kLeastChunk / lanes_ / kLine * kLine, kLine), room), room);
+    slots_.emplace(participants, lanes_ * chunk_);
   }
 
   std::size_t most() const { return most_; }
-  std::size_t slot_bytes() const { return lanes_ * chunk_; }  // that are used of a slot
   std::uint64_t chunks() const { return std::max<std::uint64_t>((most_ + chunk_ - 1) / chunk_, 1); }
+  void take_slots() { slots_->take(participants_, chunks()); }
   bool gives(int participant) const { return input_bytes(participant) > 0; }
   // The parts of an input follow each other.
   std::size_t input_bytes(int participant) const {
@@ -47,7 +49,7 @@ class NodePipeline {
     for (std::size_t lane = 0; lane < lanes_; ++lane) {
       if (lanes_ > 1 && lane == mine()) continue;
       const auto [begin, bytes] = cut(parts_of(participants_.me)[lane], chunk);
-      if (bytes > 0) std::memcpy(slot_of(participants_.me, chunk) + lane * chunk_, move_.input + begin, bytes);
+      if (bytes > 0) kernels::publish(slot_of(participants_.me, chunk) + lane * chunk_, move_.input + begin, bytes);
     }
     participants_.reach(&SharedBlock::offered, stage(chunk));
   }
@@ -91,13 +93,14 @@ class NodePipeline {
     return {part.begin + done, std::min(chunk_, part.bytes - done)};
   }
   std::byte* slot_of(int participant, std::uint64_t chunk) const {
-    return participants_.blocks[static_cast<std::size_t>(participant)]->slot(chunk, participants_.slot_bytes);
+    return slots_->at(static_cast<std::size_t>(participant), chunk);
   }
 
   Participants& participants_;
   NodeMove& move_;
   const std::size_t lanes_;
   std::size_t most_ = 0, chunk_ = 0;  // bytes of the largest part, and of a chunk of a part
+  std::optional<Slots> slots_;
   std::vector<NodeMove::Source> sources_;
 };
 
@@ -149,7 +152,7 @@ Task move_in_node(Participants& participants, NodeMove move) {
     participants.reach(&SharedBlock::finished, last);
     if (gives) co_await participants.all_reached(&SharedBlock::finished, last);  // then the caller may change its input
   } else {
-    if (gives) reserve_slots(participants, chunks, line.slot_bytes());
+    if (gives) line.take_slots();
     std::uint64_t filled = 0;
     for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
       for (; gives && filled < std::min(chunk + kAhead, chunks); ++filled) {

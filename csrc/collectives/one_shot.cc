@@ -1,9 +1,9 @@
 #include "collectives/one_shot.h"
 
-#include <cstring>
 #include <utility>
 
 #include "base/error.h"
+#include "kernels/publish.h"
 
 namespace sordino {
 
@@ -71,7 +71,7 @@ void OneShot::receive(int member, const Partial&, std::span<const std::byte>) {
 
 void OneShot::publish(Entry entry, const std::byte* data, std::size_t bytes, std::size_t most) {
   OneShotSlots::Slot& own = slot(me_, turn_);
-  if (bytes > 0) std::memcpy(slots_[me_]->data(turn_, most), data, bytes);
+  if (bytes > 0) kernels::publish(slots_[me_]->data(turn_, most), data, bytes);
   own.operation.store(entry.number, std::memory_order_relaxed);
   own.after = entry.after;
   // Sequentially consistent with has_entered() and `resting`: either this rank sees `resting`, or the resting rank sees

@@ -39,6 +39,8 @@ namespace sordino {
 struct OneShotSlots {
   static constexpr std::size_t kMostBytes = 64 * 1024;
   static constexpr std::size_t kBeside = 40;  // bytes that fit next to the stamp, so that a peer reads one cache line
+  static constexpr std::size_t kStays = 8 * 1024;  // data up to this size alternate between two places
+  static constexpr std::size_t kHalf = 512 * 1024;
   static constexpr std::size_t kHead = 4096;
   static constexpr std::uint64_t kLeaving = std::uint64_t{1} << 63;  // see OneShot::withdraw
 
@@ -55,13 +57,26 @@ struct OneShotSlots {
   std::atomic<std::uint64_t> called_for;
   std::atomic<std::uint64_t> begun;  // the latest turn in which the leader may have counted the entries of its node
   std::atomic<std::uint64_t> late;   // turn * ranks + member: the leader has waited long for the member in this turn
-  alignas(kHead) std::byte many[2][kMostBytes];
+  alignas(kHead) std::byte some[2][kStays];
+  std::byte many[2][kHalf];
 
   Slot& slot(std::uint64_t turn) { return slots[turn % 2]; }
-  // Returns the place of a rank's data of a turn. No rank publishes more than `most` bytes in that turn.
-  std::byte* data(std::uint64_t turn, std::size_t most) { return most <= kBeside ? slot(turn).few : many[turn % 2]; }
+  // Returns the place of a rank's data of a turn. No rank publishes more than `most` bytes in that turn. Successive
+  // turns use different halves. Larger data move on through a half from turn to turn, so that a rank writes to cache
+  // lines that have left its peers' caches (see Slots in shared_tensors.h).
+  std::byte* data(std::uint64_t turn, std::size_t most) {
+    if (most <= kBeside) return slot(turn).few;
+    if (most <= kStays) return some[turn % 2];
+    const std::size_t cell = (most + kStays - 1) / kStays * kStays;
+    return many[turn % 2] + turn / 2 % (kHalf / cell) * cell;
+  }
+  // Bytes, from the beginning, that need memory if ranks publish up to `most` bytes.
+  static std::size_t used(std::size_t most) {
+    if (most <= kBeside) return kHead;
+    return most <= kStays ? offsetof(OneShotSlots, many) : sizeof(OneShotSlots);
+  }
 };
-static_assert(offsetof(OneShotSlots, many) == OneShotSlots::kHead);
+static_assert(offsetof(OneShotSlots, some) == OneShotSlots::kHead);
 
 // An operation that a rank enters for a turn. Ranks agree if all are equal.
 struct Entry {

@@ -26,6 +26,7 @@ class Channel;
 // The latest operation that used the slots: its last stamp, and the blocks and ranks of its participants.
 struct SlotUse {
   std::uint64_t stamp = 0;
+  std::size_t next = 0;  // end of the cells of this rank's latest chunks (Slots), in bytes
   std::vector<SharedBlock*> blocks;
   std::vector<int> ranks;
 };

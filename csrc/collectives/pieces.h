@@ -7,6 +7,7 @@
 
 #include "base/dtype.h"
 #include "kernels/kernels.h"
+#include "kernels/publish.h"
 
 namespace sordino {
 
@@ -73,9 +74,10 @@ class Pieces {
     }
   }
 
+  // Peers may read `flat` after a later release store.
   void copy_in(std::size_t begin, std::size_t end, std::byte* flat) const {
     visit(begin, end, [&](const std::byte* input, std::byte*, std::size_t count, std::size_t offset) {
-      std::memcpy(flat + offset * size_of(dtype_), input, count * size_of(dtype_));
+      kernels::publish(flat + offset * size_of(dtype_), input, count * size_of(dtype_));
     });
   }
   void copy_out(std::size_t begin, std::size_t end, const std::byte* flat) const {

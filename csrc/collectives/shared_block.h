@@ -24,6 +24,7 @@ namespace sordino {
 // operation for another.
 struct alignas(64) SharedBlock {
   alignas(64) std::atomic<std::uint64_t> offered;  // inputs up to this stage may be read
+  std::uint64_t first_cell;                        // of the operation's chunks in the slots (Slots)
   alignas(64) std::atomic<std::uint64_t> reduced;  // results up to this stage may be read
   // Up to this stage, this rank has read all that it needs of its peers' data.
   alignas(64) std::atomic<std::uint64_t> finished;
@@ -43,9 +44,7 @@ struct alignas(64) SharedBlock {
   OneShotSlots& one_shot() {
     return *reinterpret_cast<OneShotSlots*>(reinterpret_cast<std::byte*>(this) + kOneShotBegin);
   }
-  std::byte* slot(std::uint64_t number, std::size_t slot_bytes) {
-    return reinterpret_cast<std::byte*>(this) + kSlotsBegin + number % kSlots * slot_bytes;
-  }
+  std::byte* slots() { return reinterpret_cast<std::byte*>(this) + kSlotsBegin; }
 };
 static_assert(sizeof(SharedBlock) <= SharedBlock::kOneShotBegin);
 

@@ -3,6 +3,11 @@
 #include <algorithm>
 
 namespace sordino {
+namespace {
+
+constexpr std::size_t kLine = 64;
+
+}  // namespace
 
 Task find_shared(Participants& participants, const Pieces& pieces, std::vector<std::byte*>& tensors) {
   NodeMemory& memory = participants.transport.node_memory();
@@ -48,9 +53,19 @@ Task slots_free(Participants& participants) {
   co_await until(all_have_read);
 }
 
-void reserve_slots(Participants& participants, std::uint64_t chunks, std::size_t bytes) {
-  const std::uint64_t used = std::clamp<std::uint64_t>(chunks, 1, SharedBlock::kSlots);
-  participants.own_block->reserve(SharedBlock::kSlotsBegin + (used - 1) * participants.slot_bytes + bytes);
+Slots::Slots(const Participants& participants, std::size_t bytes)
+    : blocks_(participants.blocks),
+      // A slot, which a chunk may fill, need not be a multiple of a line.
+      cell_(std::clamp((bytes + kLine - 1) / kLine * kLine, kLine, participants.slot_bytes)),
+      cells_(SharedBlock::kSlots * participants.slot_bytes / cell_) {}
+
+void Slots::take(Participants& participants, std::uint64_t chunks) {
+  std::size_t& next = participants.slot_use.next;
+  const std::uint64_t first = (next + cell_ - 1) / cell_ % cells_;
+  const std::uint64_t end = std::min<std::uint64_t>(first + chunks, cells_);
+  participants.own_block->reserve(SharedBlock::kSlotsBegin + (first + chunks > cells_ ? cells_ : end) * cell_);
+  blocks_[static_cast<std::size_t>(participants.me)]->first_cell = first;
+  next = (first + chunks) % cells_ * cell_;
 }
 
 void slots_used(Participants& participants, std::uint64_t stage) {

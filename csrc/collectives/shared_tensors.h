@@ -19,9 +19,30 @@ Task find_shared(Participants& participants, const Pieces& pieces, std::vector<s
 // Waits until all peers have read the data that the last operation left in this rank's block (slots, staging,
 // locations).
 Task slots_free(Participants& participants);
-// Gives memory to this rank's slots, for `chunks` chunks of up to `bytes` bytes. Throws TransportError if the machine
-// has too little memory.
-void reserve_slots(Participants& participants, std::uint64_t chunks, std::size_t bytes);
+
+// Places of an operation's chunks in the slots. The slots of a rank are a ring, divided into as many cells as there is
+// room for, at least SharedBlock::kSlots. An operation begins behind the cells of the last one. So a rank writes to
+// cache lines that peers have read a while ago, and that have left their caches: with the same few lines each time, an
+// operation of 64 to 256 KiB takes twice as long.
+class Slots {
+ public:
+  // `bytes`: of a chunk, at most slot_bytes; equal on all participants.
+  Slots(const Participants& participants, std::size_t bytes);
+
+  // Takes cells of this rank for that many chunks, and gives memory to them. Call it after slots_free(), and before the
+  // rank offers a chunk. Throws TransportError if the machine has too little memory.
+  void take(Participants& participants, std::uint64_t chunks);
+  // Place of a chunk of a participant, which has taken its cells.
+  std::byte* at(std::size_t participant, std::uint64_t chunk) const {
+    SharedBlock& block = *blocks_[participant];
+    return block.slots() + (block.first_cell + chunk) % cells_ * cell_;
+  }
+
+ private:
+  const std::vector<SharedBlock*>& blocks_;
+  std::size_t cell_, cells_;  // bytes of a cell, and number of cells
+};
+
 // Records that this operation has used the block, up to a stage of `finished`.
 void slots_used(Participants& participants, std::uint64_t stage);
 // The same for an operation at whose end only the devices meet. Says that this rank has read all locations.

@@ -168,7 +168,7 @@ void ProcessSet::remember(Running& over) {
       repeat.recipe = recipe_of(static_cast<std::size_t>(me));
       repeat.carried = one_shot_->carries(repeat, recipe_of);
       if (!repeat.carried) repeat.recipe.published = repeat.recipe.most = 0;
-      if (own_block_ && repeat.recipe.most > OneShotSlots::kBeside) own_block_->reserve(SharedBlock::kSlotsBegin);
+      if (own_block_) own_block_->reserve(SharedBlock::kOneShotBegin + OneShotSlots::used(repeat.recipe.most));
       const bool has_results = repeat.blocks && repeat.blocks->result_bytes() > 0;
       if (own_block_ && has_results && one_shot_->place() == 0) own_block_->reserve(block_bytes(transport_.rank()));
     }

@@ -19,6 +19,9 @@ struct Span {
   std::size_t bytes;
 };
 
+// How the destinations of a reduction after the first are written: by ordinary stores, or as publish() does (publish.h).
+enum class Others { kOrdinary, kPublished };
+
 // destinations[k][i] = post * fold(op, pre * sources[0][i], pre * sources[1][i], ...) for i < count and all k.
 // Sources are folded in order. A destination may be exactly one of the sources; partial overlap is not allowed.
 // op is kSum, kMin, kMax or kProduct (averages are kSum with post = 1/N).
@@ -30,7 +33,8 @@ struct Span {
 // Which NaN a result is (sign, payload) is not specified and may differ between levels. A lone source with no scale is
 // copied bit for bit. UsageError if there is no source or op is not one of the four.
 void reduce(ReduceOp op, DType type, std::span<const std::byte* const> sources,
-            std::span<std::byte* const> destinations, std::size_t count, double pre, double post);
+            std::span<std::byte* const> destinations, std::size_t count, double pre, double post,
+            Others others = Others::kOrdinary);
 
 // data[i] = factor * data[i], with the scaling rules of reduce.
 void scale(DType type, std::byte* data, std::size_t count, double factor);

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <limits>
+#include <memory>
 #include <thread>
 
 #include "base/relax.h"
@@ -517,9 +518,30 @@ void endless_names_displace_none_that_repeats() {
   CHECK(!Call(ranks[0], "once", 1).enter());
 }
 
+// Data of two successive turns never overlap, whatever their sizes, and larger data move on.
+void data_have_a_place_per_turn() {
+  const auto slots = std::make_unique_for_overwrite<OneShotSlots>();
+  const std::byte* begin = reinterpret_cast<const std::byte*>(slots.get());
+  constexpr std::size_t kSizes[] = {1, 40, 41, 4096, 8192, 8193, 20000, 40000, 65536};
+  for (std::uint64_t turn = 1; turn < 200; ++turn) {
+    for (const std::size_t most : kSizes) {
+      const std::byte* data = slots->data(turn, most);
+      CHECK(data >= begin && data + most <= begin + OneShotSlots::used(most), "turn", turn, "most", most);
+      for (const std::size_t next : kSizes) {
+        const std::byte* other = slots->data(turn + 1, next);
+        CHECK(data + most <= other || other + next <= data, "turn", turn, "most", most, "next", next);
+      }
+      std::uint64_t later = turn + 1;
+      while (slots->data(later, most) != data) ++later;
+      if (most > OneShotSlots::kStays) CHECK(later - turn >= 16, "turn", turn, "most", most, "later", later);
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
+  data_have_a_place_per_turn();
   a_rank_that_is_alone_does_all_at_once();
   endless_names_displace_none_that_repeats();
   what_was_done_before_needs_no_messages();

@@ -3,8 +3,10 @@
 #include <cstring>
 #include <string>
 
+#include "kernels/cpu/streaming.h"
 #include "kernels/cpu/table.h"
 #include "kernels/kernels.h"
+#include "kernels/publish.h"
 
 #if defined(SORDINO_X86)
 #include <cpuid.h>
@@ -72,7 +74,7 @@ void copy_to_all(const std::byte* source, std::span<std::byte* const> destinatio
 const Table& current_table() { return *current().load(std::memory_order_relaxed)->table; }
 
 void reduce(ReduceOp op, DType type, std::span<const std::byte* const> sources,
-            std::span<std::byte* const> destinations, std::size_t count, double pre, double post) {
+            std::span<std::byte* const> destinations, std::size_t count, double pre, double post, Others others) {
   if (sources.empty()) throw UsageError("kernels::reduce needs at least one source");
   const int op_index = static_cast<int>(op);
   const ReduceFn fold = op_index < kReduceOpCount ? current_table().reduce[static_cast<int>(type)][op_index] : nullptr;
@@ -82,7 +84,9 @@ void reduce(ReduceOp op, DType type, std::span<const std::byte* const> sources,
   if (sources.size() == 1 && pre == 1 && post == 1) {
     copy_to_all(sources[0], destinations, count * size_of(type));
   } else {
-    fold({sources.data(), sources.size(), destinations.data(), destinations.size(), count, pre, post});
+    const bool streaming = others == Others::kPublished && count * size_of(type) >= kLeastStreamed && streams();
+    fold({sources.data(), sources.size(), destinations.data(), destinations.size(), count, pre, post, streaming});
+    if (streaming) streamed();
   }
 }
 

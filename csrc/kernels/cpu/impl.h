@@ -7,6 +7,7 @@
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/mixing.h"
 #include "kernels/cpu/scaling.h"
+#include "kernels/cpu/streaming.h"
 #include "kernels/cpu/table.h"
 #include "kernels/cpu/unchanged.h"
 
@@ -25,7 +26,11 @@ inline std::size_t smaller(std::size_t a, std::size_t b) { return a < b ? a : b;
 inline void copy_to_others(const Reduction& r, std::size_t offset, std::size_t bytes) {
   // The first destination's block is still in cache.
   for (std::size_t k = 1; k < r.destination_count; ++k) {
-    __builtin_memcpy(r.destinations[k] + offset, r.destinations[0] + offset, bytes);
+    if (r.streaming) {
+      stream(r.destinations[k] + offset, r.destinations[0] + offset, bytes);
+    } else {
+      __builtin_memcpy(r.destinations[k] + offset, r.destinations[0] + offset, bytes);
+    }
   }
 }
 

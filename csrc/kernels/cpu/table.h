@@ -23,6 +23,7 @@ struct Reduction {
   std::size_t count;
   double pre;
   double post;
+  bool streaming;  // all destinations but the first are written by streaming stores
 };
 
 // A comparison of two arrays of `count` elements. Elements are the same if their bits are equal. Unless `scale` is 0,

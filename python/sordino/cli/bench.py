@@ -22,6 +22,7 @@ from sordino.launcher import capacity
 BENCHMARKS = ("collectives", "fusion", "kernels")
 _STARTS_RANKS = ("collectives",)  # benchmarks that start their ranks themselves, and have an option --ranks
 IN_A_CLONE = (
+    "cache_lines",
     "fsdp",
     "gossip",
     "gpu_kernels",
