@@ -18,6 +18,7 @@ from sordino.bench.report import REPORTS as BENCH
 from sordino.errors import UsageError
 from sordino.plan.report import REPORTS as PLAN
 from sordino.report import records
+from timings.frontier import REPORTS as FRONTIER
 from timings.fsdp import REPORTS as FSDP
 from timings.gossip.report import REPORTS as GOSSIP
 from timings.layered.report import REPORTS as LAYERED
@@ -44,6 +45,7 @@ REPORTS = {
     **RECORDING,
     **SINGLE_COPY,
     **CACHE_LINES,
+    **FRONTIER,
 }
 
 

@@ -23,6 +23,7 @@ BENCHMARKS = ("collectives", "fusion", "kernels")
 _STARTS_RANKS = ("collectives",)  # benchmarks that start their ranks themselves, and have an option --ranks
 IN_A_CLONE = (
     "cache_lines",
+    "frontier",
     "fsdp",
     "gossip",
     "gpu_kernels",
