@@ -31,7 +31,7 @@ demo: $(VENV)/.installed
 OTHER_TORCH := build/torch-$(or $(VERSION),none)
 test-torch: $(OTHER_TORCH)/.installed $(VENV)/.testing
 	PYTHONPATH=$(CURDIR)/$(OTHER_TORCH) $(RUN)/python -m pytest -q --tier all tests/mp/test_distributed.py \
-	  tests/mp/test_groups.py tests/python/distributed
+	  tests/mp/test_groups.py tests/mp/test_shared_buffers.py tests/python/distributed
 
 build/torch-%/.installed: | $(VENV)/.tools
 	@test $* != none || { echo "which version of PyTorch? make test-torch VERSION=2.14.1"; exit 2; }

@@ -8,7 +8,12 @@ from sordino.report import Results, verdicts
 from sordino.report.records import Report
 from sordino.report.tables import format_quartiles, table
 
-_LABELS = {"plain": "whole on each rank, without communication", "gloo": "over Gloo", "sordino": "over Sordino"}
+_LABELS = {
+    "plain": "whole on each rank, without communication",
+    "gloo": "over Gloo",
+    "sordino": "over Sordino",
+    "shared": "over Sordino, buffers in shared memory",
+}
 
 
 def markdown(results: Results) -> str:
@@ -16,6 +21,7 @@ def markdown(results: Results) -> str:
     rows = [
         [label, format_quartiles(entry["step"]), format_quartiles(entry["exposed"]) if "exposed" in entry else "–"]
         for name, label in _LABELS.items()
+        if name in results["contestants"]
         for entry in [results["contestants"][name]]
     ]
     what = (
@@ -29,7 +35,7 @@ def markdown(results: Results) -> str:
 def draw(results: Results, figure: Any) -> None:
     """Draw the duration of a step as bars."""
     axes = figure.subplots()
-    names = list(_LABELS)
+    names = [name for name in _LABELS if name in results["contestants"]]
     times = [1e3 * results["contestants"][name]["step"]["median"] for name in names]
     axes.barh([_LABELS[name] for name in names], times)
     axes.set(xlabel="ms", title=f"Step of a small GPT, {results['ranks']} ranks")

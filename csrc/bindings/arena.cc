@@ -27,6 +27,13 @@ std::vector<TensorSpec> specify(const Specs& tensors) {
 
 void register_arena(py::module_& module) {
   py::class_<PyMemory>(module, "SharedMemory", py::buffer_protocol(), "Memory that all ranks of this node can map.")
+      .def_static(
+          "adopt",
+          [](World& world, std::uintptr_t address, std::size_t bytes, int fd) {
+            return PyMemory{world.node_memory().adopt(pointer(address), bytes, fd)};
+          },
+          py::arg("world"), py::arg("address"), py::arg("bytes"), py::arg("fd"),
+          "Offer memory of another owner, who has mapped it from a file and keeps it longer than this object lives.")
       .def_buffer([](PyMemory& self) { return as_bytes(self.segment->data, self.segment->bytes); });
 
   py::class_<LayoutSegment>(module, "LayoutSegment", "Adjacent tensors that are exchanged as one.")

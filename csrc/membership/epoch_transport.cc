@@ -14,6 +14,9 @@ class EpochMemory : public NodeMemory {
   std::shared_ptr<Segment> allocate_sparse(std::size_t bytes, std::size_t reserved) override {
     return below_.allocate_sparse(bytes, reserved);
   }
+  std::shared_ptr<Segment> adopt(std::byte* data, std::size_t bytes, int fd) override {
+    return below_.adopt(data, bytes, fd);
+  }
 
  protected:
   std::byte* map_host(int rank, const Location& location) override {

@@ -117,6 +117,10 @@ void NodeMemory::close_devices() noexcept {
   mapped_.clear();
 }
 
+std::shared_ptr<Segment> NodeMemory::adopt(std::byte*, std::size_t, int) {
+  throw TransportError("the ranks of this node cannot map memory that another library has allocated");
+}
+
 std::shared_ptr<Segment> NodeMemory::allocate_on(const std::shared_ptr<Device>& device, std::size_t bytes, Use use) {
   return pool_->take(*this, device, std::max<std::size_t>(bytes, 1), use);
 }

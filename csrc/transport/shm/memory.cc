@@ -49,6 +49,16 @@ std::size_t available_for(std::size_t size) {
   return available;
 }
 
+// Location of the beginning of a file, by which peers open it. Its table adds the segment.
+Location location_of(int fd) {
+  struct stat file{};
+  if (fstat(fd, &file) != 0) throw TransportError("no shared memory behind a file descriptor: " + explained(errno));
+  Location location;
+  location.key = static_cast<std::uint64_t>(fd);
+  location.file = file.st_ino;
+  return location;
+}
+
 class MemfdSegment : public Segment {
  public:
   MemfdSegment(std::shared_ptr<SegmentTable> table, std::size_t size, std::size_t reserved) : table_(std::move(table)) {
@@ -67,12 +77,7 @@ class MemfdSegment : public Segment {
       close(fd_);
       throw;
     }
-    Location location;
-    location.key = static_cast<std::uint64_t>(fd_);
-    struct stat file{};
-    fstat(fd_, &file);
-    location.file = file.st_ino;
-    table_->add(data, size, location);
+    table_->add(data, size, location_of(fd_));
   }
   ~MemfdSegment() override {
     table_->remove(data);
@@ -107,6 +112,21 @@ class MemfdSegment : public Segment {
   std::size_t reserved_ = 0;  // bytes at the beginning that have memory
 };
 
+// Memory that another owner has mapped from a file.
+class AdoptedSegment : public Segment {
+ public:
+  AdoptedSegment(std::shared_ptr<SegmentTable> table, std::byte* mapped, std::size_t size, int fd)
+      : table_(std::move(table)) {
+    data = mapped;
+    bytes = size;
+    table_->add(data, bytes, location_of(fd));
+  }
+  ~AdoptedSegment() override { table_->remove(data); }
+
+ private:
+  std::shared_ptr<SegmentTable> table_;
+};
+
 }  // namespace
 
 int reserve(int fd, std::size_t begin, std::size_t end, const std::function<int(int, off_t, off_t)>& allocate) {
@@ -129,6 +149,10 @@ std::shared_ptr<Segment> ShmMemory::allocate(std::size_t bytes) {
 
 std::shared_ptr<Segment> ShmMemory::allocate_sparse(std::size_t bytes, std::size_t reserved) {
   return std::make_shared<MemfdSegment>(table_, bytes, reserved);
+}
+
+std::shared_ptr<Segment> ShmMemory::adopt(std::byte* data, std::size_t bytes, int fd) {
+  return std::make_shared<AdoptedSegment>(table_, data, bytes, fd);
 }
 
 std::byte* ShmMemory::map_host(int rank, const Location& location) {

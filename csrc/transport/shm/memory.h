@@ -24,6 +24,7 @@ class ShmMemory : public NodeMemory {
  public:
   std::shared_ptr<Segment> allocate(std::size_t bytes) override;
   std::shared_ptr<Segment> allocate_sparse(std::size_t bytes, std::size_t reserved) override;
+  std::shared_ptr<Segment> adopt(std::byte* data, std::size_t bytes, int fd) override;
 
   // Gives the process of `rank`; call this before its memory is mapped. This process itself counts as a peer.
   void introduce(int rank, pid_t pid) { pids_[rank] = pid; }

@@ -10,7 +10,7 @@ The model has ResNet-50's 161 parameters. Its backward makes real gradients of t
 ranks fill the cores. Contestants take turns in one run: the same step without communication, with
 sordino.torch.DistributedOptimizer (as it is, and with the wait for gradients in step() instead of the end of backward),
 with Horovod's optimizer (initialized only in its turns, because its thread slows down the others), and with
-DistributedDataParallel over Gloo and over Sordino's backend of torch.distributed.
+DistributedDataParallel over Gloo and over Sordino's backend of torch.distributed, also with buckets in shared memory.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from sordino.bench import baselines, command_line
 from sordino.bench.baselines import Baselines
 from sordino.bench.report import REPORTS
 from sordino.bench.resnet import Model, Work, resnet50_shapes
+from sordino.distributed import hooks
 from sordino.report import Results, machines, records, verdicts
 from sordino.report.tables import format_seconds
 from sordino.timing import Participants, Samples, Seconds, Watch, race, summarize
@@ -105,7 +106,21 @@ def _backend(model: Model, found: Baselines) -> tuple[Any, Any]:
     return wrapped, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
 
-_MAKERS = {"plain": _plain, "sordino": _sordino, "horovod": _horovod, "gloo": _gloo, "backend": _backend}
+def _buckets(model: Model, found: Baselines) -> tuple[Any, Any]:
+    group = found.gloo.new_group(backend="sordino")
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+    wrapped.register_comm_hook(hooks.SharedBuckets(group), hooks.average)
+    return wrapped, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+
+_MAKERS = {
+    "plain": _plain,
+    "sordino": _sordino,
+    "horovod": _horovod,
+    "gloo": _gloo,
+    "backend": _backend,
+    "buckets": _buckets,
+}
 
 
 def _agree(participants: Participants, fine: bool) -> bool:
@@ -135,7 +150,7 @@ def prepare(
             if not trainer.gradients_are(participants.rank + 1.0 if name == "plain" else average):
                 problem = "wrong gradients"
         except Exception as error:
-            if name in ("plain", "sordino", "backend"):
+            if name in ("plain", "sordino", "backend", "buckets"):
                 raise
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
         if _agree(participants, not problem):
@@ -250,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rounds = 3 if chosen.quick else chosen.rounds or (20 if participants.size > 1 else 60)
 
     entrants = ["plain", "sordino", *[name for name in ("horovod", "gloo") if name in found.found]]
-    entrants += ["backend"] if "gloo" in entrants else []  # whose groups it can be among
+    entrants += ["backend", "buckets"] if "gloo" in entrants else []  # whose groups they can be among
     for set_to_none in (True, False):
         trainers, failed = prepare(
             entrants, found, participants, lambda: Model(work, pieces, hvd.rank() + 1.0, chosen.narrow), set_to_none

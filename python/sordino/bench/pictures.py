@@ -14,6 +14,7 @@ _COLOURS = {
     "plain": "#888888",
     "gloo": "#e0a458",
     "backend": "#1b9aaa",
+    "buckets": "#7a5c99",
     "horovod": "#3d5a80",
 }
 

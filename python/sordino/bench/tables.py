@@ -12,6 +12,7 @@ FUSION = {
     "horovod": "Horovod",
     "gloo": "DDP-gloo",
     "backend": "DDP over Sordino",
+    "buckets": "DDP over Sordino, SharedBuckets",
 }
 
 

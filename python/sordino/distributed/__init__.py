@@ -1,12 +1,13 @@
 """The backend "sordino" of torch.distributed: `init_process_group("sordino")`, then DDP, FSDP2 and others unchanged.
 
-    group.py        the process group that torch calls, for tensors of all devices
-    backend.py      the backend that torch calls if a group has another one for other devices
-    operations.py   the base of both: the operations by torch's names
-    place.py        the world of a group's ranks, and how they meet
-    collectives.py  the operations, in terms of this library's own
-    work.py         what torch waits for
-    meeting.py      how its ranks meet where torch's own variables are not set
+    group.py          the process group that torch calls, for tensors of all devices
+    backend.py        the backend that torch calls if a group has another one for other devices
+    operations.py     the base of both: the operations by torch's names
+    place.py          the world of a group's ranks, and how they meet
+    collectives.py    the operations, in terms of this library's own
+    work.py           what torch waits for
+    shared_memory.py  memory that the ranks of a node share, for the buffers of FSDP2 and DDP
+    meeting.py        how its ranks meet where torch's own variables are not set
 
 `import torch` calls `register` (the entry point in `torch.backends`), so this module imports nothing else before a
 group is made.

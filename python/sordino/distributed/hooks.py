@@ -7,6 +7,7 @@ DDP calls a hook for each bucket of gradients, as soon as backward has produced 
 
 - `Compressed`: by an all-reduce of compressed gradients.
 - `Encoded`: in a few bits each, with error feedback; sums are in float32.
+- `SharedBuckets`: in memory that the ranks of a node share. The backend must be "sordino".
 - `PostLocalSGD`: over all ranks at first, later over some or none of them; then parameters are averaged, too.
 
 Another state derives from `BucketAverage`. A compression that all-reduce can add up needs only a `Compressor`.
@@ -25,11 +26,12 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
 from sordino.codecs import Codec, codec_of
+from sordino.distributed.operations import Operations
 from sordino.errors import UsageError
 from sordino.runtime.collectives.compression import Compression, Compressor
 from sordino.runtime.exchange.compressed_mean import CompressedMean, Received
 
-__all__ = ["BucketAverage", "Compressed", "Compression", "Compressor", "Encoded", "PostLocalSGD", "average"]
+__all__ = ["BucketAverage", "Compressed", "Compression", "Compressor", "Encoded", "PostLocalSGD", "SharedBuckets", "average"]
 
 dist: Any = torch.distributed  # its annotations lack much of what a hook uses
 
@@ -162,6 +164,36 @@ class _GroupTransfers:
         return wait
 
 
+class SharedBuckets(BucketAverage):
+    """Averages gradients in memory that the ranks of a node share, by an all-reduce without copies.
+
+    The memory of each bucket moves to /dev/shm before its first all-reduce, with the gradients that are views of it
+    (`gradient_as_bucket_view=True`). DDP uses it until it divides its gradients anew, after the first step.
+
+    Args:
+        group: process group of the backend "sordino"; None: all ranks.
+
+    Raises:
+        UsageError: the group has another backend for CPU tensors.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self.group = group
+        self._storages = _operations_of(group).shared_storages()
+
+    def start(self, bucket: GradBucket) -> Future[torch.Tensor]:
+        gradients: torch.Tensor = bucket.buffer()
+        if gradients.device.type != "cpu":
+            raise UsageError(f"SharedBuckets: gradients are on {gradients.device}, and must be on the CPU")
+        if self._storages is not None and not gradients.is_sparse:
+            self._storages.move(gradients)
+            if bucket.is_last():
+                self._storages.release_unused()
+        work = dist.all_reduce(gradients, dist.ReduceOp.AVG, group=self.group, async_op=True)
+        done: Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
+        return done
+
+
 class PostLocalSGD(BucketAverage):
     """Post-local SGD: averages gradients in the first steps, and parameters every `interval` steps after that.
 
@@ -231,6 +263,17 @@ def average_tensors(tensors: Iterable[torch.Tensor], group: Any = None) -> None:
         dist.all_reduce(flat, group=group)
         parts = flat.split([tensor.numel() for tensor in same])
         torch._foreach_copy_(same, [part.view_as(tensor) for part, tensor in zip(parts, same)])
+
+
+def _operations_of(group: Any) -> Any:
+    """Return what serves the CPU tensors of a process group. UsageError if it is not the backend "sordino"."""
+    whole = dist.group.WORLD if group is None else group
+    found = whole if isinstance(whole, Operations) else whole._get_backend(torch.device("cpu"))
+    if not isinstance(found, Operations):
+        raise UsageError(
+            f"SharedBuckets: the process group has the backend {found.name()}. Use init_process_group(\"sordino\")"
+        )
+    return found
 
 
 def _size_of(group: Any) -> int:

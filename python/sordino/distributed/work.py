@@ -197,6 +197,7 @@ class _Completer:
             work, began = self._works.get()
             work.exception() if work.is_completed() else self._wait(work)
             began.set_result(None)
+            del work, began  # and the tensors, while the thread waits for the next one
 
     @staticmethod
     def _wait(work: SordinoWork) -> None:

@@ -224,7 +224,7 @@ def test_fusion_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     done = bench("-np", "2", "fusion", *words)
     assert done.returncode == 0, done.stderr
     for mode in results_of("fusion")["modes"].values():
-        assert mode["contestants"].keys() == {"plain", "sordino", "waits in step", "gloo", "backend"}
+        assert mode["contestants"].keys() == {"plain", "sordino", "waits in step", "gloo", "backend", "buckets"}
         assert mode["failed"] == {}
 
 
@@ -236,4 +236,4 @@ def test_fsdp_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     done = subprocess.run([*words, "--results", str(tmp_path)], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     found = results_of("fsdp_np2")
-    assert found["contestants"].keys() == {"plain", "gloo", "sordino"} and found["ranks"] == 2
+    assert found["contestants"].keys() == {"plain", "gloo", "sordino", "shared"} and found["ranks"] == 2

@@ -53,7 +53,7 @@ ROOMS = {
     "plan": "errors _core data record report runtime runtime.* algorithms torch timing",
     "simulate": "errors _core data files pool progress suggestions record report runtime runtime.* algorithms torch "
     "sim checkpoint plan",
-    "bench": "errors _core codecs report runtime runtime.* torch timing",
+    "bench": "errors _core codecs report runtime runtime.* torch distributed timing",
     "cli": "errors awake _core files suggestions inspection rendezvous launcher record report runtime torch plan "
     "simulate",
 }

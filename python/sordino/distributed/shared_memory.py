@@ -1,0 +1,154 @@
+"""Memory that the ranks of a node share, for buffers of FSDP2 and DistributedDataParallel.
+
+Collectives read and write such memory in place. Other tensors pass through slots (csrc/collectives/node_pipeline.h).
+
+- `MemoryPool` allocates tensors in shared segments. It reuses the segment of a tensor that is freed.
+- `SharedStorages` moves storages that torch has allocated, with all tensors that use them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+
+import torch
+
+from sordino._core import Arena, Layout, SharedMemory
+from sordino.errors import TransportError, UsageError
+from sordino.runtime.context import Context
+from sordino.runtime.dtypes import DTYPE_CODES
+
+_LEAST = 32 * 1024  # bytes of a tensor; for smaller ones, the core does not look for shared memory
+_PAGE = 4096
+
+_sharers = torch._C._storage_Use_Count
+
+
+class MemoryPool:
+    """Tensors in shared memory, for one process group.
+
+    A segment returns to the pool when no tensor uses it any more, and no operation in flight does. The pool keeps free
+    segments of at most as many bytes as were in use at the same time, and releases those that were not used for the
+    longest time. Its functions may be called from any thread.
+
+    Args:
+        context: the context of this rank.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._world = context.world
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._is_open = True
+        self._free: list[tuple[int, Arena]] = []  # (bytes, segment); the one that was returned last is the last
+        self._used: dict[weakref.ref[SharedMemory], tuple[int, Arena]] = {}
+        # Memory of freed tensors. A tensor may be freed anywhere, also within a function of this object.
+        self._returned: deque[weakref.ref[SharedMemory]] = deque()
+        self._used_bytes = self._most_bytes = 0
+
+    @property
+    def segments(self) -> tuple[int, int]:
+        """Numbers of segments that are in use, and of free ones."""
+        with self._lock:
+            self._take_returned()
+            return len(self._used), len(self._free)
+
+    def allocate(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a 1-d tensor whose values are not defined. It is in ordinary memory if it has less than 32 KiB.
+
+        Raises:
+            UsageError: the process group is destroyed, or this process is a forked child.
+            TransportError: the machine has no shared memory left.
+        """
+        if os.getpid() != self._process:
+            raise UsageError("allocate_tensor: this process was forked after init_process_group(), so it is not a rank")
+        if count * dtype.itemsize < _LEAST:
+            return torch.empty(count, dtype=dtype)
+        size = _rounded(count * dtype.itemsize)
+        with self._lock:
+            if not self._is_open:
+                raise UsageError("allocate_tensor: the process group is destroyed")
+            self._take_returned()
+            arena = self._take_free(size)
+            if arena is None:
+                arena = Arena(self._world, Layout([("shared", DTYPE_CODES[torch.uint8], (size,))], size))
+            memory = arena.memory  # a new object, which lives as long as the tensor's storage
+            self._used[weakref.ref(memory, self._returned.append)] = size, arena
+            self._used_bytes += size
+            self._most_bytes = max(self._most_bytes, self._used_bytes)
+        return torch.frombuffer(memoryview(memory), dtype=dtype, count=count)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Release the free segments. Tensors keep theirs."""
+        with self._lock:
+            self._is_open = False
+            self._free.clear()
+            self._used.clear()
+
+    def _take_free(self, size: int) -> Arena | None:
+        for index in range(len(self._free) - 1, -1, -1):
+            if self._free[index][0] == size:
+                return self._free.pop(index)[1]
+        return None
+
+    def _take_returned(self) -> None:
+        while self._returned:
+            found = self._used.pop(self._returned.popleft())
+            self._used_bytes -= found[0]
+            self._free.append(found)
+        free_bytes = sum(size for size, _ in self._free)
+        while free_bytes > self._most_bytes:
+            free_bytes -= self._free.pop(0)[0]
+
+
+def _rounded(size: int) -> int:
+    """Return a number of bytes that is up to an eighth larger, so that tensors of similar sizes use the same segments."""
+    step = max(_PAGE, 1 << (size.bit_length() - 4))
+    return -(-size // step) * step
+
+
+class SharedStorages:
+    """Storages that torch has allocated, and that were moved to shared memory.
+
+    A storage moves with all tensors that use it, also those that other objects have. torch has a function for this, by
+    which it passes tensors to other processes. The memory is in /dev/shm.
+
+    Args:
+        context: the context of this rank.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._world = context.world
+        # The core reads and writes the memory while the second object lives, which the storage must outlast.
+        self._moved: list[tuple[torch.UntypedStorage, SharedMemory]] = []
+
+    @property
+    def count(self) -> int:
+        """Number of storages that were moved, and that some tensor uses."""
+        self.release_unused()
+        return len(self._moved)
+
+    def move(self, tensor: torch.Tensor) -> None:
+        """Move the storage of a CPU tensor, unless it is in shared memory. No operation in flight may use it.
+
+        Raises:
+            TransportError: /dev/shm is full.
+        """
+        storage = tensor.untyped_storage()
+        if self._world.in_shared_memory(storage.data_ptr(), storage.nbytes()):
+            return
+        self.release_unused()
+        try:
+            file, size = storage._share_fd_cpu_()  # type: ignore[attr-defined]
+        except RuntimeError as error:
+            raise TransportError(
+                f"SharedBuckets: no room for a bucket of {storage.nbytes()} bytes in /dev/shm ({error}). Make it larger "
+                "(docker run --shm-size=...), or do not register this hook"
+            ) from error
+        self._moved.append((storage, SharedMemory.adopt(self._world, storage.data_ptr(), size, file)))
+
+    def release_unused(self) -> None:
+        """Release the storages that no tensor uses any more, and so no operation in flight."""
+        self._moved = [one for one in self._moved if _sharers(one[0]._cdata) > 1]
