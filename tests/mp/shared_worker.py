@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from sordino.distributed import hooks
+from sordino.distributed import hooks, shared_memory
 from sordino.distributed.operations import Operations
 from sordino.errors import TransportError, UsageError
 
@@ -30,7 +30,9 @@ MANY = 50  # steps
 
 def mappings() -> int:
     """Return the number of this process's mappings of shared memory, its own and those of its peers' memory."""
-    return sum("memfd:sordino" in line or "/torch_" in line for line in Path("/proc/self/maps").read_text().splitlines())
+    return sum(
+        "memfd:sordino" in line or "/torch_" in line for line in Path("/proc/self/maps").read_text().splitlines()
+    )
 
 
 def own_files() -> int:
@@ -113,6 +115,22 @@ def watched(name: str) -> Iterator[list[bool]]:
         setattr(Operations, name, usual)
 
 
+@contextmanager
+def counted_arenas(made: list[int]) -> Iterator[None]:
+    """Note each segment that a pool makes."""
+    usual = shared_memory.Arena
+
+    def arena(world: Any, layout: Any) -> Any:
+        made.append(layout.bytes)
+        return usual(world, layout)
+
+    shared_memory.Arena = arena  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        shared_memory.Arena = usual  # type: ignore[misc]
+
+
 def fsdp(allocates: bool, mesh: Any) -> torch.nn.Module:
     torch.manual_seed(0)
     model = Net()
@@ -137,9 +155,10 @@ def fsdp_buffers() -> None:
             require_equal(train(fsdp(True, mesh), 6, workers=1), wanted)
         assert len(gathers) >= 18 and all(gathers), gathers
         assert len(scatters) >= 18 and all(scatters), scatters
-        counts = []
+        counts, made = [], []
         memory = operations(mesh.get_group(mesh.ndim - 1)).memory
-        train(fsdp(True, mesh), MANY, after=lambda _: counts.append((sum(memory.segments), mappings())))  # noqa: B023
+        with counted_arenas(made):
+            train(fsdp(True, mesh), MANY, after=lambda _: counts.append((sum(memory.segments), len(made), mappings())))  # noqa: B023
         assert counts[5][0] > 0 and set(counts[5:]) == {counts[5]}, counts
 
 

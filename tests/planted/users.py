@@ -6,6 +6,7 @@ from planted.error import Error, checks, tests
 
 _LAUNCH = "python/sordino/launch/"
 _DISTRIBUTED = "python/sordino/distributed/"
+_SHARED_BUFFERS = "tests/mp/test_shared_buffers.py"
 _EVERY_OPERATION = "tests/mp/test_distributed.py --tier all -k every_operation"
 _GROUPS = "tests/mp/test_groups.py -k "
 _INTEGRATIONS = "python/sordino/integrations/"
@@ -407,6 +408,47 @@ ERRORS = [
         "return pending is not None and pending.handle.done()",
         "return pending is None or pending.handle.done()",
         ("tests/python/distributed/test_work.py",),
+    ),
+    Error(
+        "memory of a tensor returns to the pool while an operation uses it",
+        "stale copy",
+        _DISTRIBUTED + "shared_memory.py",
+        "        return torch.frombuffer(memoryview(memory), dtype=dtype, count=count)",
+        "        self._returned.append(next(reversed(self._used)))\n"
+        "        return torch.frombuffer(memoryview(memory), dtype=dtype, count=count)",
+        ("tests/python/distributed/test_shared_memory.py", _SHARED_BUFFERS),
+    ),
+    Error(
+        "free segments are released although the next step needs them",
+        "wrong weight",
+        _DISTRIBUTED + "shared_memory.py",
+        "- 2 * self._most_bytes",
+        "- self._most_bytes",
+        ("tests/python/distributed/test_shared_memory.py",),
+    ),
+    Error(
+        "a destroyed group keeps its free segments",
+        "forgotten rollback",
+        _DISTRIBUTED + "operations.py",
+        "        self.memory.close()\n",
+        "",
+        (_SHARED_BUFFERS,),
+    ),
+    Error(
+        "a forked child takes segments of its parent",
+        "stale copy",
+        _DISTRIBUTED + "shared_memory.py",
+        "        if os.getpid() != self._process:\n",
+        "        if False:\n",
+        (_SHARED_BUFFERS,),
+    ),
+    Error(
+        "buckets that DDP has dropped stay in shared memory",
+        "off by one",
+        _DISTRIBUTED + "shared_memory.py",
+        "if _sharers(one[0]._cdata) > 1]",
+        "if _sharers(one[0]._cdata) > 0]",
+        (_SHARED_BUFFERS,),
     ),
     Error(
         "a rank's traceback is lost in the text that torch's hook collects",

@@ -31,7 +31,16 @@ from sordino.errors import UsageError
 from sordino.runtime.collectives.compression import Compression, Compressor
 from sordino.runtime.exchange.compressed_mean import CompressedMean, Received
 
-__all__ = ["BucketAverage", "Compressed", "Compression", "Compressor", "Encoded", "PostLocalSGD", "SharedBuckets", "average"]
+__all__ = [
+    "BucketAverage",
+    "Compressed",
+    "Compression",
+    "Compressor",
+    "Encoded",
+    "PostLocalSGD",
+    "SharedBuckets",
+    "average",
+]
 
 dist: Any = torch.distributed  # its annotations lack much of what a hook uses
 
@@ -271,7 +280,7 @@ def _operations_of(group: Any) -> Any:
     found = whole if isinstance(whole, Operations) else whole._get_backend(torch.device("cpu"))
     if not isinstance(found, Operations):
         raise UsageError(
-            f"SharedBuckets: the process group has the backend {found.name()}. Use init_process_group(\"sordino\")"
+            f'SharedBuckets: the process group has the backend {found.name()}. Use init_process_group("sordino")'
         )
     return found
 

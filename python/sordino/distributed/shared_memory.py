@@ -29,9 +29,9 @@ _sharers = torch._C._storage_Use_Count
 class MemoryPool:
     """Tensors in shared memory, for one process group.
 
-    A segment returns to the pool when no tensor uses it any more, and no operation in flight does. The pool keeps free
-    segments of at most as many bytes as were in use at the same time, and releases those that were not used for the
-    longest time. Its functions may be called from any thread.
+    A segment returns to the pool when no tensor uses it any more, and no operation in flight does. It serves tensors of
+    its size. Used and free segments together have at most twice as many bytes as were in use at the same time; the pool
+    releases free segments that were not used for the longest time. Its functions may be called from any thread.
 
     Args:
         context: the context of this rank.
@@ -98,13 +98,13 @@ class MemoryPool:
             found = self._used.pop(self._returned.popleft())
             self._used_bytes -= found[0]
             self._free.append(found)
-        free_bytes = sum(size for size, _ in self._free)
-        while free_bytes > self._most_bytes:
-            free_bytes -= self._free.pop(0)[0]
+        excess = self._used_bytes + sum(size for size, _ in self._free) - 2 * self._most_bytes
+        while excess > 0:
+            excess -= self._free.pop(0)[0]
 
 
 def _rounded(size: int) -> int:
-    """Return a number of bytes that is up to an eighth larger, so that tensors of similar sizes use the same segments."""
+    """Return a number of bytes that is up to an eighth larger, so that similar tensors use the same segments."""
     step = max(_PAGE, 1 << (size.bit_length() - 4))
     return -(-size // step) * step
 
@@ -144,8 +144,8 @@ class SharedStorages:
             file, size = storage._share_fd_cpu_()  # type: ignore[attr-defined]
         except RuntimeError as error:
             raise TransportError(
-                f"SharedBuckets: no room for a bucket of {storage.nbytes()} bytes in /dev/shm ({error}). Make it larger "
-                "(docker run --shm-size=...), or do not register this hook"
+                f"SharedBuckets: no room for a bucket of {storage.nbytes()} bytes in /dev/shm ({error}). Make /dev/shm "
+                "larger (docker run --shm-size=...), or do not register this hook"
             ) from error
         self._moved.append((storage, SharedMemory.adopt(self._world, storage.data_ptr(), size, file)))
 
