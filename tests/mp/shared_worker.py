@@ -331,7 +331,7 @@ def main() -> None:
         segments = sum(memory.segments)
         assert segments > 0
         dist.destroy_process_group()
-        assert bool((kept == rank).all())  # memory of a tensor outlasts its group
+        assert bool((kept == rank).all())  # a tensor keeps its memory after the end of its group
         del kept
         assert own_files() <= files - segments
     print("well", rank, flush=True)

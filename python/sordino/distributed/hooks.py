@@ -275,7 +275,7 @@ def average_tensors(tensors: Iterable[torch.Tensor], group: Any = None) -> None:
 
 
 def _operations_of(group: Any) -> Any:
-    """Return what serves the CPU tensors of a process group. UsageError if it is not the backend "sordino"."""
+    """Return the operations of a process group on CPU tensors. UsageError if its backend is not "sordino"."""
     whole = dist.group.WORLD if group is None else group
     found = whole if isinstance(whole, Operations) else whole._get_backend(torch.device("cpu"))
     if not isinstance(found, Operations):

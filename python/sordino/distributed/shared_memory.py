@@ -121,7 +121,7 @@ class SharedStorages:
 
     def __init__(self, context: Context) -> None:
         self._world = context.world
-        # The core reads and writes the memory while the second object lives, which the storage must outlast.
+        # The core may use the memory while the second object lives. So the storage must live longer.
         self._moved: list[tuple[torch.UntypedStorage, SharedMemory]] = []
 
     @property
