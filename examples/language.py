@@ -6,6 +6,7 @@ loss on the held-out text is printed: that of the outer parameters (DiLoCo), or 
   python examples/language.py                                        one process
   mpirun -np 2 python examples/language.py
   sordino run -np 4 -- python examples/language.py --algorithm diloco --set interval=16
+  sordino run -np 4 -- python examples/language.py --algorithm crossover --compression int8
   sordino run -np 4 -- python examples/language.py --optimizer muon --tokens 4_000_000 --json curve.json
   torchrun --nproc-per-node 2 examples/language.py --algorithm local-sgd --set interval=16
 
@@ -36,7 +37,7 @@ from torch.func import functional_call
 
 import sordino
 import sordino.torch as hvd
-from laboratory.algorithm import Parser, add_algorithm, algorithm_among, algorithm_of
+from laboratory.algorithm import Parser, add_algorithm, algorithm_among, algorithm_of, compression_of
 from laboratory.common import refuse, share, sum_over_ranks, together, use_threads
 from laboratory.gpt import GPT, loss_of, optimizer_of
 from laboratory.text import Batches, Text, count_sequences, load_text, sequences
@@ -94,6 +95,7 @@ class Training:
             optimizer_of(self.model, args.optimizer, args.lr, args.weight_decay),
             self.model.named_parameters(),
             algorithm=self.algorithm,
+            compression=compression_of(args),
         )
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
         self.has_outer = has_outer_parameters(self.optimizer)

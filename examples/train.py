@@ -43,7 +43,7 @@ from torch.func import functional_call
 import sordino
 import sordino.torch as hvd
 from laboratory import checkpoints, recipes
-from laboratory.algorithm import algorithm_of
+from laboratory.algorithm import algorithm_of, compression_of
 from laboratory.common import (
     Net,
     global_batches,
@@ -271,6 +271,7 @@ def prepare(argv: Sequence[str] | None) -> Training:
         recipes.optimizer(args, model.parameters()),
         named_parameters=model.named_parameters(),
         algorithm=algorithm_of(args),
+        compression=compression_of(args),
         backward_passes_per_step=args.accumulate,
     )
     reporter = Reporter(speaks=lambda: hvd.rank() == 0)

@@ -1,9 +1,12 @@
 // The codecs, on raw addresses.
 #include "kernels/codecs.h"
 
+#include <pybind11/stl.h>
+
 #include <array>
 
 #include "bindings/bindings.h"
+#include "kernels/modulo.h"
 
 namespace sordino::bindings {
 namespace {
@@ -41,6 +44,35 @@ void register_codecs(py::module_& module) {
           },
           py::arg("encoded"), py::arg("count"), py::arg("values"), py::arg("weight"), py::arg("add"),
           py::arg("given") = 0, no_gil, "values[i] = weight * x[i], or that plus its former value.");
+  using kernels::ModuloCodec;
+  py::class_<ModuloCodec>(module, "ModuloCodec",
+                          "Encodes float32 values for receivers whose values are near (csrc/kernels/modulo.h).")
+      .def(py::init<int, std::size_t>(), py::arg("bits"), py::arg("block"))
+      .def("bytes", &ModuloCodec::bytes, py::arg("count"), "Size of `count` encoded values.")
+      .def("blocks", &ModuloCodec::blocks, py::arg("count"), "Number of blocks of `count` values.")
+      .def(
+          "encode",
+          [](const ModuloCodec& self, std::uintptr_t values, std::size_t count, std::uintptr_t distances,
+             std::uintptr_t encoded) {
+            return self.encode(reinterpret_cast<const float*>(values), count, reinterpret_cast<const float*>(distances),
+                               pointer(encoded));
+          },
+          py::arg("values"), py::arg("count"), py::arg("distances"), py::arg("encoded"), no_gil,
+          "Returns the number of blocks with a value that is not finite. `distances`: an estimate for each block.")
+      .def(
+          "change",
+          [](const ModuloCodec& self, std::uintptr_t values, std::size_t count, std::uintptr_t own,
+             const std::vector<std::uintptr_t>& sources, float weight, std::uintptr_t change,
+             std::uintptr_t distances) {
+            std::vector<const std::byte*> places;
+            for (const std::uintptr_t source : sources) places.push_back(pointer(source));
+            return self.change(reinterpret_cast<const float*>(values), count, pointer(own), places, weight,
+                               reinterpret_cast<float*>(change), reinterpret_cast<float*>(distances));
+          },
+          py::arg("values"), py::arg("count"), py::arg("own"), py::arg("sources"), py::arg("weight"), py::arg("change"),
+          py::arg("distances"), no_gil,
+          "change[i] = weight * (sum over sources of (Q(x[i]) - Q(values[i]))); also updates the estimates. Returns the "
+          "number of blocks that could not be decoded.");
 }
 
 }  // namespace sordino::bindings

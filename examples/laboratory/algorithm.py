@@ -1,4 +1,4 @@
-"""Options of the examples that choose an algorithm and its settings: --algorithm NAME and --set NAME=VALUE."""
+"""Options of the examples that choose an algorithm: --algorithm NAME, --set NAME=VALUE and --compression CODEC."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import argparse
 import contextlib
 import io
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import NoReturn
 
 import sordino.algorithms
 import sordino.torch as hvd
 from sordino.algorithms import Algorithm
 from sordino.algorithms.settings import configured
+from sordino.codecs import codec_of
 from sordino.errors import UsageError
 
 
@@ -34,6 +36,7 @@ class Parser(argparse.ArgumentParser):
         if args.algorithm not in names and ":" not in args.algorithm:
             raise UsageError(f"--algorithm {args.algorithm}: unknown; use one of {', '.join(names)}, or module:Class")
         algorithm_of(args)
+        compression_of(args)
         return args
 
 
@@ -42,15 +45,34 @@ def add_algorithm(parser: argparse.ArgumentParser) -> None:
     add, names = parser.add_argument, sordino.algorithms.names()
     add("--algorithm", default="allreduce", metavar="NAME", help=f"one of: {', '.join(names)} (default: allreduce)")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting, such as group_size=2")
+    add("--compression", metavar="CODEC", help="codec of what is sent, such as int8: compression= of the algorithm if "
+        "it has that setting, else of DistributedOptimizer (default: none)")  # fmt: skip
 
 
 def algorithm_of(args: argparse.Namespace) -> Algorithm:
-    """Return the algorithm of --algorithm with the settings of --set.
+    """Return the algorithm of --algorithm with the settings of --set, and with --compression if it has that setting.
 
     Raises:
         UsageError: it has no such setting, or the value is invalid.
     """
-    return configured(sordino.algorithms.class_of(args.algorithm), args.algorithm, args.set)
+    kind, settings = sordino.algorithms.class_of(args.algorithm), list(args.set)
+    if args.compression is not None and _has_compression(kind):
+        if any(one.partition("=")[0].strip() == "compression" for one in settings):
+            raise UsageError(f"--compression {args.compression} and --set compression=... are the same. Use one of them")
+        settings.append(f"compression={args.compression}")
+    return configured(kind, args.algorithm, settings)
+
+
+def compression_of(args: argparse.Namespace) -> str:
+    """Return `compression=` of DistributedOptimizer: that of --compression, unless the algorithm has that setting."""
+    if args.compression is None or _has_compression(sordino.algorithms.class_of(args.algorithm)):
+        return "none"
+    codec_of(args.compression, "--compression")
+    return str(args.compression)
+
+
+def _has_compression(kind: type[Algorithm]) -> bool:
+    return any(one.name == "compression" for one in fields(kind))
 
 
 def algorithm_among(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> Algorithm | None:

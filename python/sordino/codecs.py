@@ -11,6 +11,9 @@ them.
 | `TwoBit`, `Sign` | 2.25, 1.25 | yes |
 | `TopK` | 0.23 with the defaults | yes |
 
+Gossip sends parameters to workers whose own parameters are near. There, `Int8` and `Int4` send the low bits of integers
+(`NearCoder`, csrc/kernels/modulo.h), and the codecs with error feedback cannot be used.
+
 *Error feedback*: what an encoding has lost is added to the values that are encoded next, so that nothing is lost for
 good. Source: Seide et al. 2014; Karimireddy et al. 2019.
 """
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import ast
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -60,6 +64,64 @@ class Coder(Protocol):
         ...
 
 
+class NearCoder(Protocol):
+    """The work of a codec for receivers that have values near those that are sent. For tensors as in `Coder`.
+
+    Estimates of the distances between workers are float32 tensors with one element for each block. Q(x) is what
+    receivers decode for x.
+    """
+
+    def bytes(self, count: int) -> int:
+        """Return the number of bytes of `count` encoded values."""
+        ...
+
+    def distances(self, moved: torch.Tensor) -> torch.Tensor:
+        """Return the estimates for workers that were alike before each has moved about as far as this one.
+
+        Args:
+            moved: float32 changes of this worker's values.
+        """
+        ...
+
+    def encode(self, values: torch.Tensor, distances: torch.Tensor, encoded: torch.Tensor) -> int:
+        """Encode float32 values into a uint8 tensor of `bytes(values.numel())` elements.
+
+        Returns:
+            The number of blocks that have a NaN or an infinity.
+        """
+        ...
+
+    def change(
+        self,
+        values: torch.Tensor,
+        own: torch.Tensor,
+        sources: Sequence[torch.Tensor],
+        weight: float,
+        change: torch.Tensor,
+        distances: torch.Tensor,
+    ) -> int:
+        """Write the changes of a worker that mixes, and update its estimates.
+
+        They are `weight` times the sum of Q(x) - Q(y) over all sources, where x is a value of the source and y that of
+        this worker. Where x or y is not finite, they are not, either.
+
+        Args:
+            values: the values of this worker, y.
+            own: result of `encode` for `values`.
+            sources: results of `encode` of other workers, for as many values.
+            weight: factor of each source.
+            change: float32 tensor that is written, one element for each value.
+            distances: the estimates, which are updated.
+
+        Returns:
+            The number of blocks, of all sources together, that were too far away to be decoded. They change nothing.
+
+        Raises:
+            UsageError: `own` or `sources` are no result of `encode`.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Codec(ABC):
     """Base class of codecs."""
@@ -77,6 +139,10 @@ class Codec(ABC):
     @abstractmethod
     def coder(self) -> Coder:
         """Return the object that encodes and decodes."""
+
+    def near_coder(self) -> NearCoder | None:
+        """Return the object that encodes for receivers with values nearby; None: the codec cannot be used for them."""
+        return None
 
     def bytes(self, count: int) -> int:
         """Return the number of bytes of `count` encoded values."""
@@ -130,6 +196,68 @@ class _CastCoder:
             given.add_(1)
 
 
+class _ModuloCoder:
+    """A modulo code of the core."""
+
+    def __init__(self, bits: int, block: int) -> None:
+        self._codec, self._block = kernels.ModuloCodec(bits, block), block
+
+    def bytes(self, count: int) -> int:
+        return self._codec.bytes(count)
+
+    def distances(self, moved: torch.Tensor) -> torch.Tensor:
+        padded = moved.new_zeros(self._codec.blocks(moved.numel()) * self._block)
+        padded[: moved.numel()] = moved.abs().nan_to_num_(nan=0.0, posinf=0.0)
+        return 2 * padded.view(-1, self._block).amax(dim=1)
+
+    def encode(self, values: torch.Tensor, distances: torch.Tensor, encoded: torch.Tensor) -> int:
+        return self._codec.encode(values.data_ptr(), values.numel(), distances.data_ptr(), encoded.data_ptr())
+
+    def change(
+        self,
+        values: torch.Tensor,
+        own: torch.Tensor,
+        sources: Sequence[torch.Tensor],
+        weight: float,
+        change: torch.Tensor,
+        distances: torch.Tensor,
+    ) -> int:
+        places = [one.data_ptr() for one in sources]
+        into = (change.data_ptr(), distances.data_ptr())
+        return self._codec.change(values.data_ptr(), values.numel(), own.data_ptr(), places, weight, *into)
+
+
+class _NearCastCoder:
+    """A cast, for receivers with values nearby. It needs no estimates: no value depends on another."""
+
+    def __init__(self, dtype: str) -> None:
+        self._cast = _CastCoder(dtype)
+
+    def bytes(self, count: int) -> int:
+        return self._cast.bytes(count)
+
+    def distances(self, moved: torch.Tensor) -> torch.Tensor:
+        return moved.new_empty(0)
+
+    def encode(self, values: torch.Tensor, distances: torch.Tensor, encoded: torch.Tensor) -> int:
+        return self._cast.encode(values, encoded)
+
+    def change(
+        self,
+        values: torch.Tensor,
+        own: torch.Tensor,
+        sources: Sequence[torch.Tensor],
+        weight: float,
+        change: torch.Tensor,
+        distances: torch.Tensor,
+    ) -> int:
+        change.zero_()
+        for one in sources:
+            self._cast.decode(one, change, weight, True)
+            self._cast.decode(own, change, -weight, True)
+        return 0
+
+
 @dataclass(frozen=True)
 class _Blocks(Codec):
     """Base class of codecs with one scale for each block of values.
@@ -161,6 +289,9 @@ class Int8(_Blocks):
 
     code = "int8"
 
+    def near_coder(self) -> NearCoder:
+        return _ModuloCoder(8, self.block)
+
 
 class Int4(_Blocks):
     """4 bits per value: integers from -7 to 7, times a scale per block.
@@ -170,6 +301,9 @@ class Int4(_Blocks):
     """
 
     code = "int4"
+
+    def near_coder(self) -> NearCoder:
+        return _ModuloCoder(4, self.block)
 
 
 class TwoBit(_Blocks):
@@ -247,6 +381,9 @@ class _Cast(Codec):
 
     def coder(self) -> Coder:
         return _CastCoder(self.dtype)
+
+    def near_coder(self) -> NearCoder:
+        return _NearCastCoder(self.dtype)
 
     def bytes(self, count: int) -> int:
         return 2 * count

@@ -3,7 +3,7 @@
 | to | there are |
 |---|---|
 | describe the algorithm | `Algorithm`, `Traits`, `Simulation`, `require`, `group_size_among` |
-| derive a gossip algorithm that only chooses its peers | `Gossip`, `MixingGossip`, `RandomGossip` |
+| derive a gossip algorithm that only chooses its peers | `Gossip`, `MixingGossip`, `AveragingGossip`, `RandomGossip` |
 | describe its traffic | `Traffic`, `Phase`, `Exchange`, `Reduction`, `Copies`, `Model`, `gradients`, `groups_of` |
 | choose peers | `Topology` and the topologies of the core |
 | run in an optimizer | `Strategy`, `ExchangingStrategy`, `Runtime`, `Closure` |
@@ -31,7 +31,7 @@ from sordino._core import (
 from sordino.algorithms.base import Algorithm, Simulation, Traits, group_size_among
 from sordino.algorithms.checks import require
 from sordino.algorithms.exchanging import ExchangingStrategy
-from sordino.algorithms.gossip import Gossip, MixingGossip, RandomGossip
+from sordino.algorithms.gossip import AveragingGossip, Gossip, MixingGossip, RandomGossip
 from sordino.algorithms.strategy import Closure, Runtime, Strategy
 from sordino.algorithms.traffic import Copies, Exchange, Model, Phase, Reduction, Traffic, gradients, groups_of
 from sordino.errors import SordinoError, UsageError
@@ -45,6 +45,7 @@ from sordino.runtime.process_set import ProcessSet
 
 __all__ = [
     "Algorithm",
+    "AveragingGossip",
     "Channel",
     "Closure",
     "Context",

@@ -6,6 +6,7 @@
 #include "kernels/cpu/dots.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/mixing.h"
+#include "kernels/cpu/residues.h"
 #include "kernels/cpu/scaling.h"
 #include "kernels/cpu/streaming.h"
 #include "kernels/cpu/table.h"
@@ -192,6 +193,7 @@ constexpr Table make_table() {
   enter_floating<double>(table, DType::kFloat64);
   enter_comparisons(table);
   enter_codes(table);
+  enter_residues(table);
   return table;
 }
 

@@ -11,6 +11,7 @@
 #include "base/dtype.h"
 #include "kernels/codecs.h"
 #include "kernels/kernels.h"
+#include "kernels/modulo.h"
 
 namespace sordino::kernels {
 
@@ -87,6 +88,47 @@ static constexpr std::uint32_t index_bits(std::size_t block) {
   return bits;
 }
 
+// One block of at most `block` values, to be encoded for an estimated distance of the receiver's values (modulo.h).
+struct ResidueEncoding {
+  const float* values;
+  std::size_t count;
+  std::size_t block;
+  float distance;
+  std::byte* encoded;
+};
+
+// change[i] += weight * (Q(x[i]) - Q(values[i])), where x are the values of another worker.
+struct ResidueDecoding {
+  const float* values;
+  std::size_t count;
+  std::size_t block;
+  const std::byte* own;  // `values`, encoded
+  const std::byte* encoded;
+  float weight;
+  float* change;
+  float* distance;  // gets the largest |Q(x[i]) - values[i]|
+};
+
+// The header of a modulo code: the exponent of the step, in two's complement, and a checksum.
+static constexpr std::uint32_t kExponentMask = 0xff;
+static constexpr std::uint32_t kNotFinite = 0x80;  // the exponent -128
+static constexpr int kMostExponent = 126;
+
+static inline std::uint32_t header_of(const std::byte* encoded) {
+  std::uint32_t header;
+  __builtin_memcpy(&header, encoded, sizeof header);
+  return header;
+}
+
+static constexpr int exponent_of(std::uint32_t header) {
+  return static_cast<int>((header & kExponentMask) ^ 0x80) - 0x80;
+}
+
+// Largest distance, in steps, that is decoded for certain: both values are rounded.
+static constexpr float reach_of(int bits) { return static_cast<float>((1 << (bits - 1)) - 2); }
+
+static constexpr int residue_index(int bits) { return bits == 4 ? 0 : 1; }
+
 using ReduceFn = void (*)(const Reduction&);
 using AxpbyFn = void (*)(const std::byte* x, std::byte* y, std::size_t count, double a, double b);
 using DotsFn = Dots (*)(const std::byte* x, const std::byte* y, std::size_t count);
@@ -95,6 +137,9 @@ using MixFn = void (*)(const Mixture&);
 using CountSameFn = std::size_t (*)(const Comparison&);
 using EncodeFn = bool (*)(const Encoding&);  // returns whether all values are finite
 using DecodeFn = bool (*)(const Decoding&);  // returns whether all positions are in the block
+using ResidueEncodeFn = bool (*)(const ResidueEncoding&);  // returns whether all values are finite
+using ResidueAddFn = bool (*)(const ResidueDecoding&);     // returns whether the checksum is right; if not, adds nothing
+using LargestFn = std::uint32_t (*)(const float* values, std::size_t count);  // bits of the largest magnitude
 
 inline constexpr int kReduceOpCount = 6;
 
@@ -108,6 +153,9 @@ struct Table {
   CountSameFn count_same[kDTypeCount];
   EncodeFn encode[kCodeCount];
   DecodeFn decode[kCodeCount];
+  ResidueEncodeFn encode_residues[2];
+  ResidueAddFn add_residues[2];
+  LargestFn largest;
 };
 
 namespace baseline {

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from sordino._core import Ring, Topology
 from sordino.algorithms.base import Simulation
 from sordino.algorithms.checks import NO_BUFFERS
-from sordino.algorithms.gossip import MixingGossip
+from sordino.algorithms.gossip import AveragingGossip
 
 
 @dataclass(frozen=True)
-class DPSGD(MixingGossip):
+class DPSGD(AveragingGossip):
     """D-PSGD: after its own step each worker averages its parameters with those of its two neighbors on a ring.
 
     w_i = (w_{i-1} + w_i + w_{i+1}) / 3, for two workers / 2: a symmetric, doubly stochastic mixing.

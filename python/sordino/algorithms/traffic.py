@@ -78,6 +78,8 @@ class Exchange:
         round: the round of the topology.
         models: whether parameters, which may be old, are averaged, and not gradients.
         tensors: number of gradients that the segments consist of; 0 if they are not gradients.
+        separate: whether each worker gets a message from each of its sources (encoded values), also within a node.
+            Otherwise a node gets values once, and a mean of all is an all-reduce.
     """
 
     sets: Sets
@@ -86,6 +88,7 @@ class Exchange:
     round: int = 0
     models: bool = False
     tensors: int = 0
+    separate: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -167,6 +167,17 @@ class Load:
                 self._mix(ranks, rows, count)
         self.messages += sum(self.sent) > before
 
+    def exchange_separately(
+        self, sets: Sequence[Sequence[int]], topology: Topology, segments: Sequence[float], round: int = 0
+    ) -> None:
+        """Count exchanges in which each rank gets a message from each of its sources. Arguments as in `exchange`."""
+        for ranks in sets:
+            for segment, count in enumerate(segments):
+                for place, rank in enumerate(ranks):
+                    for source in topology.row(round, segment, place)[0]:
+                        self.send(ranks[source], rank, count)
+        self.messages += 1
+
     def _travel(self, ranks: Sequence[int], sources_of: Sequence[Sequence[int]], count: float) -> None:
         """Count the bytes between nodes. Data that several ranks of a node need from another node travel once."""
         travels: dict[tuple[int, int], int] = {}
@@ -285,7 +296,8 @@ def _load(operations: Sequence[Operation], nodes: Sequence[int]) -> Load:
             load.all_reduce(operation.sets.tolist(), sum(operation.buckets), len(operation.buckets))
         elif isinstance(operation, Exchange):
             load.gradients += operation.tensors
-            load.exchange(operation.sets.tolist(), operation.topology, operation.segments, operation.round)
+            count = load.exchange_separately if operation.separate else load.exchange
+            count(operation.sets.tolist(), operation.topology, operation.segments, operation.round)
         else:
             load.memory = [there + operation.bytes for there in load.memory]
     return load

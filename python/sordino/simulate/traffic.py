@@ -153,7 +153,7 @@ def _messages(operations: Sequence[Operation], rows: SharedRows) -> list[Phase]:
 
 
 def _exchange(number: int, exchange: Exchange, rows: SharedRows) -> list[Phase]:
-    if exchange.topology.is_mean_of_all:
+    if exchange.topology.is_mean_of_all and not exchange.separate:
         return all_reduce(exchange.sets, sum(exchange.segments))
     if not isinstance(exchange.topology, (ToOwner, FromOwner)):
         sends = _mixed(number, exchange, rows)

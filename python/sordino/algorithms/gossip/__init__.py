@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sordino._core import Topology
 from sordino.algorithms.base import Algorithm, Simulation, Traits, made
 from sordino.algorithms.checks import NO_BUFFERS, Buffers, is_count, require
-from sordino.algorithms.traffic import Exchange, Model, Phase, Sent, Traffic, gradients, groups_of
+from sordino.algorithms.traffic import Exchange, Model, Phase, Sent, Sets, Traffic, gradients, groups_of
+from sordino.codecs import CODECS, Codec, codec_of
 from sordino.runtime.exchange.segments import Segments
 
 if TYPE_CHECKING:
@@ -105,6 +106,11 @@ class MixingGossip(Gossip):
     def cut(self) -> Segments | Sequence[str]:
         return self.segments
 
+    @property
+    def codec(self) -> Codec | None:
+        """The codec of the parameters that are sent; None: they are sent as they are."""
+        return None
+
     @abstractmethod
     def rounds_of(self, size: int, segment_count: int) -> list[Topology]:
         """Return the topologies of the mixings of one exchange among `size` ranks, in order.
@@ -129,13 +135,63 @@ class MixingGossip(Gossip):
         all_workers, topologies = groups_of(size, size), self.rounds_of(size, len(segments))
 
         def exchange(round: int, sent: Sent | None) -> list[Exchange]:
-            return [Exchange(all_workers, topology, segments, round, models=True) for topology in topologies]
+            return [self._exchange(all_workers, topology, segments, round) for topology in topologies]
 
         return Phase(exchange, self.interval, **options)
 
+    def _exchange(self, workers: Sets, topology: Topology, segments: Sequence[float], round: int) -> Exchange:
+        """Return one mixing of an exchange."""
+        return Exchange(workers, topology, segments, round, models=True)
+
 
 @dataclass(frozen=True)
-class RandomGossip(MixingGossip):
+class AveragingGossip(MixingGossip):
+    """Gossip in which workers take averages with a few peers, whose parameters can be sent encoded.
+
+    Attributes:
+        compression: codec of the parameters: `Int8()`, `Int4()`, `Float16()` or `BFloat16()`, or its name; None: they
+            are sent as they are. The error of `Int8` and `Int4` is in proportion to the distance between workers.
+            `optimizer.statistics` counts the blocks of values that were too far away to be decoded.
+    """
+
+    compression: Codec | str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        codec = codec_of(self.compression, f"{self.label}(compression")
+        object.__setattr__(self, "compression", codec)
+        if codec is None:
+            return
+        if codec.near_coder() is None:
+            fitting = ", ".join(kind.__name__ for kind in CODECS.values() if kind().near_coder() is not None)
+            fault = (
+                "loses more than gossip can bear: peers change, so an exchange cannot send later what an earlier one "
+                f"has lost. Use one of {fitting}"
+            )
+            require(False, self, "compression", fault)
+        reason = "needs buffers='local': a variance that is sent encoded could become negative"
+        require(self.buffers == "local", self, "compression", reason)
+
+    @property
+    def codec(self) -> Codec | None:
+        return codec_of(self.compression, "compression")
+
+    def _exchange(self, workers: Sets, topology: Topology, segments: Sequence[float], round: int) -> Exchange:
+        codec = self.codec
+        if codec is None or not only_averages(topology):
+            return super()._exchange(workers, topology, segments, round)
+        values = 1 << 20
+        ratio = codec.bytes(values) / (4 * values)
+        return Exchange(workers, topology, [ratio * one for one in segments], round, models=True, separate=True)
+
+
+def only_averages(topology: Topology) -> bool:
+    """Return whether every worker keeps a share of its own values. `Star`, whose members copy a leader, does not."""
+    return all(topology.row(0, 0, rank)[1] for rank in range(topology.size))
+
+
+@dataclass(frozen=True)
+class RandomGossip(AveragingGossip):
     """Gossip in which peers are drawn at random.
 
     Attributes:

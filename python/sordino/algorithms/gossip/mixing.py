@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from sordino._core import Handle
-from sordino.algorithms.gossip import MixingGossip
+from sordino.algorithms.gossip import MixingGossip, only_averages
+from sordino.algorithms.gossip.compressed import CompressedMixing, MixingStatistics
 from sordino.runtime.collectives.ops import broadcast_
 from sordino.runtime.context import Context
 from sordino.runtime.exchange.channel import Channel
@@ -31,6 +32,7 @@ class Peers:
     name: str
     index: int  # position of this rank among them
     judge: Callable[[Sequence[str], Sequence[torch.Tensor]], None]  # raises for tensors that must not be exchanged
+    statistics: MixingStatistics = field(default_factory=MixingStatistics)  # of encoded parameters
 
 
 def take_from_first(peers: Peers, values: FlatBuffer) -> None:
@@ -79,16 +81,26 @@ class Averaging:
         self.peers = peers
         self.arena = arena
         self.topologies = algorithm.rounds_of(len(peers.process_set.ranks or []), arena.segment_count)
+        self._compressed = None if algorithm.codec is None else CompressedMixing(peers, arena, algorithm.codec)
 
     def begin(self) -> None:
-        pass
+        if self._compressed is not None:
+            self._compressed.begin()
 
     def all_are_alike(self) -> None:
-        pass
+        if self._compressed is not None:
+            self._compressed.restart()
 
     def exchange(self, round: int) -> None:
-        for step in range(len(self.topologies)):
-            self.start(round, step, self.arena, others_only=False).wait()
+        self.mix(round, self.arena)
+
+    def mix(self, round: int, values: FlatBuffer) -> None:
+        """Perform all mixings of an exchange, of `values` in place. Values that workers copy are never encoded."""
+        for step, topology in enumerate(self.topologies):
+            if self._compressed is not None and only_averages(topology):
+                self._compressed.mix(round, topology, values)
+            else:
+                self.start(round, step, values, others_only=False).wait()
 
     def start(self, round: int, step: int, values: FlatBuffer, others_only: bool) -> Handle:
         """Start one mixing of an exchange, of `values` in place; with `others_only`, without this rank's own share.
@@ -105,4 +117,5 @@ class Averaging:
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        pass
+        if self._compressed is not None:
+            self._compressed.restart()

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from sordino.algorithms.exchanging import ExchangingStrategy
-from sordino.algorithms.gossip import Gossip
+from sordino.algorithms.gossip import AveragingGossip, Gossip
+from sordino.algorithms.gossip.compressed import MixingStatistics
 from sordino.algorithms.gossip.mixing import Mixing, OuterMixing, Peers
 from sordino.algorithms.strategy import Closure
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
@@ -32,6 +33,7 @@ class GossipStrategy(ExchangingStrategy):
         self._arena: ParameterBuffer | None = None
         self._mixing: Mixing | None = None
         self._loaded: dict[str, Any] = {}  # state for the mixing, until `attach` creates it
+        self._statistics = MixingStatistics()
 
     def attach(self) -> None:
         context, algorithm, workers = self.context, self.algorithm, self.settings.process_set
@@ -43,7 +45,8 @@ class GossipStrategy(ExchangingStrategy):
         channel = channel_of(context, workers)
         channel.compare([arena])
         place = ranks.index(context.rank)
-        mixing = algorithm.mixing(Peers(context, workers, channel, name, place, self.settings.judge), arena)
+        peers = Peers(context, workers, channel, name, place, self.settings.judge, self._statistics)
+        mixing = algorithm.mixing(peers, arena)
         mixing.load_state(self._loaded)
         if self.asked.workers_in_group > 1:
             self.reduce_within(group_of(context, workers, algorithm.workers_in_group))
@@ -58,6 +61,11 @@ class GossipStrategy(ExchangingStrategy):
     @property
     def optional_state(self) -> frozenset[str]:
         return self.algorithm.optional_state
+
+    @property
+    def statistics(self) -> Any:
+        encodes = isinstance(self.algorithm, AveragingGossip) and self.algorithm.codec is not None
+        return self._statistics if encodes else super().statistics
 
     def drain(self, optimizer: torch.optim.Optimizer) -> None:
         if self._mixing is not None and self._arena is not None:

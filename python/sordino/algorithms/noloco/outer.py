@@ -84,8 +84,12 @@ class OuterGossip(Averaging):
             else:  # a statistic takes no outer step, which could make a variance negative
                 self._buffers.append((own, message))
 
-    @torch.no_grad()
     def begin(self) -> None:
+        self._begin_new()
+        super().begin()
+
+    @torch.no_grad()
+    def _begin_new(self) -> None:
         """Start from the parameters of the first rank, also where ranks have given different ones.
 
         Parameters that are added or unfrozen later start from the values of each rank.
@@ -105,6 +109,7 @@ class OuterGossip(Averaging):
 
     @torch.no_grad()
     def all_are_alike(self) -> None:
+        super().all_are_alike()
         # After a loss the momentum restarts, because some ranks may have taken an outer step that others have not.
         self.arena.adopt()
         for one in self._parameters.values():
@@ -117,8 +122,7 @@ class OuterGossip(Averaging):
             parameter.pack(algorithm.pull)
         for own, message in self._buffers:
             message.copy_(own)
-        for step in range(len(self.topologies)):
-            self.start(round, step, self._message, others_only=False).wait()
+        self.mix(round, self._message)
         for parameter in self._parameters.values():
             parameter.step(algorithm.outer_lr, algorithm.outer_momentum, algorithm.pull)
         for own, mean in self._buffers:
@@ -145,6 +149,7 @@ class OuterGossip(Averaging):
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
         outer, momentum = state.get("outer", {}), state.get("momentum", {})
         for name, one in self._parameters.items():
             # A parameter that the state does not have begins from the model's values in the next step (`begin`).

@@ -131,6 +131,20 @@ class Channel:
             what = self._prepared[key] = self._prepare(*key)
         return self._context.world.exchange(what, name, round, after, wait)
 
+    def start_message(self, sends: bool, message: torch.Tensor, rank: int, tag: int) -> Handle:
+        """Begin to send a message to another rank of the channel, or to receive one from it.
+
+        Args:
+            sends: whether to send, or to receive.
+            message: contiguous tensor in host memory. It must not be changed, or used, until the handle's `wait()`
+                returns.
+            rank: the other rank, in the world.
+            tag: number from 0 on. Messages with the same tag arrive in the order of the calls.
+        """
+        assert self._number is not None
+        handle: Handle = self._context.messenger(sends, False, message, rank, tag, self._number)
+        return handle
+
     def _prepare(
         self, topology: Topology, values: FlatBuffer, layout: Layout | None, others_only: bool, serving: bool
     ) -> Exchange:
