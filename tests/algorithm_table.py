@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 
 from sordino.algorithms import Algorithm, names, resolve
-from sordino.algorithms.gossip import Gossip, MixingGossip
+from sordino.algorithms.gossip import AveragingGossip, Gossip, MixingGossip
 
 Table = dict[str, Algorithm]
 DEFAULTS: Table = {name: resolve(name) for name in names()}
@@ -36,7 +36,7 @@ def often(algorithm: Algorithm) -> Algorithm:
 
 def only_mixes(algorithm: Algorithm) -> bool:
     """Return whether an exchange is the mixing of a topology, without an outer step."""
-    return isinstance(algorithm, MixingGossip) and not algorithm.optional_state
+    return isinstance(algorithm, MixingGossip) and algorithm.optional_state <= AveragingGossip.optional_state
 
 
 def keeps_the_sum(algorithm: Algorithm) -> bool:

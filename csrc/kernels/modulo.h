@@ -6,12 +6,15 @@
 // proportion to the distance of two workers, and not to their values. Source: Lu & De Sa 2020 (Moniqua); Davies et al.
 // 2020. There, the window is a setting for all values. Here, each block has an estimate of the distance.
 //
-//   step       a power of two: the least with kMargin * distance <= window, and |q| <= 2^21
-//   header     4 bytes: the exponent of the step, and a checksum of the integers q
+//   step       1, 1.25, 1.5 or 1.75 times a power of two, so that step * q is exact: the least with margin * distance
+//              <= window, and |q| <= 2^21
+//   margin     window in units of the distance. With 8 bits it is large, as their error is small anyway
+//   header     4 bytes: the step, and a checksum of the integers q
 //   distance   estimate of the largest |x - y| of a block. Ranks update it from the values that they decode
 //
-// A window that was too small gives other integers, which the checksum finds (all but one of 2^24). Such a block is
-// *missed*: it changes nothing but the estimate. A block with a NaN or an infinity makes all changes of the block NaN.
+// A window that was too small gives other integers, which the checksum finds (all but one of 2^22). Such a block is
+// *missed*: it changes nothing but the estimate. A block with a NaN, an infinity or a magnitude from 2^126 on makes all
+// changes of the block NaN.
 //
 // All functions accept any count (0 included), never allocate, never throw on valid arguments, and give the same bits
 // at every instruction set level.
@@ -25,7 +28,7 @@ namespace sordino::kernels {
 
 class ModuloCodec {
  public:
-  static constexpr float kMargin = 1.5F;  // window, in units of the estimated distance
+  static constexpr float kMargin4 = 1.5F, kMargin8 = 3;
   static constexpr float kDecay = 0.75F;  // of the estimate from one exchange to the next, if workers come closer
   static constexpr float kGrowth = 2;     // estimate after a missed block, in units of the window that was too small
   static constexpr float kLeast = 1.0F / 64;  // estimate after a missed block, at least, in units of the largest |y|
@@ -41,7 +44,7 @@ class ModuloCodec {
   std::size_t bytes(std::size_t count) const { return blocks(count) * block_bytes(); }
 
   // Writes bytes(count) bytes. `distances`: an estimate for each block, at least 0. Returns the number of blocks with a
-  // value that is not finite.
+  // value that is not finite, or too large.
   std::size_t encode(const float* values, std::size_t count, const float* distances, std::byte* encoded) const;
 
   // Computes the changes of a worker that mixes with others, and updates its estimates:

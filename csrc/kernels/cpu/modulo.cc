@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
-#include <cstring>
 #include <limits>
 #include <string>
 
@@ -17,7 +15,7 @@ namespace sordino::kernels {
 namespace {
 
 bool is_valid(std::uint32_t header) {
-  return header == kNotFinite || std::abs(exponent_of(header)) <= kMostExponent;
+  return header == kNotFinite || (step_bits(header) >= kLeastStep && step_bits(header) <= kMostStep);
 }
 
 }  // namespace
@@ -72,7 +70,7 @@ std::size_t ModuloCodec::change(const float* values, std::size_t count, const st
       float distance = 0;
       if (!add({values + begin, here, block_, own + place, source + place, weight, change + begin, &distance})) {
         ++missed;
-        const float window = reach_of(bits_) * std::ldexp(1.0F, exponent_of(header_of(source + place)));
+        const float window = reach_of(bits_) * std::bit_cast<float>(step_bits(header_of(source + place)));
         const float largest = std::bit_cast<float>(table.largest(values + begin, here));
         distance = std::max(kGrowth * window, kLeast * largest);
       }

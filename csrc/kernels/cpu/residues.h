@@ -8,9 +8,8 @@ namespace sordino::kernels::SORDINO_LEVEL {
 namespace {
 
 constexpr std::uint32_t kMostNumber = 0x4a800000;  // 2^22: integers up to this one are rounded exactly
+constexpr std::uint32_t kTooLarge = 0x7e800000;    // 2^126: differences of smaller values are finite
 constexpr int kFinestBits = 20;                    // a step is at least the largest value's power of two, times 2^-20
-
-inline float power_of_two(int exponent) { return float_of(static_cast<std::uint32_t>(exponent + 127) << 23); }
 
 // The nearest integer, from -2^22 to 2^22. An infinity becomes a limit.
 inline std::int32_t nearest(float value) {
@@ -30,13 +29,14 @@ inline std::uint32_t scattered(std::int32_t number, std::uint32_t place) {
   return x;
 }
 
+// Bits of the step, as a float: rounded up to 2 bits of mantissa.
 template <int kBits>
-int step_exponent(float distance, std::uint32_t largest) {
-  const std::uint32_t least = bits_of(ModuloCodec::kMargin * distance / reach_of(kBits));
-  const int wide = static_cast<int>(least >> 23) - 127 + ((least & 0x7fffffU) != 0 ? 1 : 0);
-  const int fine = static_cast<int>(largest >> 23) - 127 - kFinestBits;
-  const int exponent = wide > fine ? wide : fine;
-  return exponent < -kMostExponent ? -kMostExponent : exponent > kMostExponent ? kMostExponent : exponent;
+std::uint32_t step_for(float distance, std::uint32_t largest) {
+  constexpr std::uint32_t kRest = (1U << kStepShift) - 1, kExponent = 0x7f800000, kFinest = kFinestBits << 23;
+  const std::uint32_t window = (bits_of(margin_of(kBits) * distance / reach_of(kBits)) + kRest) & ~kRest;
+  const std::uint32_t power = largest & kExponent, fine = power > kFinest ? power - kFinest : 0;
+  const std::uint32_t step = window > fine ? window : fine;
+  return step < kLeastStep ? kLeastStep : step > kMostStep ? kMostStep : step;
 }
 
 // The values of a block, followed by zeros if there are fewer.
@@ -54,15 +54,15 @@ bool encode_residues(const ResidueEncoding& e) {
   const std::size_t plane = e.block / kCount;
   auto* out = reinterpret_cast<std::uint8_t*>(e.encoded + sizeof(std::uint32_t));
   const std::uint32_t largest = largest_magnitude(e.values, e.count);
-  if (largest >= kInfinity) {
+  if (largest >= kTooLarge) {
     __builtin_memcpy(e.encoded, &kNotFinite, sizeof kNotFinite);
     __builtin_memset(out, 0, plane);
     return false;
   }
   float padded[kMostCoded];
   const float* values = whole_block(e.values, e.count, e.block, padded);
-  const int exponent = step_exponent<kBits>(e.distance, largest);
-  const float factor = power_of_two(-exponent);
+  const std::uint32_t step = step_for<kBits>(e.distance, largest);
+  const float factor = 1 / float_of(step);
   std::int32_t numbers[kMostCoded];
   std::uint32_t sum = 0;
   for (std::size_t i = 0; i < e.block; ++i) {
@@ -77,7 +77,7 @@ bool encode_residues(const ResidueEncoding& e) {
     }
     out[j] = static_cast<std::uint8_t>(byte);
   }
-  const std::uint32_t header = (sum & ~kExponentMask) | (static_cast<std::uint32_t>(exponent) & kExponentMask);
+  const std::uint32_t header = (sum & ~kStepMask) | step >> kStepShift;
   __builtin_memcpy(e.encoded, &header, sizeof header);
   return true;
 }
@@ -91,7 +91,7 @@ bool add_residues(const ResidueDecoding& d) {
   const std::uint32_t header = header_of(d.encoded);
   float padded[kMostCoded];
   const float* values = whole_block(d.values, d.count, d.block, padded);
-  const float factor = power_of_two(-exponent_of(header));
+  const float step = float_of(step_bits(header)), factor = 1 / step;
   std::int32_t numbers[kMostCoded];
   std::uint32_t sum = 0;
   for (std::size_t k = 0; k < kCount; ++k) {
@@ -104,10 +104,8 @@ bool add_residues(const ResidueDecoding& d) {
       sum += scattered(numbers[first + j], static_cast<std::uint32_t>(first + j));
     }
   }
-  if (((sum ^ header) & ~kExponentMask) != 0) return false;
-  const int own_exponent = exponent_of(header_of(d.own));
-  const float step = power_of_two(exponent_of(header)), own_step = power_of_two(own_exponent);
-  const float own_factor = power_of_two(-own_exponent);
+  if (((sum ^ header) & ~kStepMask) != 0) return false;
+  const float own_step = float_of(step_bits(header_of(d.own))), own_factor = 1 / own_step;
   std::uint32_t farthest = 0;
   for (std::size_t i = 0; i < d.count; ++i) {
     const float theirs = step * static_cast<float>(numbers[i]);

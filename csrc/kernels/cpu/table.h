@@ -109,10 +109,11 @@ struct ResidueDecoding {
   float* distance;  // gets the largest |Q(x[i]) - values[i]|
 };
 
-// The header of a modulo code: the exponent of the step, in two's complement, and a checksum.
-static constexpr std::uint32_t kExponentMask = 0xff;
-static constexpr std::uint32_t kNotFinite = 0x80;  // the exponent -128
-static constexpr int kMostExponent = 126;
+// The header of a modulo code: the upper bits of the step, a positive float without the others, and a checksum.
+static constexpr std::uint32_t kStepMask = 0x3ff;
+static constexpr int kStepShift = 21;               // a step has 8 bits of exponent and 2 of mantissa
+static constexpr std::uint32_t kNotFinite = 0x3ff;  // a NaN
+static constexpr std::uint32_t kLeastStep = 0x00800000, kMostStep = 0x7e800000;  // 2^-126 and 2^126
 
 static inline std::uint32_t header_of(const std::byte* encoded) {
   std::uint32_t header;
@@ -120,12 +121,13 @@ static inline std::uint32_t header_of(const std::byte* encoded) {
   return header;
 }
 
-static constexpr int exponent_of(std::uint32_t header) {
-  return static_cast<int>((header & kExponentMask) ^ 0x80) - 0x80;
-}
+// Bits of the step, as a float.
+static constexpr std::uint32_t step_bits(std::uint32_t header) { return (header & kStepMask) << kStepShift; }
 
 // Largest distance, in steps, that is decoded for certain: both values are rounded.
 static constexpr float reach_of(int bits) { return static_cast<float>((1 << (bits - 1)) - 2); }
+
+static constexpr float margin_of(int bits) { return bits == 4 ? ModuloCodec::kMargin4 : ModuloCodec::kMargin8; }
 
 static constexpr int residue_index(int bits) { return bits == 4 ? 0 : 1; }
 

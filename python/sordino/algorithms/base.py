@@ -186,7 +186,9 @@ class Algorithm(metaclass=_Checked):
         if traits.sends_gradients:
             return
         if options.compresses:
-            raise UsageError(f"compression= has no effect: {self.label} without groups sends no gradients")
+            own = any(one.name == "compression" for one in fields(self))
+            instead = f". Use {self.label}(compression=...)" if own else ""
+            raise UsageError(f"compression= has no effect: {self.label} without groups sends no gradients{instead}")
         if options.groups is not None or options.gradient_predivide_factor != 1.0:
             raise UsageError(f"groups and gradient_predivide_factor have no effect: {self.label} sends no gradients")
 

@@ -155,6 +155,7 @@ class AveragingGossip(MixingGossip):
     """
 
     compression: Codec | str | None = field(default=None, kw_only=True)
+    optional_state = frozenset({"distances"})  # it exists with a codec, from the first exchange on
 
     def __post_init__(self) -> None:
         super().__post_init__()

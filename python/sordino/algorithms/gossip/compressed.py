@@ -10,7 +10,8 @@ part of what encodings have lost, and never a rounding of the values themselves.
 A codec such as `Int8` has for each block of values an estimate of the distance between workers. A block that was
 farther away is *missed*: the worker keeps its own values there, and encodes it for a greater distance next time. At
 first the estimate is twice the distance that a worker's own values have moved, because workers usually start alike.
-Estimates are not in checkpoints. After loading they begin in the same way, and the first exchanges may miss blocks.
+Estimates are part of checkpoints, so training that resumes is the same, bit for bit. Without them it is safe, too: the
+first exchanges may miss blocks.
 """
 
 from __future__ import annotations
@@ -99,6 +100,24 @@ class CompressedMixing:
     def restart(self) -> None:
         """Forget the estimates, because other parameters take the place of these."""
         self._estimated, self._start = False, None
+
+    def state(self) -> dict[str, Any]:
+        """Return the estimates, for checkpoints; nothing before the first exchange."""
+        return {"distances": [run.distances.clone() for run in self._runs]} if self._estimated else {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from `state()`, or without estimates if it has none for these parameters."""
+        self.restart()
+        saved = state.get("distances", [])
+        wanted = [self._coder.distances(torch.zeros(run.count)) for run in self._runs]
+        fits = len(saved) == len(wanted) and all(
+            isinstance(one, torch.Tensor) and (one.shape, one.dtype) == (like.shape, like.dtype)
+            for one, like in zip(saved, wanted)
+        )
+        if fits and len(wanted) > 0:
+            for run, one in zip(self._runs, saved):
+                run.distances = one.to(HOST, copy=True)
+            self._estimated = True
 
     @torch.no_grad()
     def begin(self) -> None:

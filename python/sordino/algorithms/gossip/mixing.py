@@ -114,8 +114,8 @@ class Averaging:
         pass
 
     def state(self) -> dict[str, Any]:
-        return {}
+        return {} if self._compressed is None else self._compressed.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
         if self._compressed is not None:
-            self._compressed.restart()
+            self._compressed.load_state(state)

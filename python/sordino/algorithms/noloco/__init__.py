@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sordino._core import Grouped, RandomGroups, Topology
 from sordino.algorithms.base import Algorithm, Simulation, Traits, group_size_among, made
 from sordino.algorithms.checks import NO_BUFFERS, require
-from sordino.algorithms.gossip import RandomGossip
+from sordino.algorithms.gossip import AveragingGossip, RandomGossip
 from sordino.algorithms.traffic import Copies, Model, Phase, Traffic
 from sordino.errors import UsageError
 
@@ -84,7 +84,7 @@ class NoLoCo(RandomGossip):
 
     always_written = ("interval",)
     steps = "sordino.algorithms.noloco.strategy:NoLoCoStrategy"
-    optional_state = frozenset({"outer", "momentum"})  # they exist from the first step on
+    optional_state = AveragingGossip.optional_state | {"outer", "momentum"}  # they exist from the first step on
     simulation = Simulation(
         arrays="outer-gossip",
         imitated=frozenset(

@@ -141,8 +141,9 @@ class OuterGossip(Averaging):
     def state(self) -> dict[str, Any]:
         begun = {name: one for name, one in self._parameters.items() if one.begun}
         if not begun:
-            return {}
+            return super().state()
         return {
+            **super().state(),
             "outer": {name: one.outer.clone() for name, one in begun.items()},
             "momentum": {name: one.momentum.clone() for name, one in begun.items()},
         }
