@@ -8,7 +8,7 @@ import torch
 import sordino.torch as hvd
 from checks.registry import Seat, check
 from sordino import plan
-from sordino.algorithms import AllReduce, CaPS, DiLoCo, ElasticAveraging, Layered, LocalSGD, NoLoCo
+from sordino.algorithms import DPSGD, AllReduce, CaPS, Crossover, DiLoCo, ElasticAveraging, Layered, LocalSGD, NoLoCo
 from sordino.plan import links
 
 SHAPES = [(f"blocks.{k}.weight", (length,)) for k, length in enumerate((30000, 50000, 41000, 60000, 25000))]
@@ -21,7 +21,8 @@ def the_bytes_of_a_plan_are_those_of_the_transport(seat: Seat) -> None:
     nodes = plan.nodes_of_ranks()
     skipping = [CaPS(threshold=101, exchange=way) for way in ("allreduce", "parameter-server")]
     outer = [DiLoCo(interval=2, outer_momentum=0.5), NoLoCo(interval=2, gamma=0.2, segments="blocks")]
-    for algorithm in [*plan.candidates(nodes, interval=2), *skipping, *outer]:
+    encoded = [Crossover(compression="int8"), DPSGD(compression="int4"), NoLoCo(interval=2, compression="float16")]
+    for algorithm in [*plan.candidates(nodes, interval=2), *skipping, *outer, *encoded]:
         named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in SHAPES]
         for _, parameter in named:
             parameter.grad = torch.zeros_like(parameter)

@@ -130,7 +130,9 @@ def test_groups_stay_together_until_the_rate_falls(crew_of: MakeCrew, size: int)
         assert all(torch.equal(one, first) for model in models for one, first in zip(model, models[0]))
 
 
-@pytest.mark.parametrize("algorithm", [LocalSGD(1, exchange="allreduce"), Crossover()], ids=str)
+@pytest.mark.parametrize(
+    "algorithm", [LocalSGD(1, exchange="allreduce"), Crossover(), Crossover(compression="int8")], ids=str
+)
 def test_an_exchange_that_one_had_to_give_up(crew_of: MakeCrew, algorithm: Algorithm) -> None:
     """The exchange counts for all ranks. Otherwise a rank that gave it up would make one more than ranks that completed
     it."""
@@ -296,6 +298,7 @@ COLLECTED = [
     LocalSGD(4, aggregate="gradients"),
     LocalSGD(4, group_size=2, exchange="allreduce", aggregate="gradients"),
     Crossover(group_size=2),
+    NoLoCo(1, compression="int4"),
 ]
 
 

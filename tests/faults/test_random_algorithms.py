@@ -34,11 +34,13 @@ EVEN = tuple(tuple(float(i != j) for j in range(6)) for i in range(6))
 ALGORITHMS: list[Algorithm] = [
     *(one for name, one in SURVIVING.items() if name not in SYNCHRONOUS or name in EXCHANGING),
     Crossover(interval=2),
+    Crossover(compression="int8"),
     Crossover(roulette=EVEN),
     SegmentedGossip(replicas=3),
     PushSum(peers=2),
     PushSum(overlap=2),
     NoLoCo(2),
+    NoLoCo(2, compression="int4"),
     NoLoCo(1, peers=3, group_size=2),
     LocalSGD(4),
     LocalSGD(1),

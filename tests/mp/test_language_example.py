@@ -130,6 +130,17 @@ def test_every_algorithm_learns(name: str, text: str, tmp_path: Path) -> None:
     assert found[-1] < found[0] - 0.2  # sparse-loco, which sends 2 % of a change, falls least
 
 
+@pytest.mark.parametrize(
+    "options", [["--algorithm", "crossover"], ["--algorithm", "noloco", "--set", "interval=4"], []], ids=str
+)
+def test_encoded_values_cost_little(options: list[str], text: str, tmp_path: Path) -> None:
+    """They are those of gossip, or of gradients. The loss is about the same, for fewer bytes."""
+    exact = trained(2, tmp_path, text, *options)
+    encoded = trained(2, tmp_path, text, *options, "--compression", "int4")
+    assert losses(encoded)[-1] == pytest.approx(losses(exact)[-1], abs=0.05)
+    assert "Int4" in encoded["settings"]["written"] or not options
+
+
 def mean_and_recommended(
     text: str, options: list[str], steps: int
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -296,6 +307,13 @@ def test_the_rate_rises_and_falls() -> None:
     [
         (["--algorithm", "telepathy"], "--algorithm telepathy: unknown; use one of adpsgd, allreduce"),
         (["--set", "group_size=2"], "--set group_size=2: allreduce has no setting group_size; it has: bucket_bytes"),
+        (["--compression", "int5"], "int5': there is no such codec"),
+        (["--algorithm", "crossover", "--compression", "sign"], "Use one of Int8, Int4, Float16, BFloat16"),
+        (["--algorithm", "push-sum", "--compression", "int8"], "compression= has no effect: PushSum without groups"),
+        (
+            ["--algorithm", "noloco", "--compression", "int8", "--set", "compression=int4"],
+            "--compression int8 and --set compression=... are the same",
+        ),
         (["--batch", "7"], "--batch 7: 2 ranks cannot divide it into equal parts. Use a multiple of 2, such as 8"),
         (["--tokens", "95"], "--tokens 95: less than one step, which takes 96 tokens (--batch times --context)"),
         (["--heads", "3"], "--width 16: must be a multiple of --heads 3"),

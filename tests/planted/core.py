@@ -37,6 +37,7 @@ _ALLREDUCE = (checks("allreduce.every_op or allreduce.megabytes or allreduce.odd
 _STREAMS = (tests("run_ahead", "several_streams"),)
 _POINT_TO_POINT = ("cpp.test_point_to_point",)
 _SERVICES = ("cpp.test_services", checks("scheduled_pull"))
+_MODULO = ("tests/python/core/test_modulo.py --tier all",)
 
 ERRORS = [
     # ---- codecs
@@ -79,6 +80,38 @@ ERRORS = [
         "    if (position >= d.count) return false;\n",
         "",
         ("tests/python/core/test_codecs.py --tier all",),
+    ),
+    Error(
+        "wrong integers of a modulo code are not found",
+        "lost message",
+        "csrc/kernels/cpu/residues.h",
+        "  if (((sum ^ header) & ~kStepMask) != 0) return false;\n",
+        "",
+        _MODULO,
+    ),
+    Error(
+        "a worker subtracts its own values before they are encoded",
+        "stale copy",
+        "csrc/kernels/cpu/residues.h",
+        "    d.change[i] += d.weight * (theirs - mine);\n",
+        "    d.change[i] += d.weight * (theirs - values[i]);\n",
+        _MODULO,
+    ),
+    Error(
+        "the window of a missed block does not grow",
+        "off by one",
+        "csrc/kernels/cpu/modulo.cc",
+        "        distance = std::max(kGrowth * window, kLeast * largest);\n",
+        "",
+        _MODULO,
+    ),
+    Error(
+        "a NaN of a peer is left out of an average",
+        "wrong weight",
+        "csrc/kernels/cpu/modulo.cc",
+        "    if (infinite(own) || std::any_of(sources.begin(), sources.end(), infinite)) {\n",
+        "    if (infinite(own)) {\n",
+        _MODULO,
     ),
     # ---- messages
     Error(

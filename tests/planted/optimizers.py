@@ -125,6 +125,22 @@ ERRORS = [
         (checks("compressed.the_mean_is_near"),),
     ),
     Error(
+        "the segments of an encoded message are mixed up",
+        "wrong bucket",
+        "python/sordino/algorithms/gossip/compressed.py",
+        "before = sum(self._bytes(segment) for segment in segments if segment < run.segment)",
+        "before = 0",
+        (checks("compressed_gossip.an_exchange_is or compressed_gossip.the_mean"),),
+    ),
+    Error(
+        "estimated distances are not in checkpoints",
+        "dropped state in a checkpoint",
+        "python/sordino/algorithms/gossip/compressed.py",
+        "            self._estimated = True\n",
+        "            self._estimated = False\n",
+        (checks("compressed_gossip.training_that"),),
+    ),
+    Error(
         "encoded gradients of missing parameters count as used",
         "wrong weight",
         "python/sordino/runtime/gradients/bucket.py",

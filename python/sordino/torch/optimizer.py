@@ -444,7 +444,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Statistics of the algorithm. NoSuchAttribute if it keeps no statistics.
 
         `CaPS` (`CaPSStatistics`): unchanged, skipped and sent elements. `ScheduledPull`
-        (`PullStatistics`) and `ADPSGD` (`PairStatistics`): averagings, and their cost on this rank.
+        (`PullStatistics`) and `ADPSGD` (`PairStatistics`): averagings, and their cost on this rank. Gossip with
+        `compression` (`MixingStatistics`): blocks of values that were received, and those that could not be decoded.
         """
         return self._strategy.statistics
 

@@ -24,7 +24,9 @@ from sordino.algorithms import (
     PushSum,
 )
 from sordino.algorithms.traffic import Model
+from sordino.errors import UsageError
 from sordino.simulate import lockstep
+from sordino.simulate.checks import check
 from sordino.simulate.job import Job
 from sordino.simulate.links import Links
 from sordino.simulate.phases import Sends
@@ -83,6 +85,17 @@ def test_bytes_of_encoded_means(codec: str) -> None:
     _, trainees, sent = really_trained(job, 6)
     counted = np.array([trainee.sent[5] - trainee.sent[1] for trainee in trainees])
     np.testing.assert_allclose(counted, traffic_seconds(job, sent, range(1, 5)), rtol=0.05)  # shards are padded
+
+
+@pytest.mark.parametrize("algorithm", (Crossover(compression="int4"), NoLoCo(interval=2, peers=3, compression="int8")))
+def test_bytes_of_encoded_gossip(algorithm: Crossover | NoLoCo) -> None:
+    dimension = 9600  # whole blocks
+    job = job_of(algorithm, dimension=dimension, message_bytes=4.0 * dimension)
+    _, trainees, sent = really_trained(job, 6)
+    counted = np.array([trainee.sent[5] - trainee.sent[1] for trainee in trainees])
+    np.testing.assert_allclose(counted, traffic_seconds(job, sent, range(1, 5)), rtol=0.01)  # blocks are padded
+    with pytest.raises(UsageError, match="compression.*cannot be simulated without data"):
+        check(job)
 
 
 @pytest.mark.parametrize("workers", (2, 3, 5, 6))
