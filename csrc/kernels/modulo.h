@@ -28,7 +28,7 @@ namespace sordino::kernels {
 
 class ModuloCodec {
  public:
-  static constexpr float kMargin4 = 1.5F, kMargin8 = 3;
+  static constexpr float kMargin4 = 2, kMargin8 = 3;
   static constexpr float kDecay = 0.75F;  // of the estimate from one exchange to the next, if workers come closer
   static constexpr float kGrowth = 2;     // estimate after a missed block, in units of the window that was too small
   static constexpr float kLeast = 1.0F / 64;  // estimate after a missed block, at least, in units of the largest |y|

@@ -58,7 +58,9 @@ def algorithm_of(args: argparse.Namespace) -> Algorithm:
     kind, settings = sordino.algorithms.class_of(args.algorithm), list(args.set)
     if args.compression is not None and _has_compression(kind):
         if any(one.partition("=")[0].strip() == "compression" for one in settings):
-            raise UsageError(f"--compression {args.compression} and --set compression=... are the same. Use one of them")
+            raise UsageError(
+                f"--compression {args.compression} and --set compression=... are the same. Use one of them"
+            )
         settings.append(f"compression={args.compression}")
     return configured(kind, args.algorithm, settings)
 

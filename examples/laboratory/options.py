@@ -13,8 +13,8 @@ from sordino.algorithms import Algorithm
 from sordino.errors import UsageError
 
 FIXED = (
-    *("algorithm", "set", "compression", "data", "batch_size", "accumulate", "recipe", "lr", "momentum", "label_smoothing"),
-    *("bfloat16", "seed"),
+    *("algorithm", "set", "compression", "data", "batch_size", "accumulate", "recipe", "lr", "momentum"),
+    *("label_smoothing", "bfloat16", "seed"),
 )
 """Options that a resumed run must have in common with the original one. The number of ranks may differ."""
 

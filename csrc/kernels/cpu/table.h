@@ -137,10 +137,10 @@ using DotsFn = Dots (*)(const std::byte* x, const std::byte* y, std::size_t coun
 using DistanceFn = double (*)(const std::byte* x, const std::byte* y, std::size_t count);
 using MixFn = void (*)(const Mixture&);
 using CountSameFn = std::size_t (*)(const Comparison&);
-using EncodeFn = bool (*)(const Encoding&);  // returns whether all values are finite
-using DecodeFn = bool (*)(const Decoding&);  // returns whether all positions are in the block
+using EncodeFn = bool (*)(const Encoding&);                // returns whether all values are finite
+using DecodeFn = bool (*)(const Decoding&);                // returns whether all positions are in the block
 using ResidueEncodeFn = bool (*)(const ResidueEncoding&);  // returns whether all values are finite
-using ResidueAddFn = bool (*)(const ResidueDecoding&);     // returns whether the checksum is right; if not, adds nothing
+using ResidueAddFn = bool (*)(const ResidueDecoding&);  // returns whether the checksum is right; if not, adds nothing
 using LargestFn = std::uint32_t (*)(const float* values, std::size_t count);  // bits of the largest magnitude
 
 inline constexpr int kReduceOpCount = 6;

@@ -31,12 +31,13 @@ class Crossover(RandomGossip):
 
     Sent per exchange and worker: the bytes of the parameters, one message per segment (none within a node); in groups
     of K, the leader sends them once to every node of the receiving group, and each member sends 2(K-1)/K times the
-    gradients per step inside the group. With `compression`: encoded, in one message to each peer, also within a node. Staleness: none. Memory: the parameters of one peer if it is on another node.
-    A checkpoint contains the numbers of steps and exchanges, and with `compression` the estimated distances. When a peer dies: every remaining rank gets `PeerLost`;
-    each element of its parameters has the value before or after the exchange. With on_peer_lost="continue" the
-    remaining ranks undo the exchange, take the mean of their models and continue, in groups of the largest size that
-    divides their number (`fitted`). Source: Yeo et al., Crossover-SGD, section 3, Algorithms 1 and 2, section 3.3. The
-    topology differs: Algorithm 2 takes O(N^2) and can reach a dead end; this one takes O(1) and cannot.
+    gradients per step inside the group. With `compression`: encoded, in one message to each peer, also within a node.
+    Staleness: none. Memory: the parameters of one peer if it is on another node. A checkpoint contains the numbers of
+    steps and exchanges, and with `compression` the estimated distances. When a peer dies: every remaining rank gets
+    `PeerLost`; each element of its parameters has the value before or after the exchange. With on_peer_lost="continue"
+    the remaining ranks undo the exchange, take the mean of their models and continue, in groups of the largest size
+    that divides their number (`fitted`). Source: Yeo et al., Crossover-SGD, section 3, Algorithms 1 and 2, section 3.3.
+    The topology differs: Algorithm 2 takes O(N^2) and can reach a dead end; this one takes O(1) and cannot.
 
     Attributes:
         group_size: ranks in a group; must divide the number of workers.

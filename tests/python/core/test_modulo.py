@@ -54,7 +54,7 @@ class Code:
 
     def step(self, values: Floats, distance: float) -> float:
         """Return the step of a block: its window, or the finest step, rounded up to a quarter of a power of two."""
-        margin = np.float32(1.5 if self.bits == 4 else 3)
+        margin = np.float32(2 if self.bits == 4 else 3)
         least = max(float(margin * np.float32(distance) / np.float32(self.reach)), 2.0**-126)
         power = 2.0 ** np.floor(np.log2(least))
         wide = power * np.ceil(4 * (least / power)) / 4

@@ -21,6 +21,7 @@ from sordino.algorithms import (
     ElasticAveraging,
     Layered,
     LocalSGD,
+    NoLoCo,
     PushSum,
 )
 from sordino.algorithms.traffic import Model
@@ -94,7 +95,7 @@ def test_bytes_of_encoded_gossip(algorithm: Crossover | NoLoCo) -> None:
     _, trainees, sent = really_trained(job, 6)
     counted = np.array([trainee.sent[5] - trainee.sent[1] for trainee in trainees])
     np.testing.assert_allclose(counted, traffic_seconds(job, sent, range(1, 5)), rtol=0.01)  # blocks are padded
-    with pytest.raises(UsageError, match="compression.*cannot be simulated without data"):
+    with pytest.raises(UsageError, match="cannot be simulated without data"):
         check(job)
 
 

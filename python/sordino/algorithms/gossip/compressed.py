@@ -200,7 +200,8 @@ class CompressedMixing:
         return [before + run.place.start - self._segments[run.segment].start]
 
     def _bytes(self, segment: int) -> int:
-        return self._segments[segment].stop - self._segments[segment].start
+        place = self._segments[segment]
+        return int(place.stop - place.start)
 
     def _transfer(
         self, round: int, sources: dict[int, list[int]], targets: dict[int, list[int]]
