@@ -76,7 +76,7 @@ class NearCoder(Protocol):
         ...
 
     def distances(self, moved: torch.Tensor) -> torch.Tensor:
-        """Return the estimates for workers that were alike before each has moved about as far as this one.
+        """Return the estimates for workers that were equal before each moved about as far as this one.
 
         Args:
             moved: float32 changes of this worker's values.

@@ -148,7 +148,7 @@ def test_a_block_beyond_its_window_is_missed(bits: int, far: list[tuple[int, int
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_missed_block_is_decoded_after_some_exchanges(bits: int) -> None:
-    """Two workers whose values have nothing in common, and whose first estimate is 0."""
+    """Two workers have unrelated values, and the first estimates are 0."""
     code, workers = Code(bits), [draw(64, 1), draw(64, 2)]
     distances = [estimates(code, 0, 64), estimates(code, 0, 64)]
     misses: list[int] = []
@@ -192,7 +192,7 @@ def test_zeros_tiny_and_huge_values(bits: int) -> None:
 
 
 def test_without_estimates_values_are_nearly_exact() -> None:
-    """Where workers are equal, a step is 2^-20 of the largest value's power of two."""
+    """The step is 2^-20 of the largest value's power of two if the estimate is 0."""
     code, x = Code(4), draw(32, 3)
     y = np.zeros(32, np.float32)
     distances = estimates(code, 0, 32)

@@ -106,7 +106,7 @@ class CompressedMixing:
         return {"distances": [run.distances.clone() for run in self._runs]} if self._estimated else {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state()`, or without estimates if it has none for these parameters."""
+        """Continue from `state()`. If it does not fit these parameters, continue without estimates."""
         self.restart()
         saved = state.get("distances", [])
         wanted = [self._coder.distances(torch.zeros(run.count)) for run in self._runs]
