@@ -22,6 +22,8 @@ def the_bytes_of_a_plan_are_those_of_the_transport(seat: Seat) -> None:
     skipping = [CaPS(threshold=101, exchange=way) for way in ("allreduce", "parameter-server")]
     outer = [DiLoCo(interval=2, outer_momentum=0.5), NoLoCo(interval=2, gamma=0.2, segments="blocks")]
     encoded = [Crossover(compression="int8"), DPSGD(compression="int4"), NoLoCo(interval=2, compression="float16")]
+    if max(nodes) + 1 == seat.size:  # ranks of a node send some of each other's encoded values
+        encoded += [LocalSGD(interval=2, compression="int8")]
     for algorithm in [*plan.candidates(nodes, interval=2), *skipping, *outer, *encoded]:
         named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in SHAPES]
         for _, parameter in named:

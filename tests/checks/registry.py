@@ -42,6 +42,7 @@ MODULES = (
     "layered",
     "life",
     "local_sgd",
+    "local_sgd_encoded",
     "mismatches",
     "moving",
     "noloco",

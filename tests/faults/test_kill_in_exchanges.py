@@ -250,6 +250,25 @@ def test_an_exchange_in_flight_is_given_up(crew_of: MakeCrew, noticed_by: str) -
     continue_together(crew, 7)
 
 
+def test_encoded_averages_count_from_the_mean_of_the_remaining_models(crew_of: MakeCrew) -> None:
+    """Local SGD with a codec: a rank dies within an interval."""
+    crew = crew_of(3, LocalSGD(4, compression="TopK(ratio=1, chunk=32, bits=32)"))
+    for _ in range(6):
+        crew.all(Member.step)
+    before = crew.all(flat)
+    crew.network.kill(2)
+    crew.all(metric)
+    mean = torch.stack([before[rank] for rank in (0, 1)]).mean(0)
+    for state in crew.all(outer_state).values():
+        outer = torch.cat([one.flatten() for one in state["outer"].values()])
+        torch.testing.assert_close(outer, mean, rtol=1e-12, atol=1e-12)
+    seen = []
+    for _ in range(4):
+        crew.all(Member.step)
+        seen.append(apart(crew))
+    assert seen == [True, True, True, False]
+
+
 def test_one_has_taken_an_outer_step_that_the_other_has_not(crew_of: MakeCrew) -> None:
     crew = crew_of(3, BACKGROUND)
     for _ in range(5):

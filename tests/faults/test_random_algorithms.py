@@ -45,6 +45,7 @@ ALGORITHMS: list[Algorithm] = [
     LocalSGD(4),
     LocalSGD(1),
     LocalSGD(3, aggregate="gradients"),
+    LocalSGD(1, compression="int8"),
     LocalSGD(2, group_size=2, exchange="allreduce", log_distance=2),
     LocalSGD(2, group_size=3, exchange="allreduce", aggregate="gradients"),
     LocalSGD(1, group_size=2, exchange="allreduce", start=4),

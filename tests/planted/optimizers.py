@@ -31,8 +31,8 @@ ERRORS = [
         "the outer momentum is not in checkpoints",
         "dropped state in a checkpoint",
         "python/sordino/algorithms/diloco/outer.py",
-        "zip((*targets[0], *targets[1]), (*saved[0], *saved[1])):",
-        "zip(targets[0], saved[0]):",
+        "in zip(momentum, its_momentum):",
+        "in ():",
         (checks("diloco.a_checkpoint"),),
     ),
     Error(
@@ -220,6 +220,39 @@ ERRORS = [
         "self._overlapping[0][0] <= self._steps:",
         "self._overlapping[0][0] <= self._steps + 1:",
         ("tests/python/simulate/test_simulate_traffic.py -k hides",),
+    ),
+    # ---- encoded averagings of local SGD
+    Error(
+        "encoded sums of movements are means",
+        "wrong weight",
+        "python/sordino/algorithms/local_sgd/encoded.py",
+        'rate = float(groups) if algorithm.aggregate == "gradients" else 1.0',
+        "rate = 1.0",
+        (checks("local_sgd_encoded.groups_follow"),),
+    ),
+    Error(
+        "outer parameters of local SGD are not loaded",
+        "dropped state in a checkpoint",
+        "python/sordino/algorithms/local_sgd/encoded.py",
+        'self._loaded = dict(state.get("outer", {}))',
+        "self._loaded = {}",
+        (checks("local_sgd_encoded.a_checkpoint or local_sgd_encoded.another_number"),),
+    ),
+    Error(
+        "each peer counts changes from its own first model",
+        "lost message",
+        "python/sordino/algorithms/local_sgd/encoded.py",
+        '            broadcast_(outer, self._first, f"{name}.begin.{number}", self._peers)\n',
+        "            pass\n",
+        (checks("local_sgd_encoded.ranks_that_start"),),
+    ),
+    Error(
+        "encoded averagings count from models of before a loss",
+        "stale copy",
+        "python/sordino/algorithms/local_sgd/strategy.py",
+        "            self._encoded.restart()\n",
+        "            pass\n",
+        ("tests/faults/test_kill_in_exchanges.py -k encoded_averages",),
     ),
     # ---- NoLoCo
     Error(

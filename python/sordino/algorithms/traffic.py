@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino._core import FromOwner, ToOwner, Topology
+from sordino.codecs import Codec
 from sordino.runtime.exchange.segments import Segments, segment_numbers
 
 Sets = NDArray[np.int64]
@@ -193,3 +194,21 @@ def to_owners(sets: Sets, segments: Sequence[float], **options: Any) -> Exchange
 def from_owners(sets: Sets, segments: Sequence[float], **options: Any) -> Exchange:
     """Return the exchange in which all members of each set receive segment s from member s."""
     return Exchange(sets, FromOwner(sets.shape[1], options.pop("workers", None)), segments, **options)
+
+
+def mean_within(sets: Sets, size: float, codec: Codec | None) -> list[Operation]:
+    """Return the operations of a mean within sets of workers.
+
+    Args:
+        sets: the workers of each set, int64 [sets, members].
+        size: bytes of the values in float32.
+        codec: codec of the values; None: an all-reduce.
+    """
+    if codec is None:
+        return [Reduction(sets, [size])]
+    values, members = 1 << 20, sets.shape[1]
+    encoded = size * codec.bytes(values) / (4 * values)
+    if codec.gathered:
+        return [from_owners(sets, [encoded] * members)]
+    shards = [encoded / members] * members
+    return [to_owners(sets, shards), from_owners(sets, shards)]

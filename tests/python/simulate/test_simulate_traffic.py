@@ -80,9 +80,10 @@ def test_bytes_are_those_that_the_transport_counts(choice: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ("int8", "Int4(block=32)", "TopK(ratio=0.125, chunk=64)"))
-def test_bytes_of_encoded_means(codec: str) -> None:
+@pytest.mark.parametrize("cls", (DiLoCo, LocalSGD))
+def test_bytes_of_encoded_means(codec: str, cls: Any) -> None:
     dimension = 192_000  # the core sends all of a small all-to-all to every rank
-    job = job_of(DiLoCo(interval=2, compression=codec), dimension=dimension, message_bytes=4.0 * dimension)
+    job = job_of(cls(interval=2, compression=codec), dimension=dimension, message_bytes=4.0 * dimension)
     _, trainees, sent = really_trained(job, 6)
     counted = np.array([trainee.sent[5] - trainee.sent[1] for trainee in trainees])
     np.testing.assert_allclose(counted, traffic_seconds(job, sent, range(1, 5)), rtol=0.05)  # shards are padded

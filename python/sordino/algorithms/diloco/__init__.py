@@ -14,14 +14,11 @@ from sordino.algorithms.traffic import (
     Model,
     Operation,
     Phase,
-    Reduction,
     Sent,
-    Sets,
     Traffic,
-    from_owners,
     gradients,
     groups_of,
-    to_owners,
+    mean_within,
 )
 from sordino.codecs import Codec, codec_of
 from sordino.errors import UsageError
@@ -194,24 +191,13 @@ class DiLoCo(Gossip):
         def outer_step(round: int, _: Sent | None) -> list[Operation]:
             size = sizes[round % self.fragments]
             # Reads and writes: 3 for the change, 2 for the copy that is averaged, 5 for θ and b, 2 for the parameters.
-            return [*self._mean_of(size, all_workers), Copies(12 * size)]
+            return [*mean_within(all_workers, size, self.codec), Copies(12 * size)]
 
         late = self.overlap > 0
         phases = [Phase(outer_step, self.every, hides=float(late), step=late, overlap=self.overlap)]
         if members > 1:
             phases.insert(0, gradients(groups_of(size, members), model, self.traits.bucket_bytes))
         return Traffic(phases)
-
-    def _mean_of(self, size: float, workers: Sets) -> list[Operation]:
-        """Return the operations of a mean over all workers of `size` bytes in float32."""
-        if self.codec is None:
-            return [Reduction(workers, [size])]
-        values, count = 1 << 20, workers.shape[1]
-        encoded = size * self.codec.bytes(values) / (4 * values)
-        if self.codec.gathered:
-            return [from_owners(workers, [encoded] * count)]
-        shards = [encoded / count] * count
-        return [to_owners(workers, shards), from_owners(workers, shards)]
 
     def check_fragments(self, blocks: int) -> None:
         """Raise UsageError for a model with fewer blocks than fragments."""

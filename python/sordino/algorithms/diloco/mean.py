@@ -22,13 +22,14 @@ import torch
 
 from sordino._core import Handle, Layout
 from sordino.algorithms.diloco import DiLoCo
-from sordino.algorithms.gossip.mixing import Peers
 from sordino.codecs import Codec
 from sordino.runtime.collectives.operation import Average
+from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.channel import PreparedReduction
 from sordino.runtime.exchange.compressed_mean import CompressedMean, SetTransfers
 from sordino.runtime.exchange.flat_buffer import FlatBuffer
+from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.recovery.losses import LOSSES
 from sordino.runtime.tensors import dtype_code
 
@@ -56,31 +57,34 @@ class Mean(Protocol):
         """Replace the state. Nothing is pending if `state` is empty. Not collective."""
 
 
-def mean_of(peers: Peers, like: Sequence[torch.Tensor], name: str, algorithm: DiLoCo) -> Mean:
-    """Return the object that averages tensors like these with the algorithm's compression."""
+def mean_of(
+    context: Context, process_set: ProcessSet, like: Sequence[torch.Tensor], name: str, algorithm: DiLoCo
+) -> Mean:
+    """Return the object that averages tensors like these over the ranks, with the algorithm's compression."""
     if algorithm.codec is None:
-        return BackgroundMean(peers, like, name)
-    return EncodedMean(peers, like, name, algorithm.codec, algorithm.kept)
+        return BackgroundMean(context, process_set, like, name)
+    return EncodedMean(process_set, like, name, algorithm.codec, algorithm.kept)
 
 
 class BackgroundMean:
     """Mean over all ranks of flat tensors. Each object has at most one mean in flight.
 
     Args:
-        peers: the ranks.
+        context: the context of this rank.
+        process_set: the ranks.
         like: 1-d tensors, float32 or float64, with the sizes and dtypes of the values; on one device, without elements
             only if there are none at all.
         name: name of the all-reduce, the same on all ranks.
     """
 
-    def __init__(self, peers: Peers, like: Sequence[torch.Tensor], name: str) -> None:
+    def __init__(self, context: Context, process_set: ProcessSet, like: Sequence[torch.Tensor], name: str) -> None:
         specs = [(f"{name}.{number}", dtype_code(one), tuple(one.shape)) for number, one in enumerate(like)]
         self._values: list[torch.Tensor] = []
         self._reduction: PreparedReduction | None = None  # None: there are no values
         if specs:
-            buffer = FlatBuffer(peers.context, Layout(specs, groups=[0] * len(specs)), like[0].device)
+            buffer = FlatBuffer(context, Layout(specs, groups=[0] * len(specs)), like[0].device)
             self._values = [buffer.like(one, offset) for one, offset in zip(like, buffer.layout.offsets)]
-            self._reduction = PreparedReduction(peers.context, self._values, Average, name, peers.process_set)
+            self._reduction = PreparedReduction(context, self._values, Average, name, process_set)
         self._handle: Handle | None = None  # None: the means have arrived
         self.pending = False
         """Whether a mean has begun and is not finished."""
@@ -144,18 +148,20 @@ class EncodedMean:
     So a state has this rank's own values, which are sent again after loading.
 
     Args:
-        peers: the ranks.
+        process_set: the ranks.
         like: 1-d tensors with the sizes and dtypes of the values. They are sent as float32, from host memory.
         name: name of the operations, the same on all ranks.
         codec: the codec.
         kept: factor of what encodings have lost before (`CompressedMean`).
     """
 
-    def __init__(self, peers: Peers, like: Sequence[torch.Tensor], name: str, codec: Codec, kept: float) -> None:
+    def __init__(
+        self, process_set: ProcessSet, like: Sequence[torch.Tensor], name: str, codec: Codec, kept: float
+    ) -> None:
         names = [f"{name}.{number}" for number in range(len(like))]
         self._like = list(like)
         self._means = [
-            CompressedMean(one.numel(), codec, name, SetTransfers(name, peers.process_set), kept)
+            CompressedMean(one.numel(), codec, name, SetTransfers(name, process_set), kept)
             for name, one in zip(names, like)
         ]
         self._values: list[torch.Tensor] = []  # of this rank

@@ -9,7 +9,7 @@ takes the outer step. At most one fragment is in flight. Until `apply` has the m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,30 +18,35 @@ import torch
 from sordino.algorithms.diloco import DiLoCo, fragment_of
 from sordino.algorithms.diloco.mean import mean_of
 from sordino.algorithms.gossip.mixing import Peers, take_from_first
+from sordino.runtime.context import Context
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
+from sordino.runtime.process_set import ProcessSet
 
 
-class _Fragment:
+class Fragment:
     """Parameters that take an outer step together, with their outer parameters and momentum.
 
     Outer parameters, momentum and changes are one flat tensor each per width: float64, and float32 for all others,
     because in 16 bits changes of the size of a rounding error would be lost.
 
     Args:
-        peers: the ranks.
+        context: the context of this rank.
+        process_set: the ranks.
         runs: the parameters, as flat tensors that share memory with the model's.
-        number: number of the fragment.
+        name: name of the operations, the same on all ranks.
         algorithm: the algorithm with its settings.
     """
 
-    def __init__(self, peers: Peers, runs: list[torch.Tensor], number: int, algorithm: DiLoCo) -> None:
+    def __init__(
+        self, context: Context, process_set: ProcessSet, runs: Sequence[torch.Tensor], name: str, algorithm: DiLoCo
+    ) -> None:
         self._algorithm = algorithm
         wide = {torch.float64: [run for run in runs if run.dtype == torch.float64]}
         wide[torch.float32] = [run for run in runs if run.dtype != torch.float64]
         self._parts = [ones for ones in wide.values() if ones]  # the runs of each flat tensor
         self.outer = [torch.cat([run.to(dtype) for run in ones]) for dtype, ones in wide.items() if ones]
-        self.momentum = [torch.zeros_like(one) for one in self.outer]
-        self.mean = mean_of(peers, self.outer, f"{peers.name}.{number}", algorithm)
+        self.momentum = [torch.zeros_like(one) for one in self.outer] if algorithm.momentum > 0 else []
+        self.mean = mean_of(context, process_set, self.outer, name, algorithm)
 
     def restart(self) -> None:
         """Make the parameters the outer parameters, with nothing in flight."""
@@ -63,11 +68,14 @@ class _Fragment:
         """Wait for the mean change, take the outer step, and mix the parameters with the outer parameters."""
         means = self.mean.finish()
         rate, factor = self._algorithm.rate, self._algorithm.momentum
-        for mean, outer, momentum in zip(means, self.outer, self.momentum):
+        for number, (mean, outer) in enumerate(zip(means, self.outer)):
             if self._algorithm.averages_models:
                 outer.copy_(mean)
                 continue
-            momentum.mul_(factor).add_(mean)
+            if not self.momentum:
+                outer.add_(mean, alpha=rate)
+                continue
+            momentum = self.momentum[number].mul_(factor).add_(mean)
             if self._algorithm.nesterov:
                 outer.add_(mean, alpha=rate).add_(momentum, alpha=rate * factor)
             else:
@@ -78,6 +86,18 @@ class _Fragment:
         """Move the parameters to the outer parameters, except for this share of their distance."""
         for run, outer in self._pairs(self.outer):
             run.copy_(outer if own_share == 0 else outer.lerp(run.to(outer.dtype), own_share))
+
+    def outer_of(self, values: torch.Tensor) -> torch.Tensor | None:
+        """Return the outer parameters of some elements of a run, as a view; None: the elements are in no run.
+
+        Args:
+            values: the elements, a contiguous 1-d tensor that shares memory with the run.
+        """
+        for run, outer in self._pairs(self.outer):
+            begin = (values.data_ptr() - run.data_ptr()) // run.element_size()
+            if run.dtype == values.dtype and 0 <= begin < len(run):
+                return outer[begin : begin + len(values)]
+        return None
 
     def _pairs(self, flat: list[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the runs, each with its part of the flat tensors."""
@@ -93,7 +113,10 @@ class OuterStep:
         self._peers, self._arena, self._algorithm = peers, arena, algorithm
         count = algorithm.fragments
         members = [[run for segment, run in arena.runs if fragment_of(segment, count) == one] for one in range(count)]
-        self._fragments = [_Fragment(peers, runs, number, algorithm) for number, runs in enumerate(members)]
+        self._fragments = [
+            Fragment(peers.context, peers.process_set, runs, f"{peers.name}.{number}", algorithm)
+            for number, runs in enumerate(members)
+        ]
         self._begun = False
 
     @torch.no_grad()
@@ -174,17 +197,26 @@ class OuterStep:
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
-        targets = [
-            [one for fragment in self._fragments for one in fragment.outer],
-            [one for fragment in self._fragments for one in fragment.momentum],
-        ]
-        saved = [state.get("outer", []), state.get("momentum", [])]
-        shapes = [[(one.dtype, one.shape) for one in ones] for ones in (*targets, *saved)]
+        outer = [one for fragment in self._fragments for one in fragment.outer]
+        momentum = [one for fragment in self._fragments for one in fragment.momentum]
         # If the state is of other parameters, `begin` starts anew from the current ones.
-        self._begun = shapes[0] == shapes[2] and shapes[1] == shapes[3]
+        saved, its_momentum = state.get("outer", []), state.get("momentum", [])
+        self._begun = _alike(outer, saved)
         pending = state.get("pending", {}) if self._begun else {}
         for number, fragment in enumerate(self._fragments):
             fragment.mean.continue_from(pending.get(number, []))
-        if self._begun:
-            for target, value in zip((*targets[0], *targets[1]), (*saved[0], *saved[1])):
+        if not self._begun:
+            return
+        for target, value in zip(outer, saved):
+            target.copy_(value)
+        if _alike(momentum, its_momentum):
+            for target, value in zip(momentum, its_momentum):
                 target.copy_(value)
+        else:  # one of the two has a momentum factor of 0, and so no momentum
+            for target in momentum:
+                target.zero_()
+
+
+def _alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Return whether two lists have tensors of the same dtypes and shapes."""
+    return [(one.dtype, one.shape) for one in some] == [(one.dtype, one.shape) for one in others]

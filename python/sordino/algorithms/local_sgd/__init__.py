@@ -9,16 +9,21 @@ from typing import ClassVar, Literal
 from sordino.algorithms.base import Algorithm, Simulation, Traits, group_size_among
 from sordino.algorithms.checks import NO_BUFFERS, Buffers, check_kinds, is_count, require
 from sordino.algorithms.traffic import (
+    Copies,
     Model,
+    Operation,
     Phase,
     Reduction,
+    Sets,
     Traffic,
     from_owners,
     gradients,
     groups_of,
     hidden,
+    mean_within,
     to_owners,
 )
+from sordino.codecs import Codec, codec_of
 from sordino.errors import UsageError
 
 
@@ -60,9 +65,15 @@ class LocalSGD(Algorithm):
     (`detach()`, `numpy()`), `step()` waits for that parameter. Access to memory by its address alone (`data_ptr()`) is
     not noticed: call `optimizer.flush()` before it. Parameters are the same, bit for bit.
 
+    With `compression` the averaging sends what the models have changed since the last averaging, encoded, as `DiLoCo`
+    does with outer_lr=1 and outer_momentum=0: with the outer parameters θ, θ = θ + mean of (w_i - θ), then w_i = θ on
+    all ranks, bit for bit. At first θ are the first group's parameters. Afterwards they are part of `state_dict()`, by
+    the names of parameters. Gradients within a group, and the all-gather of shards, are not encoded.
+
     Sent per step and worker, of M bytes: sharded 2(K-1)/K M inside the group, and every `interval` steps
-    2(P-1)/P M/K across; allreduce 2(P-1)/P M across. Staleness: none; models of different groups drift apart for
-    `interval` steps. Memory: sharded the gradients once more at most, and 1/K of the optimizer's state. When a peer
+    2(P-1)/P M/K across; allreduce 2(P-1)/P M across; with `compression` the encoded bytes across. Staleness: none;
+    models of different groups drift apart for `interval` steps. Memory: sharded the gradients once more at most, and
+    1/K of the optimizer's state; with `compression` up to six times the averaged parameters in float32. When a peer
     dies: every remaining rank gets `PeerLost`, with overlap=True at its first use of a parameter. Source: Lee et al.,
     "Communication-efficient local SGD with hierarchical parallelism", sections III-A and III-B; "post-local SGD" (Lin
     et al. 2018) for `start`; SASGD (Cong et al. 2017) for aggregate="gradients".
@@ -85,6 +96,8 @@ class LocalSGD(Algorithm):
             derived from another) is element-wise. The first step that changes something is tried on copies, whole and
             in slices; `UsageError` if they differ. The trial takes the memory of the model and its whole state once.
         overlap: whether `step()` returns without waiting for the all-gather of exchange="sharded". See above.
+        compression: codec of the changes that are averaged across groups, such as `Int8()`, or its name; None: models
+            are averaged, in their own dtype. See above.
     """
 
     interval: int = 8
@@ -98,6 +111,7 @@ class LocalSGD(Algorithm):
     bucket_bytes: int = 16 * 1024 * 1024
     elementwise: bool = False
     overlap: bool = False
+    compression: Codec | str | None = None
 
     def __post_init__(self) -> None:
         counts = ["interval", "group_size", "bucket_bytes"] + ["log_distance"] * (self.log_distance is not None)
@@ -114,6 +128,7 @@ class LocalSGD(Algorithm):
         for name in ("elementwise", "overlap"):
             fine = not getattr(self, name) or self.exchange == "sharded"
             require(fine, self, name, "has an effect only with exchange='sharded'")
+        object.__setattr__(self, "compression", codec_of(self.compression, "LocalSGD(compression"))
 
     always_written = ("interval", "group_size")
     parts: ClassVar = {"adaptive": AdaptiveInterval}
@@ -143,11 +158,18 @@ class LocalSGD(Algorithm):
         """Return why a setting excludes parameters that are sharded over a device mesh; None: no setting does."""
         if self.sharded:
             return 'exchange="sharded" would shard them once more; use exchange="allreduce"'
+        if self.codec is not None:
+            return "with compression= its checkpoints contain the whole outer parameters; use compression=None"
         if self.adaptive is not None:
             return "ranks with different shards have different losses, so adaptive= would give them different intervals"
         if self.log_distance is not None:
             return "log_distance= would be the distance of one shard"
         return None
+
+    @property
+    def codec(self) -> Codec | None:
+        """The codec of the changes that are averaged across groups; None: models are averaged."""
+        return codec_of(self.compression, "compression")
 
     @property
     def workers_in_group(self) -> int:
@@ -174,7 +196,7 @@ class LocalSGD(Algorithm):
         alone = self.start if isinstance(self.start, int) else 0  # the first step in which groups train separately
         count = model.bytes / members if self.sharded else model.bytes
         between = [Reduction(groups.T, [count])] if models > 1 else []
-        averaging = Phase(between, self.interval, since=alone)
+        averaging = Phase(self._averages(groups.T, count) if models > 1 else [], self.interval, since=alone)
         if not self.sharded:
             together = gradients(all_workers, model, self.bucket_bytes, until=alone)
             if members == 1:
@@ -191,6 +213,12 @@ class LocalSGD(Algorithm):
                 Phase([from_owners(groups, one) for one in shards], loading=self.overlap),
             ]
         )
+
+    def _averages(self, peers: Sets, size: float) -> list[Operation]:
+        """Return the operations of an averaging of `size` bytes of parameters."""
+        averages = mean_within(peers, size, self.codec)
+        # Reads and writes: 3 for the change, 2 for the copy that is encoded, 3 for θ, 2 for the parameters.
+        return averages if self.codec is None else [*averages, Copies(10 * size)]
 
     def check_simulation(self, workers: int) -> None:
         if self.start == "decay":

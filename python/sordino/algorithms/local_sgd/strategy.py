@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +17,9 @@ import torch
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.local_sgd import LocalSGD
 from sordino.algorithms.local_sgd.elementwise import Trial, require_elementwise
+from sordino.algorithms.local_sgd.encoded import EncodedAveraging, Piece
 from sordino.algorithms.local_sgd.gathering import Gathering
-from sordino.algorithms.local_sgd.sharded_state import gather_state, scatter_state, take_over_state
+from sordino.algorithms.local_sgd.sharded_state import gather_state, in_memory_order, scatter_state, take_over_state
 from sordino.algorithms.local_sgd.sharding import ShardedReducer
 from sordino.algorithms.strategy import Runtime
 from sordino.errors import UsageError
@@ -56,6 +58,8 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._arena: ParameterBuffer | None = None
         self._tried = not self.algorithm.elementwise  # whether no trial of the user's declaration is needed (any more)
         self._then: list[torch.Tensor] = []  # the models when they were last averaged
+        self._encoded: EncodedAveraging | None = None  # the averaging, with a codec
+        self._loaded: dict[str, Any] = {}  # state for `_encoded`, until `attach` creates it
         self._prepared: tuple[int, PreparedReduction] | None = None  # number of tensors, and their reduction
         self.distances = []
 
@@ -86,6 +90,10 @@ class LocalSGDStrategy(ExchangingStrategy):
         elif self._models > 1:
             names = self.exchanged_names[: len(self.trained)]
             self._arena = ParameterBuffer(context, names, self.trained, "model")
+        if algorithm.codec is not None and self._models > 1:
+            parameters = dict(zip(self.names, self.parameters))
+            self._encoded = EncodedAveraging(context, self._peers, parameters, algorithm)
+            self._encoded.load_state(self._loaded)
         self._regroup()
 
     def _regroup(self) -> None:
@@ -110,6 +118,9 @@ class LocalSGDStrategy(ExchangingStrategy):
         # averaging.
         self._averaged = max(self._averaged, self._most_steps)
         self._first_open_round = 0
+        self._loaded = {}
+        if self._encoded is not None:
+            self._encoded.restart()
         if self.active:
             self._note_models()
 
@@ -142,11 +153,15 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     @torch.no_grad()
     def _note_models(self) -> None:
-        """Keep copies of the models, for all tensors that have no copy yet.
+        """Keep copies of the models, for all tensors that have no copy yet. Collective over the peers with a codec.
 
         Unfrozen parameters are new in this list, and no group has changed them yet.
         """
-        if self._alone and self.algorithm.aggregate == "gradients":
+        if not self._alone:
+            return
+        if self._encoded is not None:
+            self._encoded.note(self._values(), self._pieces())
+        elif self.algorithm.aggregate == "gradients":
             self._then += [value.clone() for value in self._values()[len(self._then) :]]
 
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
@@ -193,6 +208,17 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._arena.adopt()
         return [run for _, run in self._arena.runs]
 
+    def _pieces(self) -> Iterator[Piece]:
+        """Yield the parameters, or the parts of them, that are in the tensors of `_values`."""
+        if self._shards is not None:
+            for number, piece in self._shards.slices().items():
+                yield Piece(self.names[number], piece.begin, piece.end, piece.values.detach())
+            return
+        left_out = set(self._frozen)
+        for number, (name, parameter) in enumerate(zip(self.names, self.parameters)):
+            if number not in left_out:
+                yield Piece(name, 0, parameter.numel(), in_memory_order(parameter.detach()))
+
     def _averages(self) -> list[torch.Tensor]:
         """Return the tensors that an averaging changes, which include buffers."""
         models = self._values() or [parameter.detach() for parameter in self.trained]
@@ -202,7 +228,9 @@ class LocalSGDStrategy(ExchangingStrategy):
     def _average(self) -> None:
         self._averaged = self.steps
         values = self._values() if self._models > 1 else []
-        if self.algorithm.aggregate == "parameters":
+        if self._encoded is not None:
+            self._encoded.average()
+        elif self.algorithm.aggregate == "parameters":
             self._reduce_models(values, Average)
         elif values:
             for value, then in zip(values, self._then, strict=True):
@@ -272,8 +300,18 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
+    @property
+    def optional_state(self) -> frozenset[str]:
+        return frozenset({"outer"})  # exists with a codec, from the first step of separate groups on
+
     def state_dict(self) -> dict[str, Any]:
+        """Return the state. Collective within a group if it is sharded, and there is a codec."""
+        encoded = self._loaded
+        if self._encoded is not None:
+            self._values()  # moves parameters back that were replaced
+            encoded = self._encoded.state(self._pieces(), None if self._shards is None else self._group)
         return {
+            **encoded,
             "steps": self.steps,
             "alone": self._alone,
             "averaged": self._averaged,
@@ -289,6 +327,9 @@ class LocalSGDStrategy(ExchangingStrategy):
         self.interval, self._highest_rate = state["interval"], state["highest_rate"]
         self._first_metric, self._block_ends = state["first_metric"], state["block_ends"]
         self._then = []  # `_note_models` copies the models after the load
+        self._loaded = {key: state[key] for key in self.optional_state if key in state}
+        if self._encoded is not None:
+            self._encoded.load_state(self._loaded)
         if self._met and was_alone != self._alone:
             self._regroup()
 
@@ -299,7 +340,8 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         self.complete()
-        if self._met and self._alone and self.algorithm.aggregate == "gradients" and self._then:
+        moved = bool(self._then) or (self._encoded is not None and self._encoded.begun)
+        if self._met and self._alone and self.algorithm.aggregate == "gradients" and moved:
             self._judge_all()
             with self._rollback.around(self._averages()):
                 self._average()

@@ -1,0 +1,138 @@
+"""Averages of models that are sent as encoded changes since the last averaging.
+
+That is the outer step of DiLoCo with rate 1 and without momentum, among peers: the ranks with the same position in
+their groups. The outer parameters are the models after the last averaging, in float32 for 16-bit parameters. Peers have
+the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sordino.algorithms.diloco import DiLoCo
+from sordino.algorithms.diloco.outer import Fragment
+from sordino.algorithms.local_sgd import LocalSGD
+from sordino.algorithms.local_sgd.sharded_state import in_memory_order
+from sordino.runtime.collectives.objects import allgather_object
+from sordino.runtime.collectives.ops import broadcast_
+from sordino.runtime.context import Context
+from sordino.runtime.process_set import ProcessSet
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a parameter that this rank averages with its peers.
+
+    Attributes:
+        name: the name of the parameter.
+        begin, end: range of elements of the parameter, in memory order.
+        values: these elements in the tensors that are averaged, 1-d.
+    """
+
+    name: str
+    begin: int
+    end: int
+    values: torch.Tensor
+
+
+class EncodedAveraging:
+    """Averages of the tensors of one rank and its peers.
+
+    Args:
+        context: the context of this rank.
+        peers: the ranks with which this rank averages.
+        parameters: whole parameters by their names.
+        algorithm: the algorithm, with a codec.
+    """
+
+    def __init__(
+        self, context: Context, peers: ProcessSet, parameters: Mapping[str, torch.Tensor], algorithm: LocalSGD
+    ) -> None:
+        self._context, self._peers, self._parameters = context, peers, parameters
+        self._first, groups = (peers.ranks or [0])[0], len(peers.ranks or [])
+        # The sum of changes is the number of groups times their mean.
+        rate = float(groups) if algorithm.aggregate == "gradients" else 1.0
+        self._outer_step = DiLoCo(interval=1, outer_lr=rate, outer_momentum=0.0, compression=algorithm.codec)
+        self._fragments: list[Fragment] = []
+        self._known = 0  # tensors that have outer parameters
+        self._loaded: dict[str, torch.Tensor] = {}  # outer parameters of a checkpoint that are not in use yet
+
+    @property
+    def begun(self) -> bool:
+        """Whether there are outer parameters."""
+        return bool(self._fragments)
+
+    @torch.no_grad()
+    def note(self, runs: Sequence[torch.Tensor], pieces: Iterable[Piece]) -> None:
+        """Make outer parameters for all tensors that have none. Collective over the peers if there are such tensors.
+
+        They are those of a checkpoint, or else the values of the first peer. All peers have the same values, unless the
+        script has given them different ones. Even then the next averaging is the mean of all, up to the encoding.
+
+        Args:
+            runs: the tensors that are averaged, flat. Those of earlier calls come first.
+            pieces: the parameters in these tensors.
+        """
+        if self._known == len(runs):
+            return
+        name = f"local.outer.{len(self._fragments)}"
+        fragment = Fragment(self._context, self._peers, runs[self._known :], name, self._outer_step)
+        for piece in pieces if self._loaded else ():
+            outer, value = fragment.outer_of(piece.values), self._loaded.get(piece.name)
+            parameter = self._parameters[piece.name]
+            if outer is not None and value is not None and value.shape == parameter.shape:
+                ordered = torch.empty_like(parameter, dtype=outer.dtype).copy_(value)
+                outer.copy_(in_memory_order(ordered)[piece.begin : piece.end])
+        for number, outer in enumerate(fragment.outer):
+            broadcast_(outer, self._first, f"{name}.begin.{number}", self._peers)
+        self._fragments.append(fragment)
+        self._known, self._loaded = len(runs), {}
+
+    def average(self) -> None:
+        """Replace all tensors by their averages. Collective over the peers.
+
+        Raises:
+            PeerLost, Timeout, TransportError: a rank is lost. The tensors of a fragment whose mean is incomplete, their
+                outer parameters and residuals are unchanged.
+        """
+        for fragment in self._fragments:
+            fragment.begin()
+        for fragment in self._fragments:
+            fragment.apply()
+
+    def state(self, pieces: Iterable[Piece], group: ProcessSet | None) -> dict[str, Any]:
+        """Return the outer parameters by the names of parameters, each whole; {} if there are none.
+
+        Args:
+            pieces: the parameters in the tensors that are averaged.
+            group: ranks that have the other parts of the parameters, over which this is collective; None: there are no
+                other parts.
+        """
+        if not self._fragments:
+            return {"outer": self._loaded} if self._loaded else {}
+        mine = [
+            (piece.name, piece.begin, piece.end, outer)
+            for piece in pieces
+            for fragment in self._fragments
+            if (outer := fragment.outer_of(piece.values)) is not None
+        ]
+        gathered = [mine] if group is None else allgather_object(mine, name="local.outer.state", process_set=group)
+        whole: dict[str, torch.Tensor] = {}
+        for name, begin, end, outer in (entry for entries in gathered for entry in entries):
+            if name not in whole:
+                whole[name] = torch.zeros_like(self._parameters[name], dtype=outer.dtype, requires_grad=False)
+            in_memory_order(whole[name])[begin:end] = outer
+        return {"outer": whole}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`. `note` takes the outer parameters from it."""
+        self._fragments, self._known = [], 0
+        self._loaded = dict(state.get("outer", {}))
+
+    def restart(self) -> None:
+        """Forget all outer parameters. `note` makes them from the parameters, which are equal on all peers."""
+        self.load_state({})
