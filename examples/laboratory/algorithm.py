@@ -45,8 +45,11 @@ def add_algorithm(parser: argparse.ArgumentParser) -> None:
     add, names = parser.add_argument, sordino.algorithms.names()
     add("--algorithm", default="allreduce", metavar="NAME", help=f"one of: {', '.join(names)} (default: allreduce)")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting, such as group_size=2")
-    add("--compression", metavar="CODEC", help="codec of the values that are sent, such as int8: compression= of the algorithm if "
-        "it has that setting, else of DistributedOptimizer (default: none)")  # fmt: skip
+    about = (
+        "codec of the values that are sent, such as int8: compression= of the algorithm if it has that setting, else of "
+        "DistributedOptimizer (default: none)"
+    )
+    add("--compression", metavar="CODEC", help=about)
 
 
 def algorithm_of(args: argparse.Namespace) -> Algorithm:

@@ -136,9 +136,9 @@ def test_every_algorithm_learns(name: str, text: str, tmp_path: Path) -> None:
 def test_encoded_values_cost_little(options: list[str], text: str, tmp_path: Path) -> None:
     """They are those of gossip, or of gradients. The loss is about the same, for fewer bytes."""
     exact = trained(2, tmp_path, text, *options)
-    encoded = trained(2, tmp_path, text, *options, "--compression", "int4")
+    encoded = trained(2, tmp_path, text, *options, "--compression", "int8")
     assert losses(encoded)[-1] == pytest.approx(losses(exact)[-1], abs=0.05)
-    assert "Int4" in encoded["settings"]["written"] or not options
+    assert "Int8" in encoded["settings"]["written"] or not options
 
 
 def mean_and_recommended(
