@@ -46,8 +46,8 @@ def add_algorithm(parser: argparse.ArgumentParser) -> None:
     add("--algorithm", default="allreduce", metavar="NAME", help=f"one of: {', '.join(names)} (default: allreduce)")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting, such as group_size=2")
     about = (
-        "codec of the values that are sent, such as int8: compression= of the algorithm if it has that setting, else of "
-        "DistributedOptimizer (default: none)"
+        "codec of the values that are sent, such as int8: compression= of the algorithm if it has that setting, else "
+        "of DistributedOptimizer (default: none)"
     )
     add("--compression", metavar="CODEC", help=about)
 
