@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-from _ext import choosing, tables
+from _ext import choosing, goodput, tables
 from sordino._core import variables
 from sordino.report.tables import table
 
@@ -77,6 +77,7 @@ MAKERS: dict[str, Callable[..., str]] = {
     "choosing": choosing.markdown,
     "configuration": configuration,
     "costs": tables.costs,
+    "goodput": goodput.markdown,
     "idea": tables.idea,
     "options": tables.options,
     "outcomes": outcomes,

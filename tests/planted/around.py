@@ -15,6 +15,22 @@ _CLAIMS = "benchmarks/claims/"
 ERRORS = [
     # ---- rendezvous
     Error(
+        "failed workers of a simulation go on working",
+        "wrong weight",
+        _SIMULATE + "failures.py",
+        "            working -= 1\n",
+        "            working -= 0\n",
+        (tests("failures"),),
+    ),
+    Error(
+        "simulated workers together fail as rarely as one",
+        "wrong weight",
+        _SIMULATE + "failures.py",
+        "generator.exponential(mtbf / working)",
+        "generator.exponential(mtbf)",
+        (tests("failures"),),
+    ),
+    Error(
         "the launcher accepts a stranger's data",
         "lost message",
         "python/sordino/rendezvous/sockets.py",

@@ -1,9 +1,7 @@
 """Trains virtual workers in virtual time, over links of any speed, to evaluate an algorithm for other hardware.
 
   sordino simulate --algorithm scheduled-pull --workers 8 --wide 2       # four ways: none, naive, manager, autonomous
-  sordino simulate --algorithm scheduled-pull --set overlap=naive --workers 8 --wide 2 --slow 7:3 --kill 0@5
-  sordino simulate --algorithm local-sgd --set interval=8 --workers 8 --seconds 5 --plot curve.png
-  sordino simulate --algorithm adpsgd --data none --workers 1000 --steps 64
+  sordino simulate --algorithm adpsgd --set interval=8 --data none --workers 1000 --slow 7:3 --kill 0@5 --plot curve.png
 
 Models really train; times are computed. A transfer takes the latency, plus its bits over the rate of the slower end.
 """
@@ -35,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--momentum", type=float, default=0.0, help="momentum of SGD (default 0)")
     add("--seed", type=int, action="append", default=[], metavar="N", help="seed; may be given repeatedly (default 1)")
     add("--seeds", type=int, metavar="N", help="seeds 1 to N; prints means and their spread")
-    add = parser.add_argument_group("links and speeds").add_argument
+    add = parser.add_argument_group("links, speeds and failures").add_argument
     add("--wide", type=int, default=0, metavar="W", help="number of workers with fast links, from 0 on (default 0)")
     add("--narrow-gbps", type=float, default=1.0, metavar="G", help="rate of the other links, in Gbit/s (default 1)")
     add("--wide-gbps", type=float, default=10.0, metavar="G", help="rate of the fast links, in Gbit/s (default 10)")
@@ -47,10 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="transferred size of a model, in MiB (default: its size; four ways: 3.5)",
     )  # fmt: skip
     add("--compute-ms", metavar="MS",
-        help="ms per step of computation, or `measured` (default; four ways or no data: 10)")  # fmt: skip
+        help="ms per step, or `measured` (default; four ways or no data: 10)")  # fmt: skip
     add("--slow", action="append", default=[], metavar="WORKER:FACTOR", help="factor by which its steps take longer")
     add("--load-ms", type=float, default=0.0, metavar="MS", help="data loading between two steps, in ms (default 0)")
     add("--kill", action="append", default=[], metavar="WORKER@S", help="virtual time at which a worker dies, in s")
+    add("--mtbf", type=float, metavar="S", help="goodput: mean time of a worker between two failures, in s")
+    add("--recover", type=float, metavar="S", help="goodput: time until a failed worker works again, in s")
+    add("--pause-ms", type=float, metavar="MS", help="goodput: pause when others notice a loss, in ms (default 100)")
     add = parser.add_argument_group("output").add_argument
     add("--points", type=int, default=30, metavar="N", help="points of each learning curve (default 30)")
     add("--json", type=Path, metavar="FILE", help="file for all results")

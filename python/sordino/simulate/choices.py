@@ -18,7 +18,7 @@ from sordino.algorithms import Algorithm, AllReduce
 from sordino.algorithms.settings import configured
 from sordino.errors import NotBuilt, UsageError
 from sordino.simulate.checks import check
-from sordino.simulate.job import Job
+from sordino.simulate.job import Failures, Job
 from sordino.simulate.links import LONGEST, SLOWEST_GBPS, Floats, Links, exact
 from sordino.simulate.problem import problem_of
 from sordino.suggestions import meant
@@ -30,6 +30,7 @@ _MEASURED = 10  # steps
 # A larger value is a mistake, and would overflow or fill the memory.
 _MOST = {"workers": 10**6, "seeds": 10**4, "points": 10**6, "channels": 1024, "seconds": 1e9, "message_mib": 2.0**30}
 _MOST |= {"latency_ms": LONGEST * 1e3, "load_ms": LONGEST * 1e3, "slow": 1e6, "kill": 1e9}
+_LONGEST = 1e12  # seconds of --mtbf and --recover
 _WINDOWS, _OTHER_STEPS = 5, 8  # windows, or steps of other algorithms, that a Gantt plot shows
 
 
@@ -75,7 +76,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     comparison = bool(modes) and not named & {word.partition("=")[0] for words in modes.values() for word in words}
     if not comparison:
         modes = {options.algorithm: ()}
-    links = _links(options)
+    links, failures = _links(options), _failures(options)
     compute, compute_from = _compute(options, comparison)
     message, message_from = _message(options, comparison)
     seeds = list(range(1, options.seeds + 1)) if options.seeds else options.seed or [1]
@@ -94,7 +95,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
                 algorithm, options.workers, links, compute, message, options.steps, seconds, seed, options.data,
                 options.data_dir, options.lr, options.momentum, options.batch, load=options.load_ms / 1e3,
                 points=options.points, kills=kills,
-                images=options.images, channels=options.channels, sharing=options.sharing,
+                images=options.images, channels=options.channels, sharing=options.sharing, failures=failures,
                 spans_until=_beginning(algorithm, compute, options) if place == 0 else 0.0,
             )  # fmt: skip
             check(job)
@@ -184,6 +185,25 @@ def _links(options: argparse.Namespace) -> Links:
         return Links.read(options.links, options.workers)
     latency = options.latency_ms / 1e3
     return Links.wide(options.workers, options.wide, options.narrow_gbps, options.wide_gbps, latency)
+
+
+def _failures(options: argparse.Namespace) -> Failures | None:
+    if options.mtbf is None and options.recover is None:
+        if options.pause_ms is not None:
+            raise UsageError(f"--pause-ms {options.pause_ms:g}: has no effect without --mtbf")
+        return None
+    if options.mtbf is None or options.recover is None:
+        given, missing = ("recover", "mtbf") if options.mtbf is None else ("mtbf", "recover")
+        raise UsageError(f"--{given} {getattr(options, given):g}: give --{missing}, too, in seconds")
+    if not 0 < options.mtbf <= _LONGEST:
+        raise UsageError(f"--mtbf {options.mtbf:g}: must be above 0, and at most {_LONGEST:g}")
+    if not 0 <= options.recover <= _LONGEST:
+        raise UsageError(f"--recover {options.recover:g}: must be at least 0, and at most {_LONGEST:g}")
+    if options.pause_ms is None:
+        return Failures(options.mtbf, options.recover)
+    if not 0 <= options.pause_ms <= _LONGEST:
+        raise UsageError(f"--pause-ms {options.pause_ms:g}: must be at least 0, and at most {_LONGEST:g}")
+    return Failures(options.mtbf, options.recover, options.pause_ms / 1e3)
 
 
 def _pair(text: str, option: str, mark: str, workers: int) -> tuple[int, float]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -65,6 +66,15 @@ def main(options: argparse.Namespace) -> int:
 
 def simulate(job: Job, progress: Progress) -> Outcome:
     """Run one simulation in this thread."""
+    outcome = _trained(job, progress)
+    if job.failures is None:
+        return outcome
+    from sordino.simulate import failures, lockstep
+
+    return replace(outcome, goodput=failures.goodput_of(job, lockstep.messages_of(job), job.failures))
+
+
+def _trained(job: Job, progress: Progress) -> Outcome:
     world = job.algorithm.simulation.world
     if world is not None:
         check(job)

@@ -23,6 +23,36 @@ LinkSharing = Literal["none", "fair"]
 Progress = Callable[[float], None]
 
 
+@dataclass(frozen=True)
+class Failures:
+    """Failures of workers. All times are in seconds.
+
+    Attributes:
+        mtbf: mean time of work of a worker between two of its failures.
+        recover: time from a failure until the failed worker works again.
+        pause: time for which the other workers stop if they notice the loss and continue.
+    """
+
+    mtbf: float
+    recover: float
+    pause: float = 0.1
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Useful steps per second of a run with failures, relative to the same run without failures.
+
+    Attributes:
+        restart: if all workers stop until a failed worker works again; None: no worker waits for another.
+        after_loss: if the others continue without it meanwhile; None: the algorithm cannot continue.
+        share: mean delay of the other workers when they continue, as a fraction of the pause.
+    """
+
+    restart: float | None
+    after_loss: float | None
+    share: float
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
     """One run. The arguments have been checked before a job is made.
@@ -49,6 +79,7 @@ class Job:
         points: number of evaluations, without the first.
         images: number of training images to use; None: all.
         channels: channels of the network's first layer. The second layer has twice, the third eight times as many.
+        failures: failures of workers, for the goodput; None: no worker fails. They change no other result.
         sharing: whether simultaneous transfers share the links of their ends ("fair", see `sordino.simulate.sharing`),
             or each has the links for itself ("none", as in wan-gossip-scheduling).
         kills: (worker, virtual seconds) of each death.
@@ -76,6 +107,7 @@ class Job:
     images: int | None = None
     channels: int = 16
     sharing: LinkSharing = "none"
+    failures: Failures | None = None
 
     def __post_init__(self) -> None:
         compute = [exact(seconds) for seconds in np.broadcast_to(self.compute, self.workers).tolist()]
@@ -98,8 +130,10 @@ class Outcome:
         record: the record of the workers.
         seconds: virtual seconds of the run.
         final: result of `Problem.final`.
+        goodput: the goodput with failures; None: the job has no failures.
     """
 
     record: Record
     seconds: float
     final: dict[str, float]
+    goodput: Goodput | None = None

@@ -119,9 +119,28 @@ def traffic_of(job: Job, problem: Problem, tensors: Sequence[tuple[str, int]]) -
         problem: the problem, which gives the bytes of its parameters.
         tensors: name and number of elements of each tensor.
     """
-    scale = job.message_bytes / problem.parameter_bytes
+    return _messages(job, problem.parameter_bytes, tensors)
+
+
+def _messages(job: Job, parameter_bytes: int, tensors: Sequence[tuple[str, int]]) -> StepMessages:
+    scale = job.message_bytes / parameter_bytes
     model = Model([name for name, _ in tensors], [4 * count * scale for _, count in tensors], scale)
     return StepMessages(job.algorithm, job.workers, model)
+
+
+def messages_of(job: Job) -> StepMessages:
+    """Return the messages of a job, which it would send in training.
+
+    Raises:
+        UsageError: the data are missing, or the algorithm does not work with this number of workers.
+    """
+    if job.data == "none":
+        quadratic = Quadratic(job)
+        return traffic_of(job, quadratic, quadratic.tensors)
+    from sordino.simulate.images import Trainee as OfImages
+
+    tensors = [(name, one.numel()) for name, one in OfImages(job, 0).model.named_parameters()]
+    return _messages(job, 4 * sum(count for _, count in tensors), tensors)
 
 
 def with_data(job: Job, progress: Progress, problem: Problem, trainees: list[Trainee]) -> Outcome:

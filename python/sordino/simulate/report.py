@@ -10,7 +10,7 @@ import sordino
 from sordino.report import Results
 from sordino.report.tables import format_seconds, table
 from sordino.simulate.choices import Plan
-from sordino.simulate.job import Job, Outcome
+from sordino.simulate.job import Failures, Job, Outcome
 from sordino.simulate.links import exact
 
 _GUESSING, _UNTRAINED = 0.1, 0.3  # with ten classes; below the second, training has not learnt enough to compare
@@ -72,6 +72,7 @@ def results(plan: Plan, outcomes: Sequence[Outcome]) -> Results:
             "algorithm": {"name": type(run.job.algorithm).__name__, **asdict(run.job.algorithm)},
             "seconds": outcome.seconds,
             **outcome.final,
+            "goodput": None if outcome.goodput is None else asdict(outcome.goodput),
             **outcome.record.as_dict(by_worker=job.workers <= _BY_WORKER),
         }
         for run, outcome in zip(plan.runs, outcomes, strict=True)
@@ -98,6 +99,7 @@ def results(plan: Plan, outcomes: Sequence[Outcome]) -> Results:
             "channels": job.channels,
             "sharing": job.sharing,
             "kills": [list(kill) for kill in job.kills],
+            "failures": None if job.failures is None else asdict(job.failures),
         },
         "source": source(job) if plan.comparison else {},
         "runs": runs,
@@ -124,8 +126,16 @@ def text(plan: Plan, found: Results) -> str:
         ("MB sent", lambda _, runs: f"{_mean(runs, 'bytes') / 1e6:.4g}"),
         ("virtual s", lambda _, runs: f"{_mean(runs, 'seconds'):.4g}"),
     ]
+    failures = plan.runs[0].job.failures
+    if failures is not None:
+        columns += [
+            ("restart", lambda _, runs: _goodput(runs, "restart")),
+            ("continue", lambda _, runs: _goodput(runs, "after_loss")),
+        ]
     rows = [[mode, *(cell(mode, runs) for _, cell in columns)] for mode, runs in by_mode.items()]
     blocks = [table(["", *(head for head, _ in columns)], rows), _legend(what, len(plan.runs) // len(modes))]
+    if failures is not None:
+        blocks.append(_goodput_legend(failures))
     if plan.comparison and len(plan.runs) > len(modes):
         blocks.append(_gains(by_mode, what))
     if found["source"]:
@@ -155,6 +165,20 @@ def _legend(what: str, seeds: int) -> str:
     return (
         f"{scored}{several}. Waiting: fraction of the time. Age: time from the copying of a model to its averaging. "
         "Steps, pulls, messages and bytes: per worker."
+    )
+
+
+def _goodput(runs: Sequence[Results], way: str) -> str:
+    values = [run["goodput"][way] for run in runs]
+    return "" if values[0] is None else f"{statistics.mean(values):.1%}"
+
+
+def _goodput_legend(failures: Failures) -> str:
+    return (
+        "Restart, continue: goodput, which is useful steps per second relative to the same run without failures. "
+        f"Each worker fails every {failures.mtbf:g} s on average, and works again {failures.recover:g} s later. "
+        "Restart: all wait for it. Continue: the others go on, and those that exchange with it pause for "
+        f"{format_seconds(failures.pause)}. Empty: not possible with this algorithm."
     )
 
 

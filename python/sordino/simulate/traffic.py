@@ -104,6 +104,8 @@ class StepMessages:
     Attributes:
         delay: number of exchanges after which a worker waits for an exchange that it has started.
         behind_loading: whether workers wait for messages after a step only once the next batch is loaded.
+        period: steps in which every phase runs at least once.
+        settled: first step in which every phase that begins later has begun.
         rows: rows of exchanges that differ from round to round.
 
     Raises:
@@ -115,6 +117,8 @@ class StepMessages:
         self._phases = [] if traffic is None else list(traffic.phases)
         self.delay = 0 if traffic is None else traffic.delay
         self.behind_loading = any(phase.loading for phase in self._phases)
+        self.period = max((phase.every for phase in self._phases), default=1)
+        self.settled = max((phase.since for phase in self._phases), default=0)
         self.rows = SharedRows()
         self._shares_rows = sum(phase.varies for phase in self._phases) == 1  # exchange numbers are per phase
         self._messages: dict[int, list[Phase]] = {}  # messages of phases that never vary, by number of the phase
