@@ -65,7 +65,7 @@ class LocalSGD(Algorithm):
     (`detach()`, `numpy()`), `step()` waits for that parameter. Access to memory by its address alone (`data_ptr()`) is
     not noticed: call `optimizer.flush()` before it. Parameters are the same, bit for bit.
 
-    With `compression` the averaging sends what the models have changed since the last averaging, encoded, as `DiLoCo`
+    With `compression` the averaging sends encoded changes of the models since the last averaging, as `DiLoCo`
     does with outer_lr=1 and outer_momentum=0: with the outer parameters θ, θ = θ + mean of (w_i - θ), then w_i = θ on
     all ranks, bit for bit. At first θ are the first group's parameters. Afterwards they are part of `state_dict()`, by
     the names of parameters. Gradients within a group, and the all-gather of shards, are not encoded.

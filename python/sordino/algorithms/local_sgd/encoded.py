@@ -68,7 +68,7 @@ class EncodedAveraging:
 
     @torch.no_grad()
     def note(self, runs: Sequence[torch.Tensor], pieces: Iterable[Piece]) -> None:
-        """Make outer parameters for all tensors that have none. Collective over the peers if there are such tensors.
+        """Make outer parameters for all tensors that lack them. Collective over the peers if there are such tensors.
 
         They are those of a checkpoint, or else the values of the first peer. All peers have the same values, unless the
         script has given them different ones. Even then the next averaging is the mean of all, up to the encoding.
@@ -105,7 +105,7 @@ class EncodedAveraging:
             fragment.apply()
 
     def state(self, pieces: Iterable[Piece], group: ProcessSet | None) -> dict[str, Any]:
-        """Return the outer parameters by the names of parameters, each whole; {} if there are none.
+        """Return the outer parameters by the names of parameters, each whole; {} before the first `note`.
 
         Args:
             pieces: the parameters in the tensors that are averaged.
