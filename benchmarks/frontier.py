@@ -5,10 +5,11 @@
   python benchmarks/frontier.py --runs FOLDER         # keeps each run; a benchmark that was interrupted goes on
 
 Each run is `sordino run -np N -- python examples/language.py` with equal tokens, batch, text, schedule and, with equal
-seeds, equal initial weights and batches. Only the algorithm and its settings differ. The learning rate is the best of
-LEARNING_RATES for the synchronous baseline (one seed), and the same for all. Losses are those on held-out text, of the
-model that each algorithm recommends. The result of an algorithm is the difference of its loss from the baseline's with
-the same seed, as a mean and its standard error over the seeds.
+seeds, equal initial weights and batches. Only the algorithm, its settings and the learning rate differ. The learning
+rate of a row is the best of LEARNING_RATES for it, with the first seed: what suits the mean of all gradients is too
+much for workers that train apart. Losses are those on held-out text, of the model that each algorithm recommends. The
+result of an algorithm is the difference of its loss from the baseline's with the same seed, as a mean and its standard
+error over the seeds.
 
 The bytes are those that rank 0 sends in training. Time plays no part: the losses of a run are the same, bit for bit,
 however busy the machine is.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import statistics
 import subprocess
 import sys
@@ -27,6 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import sordino
 from sordino.bench import command_line
 from sordino.errors import UsageError
 from sordino.report import Results, machines, records
@@ -37,8 +42,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RANKS = 4
 MODEL = {"layers": 2, "width": 96, "heads": 4, "context": 64, "batch": 32, "tokens": 1_048_576}
 QUICK = {"layers": 1, "width": 32, "heads": 2, "context": 32, "batch": 8, "tokens": 16_384}
-LEARNING_RATES = (2e-3, 4e-3, 8e-3)
+LEARNING_RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 SEEDS = (1, 2, 3)
+VERSIONS = {module.__name__: module.__version__ for module in (sordino, torch)} | {"python": platform.python_version()}
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,8 @@ def run(entry: Entry, model: Mapping[str, int], lr: float, seed: int, folder: Pa
             raise RuntimeError(f"{entry.name}: status {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         half.replace(kept)
     read = json.loads(kept.read_text())
+    if read["settings"]["versions"] != VERSIONS:
+        raise UsageError(f"{kept} was made with other versions: {read['settings']['versions']}. Remove the folder")
     return {"settings": read["settings"], **read["curve"][-1]}
 
 
@@ -120,9 +128,11 @@ def hash_of(words: Sequence[object]) -> int:
     return int.from_bytes(hashlib.sha256(repr(words).encode()).digest()[:8], "big")
 
 
-def best_rate(model: Mapping[str, int], rates: Sequence[float], folder: Path) -> tuple[float, dict[str, float]]:
-    """Return the learning rate with the baseline's least loss, and the losses of all rates, with the first seed."""
-    losses = {str(rate): run(BASELINE, model, rate, SEEDS[0], folder)["loss"] for rate in rates}
+def best_rate(
+    entry: Entry, model: Mapping[str, int], rates: Sequence[float], folder: Path
+) -> tuple[float, dict[str, float]]:
+    """Return the learning rate with the least loss, and the losses of all rates, with the first seed."""
+    losses = {str(rate): run(entry, model, rate, SEEDS[0], folder)["loss"] for rate in rates}
     return min(rates, key=lambda rate: losses[str(rate)]), losses
 
 
@@ -166,16 +176,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = chosen.runs or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        lr, losses = best_rate(model, rates, folder)
-        baseline = [run(BASELINE, model, lr, seed, folder) for seed in seeds]
+        baseline: list[dict[str, Any]] = []
         rows = []
         for entry in entries:
             records.log(f"frontier: {entry.name}")
             try:
-                rows.append(row_of(entry, [run(entry, model, lr, seed, folder) for seed in seeds], baseline))
+                lr, losses = best_rate(entry, model, rates, folder)
+                runs = [run(entry, model, lr, seed, folder) for seed in seeds]
             except RuntimeError as error:
+                if entry is BASELINE:
+                    raise
                 failed[entry.name] = str(error)
                 records.log(str(error))
+                continue
+            baseline = baseline or runs
+            rows.append(row_of(entry, runs, baseline) | {"lr": lr, "rates": losses})
     machine["others"] = watch.others()
     settings = baseline[0]["settings"]
     results: Results = {
@@ -187,8 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "steps": settings["steps"],
         "text_sha256": settings["text_sha256"],
         "versions": settings["versions"],
-        "lr": lr,
-        "rates": losses,
+        "rates": list(rates),
         "seeds": list(seeds),
         "rows": rows,
         "failed": failed,

@@ -18,12 +18,12 @@ def percent(row: Results, rows: list[Results]) -> float:
 
 
 def saving(row: Results, rows: list[Results]) -> float | None:
-    """Return how many times fewer bytes a row sends than the baseline; None if it sends none."""
+    """Return the baseline's bytes over those of a row; None if the row sends none."""
     return float(rows[0]["sent_bytes"]) / float(row["sent_bytes"]) if row["sent_bytes"] else None
 
 
 def targets(rows: list[Results]) -> list[Results]:
-    """Return published claims with what was measured here. The first row is the baseline."""
+    """Compare published claims with the rows, of which the first is the baseline."""
     named = {row["name"]: row for row in rows}
     found = []
     one = named.get("DiLoCo, H = 64")
@@ -61,6 +61,7 @@ def markdown(results: Results) -> str:
             [
                 f"**{row['name']}**" if row["name"] in best else row["name"],
                 f"`{row['written']}`",
+                f"{row['lr']:g}",
                 f"{row['loss']:.4f}",
                 f"{percent(row, rows):+.2f} ± {error:.2f}",
                 f"{row['sent_bytes'] / 1e6:.2f}",
@@ -68,16 +69,16 @@ def markdown(results: Results) -> str:
             ]
         )
     model = results["model"]
-    rates = ", ".join(f"{float(rate):g} ({loss:.4f})" for rate, loss in results["rates"].items())
+    rates = ", ".join(f"{rate:g}" for rate in results["rates"])
     what = (
         f"A GPT of {results['parameters']:,} parameters is trained on {model['tokens']:,} bytes of text, in "
         f"{results['steps']:,} steps of {model['batch']} sequences of {model['context']} bytes, by 4 ranks unless a "
-        f"row says otherwise. Seeds: {', '.join(map(str, results['seeds']))}. Learning rate {results['lr']:g}, the "
-        f"best for all-reduce of {rates}. Loss is in nats per byte of held-out text. Differences are from all-reduce "
-        "with the same seed, in % of its loss, with their standard error. Rows in bold are on the frontier: no other "
-        "row has both fewer bytes and a smaller loss."
+        f"row says otherwise. Seeds: {', '.join(map(str, results['seeds']))}. The learning rate of a row is the best "
+        f"for it of {rates}, with the first seed. Loss is in nats per byte of held-out text. Differences are from "
+        "all-reduce with the same seed, in % of its loss, with their standard error. Rows in bold are on the "
+        "frontier: no other row has both fewer bytes and a smaller loss."
     )
-    heads = ["", "algorithm", "loss", "difference, %", "MB sent by a rank", "times fewer bytes"]
+    heads = ["", "algorithm", "learning rate", "loss", "difference, %", "MB sent by a rank", "times fewer bytes"]
     blocks = verdicts.head(results | {"targets": targets(rows)}, "Loss against bytes", what, unit="")
     if results["failed"]:
         blocks.append(f"**Failed: {', '.join(results['failed'])}.**")

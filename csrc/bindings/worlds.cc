@@ -32,7 +32,7 @@ std::shared_ptr<World> make_world(std::unique_ptr<Transport> transport, const Co
       throw UsageError("SORDINO_CPU_LEVEL='" + config.cpu_level + "': " + error.what());
     }
   }
-  if (config.streaming_stores >= 0) kernels::set_streams(config.streaming_stores != 0);
+  kernels::set_streams(config.streaming_stores < 0 ? std::nullopt : std::optional(config.streaming_stores != 0));
   auto world = std::make_shared<World>(std::move(transport), config);
   world->on_wait(handle_signals);
   return world;

@@ -43,7 +43,7 @@ class StoreChoice {
   static constexpr std::uint32_t kTimedEvery = 8;    // copies
   static constexpr std::uint32_t kTriedEvery = 256;  // copies, of which one is done in the other way
   // Between processors that share a cache, an ordinary copy takes up to 2.6 times as long as a streaming one, but saves
-  // as much when it is read. Between others it takes 10 to 20 times as long.
+  // as much when it is read. Between processors without a common cache it takes 10 to 20 times as long.
   static constexpr float kWorthIt = 4;
 
   struct Way {

@@ -38,11 +38,11 @@ class NodeMemory {
   virtual std::shared_ptr<Segment> allocate(std::size_t bytes) = 0;
   // The same, but only the first `reserved` bytes have memory, until Segment::reserve() gives it to more of them.
   virtual std::shared_ptr<Segment> allocate_sparse(std::size_t bytes, std::size_t reserved) = 0;
-  // Offers memory of another owner to the peers: `data` is a shared mapping of the first `bytes` bytes of the file `fd`.
+  // Offers memory of another owner to the peers: `data` maps the first `bytes` bytes of the file `fd`, shared.
   // The owner keeps both until the segment is released. Throws TransportError if peers cannot map other owners' memory.
   virtual std::shared_ptr<Segment> adopt(std::byte* data, std::size_t bytes, int fd);
-  // Allocates on a device, as allocate() does on the host. Released memory is kept for the next segment of the same use, until this object and all its
-  // segments are gone. Then it is freed as soon as no peer has it mapped.
+  // Allocates on a device, as allocate() does on the host. Released memory is kept for the next segment of the same
+  // use, until this object and all its segments are gone. Then it is freed as soon as no peer has it mapped.
   std::shared_ptr<Segment> allocate_on(const std::shared_ptr<Device>& device, std::size_t bytes,
                                        Use use = Use::kCaller);
 

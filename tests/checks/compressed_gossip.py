@@ -66,15 +66,18 @@ def the_mean_of_all_workers_stays(seat: Seat, choice: str, codec: Codec) -> None
     """It changes by their steps only, for as long as no block is missed."""
     algorithm, model = replace(ALGORITHMS[choice], compression=codec), Weights(0)
     optimizer, wanted = wrap(model, algorithm), Weights(0).flat()
+    missed, compared = 0, 0
     for turn in range(6):
         model.draw_gradients(seat.rank, turn)
         before = model.flat() - STEP * torch.cat([value.grad.double() for value in model.parameters()])
         optimizer.step()
         wanted = hvd.allreduce(before, name=f"before {turn}")
-        missed = missed_of_all(optimizer, f"missed {turn}")
-        if missed == 0:
+        missed_before, missed = missed, missed_of_all(optimizer, f"missed {turn}")
+        if missed == missed_before:
+            compared += 1
             torch.testing.assert_close(mean_of_all(model, f"mean {turn}"), wanted, atol=1e-6, rtol=0)
     counts = optimizer.statistics
+    assert compared >= 3
     assert counts.exchanges == 6 and missed <= 0.05 * int(
         hvd.allreduce(torch.tensor(counts.blocks), op=hvd.Sum, name="blocks")
     )
@@ -198,7 +201,6 @@ def the_bytes_of_a_codec_are_sent(seat: Seat, choice: str, codec: Codec) -> None
     optimizer = wrap(model, algorithm, lr=0.0)
     model.draw_gradients(seat.rank, 0)
     optimizer.step()
-    exact = wrap(Weights(0), replace(algorithm, segments="model"), lr=0.0)
     before, earlier = hvd.stats()["bytes_sent"], optimizer.statistics.bytes
     optimizer.step()
     sent = hvd.stats()["bytes_sent"] - before
@@ -207,7 +209,7 @@ def the_bytes_of_a_codec_are_sent(seat: Seat, choice: str, codec: Codec) -> None
     peers = len(algorithm.rounds_of(seat.size, 1)[0].destinations(1, 0, seat.rank))
     if choice == "dpsgd":
         assert whole * 0.95 < sent / peers <= whole
-    assert exact is not None and sent < (0.6 if isinstance(codec, Float16) else 0.3) * 4 * sum(SIZES) * seat.size
+    assert sent < (0.6 if isinstance(codec, Float16) else 0.3) * 4 * sum(SIZES) * max(peers, 1)
 
 
 @check(least=2, algorithm=(Crossover(compression="int8"), NoLoCo(interval=2, compression="int4")))

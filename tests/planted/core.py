@@ -1218,7 +1218,8 @@ ERRORS = [
         "wrong order of summation",
         _NODE,
         "sources_[peer] = peer == me_ ? input : slots_.at(peer, chunk) + at;",
-        "sources_[(peer + sources_.size() - me_) % sources_.size()] = peer == me_ ? input : slots_.at(peer, chunk) + at;",
+        "sources_[(peer + sources_.size() - me_) % sources_.size()] = "
+        "peer == me_ ? input : slots_.at(peer, chunk) + at;",
         (checks("allreduce.one_node"),),
     ),
     # ---- pulls, and pairwise averaging

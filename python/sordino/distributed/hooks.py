@@ -188,6 +188,7 @@ class SharedBuckets(BucketAverage):
 
     def __init__(self, group: Any = None) -> None:
         self.group = group
+        _size_of(group)
         self._storages = _operations_of(group).shared_storages()
 
     def start(self, bucket: GradBucket) -> Future[torch.Tensor]:

@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections import deque
+from dataclasses import dataclass
 
 import torch
 
@@ -81,9 +82,12 @@ class MemoryPool:
         return torch.frombuffer(memoryview(memory), dtype=dtype, count=count)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Release the free segments. Tensors keep theirs."""
+        """Release the free segments. Tensors keep theirs. In a forked child, where the lock may be held, do nothing."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             self._is_open = False
+            self._take_returned()
             self._free.clear()
             self._used.clear()
 
@@ -109,6 +113,19 @@ def _rounded(size: int) -> int:
     return -(-size // step) * step
 
 
+@dataclass(eq=False)
+class _Moved:
+    """A storage that was moved.
+
+    Attributes:
+        storage: the storage, which must live longer than `memory`.
+        memory: the core may use the memory while this object lives; None once it does not.
+    """
+
+    storage: torch.UntypedStorage
+    memory: SharedMemory | None
+
+
 class SharedStorages:
     """Storages that torch has allocated, and that were moved to shared memory.
 
@@ -121,8 +138,7 @@ class SharedStorages:
 
     def __init__(self, context: Context) -> None:
         self._world = context.world
-        # The core may use the memory while the second object lives. So the storage must live longer.
-        self._moved: list[tuple[torch.UntypedStorage, SharedMemory]] = []
+        self._moved: list[_Moved] = []
 
     @property
     def count(self) -> int:
@@ -147,8 +163,11 @@ class SharedStorages:
                 f"SharedBuckets: no room for a bucket of {storage.nbytes()} bytes in /dev/shm ({error}). Make /dev/shm "
                 "larger (docker run --shm-size=...), or do not register this hook"
             ) from error
-        self._moved.append((storage, SharedMemory.adopt(self._world, storage.data_ptr(), size, file)))
+        self._moved.append(_Moved(storage, SharedMemory.adopt(self._world, storage.data_ptr(), size, file)))
 
     def release_unused(self) -> None:
-        """Release the storages that no tensor uses any more, and so no operation in flight."""
-        self._moved = [one for one in self._moved if _sharers(one[0]._cdata) > 1]
+        """Release the storages that no tensor uses any more. An operation in flight uses its tensors."""
+        unused = [one for one in self._moved if _sharers(one.storage._cdata) <= 1]
+        self._moved = [one for one in self._moved if one not in unused]
+        for one in unused:
+            one.memory = None

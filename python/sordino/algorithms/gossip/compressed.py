@@ -4,8 +4,8 @@
     messages of peers -> Q(x) for each source x -> y += weight * sum of (Q(x) - Q(y))
 
 So the mean over all workers stays the same, whatever an encoding loses, where the mixing matrix is doubly stochastic:
-each Q is added by some workers as often as it is subtracted by its own. The error that a worker's own values get is a
-part of what encodings have lost, and never a rounding of the values themselves.
+each Q is added by some workers as often as it is subtracted by its own. This holds if no block is missed (see below),
+and for parameters of 32 bits or more: those of 16 bits are rounded when they change.
 
 A codec such as `Int8` has for each block of values an estimate of the distance between workers. A block that was
 farther away is *missed*: the worker keeps its own values there, and encodes it for a greater distance next time. At
@@ -168,8 +168,8 @@ class CompressedMixing:
         counts.exchanges += 1
         if infinite > 0:
             warnings.warn(
-                f"{self._peers.name}: {infinite} block{'s' * (infinite != 1)} of parameters of this rank have a NaN or "
-                "an infinity, so the same blocks of its peers become NaN",
+                f"{self._peers.name}: {infinite} block{'s' * (infinite != 1)} of parameters of this rank have a NaN, "
+                "an infinity or a value too large for the codec, so the same blocks of its peers become NaN",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -82,6 +82,7 @@ class Averaging:
         self.arena = arena
         self.topologies = algorithm.rounds_of(len(peers.process_set.ranks or []), arena.segment_count)
         self._compressed = None if algorithm.codec is None else CompressedMixing(peers, arena, algorithm.codec)
+        self._encoded = [algorithm.codec is not None and only_averages(topology) for topology in self.topologies]
 
     def begin(self) -> None:
         if self._compressed is not None:
@@ -97,7 +98,7 @@ class Averaging:
     def mix(self, round: int, values: FlatBuffer) -> None:
         """Perform all mixings of an exchange, of `values` in place. Values that workers copy are never encoded."""
         for step, topology in enumerate(self.topologies):
-            if self._compressed is not None and only_averages(topology):
+            if self._compressed is not None and self._encoded[step]:
                 self._compressed.mix(round, topology, values)
             else:
                 self.start(round, step, values, others_only=False).wait()
