@@ -109,7 +109,7 @@ class CompressedMixing:
         """Continue from `state()`. If it does not fit these parameters, continue without estimates."""
         self.restart()
         saved = state.get("distances", [])
-        wanted = [self._coder.distances(torch.zeros(run.count)) for run in self._runs]
+        wanted = [self._coder.distances(torch.zeros(run.count, device=HOST)) for run in self._runs]
         fits = len(saved) == len(wanted) and all(
             isinstance(one, torch.Tensor) and (one.shape, one.dtype) == (like.shape, like.dtype)
             for one, like in zip(saved, wanted)
