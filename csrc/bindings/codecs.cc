@@ -72,8 +72,7 @@ void register_codecs(py::module_& module) {
           py::arg("values"), py::arg("count"), py::arg("own"), py::arg("sources"), py::arg("weight"), py::arg("change"),
           py::arg("distances"), no_gil,
           "change[i] = weight * (sum over sources of (Q(x[i]) - Q(values[i]))); also updates the estimates. Returns "
-          "the "
-          "number of blocks that could not be decoded.");
+          "the number of blocks that could not be decoded.");
 }
 
 }  // namespace sordino::bindings

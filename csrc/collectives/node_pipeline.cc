@@ -9,7 +9,6 @@
 namespace sordino {
 namespace {
 
-constexpr std::size_t kLine = 64;
 constexpr std::size_t kLeastChunk = 32 * 1024;
 // A rank fills this many chunks before the one that it takes. One slot is left for ranks that are behind.
 constexpr std::uint64_t kAhead = SharedBlock::kSlots - 1;

@@ -3,11 +3,6 @@
 #include <algorithm>
 
 namespace sordino {
-namespace {
-
-constexpr std::size_t kLine = 64;
-
-}  // namespace
 
 Task find_shared(Participants& participants, const Pieces& pieces, std::vector<std::byte*>& tensors) {
   NodeMemory& memory = participants.transport.node_memory();
@@ -63,7 +58,7 @@ void Slots::take(Participants& participants, std::uint64_t chunks) {
   std::size_t& next = participants.slot_use.next;
   const std::uint64_t first = (next + cell_ - 1) / cell_ % cells_;
   const std::uint64_t end = std::min<std::uint64_t>(first + chunks, cells_);
-  participants.own_block->reserve(SharedBlock::kSlotsBegin + (first + chunks > cells_ ? cells_ : end) * cell_);
+  participants.own_block->reserve(SharedBlock::kSlotsBegin + end * cell_);
   blocks_[static_cast<std::size_t>(participants.me)]->first_cell = first;
   next = (first + chunks) % cells_ * cell_;
 }

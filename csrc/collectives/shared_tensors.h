@@ -10,6 +10,7 @@ namespace sordino {
 
 // For smaller tensors, the extra round in which ranks publish locations costs more than it saves.
 inline constexpr std::size_t kLeastInPlace = 32 * 1024;
+inline constexpr std::size_t kLine = 64;  // bytes of a cache line
 
 // Publishes the location of this rank's tensor, at stage kOfferStage of `offered`. Then finds the tensors of all, in
 // order of the participants. If one is not averaged in place, or not in memory that all map, `tensors` stays empty.

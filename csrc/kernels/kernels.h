@@ -19,7 +19,7 @@ struct Span {
   std::size_t bytes;
 };
 
-// How a reduction writes its destinations after the first: by ordinary stores, or as publish() does (publish.h).
+// The stores to the destinations of a reduction after the first. kPublished: those of publish() (publish.h).
 enum class Others { kOrdinary, kPublished };
 
 // destinations[k][i] = post * fold(op, pre * sources[0][i], pre * sources[1][i], ...) for i < count and all k.

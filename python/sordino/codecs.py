@@ -148,6 +148,12 @@ class Codec(ABC):
         """Return the number of bytes of `count` encoded values."""
         return self.coder().bytes(count)
 
+    @property
+    def relative_size(self) -> float:
+        """Bytes of many encoded values, divided by their bytes in float32."""
+        many = 1 << 20
+        return self.bytes(many) / (4 * many)
+
 
 class _CoreCoder:
     """A codec of the core."""

@@ -39,6 +39,15 @@ def apart(crew: Crew) -> bool:
     return any(float((model - models[0]).abs().max()) > 1e-9 for model in models)
 
 
+def apart_after_steps(crew: Crew, count: int) -> list[bool]:
+    """Take steps, and return whether models differ after each."""
+    seen = []
+    for _ in range(count):
+        crew.all(Member.step)
+        seen.append(apart(crew))
+    return seen
+
+
 @pytest.mark.parametrize("aggregate", ["parameters", "gradients"])
 def test_all_go_on_from_their_mean_and_begin_an_interval(crew_of: MakeCrew, aggregate: str) -> None:
     crew = crew_of(4, LocalSGD(4, aggregate=aggregate))
@@ -50,11 +59,7 @@ def test_all_go_on_from_their_mean_and_begin_an_interval(crew_of: MakeCrew, aggr
     mean = torch.stack([before[rank] for rank in range(3)]).mean(0)
     for model in crew.all(flat).values():
         torch.testing.assert_close(model, mean, rtol=1e-12, atol=1e-12)
-    seen = []
-    for _ in range(4):
-        crew.all(Member.step)
-        seen.append(apart(crew))
-    assert seen == [True, True, True, False]
+    assert apart_after_steps(crew, 4) == [True, True, True, False]
 
 
 def test_a_loss_before_the_first_step(crew_of: MakeCrew) -> None:
@@ -262,11 +267,7 @@ def test_encoded_averages_count_from_the_mean_of_the_remaining_models(crew_of: M
     for state in crew.all(outer_state).values():
         outer = torch.cat([one.flatten() for one in state["outer"].values()])
         torch.testing.assert_close(outer, mean, rtol=1e-12, atol=1e-12)
-    seen = []
-    for _ in range(4):
-        crew.all(Member.step)
-        seen.append(apart(crew))
-    assert seen == [True, True, True, False]
+    assert apart_after_steps(crew, 4) == [True, True, True, False]
 
 
 def test_one_has_taken_an_outer_step_that_the_other_has_not(crew_of: MakeCrew) -> None:

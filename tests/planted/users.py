@@ -446,8 +446,8 @@ ERRORS = [
         "buckets that DDP has dropped stay in shared memory",
         "off by one",
         _DISTRIBUTED + "shared_memory.py",
-        "if _sharers(one.storage._cdata) <= 1]",
-        "if _sharers(one.storage._cdata) <= 0]",
+        "if _sharers(one.storage._cdata) <= 1:",
+        "if _sharers(one.storage._cdata) <= 0:",
         (_SHARED_BUFFERS,),
     ),
     Error(

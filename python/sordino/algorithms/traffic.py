@@ -206,8 +206,7 @@ def mean_within(sets: Sets, size: float, codec: Codec | None) -> list[Operation]
     """
     if codec is None:
         return [Reduction(sets, [size])]
-    values, members = 1 << 20, sets.shape[1]
-    encoded = size * codec.bytes(values) / (4 * values)
+    encoded, members = size * codec.relative_size, sets.shape[1]
     if codec.gathered:
         return [from_owners(sets, [encoded] * members)]
     shards = [encoded / members] * members

@@ -167,7 +167,7 @@ class SharedStorages:
 
     def release_unused(self) -> None:
         """Release the storages that no tensor uses any more. An operation in flight uses its tensors."""
-        unused = [one for one in self._moved if _sharers(one.storage._cdata) <= 1]
-        self._moved = [one for one in self._moved if one not in unused]
-        for one in unused:
-            one.memory = None
+        for one in self._moved:
+            if _sharers(one.storage._cdata) <= 1:
+                one.memory = None
+        self._moved = [one for one in self._moved if one.memory is not None]

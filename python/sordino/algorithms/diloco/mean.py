@@ -117,7 +117,7 @@ class BackgroundMean:
         return self._values
 
     def finish(self) -> list[torch.Tensor]:
-        """Wait for the means, and return them as `arrived` does. Nothing is pending afterwards."""
+        """Wait for the means, and return them, with the tensors and errors of `arrived`. Then nothing is pending."""
         means = self.arrived()
         self.pending = False
         return means

@@ -181,9 +181,8 @@ class AveragingGossip(MixingGossip):
         codec = self.codec
         if codec is None or not only_averages(topology):
             return super()._exchange(workers, topology, segments, round)
-        values = 1 << 20
-        ratio = codec.bytes(values) / (4 * values)
-        return Exchange(workers, topology, [ratio * one for one in segments], round, models=True, separate=True)
+        encoded = [codec.relative_size * one for one in segments]
+        return Exchange(workers, topology, encoded, round, models=True, separate=True)
 
 
 def only_averages(topology: Topology) -> bool:
