@@ -94,7 +94,7 @@ ERRORS = [
         "stale copy",
         "csrc/kernels/cpu/residues.h",
         "    d.change[i] += d.weight * (theirs - mine);\n",
-        "    d.change[i] += d.weight * (theirs - values[i]);\n",
+        "    d.change[i] += d.weight * (theirs - (mine != values[i] ? values[i] : mine));\n",
         _MODULO,
     ),
     Error(
@@ -102,7 +102,7 @@ ERRORS = [
         "off by one",
         "csrc/kernels/cpu/modulo.cc",
         "        distance = std::max(kGrowth * window, kLeast * largest);\n",
-        "",
+        "        distance = std::max(0 * window, 0 * largest);\n",
         _MODULO,
     ),
     Error(

@@ -138,7 +138,7 @@ ERRORS = [
         "python/sordino/algorithms/gossip/compressed.py",
         "            self._estimated = True\n",
         "            self._estimated = False\n",
-        (checks("compressed_gossip.training_that"),),
+        (tests("device_checks", "pretended and compressed_gossip.training_that"),),
     ),
     Error(
         "encoded gradients of missing parameters count as used",
