@@ -30,9 +30,13 @@ thread_local std::size_t allocated = 0;  // by this thread
 // Peers may announce results of any size, but nothing here needs this many bytes.
 constexpr std::size_t kMost = std::size_t{1} << 28;
 
-void* take(std::size_t bytes) {
+void* take_or_none(std::size_t bytes) noexcept {
   allocated += bytes;
-  void* memory = bytes > kMost ? nullptr : std::malloc(std::max<std::size_t>(bytes, 1));
+  return bytes > kMost ? nullptr : std::malloc(std::max<std::size_t>(bytes, 1));
+}
+
+void* take(std::size_t bytes) {
+  void* memory = take_or_none(bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
@@ -42,6 +46,10 @@ void* take(std::size_t bytes) {
 // Not inline, as the compiler would warn of memory that is freed by another function than its allocator.
 [[gnu::noinline]] void* operator new(std::size_t bytes) { return take(bytes); }
 [[gnu::noinline]] void* operator new[](std::size_t bytes) { return take(bytes); }
+[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return take_or_none(bytes); }
+[[gnu::noinline]] void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept {
+  return take_or_none(bytes);
+}
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
