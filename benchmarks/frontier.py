@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 import statistics
 import subprocess
@@ -131,9 +132,24 @@ def hash_of(words: Sequence[object]) -> int:
 def best_rate(
     entry: Entry, model: Mapping[str, int], rates: Sequence[float], folder: Path
 ) -> tuple[float, dict[str, float]]:
-    """Return the learning rate with the least loss, and the losses of all rates, with the first seed."""
-    losses = {str(rate): run(entry, model, rate, SEEDS[0], folder)["loss"] for rate in rates}
-    return min(rates, key=lambda rate: losses[str(rate)]), losses
+    """Return the learning rate with the least loss, and the losses of the rates that were tried, with the first seed.
+
+    The search begins in the middle of the ascending rates, and goes on in both directions while the loss falls.
+    """
+    losses: dict[float, float] = {}
+
+    def loss(index: int) -> float:
+        rate = rates[index]
+        if rate not in losses:
+            found = run(entry, model, rate, SEEDS[0], folder)["loss"]
+            losses[rate] = math.inf if math.isnan(found) else found
+        return losses[rate]
+
+    best = len(rates) // 2
+    for step in (-1, 1):
+        while 0 <= best + step < len(rates) and loss(best + step) < loss(best):
+            best += step
+    return rates[best], {str(rate): value for rate, value in sorted(losses.items())}
 
 
 def row_of(entry: Entry, runs: Sequence[dict[str, Any]], baseline: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def markdown(results: Results) -> str:
             [
                 f"**{row['name']}**" if row["name"] in best else row["name"],
                 f"`{row['written']}`",
-                f"{row['lr']:g}",
+                f"{row['lr']:g}" + ("*" if row["lr"] in (results["rates"][0], results["rates"][-1]) else ""),
                 f"{row['loss']:.4f}",
                 f"{percent(row, rows):+.2f} ± {error:.2f}",
                 f"{row['sent_bytes'] / 1e6:.2f}",
@@ -74,9 +74,9 @@ def markdown(results: Results) -> str:
         f"A GPT of {results['parameters']:,} parameters is trained on {model['tokens']:,} bytes of text, in "
         f"{results['steps']:,} steps of {model['batch']} sequences of {model['context']} bytes, by 4 ranks unless a "
         f"row says otherwise. Seeds: {', '.join(map(str, results['seeds']))}. The learning rate of a row is the best "
-        f"for it of {rates}, with the first seed. Loss is in nats per byte of held-out text. Differences are from "
-        "all-reduce with the same seed, in % of its loss, with their standard error. Rows in bold are on the "
-        "frontier: no other row has both fewer bytes and a smaller loss."
+        f"for it of {rates}, with the first seed (*: an end of this range). Loss is in nats per byte of held-out text. "
+        "Differences are from all-reduce with the same seed, in % of its loss, with their standard error. Rows in "
+        "bold are on the frontier: no other row has both fewer bytes and a smaller loss."
     )
     heads = ["", "algorithm", "learning rate", "loss", "difference, %", "MB sent by a rank", "times fewer bytes"]
     blocks = verdicts.head(results | {"targets": targets(rows)}, "Loss against bytes", what, unit="")
