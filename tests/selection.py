@@ -17,10 +17,11 @@ from __future__ import annotations
 import re
 import zlib
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from checks.worlds import covering, quick_pairs
+from checks.worlds import World, all_pairs, covering, quick_pairs
 
 _WAYS = ("starter", "starter_anywhere", "way")  # fixtures of drills, each with a value per launcher or transport
 _LATER = ("run_of_a_benchmark", "extra", "browser", "framework", "soak")  # markers of tests for `--tier all`
@@ -39,7 +40,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slice", metavar="k/M", type=part, help="part k of M of all tests")
 
 
+_all_pairs = True  # of worlds and checks are collected
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    global _all_pairs
+    named = any("::" in word for word in config.args)
+    _all_pairs = named or config.getoption("--tier") == "all" or config.getoption("--slice") is not None
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
 
@@ -56,6 +63,19 @@ def part(text: str) -> tuple[int, int]:
 def of_part(name: str, number: int, parts: int) -> bool:
     """Return whether a test with this name belongs to part `number` of `parts`."""
     return zlib.crc32(name.encode()) % parts == number - 1
+
+
+def pairs_of(worlds: Iterable[World]) -> list[Any]:
+    """Return the values of the parameters (world, check) of a test: all pairs that this run of pytest may select.
+
+    There are 40 thousand pairs of processes and threads. To collect them takes longer than many a test.
+    """
+    kept = None if _all_pairs else quick_pairs()
+    return [
+        pytest.param(world, check, id=f"{world}-{check.name}")
+        for world, check in all_pairs(worlds)
+        if kept is None or (world, check.name) in kept
+    ]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,6 +10,7 @@ distinction is left out by taste:
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -140,7 +141,8 @@ def all_pairs(worlds: Iterable[World]) -> list[tuple[World, Check]]:
     return [(world, check) for world in worlds for check in all_checks().values() if world.fits(check)]
 
 
-def quick_pairs() -> set[tuple[World, str]]:
+@functools.cache
+def quick_pairs() -> frozenset[tuple[World, str]]:
     """Return the worlds and the names of checks that `make test` runs."""
     functions = defaultdict(list)
     for check in all_checks().values():
@@ -152,4 +154,4 @@ def quick_pairs() -> set[tuple[World, str]]:
             fitting = [world for world in QUICK_WORLDS if world.fits(check)]
             worlds = [world for world in fitting if str(world) in check.quick] or fitting
             chosen.add((worlds[zlib.crc32(check.name.encode()) % len(worlds)], check.name))
-    return chosen
+    return frozenset(chosen)

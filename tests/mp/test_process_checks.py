@@ -14,13 +14,13 @@ import forked
 import pytest
 from checks.commands import SORDINO
 from checks.registry import Check, compare
-from checks.worlds import PROCESSES, World, all_pairs
+from checks.worlds import PROCESSES, World
+from selection import pairs_of
 
 from sordino._core import build_info
 
 DRIVER = Path(__file__).resolve().parents[1] / "checks" / "driver.py"
 JOB_TIMEOUT_S = 1600  # with all checks of `--tier all`; ends a broken job
-CASES = [pytest.param(world, check, id=f"{world}-{check.name}") for world, check in all_pairs(PROCESSES)]
 
 Reports = tuple[list[dict[str, dict]], str]
 
@@ -80,7 +80,7 @@ def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.timeout(JOB_TIMEOUT_S + 60)
-@pytest.mark.parametrize(("world", "check"), CASES)
+@pytest.mark.parametrize(("world", "check"), pairs_of(PROCESSES))
 def test_with_processes(jobs: Jobs, request: pytest.FixtureRequest, world: World, check: Check) -> None:
     if world.launcher == "mpi":
         request.getfixturevalue("launcher")  # skips without one

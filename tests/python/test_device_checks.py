@@ -12,7 +12,7 @@ import pytest
 from checks.registry import Check, compare
 from checks.worlds import DEVICES, World, all_pairs
 from pretended import devices
-from selection import of_part
+from selection import of_part, pairs_of
 
 from sordino import sim
 
@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cuda_on_cpu"))
 from job import Job
 
 LIMIT_S = 1800
-CASES = [pytest.param(world, check, id=f"{world}-{check.name}") for world, check in all_pairs(DEVICES)]
 # The simulated GPU runs all of them in `make test`, the stand-in every sixth.
 ON_STAND_IN = [
     pytest.param(world, check, id=name, marks=[] if of_part(name, 1, 6) else pytest.mark.soak)
@@ -30,7 +29,7 @@ ON_STAND_IN = [
 ]
 
 
-@pytest.mark.parametrize(("world", "check"), CASES)
+@pytest.mark.parametrize(("world", "check"), pairs_of(DEVICES))
 def test_on_pretended_devices(world: World, check: Check, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = devices(world.kind, world.ranks, monkeypatch)
     options = {"ranks_per_node": world.per_node, "algorithm": check.algorithm(world.ranks), "devices": gpus}

@@ -6,11 +6,10 @@ import os
 
 import pytest
 from checks.registry import Check, compare
-from checks.worlds import SIM, World, all_pairs
+from checks.worlds import SIM, World
+from selection import pairs_of
 
 from sordino import sim
-
-CASES = [pytest.param(world, check, id=f"{world}-{check.name}") for world, check in all_pairs(SIM)]
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +18,7 @@ def deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SORDINO_TIMEOUT_S", os.environ.get("SORDINO_TIMEOUT_S", "60"))
 
 
-@pytest.mark.parametrize(("world", "check"), CASES)
+@pytest.mark.parametrize(("world", "check"), pairs_of(SIM))
 def test_on_threads(world: World, check: Check, tmp_path) -> None:
     options = {"ranks_per_node": world.per_node, "algorithm": check.algorithm(world.ranks)}
     compare(sim.run(world.ranks, check.run, "sim", str(tmp_path), **options))

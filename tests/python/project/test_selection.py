@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import selection
 from checks.registry import all_checks
 from checks.worlds import QUICK_WORLDS, STARTS, WORLDS, all_pairs, covering, quick_pairs
 from hypothesis import given
 from hypothesis import strategies as st
-from selection import of_part, part
+from selection import of_part, pairs_of, part
 
 
 def test_every_world_has_checks_and_launchers_start_four_jobs() -> None:
@@ -38,6 +39,14 @@ def test_every_function_and_every_value_stays() -> None:
 def test_a_chosen_check_fits_its_world() -> None:
     everything = {(world, check.name) for world, check in all_pairs(WORLDS)}
     assert quick_pairs() <= everything
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_pairs_that_are_never_selected_are_not_collected(everything: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "_all_pairs", everything)
+    found = {(one.values[0], one.values[1].name) for one in pairs_of(WORLDS)}
+    wanted = {(world, check.name) for world, check in all_pairs(WORLDS)} if everything else quick_pairs()
+    assert found == wanted
 
 
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3), name=st.text())
