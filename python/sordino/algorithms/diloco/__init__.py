@@ -114,7 +114,7 @@ class DiLoCo(Gossip):
 
     always_written = ("interval",)
     steps = "sordino.algorithms.diloco.strategy:DiLoCoStrategy"
-    optional_state = frozenset({"outer", "momentum", "pending"})  # the first two exist from the first step on
+    optional_state = frozenset({"outer", "momentum", "pending", "residuals"})  # none exists before the first step
     simulation = Simulation(
         arrays="outer",
         imitated=frozenset(
