@@ -108,7 +108,7 @@ class _Saved:
         self.pieces, self.residuals, self.moved = list(pieces), list(residuals), False
 
     def move(self, place: int, ranks: int, scale: float) -> None:
-        """Add the residual of the shard to that of all values.
+        """Add the residual of the shard to that of all values, and forget those of padding.
 
         Args:
             place: position among its ranks of the rank that has saved the residuals.
@@ -120,7 +120,10 @@ class _Saved:
         for shard in of_shard:
             part = owed[place * len(shard) : (place + 1) * len(shard)]
             part.add_(shard[: len(part)], alpha=ranks)
-        self.residuals, self.moved = [owed.mul_(scale)], True
+        self.residuals, self.moved = [torch.zeros_like(owed)], True
+        for piece in self.pieces:
+            self.part(piece, piece.begin, piece.end).copy_(owed[piece.at : piece.at + piece.end - piece.begin])
+        self.residuals[0].mul_(scale)
 
     def part(self, piece: Piece, begin: int, end: int) -> torch.Tensor:
         """Return the moved residuals of a range of elements of a parameter, as a view."""
@@ -235,8 +238,8 @@ class Feedback:
             known = [piece for piece in pieces if sizes.get(piece.name) == piece.whole]
             unknown += [piece.name for piece in pieces if sizes.get(piece.name) != piece.whole]
             if not same or len(known) < len(pieces):
-                saved.move(ranks.index(rank), len(ranks), scale)
                 saved.pieces = known
+                saved.move(ranks.index(rank), len(ranks), scale)
             self._saved.append(saved)
         if unknown:
             some = ", ".join(list(dict.fromkeys(unknown))[:_NAMED])
