@@ -46,7 +46,7 @@ def wrap(kind: str, seed: int = 1) -> Wrapped:
 def residuals_of(state: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a state that has the residuals of gradients or of an algorithm."""
     own = state["sordino"]
-    found: dict[str, Any] = own["gradient_residuals"] if "gradient_residuals" in own else own["residuals"]
+    found: dict[str, Any] = own["gradient_residuals"] if "gradient_residuals" in own else own.get("residuals", {})
     return found
 
 
@@ -57,8 +57,7 @@ def tensors_of(state: dict[str, Any]) -> list[torch.Tensor]:
 
 def has_residuals(state: dict[str, Any]) -> bool:
     """Return whether a state has residuals other than 0."""
-    own = state.get("sordino", {})
-    return any("residuals" in key for key in own) and any(bool(one.any()) for one in tensors_of(state))
+    return bool(residuals_of(state)) and any(bool(one.any()) for one in tensors_of(state))
 
 
 def resumed(seat: Seat, kind: str, saved: tuple[Any, Any], turns: range) -> torch.nn.Module:

@@ -235,8 +235,13 @@ class Strategy(ABC):
         """Load a state dict for whole parameters."""
         optimizer.load_state_dict(state)
 
-    def residuals(self) -> dict[str, Any]:
-        """Return what the encodings of gradients have lost on this rank, for checkpoints; {}: nothing."""
+    def residuals(self) -> dict[str, Any] | None:
+        """Return what the encodings of gradients have lost on this rank, for checkpoints; {}: nothing yet.
+
+        None: the codec of gradients has no error feedback, or there is none.
+        """
+        if self.settings.codec is None or not self.settings.codec.feedback:
+            return None
         return self._residuals if self.reducer is None else self.reducer.residuals()
 
     def load_residuals(self, state: dict[str, Any]) -> None:
@@ -245,8 +250,8 @@ class Strategy(ABC):
         Raises:
             UsageError: this is no such state.
         """
-        if self.settings.codec is None:
-            drop(state, "gradients", "this optimizer sends gradients without a codec")
+        if self.settings.codec is None or not self.settings.codec.feedback:
+            drop(state, "gradients", "this optimizer sends gradients without error feedback")
         elif self.reducer is None:
             self._residuals = state
         else:

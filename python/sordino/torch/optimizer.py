@@ -53,7 +53,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         named_parameters: `model.named_parameters()`. Names make errors and traces readable.
         compression: `Compression.none`, `.fp16` or `.bf16`; or a codec such as `Int8()`, or its name. A codec sends
             fewer bits, and computes averages in float32 on the CPU once backward has ended. What the encoding of a step
-            has lost is sent in later steps (`sordino.codecs`), and is not in checkpoints.
+            has lost is sent in later steps (`sordino.codecs`). It is in `state_dict()` of the rank that has lost it.
         backward_passes_per_step: number of backward passes whose gradients are summed locally before one reduction.
         op: Average (default), Sum, Adasum, Min, Max or Product.
         gradient_predivide_factor: f: averaging is 1/f before the sum and f/N after it (op=Average only).
@@ -174,7 +174,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise
         old.detach()
         self._strategy = new
-        new.load_residuals(old.residuals())
+        new.load_residuals(old.residuals() or {})
         names = [self._names[parameter] for parameter in added]
         new.after_change(names, local_shards(added, names, self._options))
 
@@ -187,7 +187,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         old.detach()
         self._strategy = self._make_strategy(compare=True)
         self._strategy.take_over(old)
-        self._strategy.load_residuals(old.residuals())
+        self._strategy.load_residuals(old.residuals() or {})
         self._strategy.context.note_return()
 
     # ---- attributes of the wrapped optimizer -------------------------------------------------------------------
@@ -251,10 +251,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         shard of the optimizer's state (`LocalSGD`).
         """
         own, residuals = self._strategy.state_dict(), self._strategy.residuals()
-        if own is None and not residuals:
+        if own is None and residuals is None:
             return self._inner.state_dict()
         named = {"algorithm": self._strategy.algorithm.label, **(own or {})}
-        if residuals:
+        if residuals is not None:  # also without any yet: torch's checkpoints load only what is in a state already
             named[_RESIDUALS] = residuals
         state = dcp.pack({**self._strategy.optimizer_state(self._inner), dcp.KEY: named})
         self._strategy.context.note_return()

@@ -115,15 +115,15 @@ class LocalSGDStrategy(ExchangingStrategy):
         mine = torch.tensor([int(self._alone)], device=HOST)
         self._alone = bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
         rate, distances = self._rate, self.distances
+        self._loaded = {}
+        if self._encoded is not None:
+            self._encoded.restart()
         super().renew()
         self._rate, self.distances = rate, distances
         # All models have just been averaged. All ranks count from the step of the furthest one, so that none skips an
         # averaging.
         self._averaged = max(self._averaged, self._most_steps)
         self._first_open_round = 0
-        self._loaded = {}
-        if self._encoded is not None:
-            self._encoded.restart()
         if self.active:
             self._note_models()
 
