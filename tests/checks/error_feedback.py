@@ -125,7 +125,7 @@ def shards_of_all_ranks_have_all_residuals(seat: Seat, kind: str) -> None:
 
 @check(least=2, kind=("gradients", "diloco", "local-sgd"))
 def all_ranks_load_the_state_of_the_first(seat: Seat, kind: str) -> None:
-    """The first keeps its residuals. The others start from 0 and say so, but for a state that has none."""
+    """The first keeps its residuals. The others start from 0 and warn, unless the state has no residuals."""
     model, optimizer = wrap(kind)
     fresh = copy.deepcopy(optimizer.state_dict())
     train(seat, model, optimizer, range(6))
@@ -283,7 +283,7 @@ def fragments_of_diloco_when_a_block_is_unfrozen(seat: Seat) -> None:
 
 @check(least=2, codec=(Sign(32), TopK(0.1, 32)))
 def residuals_of_diloco_when_a_parameter_is_unfrozen(seat: Seat, codec: Codec) -> None:
-    """What was not sent is sent later, although blocks and shards are cut anew."""
+    """Residuals are sent later, although blocks and shards are cut anew."""
     model = Two()
     model.late.requires_grad_(False)
     algorithm = DiLoCo(interval=2, outer_lr=1.0, outer_momentum=0.0, compression=codec)

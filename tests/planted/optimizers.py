@@ -282,7 +282,7 @@ ERRORS = [
     Error(
         "what the encoding of a mean has lost is one rank's share",
         "wrong weight",
-        "python/sordino/runtime/exchange/residuals.py",
+        "python/sordino/runtime/exchange/saved_residuals.py",
         "part.add_(shard[: len(part)], alpha=ranks)",
         "part.add_(shard[: len(part)])",
         (tests("residuals", "another_number"),),

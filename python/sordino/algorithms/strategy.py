@@ -20,7 +20,7 @@ from sordino.algorithms.traffic import Sent
 from sordino.errors import NoSuchAttribute, UsageError
 from sordino.runtime.collectives.operation import Adasum
 from sordino.runtime.context import Context
-from sordino.runtime.exchange.residuals import drop
+from sordino.runtime.exchange.saved_residuals import drop
 from sordino.runtime.gradients.reducer import GradientReducer
 from sordino.runtime.gradients.settings import Settings
 from sordino.runtime.local_shards import clip_grad_norm
@@ -236,9 +236,9 @@ class Strategy(ABC):
         optimizer.load_state_dict(state)
 
     def residuals(self) -> dict[str, Any] | None:
-        """Return what the encodings of gradients have lost on this rank, for checkpoints; {}: nothing yet.
+        """Return this rank's residuals of encoded gradients, for checkpoints; {} before the first encoding.
 
-        None: the codec of gradients has no error feedback, or there is none.
+        None: gradients have no codec, or a codec without error feedback.
         """
         if self.settings.codec is None or not self.settings.codec.feedback:
             return None

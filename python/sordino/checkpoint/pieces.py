@@ -12,7 +12,7 @@ import torch
 
 from sordino.checkpoint.files import check, shown
 from sordino.errors import UsageError
-from sordino.runtime.exchange.residuals import BY_RANK
+from sordino.runtime.exchange.saved_residuals import BY_RANK
 
 _MARK = "sordino_piece"
 _OFTEN = 4  # limit of the size of pieces, over that of their file, because tensors may share memory in a file

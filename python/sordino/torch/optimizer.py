@@ -254,7 +254,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if own is None and residuals is None:
             return self._inner.state_dict()
         named = {"algorithm": self._strategy.algorithm.label, **(own or {})}
-        if residuals is not None:  # also without any yet: torch's checkpoints load only what is in a state already
+        if residuals is not None:  # also {}: torch's checkpoints load only the keys of the present state
             named[_RESIDUALS] = residuals
         state = dcp.pack({**self._strategy.optimizer_state(self._inner), dcp.KEY: named})
         self._strategy.context.note_return()

@@ -1,4 +1,4 @@
-"""Residuals of error feedback that other numbers of ranks load: what is owed to the mean, against float64."""
+"""Residuals that other numbers of ranks load: the values owed to the mean, against float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 from sordino.codecs import Codec, Int8, Sign, TopK, TwoBit
 from sordino.errors import UsageError
 from sordino.runtime.exchange.compressed_mean import CompressedMean
-from sordino.runtime.exchange.residuals import BY_RANK, Feedback, Piece, Sender
+from sordino.runtime.exchange.residuals import Feedback, Sender
+from sordino.runtime.exchange.saved_residuals import BY_RANK, Piece
 
 COUNTS = {"first": 100, "second": 333}
 ALL = [Piece("first", 0, 100, 0, 100), Piece("second", 0, 333, 100, 333)]
@@ -50,7 +51,7 @@ class Rank:
 
 
 def owed(ranks: Iterable[Rank], among: int) -> dict[str, torch.Tensor]:
-    """Return what these ranks owe to the mean of `among` ranks, by the definition of the encoded mean."""
+    """Return the values that these ranks owe to the mean of `among` ranks, by the definition of the encoded mean."""
     total = {name: torch.zeros(count, dtype=torch.float64) for name, count in COUNTS.items()}
     for one in ranks:
         own, *shard = (residual.double() for residual in one.mean.residuals)
@@ -68,7 +69,7 @@ def united(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("codec", (Sign(32), TwoBit(64), TopK(0.1, 32)), ids=str)
 @pytest.mark.parametrize("after", (2, 3, 4, 7))
-@pytest.mark.parametrize("pieces", (ALL, TURNED), ids=("alike", "turned"))
+@pytest.mark.parametrize("pieces", (ALL, TURNED), ids=("same", "turned"))
 def test_another_number_of_ranks_owes_the_same(codec: Codec, after: int, pieces: list[Piece]) -> None:
     """A state with the residuals of all ranks loses none of them, and warns of nothing."""
     before = [Rank(rank, 4, codec, ALL) for rank in range(4)]

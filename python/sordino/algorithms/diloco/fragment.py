@@ -12,7 +12,8 @@ from sordino.algorithms.diloco import DiLoCo
 from sordino.algorithms.diloco.mean import mean_of
 from sordino.runtime.context import Context
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
-from sordino.runtime.exchange.residuals import Feedback, Piece
+from sordino.runtime.exchange.residuals import Feedback
+from sordino.runtime.exchange.saved_residuals import Piece
 from sordino.runtime.process_set import ProcessSet
 
 

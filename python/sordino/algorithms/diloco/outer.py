@@ -20,7 +20,8 @@ from sordino.algorithms.diloco.fragment import Carried, Fragment, elements_of
 from sordino.algorithms.gossip.mixing import Peers, take_from_first
 from sordino.runtime.collectives.ops import broadcast_
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
-from sordino.runtime.exchange.residuals import Feedback, Sender, drop
+from sordino.runtime.exchange.residuals import Feedback, Sender
+from sordino.runtime.exchange.saved_residuals import drop
 
 
 class OuterStep:
@@ -82,7 +83,7 @@ class OuterStep:
     def carry(self, carried: Carried | None) -> None:
         """Continue in `begin` from the outer state of another object, as far as parameters are the same.
 
-        Nothing is changed if this object has begun already, because a loss has made all ranks alike.
+        If this object has begun already, nothing changes: a loss has made the models of all ranks equal.
         """
         if not self._begun:
             self._carried = carried

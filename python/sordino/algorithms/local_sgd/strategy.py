@@ -31,8 +31,8 @@ from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.channel import PreparedReduction
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 from sordino.runtime.exchange.groups import group_of, new_channel, peers_of
-from sordino.runtime.exchange.residuals import drop
 from sordino.runtime.exchange.rollback import take_mean
+from sordino.runtime.exchange.saved_residuals import drop
 from sordino.runtime.tensors import squared_distance
 
 

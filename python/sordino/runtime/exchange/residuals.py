@@ -25,39 +25,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from sordino.codecs import Codec, TopK
-from sordino.errors import UsageError
 from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.compressed_mean import CompressedMean
+from sordino.runtime.exchange.saved_residuals import BY_RANK, Piece, Saved, checked, drop
 from sordino.runtime.process_set import ProcessSet
-
-BY_RANK = "by_rank"
-"""Key of a dict whose values belong to one rank each, by the rank's number."""
 
 _NAMED = 4  # maximum number of parameters in a warning
 _FIX = "Save state_dict() of every rank, and load it on the same rank (docs/compression.md)"
-
-
-class Piece(NamedTuple):
-    """Part of a parameter in the values of a mean.
-
-    Attributes:
-        name: the name of the parameter.
-        begin, end: range of elements of the parameter.
-        at: position of the first of them in the values.
-        whole: number of elements of the parameter.
-    """
-
-    name: str
-    begin: int
-    end: int
-    at: int
-    whole: int
 
 
 @dataclass(frozen=True)
@@ -95,53 +75,18 @@ class Sender:
         return 1 if self.sums or by_sender else len(self.ranks)
 
 
-class _Saved:
-    """Residuals of a mean of a state that no mean has taken yet.
-
-    Attributes:
-        pieces: the parameters in the values of the mean.
-        residuals: the residuals; if `moved` one, which includes that of the shard.
-        moved: whether they are to be added to the residuals of a mean; otherwise they can replace them.
-    """
-
-    def __init__(self, pieces: Sequence[Piece], residuals: Sequence[torch.Tensor]) -> None:
-        self.pieces, self.residuals, self.moved = list(pieces), list(residuals), False
-
-    def move(self, place: int, ranks: int, scale: float) -> None:
-        """Add the residual of the shard to that of all values, and forget those of padding.
-
-        Args:
-            place: position among its ranks of the rank that has saved the residuals.
-            ranks: number of these ranks.
-            scale: factor of the result.
-        """
-        owed, *of_shard = self.residuals
-        owed = owed.clone()
-        for shard in of_shard:
-            part = owed[place * len(shard) : (place + 1) * len(shard)]
-            part.add_(shard[: len(part)], alpha=ranks)
-        self.residuals, self.moved = [torch.zeros_like(owed)], True
-        for piece in self.pieces:
-            self.part(piece, piece.begin, piece.end).copy_(owed[piece.at : piece.at + piece.end - piece.begin])
-        self.residuals[0].mul_(scale)
-
-    def part(self, piece: Piece, begin: int, end: int) -> torch.Tensor:
-        """Return the moved residuals of a range of elements of a parameter, as a view."""
-        return self.residuals[0][piece.at + begin - piece.begin : piece.at + end - piece.begin]
-
-
 class Feedback:
     """Residuals of the means of one rank, for its state.
 
     Args:
         sender: this rank.
-        what: what is sent, for warnings.
+        what: name of the values that are sent, for warnings.
     """
 
     def __init__(self, sender: Sender, what: str) -> None:
         self._sender, self._what = sender, what
         self._means: list[tuple[list[Piece], CompressedMean]] = []
-        self._saved: list[_Saved] = []
+        self._saved: list[Saved] = []
 
     def attach(self, pieces: Sequence[Piece], mean: CompressedMean) -> None:
         """Include a mean in the state. It takes the residuals of its pieces from the state that was loaded last.
@@ -159,7 +104,7 @@ class Feedback:
         self._means = []
 
     def state(self) -> dict[str, Any]:
-        """Return copies of the residuals of this rank, also of those that no mean has taken yet; {}: there are none."""
+        """Return copies of this rank's residuals, also of those without a mean yet; {} without residuals."""
         found = [(pieces, mean.residuals) for pieces, mean in self._means]
         found += [(saved.pieces, saved.residuals) for saved in self._saved]
         if not found:
@@ -187,7 +132,7 @@ class Feedback:
         Raises:
             UsageError: this is no such state. Nothing is changed.
         """
-        entries = _checked(state, self._what)
+        entries = checked(state, self._what)
         self._saved = []
         for _, mean in self._means:
             for residual in mean.residuals:
@@ -234,7 +179,7 @@ class Feedback:
         unknown: list[str] = []
         for mean in entry["means"]:
             pieces = [Piece(*piece) for piece in mean["pieces"]]
-            saved = _Saved(pieces, [one.to(HOST, torch.float32, copy=True) for one in mean["residuals"]])
+            saved = Saved(pieces, [one.to(HOST, torch.float32, copy=True) for one in mean["residuals"]])
             known = [piece for piece in pieces if sizes.get(piece.name) == piece.whole]
             unknown += [piece.name for piece in pieces if sizes.get(piece.name) != piece.whole]
             if not same or len(known) < len(pieces):
@@ -289,7 +234,7 @@ class Feedback:
                         part.zero_()
         self._forget_empty()
 
-    def _move(self, saved: _Saved) -> None:
+    def _move(self, saved: Saved) -> None:
         """Move residuals that this rank has saved itself, with the same ranks and codec."""
         if not saved.moved:
             sender = self._sender
@@ -297,45 +242,3 @@ class Feedback:
 
     def _forget_empty(self) -> None:
         self._saved = [saved for saved in self._saved if not saved.moved or bool(saved.residuals[0].any())]
-
-
-def drop(state: Mapping[str, Any], what: str, why: str) -> None:
-    """Warn that residuals of a state are dropped; nothing if it has none.
-
-    Args:
-        state: the state.
-        what: what is sent.
-        why: reason.
-    """
-    if state:
-        warnings.warn(
-            f"{what}: residuals of error feedback in the state are dropped, because {why}. What was not sent yet is "
-            "never sent",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-
-
-def _checked(state: Mapping[str, Any], what: str) -> Mapping[int, Mapping[str, Any]]:
-    """Return the residuals of a state, by rank. UsageError if it is none."""
-    entries: Mapping[int, Mapping[str, Any]] = state.get(BY_RANK, {} if not state else None)
-    try:
-        fits = all(_is_entry(rank, entry) for rank, entry in entries.items())
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        fits = False
-    if not fits:
-        raise UsageError(
-            f"{what}: these are no residuals of error feedback. Load what state_dict() has returned, or remove them "
-            "from the state to start from 0"
-        )
-    return entries
-
-
-def _is_entry(rank: object, entry: Mapping[str, Any]) -> bool:
-    """Return whether a value has the form of the residuals of a rank. It may raise other errors if it has not."""
-    for mean in entry["means"]:
-        pieces = [Piece(*piece) for piece in mean["pieces"]]
-        count = max((piece.at + piece.end - piece.begin for piece in pieces), default=0)
-        if count > mean["residuals"][0].numel():
-            return False
-    return isinstance(rank, int) and rank in entry["ranks"] and isinstance(entry["size"], int)

@@ -16,7 +16,8 @@ from sordino.runtime.collectives.ops import allreduce_
 from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.compressed_mean import CompressedMean, SetTransfers
-from sordino.runtime.exchange.residuals import Feedback, Piece, Sender
+from sordino.runtime.exchange.residuals import Feedback, Sender
+from sordino.runtime.exchange.saved_residuals import Piece
 from sordino.runtime.gradients.bucket import Bucket
 from sordino.runtime.gradients.settings import Settings
 

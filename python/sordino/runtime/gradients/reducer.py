@@ -136,7 +136,7 @@ class GradientReducer(GradientHooks):
         return None if codec is None else EncodedBuckets(self.context, codec, self.settings)
 
     def residuals(self) -> dict[str, Any]:
-        """Return the residuals of error feedback of this rank, for checkpoints; {}: there are none."""
+        """Return this rank's residuals of error feedback, for checkpoints; {} without residuals."""
         return {} if self._encoded is None else self._encoded.feedback.state()
 
     def load_residuals(self, state: dict[str, Any]) -> None:
