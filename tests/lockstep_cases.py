@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -93,21 +94,35 @@ def silent(part: float) -> None:
 
 
 class OnTorch(Trainee):
-    """A worker of the quadratic as a torch module, which notes the transport's byte count at each gradient."""
+    """A worker of the quadratic as a torch module, which notes the transport's byte count at each gradient.
 
-    def __init__(self, problem: Quadratic, worker: int) -> None:
+    Args:
+        pause: seconds that it loses in each step.
+    """
+
+    def __init__(self, problem: Quadratic, worker: int, pause: float = 0.0) -> None:
         super().__init__(problem, worker)
         self.sent: list[float] = []
+        self._pause = pause
 
     def backward(self) -> None:
         self.sent.append(hvd.stats()["bytes_sent"])
+        time.sleep(self._pause)
         super().backward()
 
 
-def really_trained(job: Job, steps: int) -> tuple[list[np.ndarray], list[OnTorch], list[np.ndarray | None]]:
-    """Return all workers' parameters after each step of the real optimizer."""
+def really_trained(
+    job: Job, steps: int, late: bool = False
+) -> tuple[list[np.ndarray], list[OnTorch], list[np.ndarray | None]]:
+    """Return all workers' parameters after each step of the real optimizer.
+
+    Args:
+        job: the job.
+        steps: number of steps.
+        late: whether worker 1 is later than the others by more than they wait in a turn (10 ms).
+    """
     problem = Quadratic(job)
-    trainees = [OnTorch(problem, worker) for worker in range(job.workers)]
+    trainees = [OnTorch(problem, worker, 0.02 if late and worker == 1 else 0.0) for worker in range(job.workers)]
     seen: list[np.ndarray] = []
     skipped: list[np.ndarray | None] = []
 

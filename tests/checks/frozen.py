@@ -113,7 +113,7 @@ def unfrozen_parameters_are_exchanged_from_then_on(seat: Seat, kind: str) -> Non
         assert sum(values) == pytest.approx(sum(range(seat.size)), rel=1e-5)
 
 
-@check(least=2, kind=("local-sgd", "local-gradients"))
+@check(least=2, kind=("local-sgd", "local-gradients", "diloco"))
 def steps_before_parameters_are_unfrozen_are_averaged(seat: Seat, kind: str) -> None:
     """Parameters are unfrozen between two averages, when each rank has moved on its own. Steps before that are
     averaged, too."""

@@ -32,6 +32,7 @@ MODULES = (
     "double_buffering",
     "drift",
     "elementwise",
+    "error_feedback",
     "final_gradients",
     "frozen",
     "gathering",

@@ -186,6 +186,8 @@ class ExchangingStrategy(Strategy):
         workers = self.settings.process_set
         within = replace(self.settings, process_set=process_set)
         self.reducer = GradientReducer(self.context, self.names, self.parameters, within, True, workers)
+        self.reducer.load_residuals(self._residuals)
+        self._residuals = {}
 
     def detach(self) -> None:
         self.context.callbacks.on_join.discard(self)

@@ -24,7 +24,8 @@ class SparseLoCo(DiLoCo):
     continue from w_i = θ. Error feedback does what the outer momentum does in DiLoCo.
 
     Everything else is as in `DiLoCo`, also `fragments`, `overlap`, `mix` and `group_size`, which were not published
-    with it. The rest of a worker is not in checkpoints: training that resumes starts without it, as after a loss.
+    with it. The rest of a worker is in its own `state_dict()`: a worker that resumes from that of another one starts
+    without it, with a warning. So do all workers after a loss.
 
     Sent per exchange and worker: N - 1 times 0.7 % of the bytes of a fragment in float32 (an all-gather). Staleness:
     none, or τ steps with `overlap`; workers drift apart for `interval` steps. Memory: six times the parameters (as in

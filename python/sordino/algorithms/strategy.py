@@ -20,6 +20,7 @@ from sordino.algorithms.traffic import Sent
 from sordino.errors import NoSuchAttribute, UsageError
 from sordino.runtime.collectives.operation import Adasum
 from sordino.runtime.context import Context
+from sordino.runtime.exchange.saved_residuals import drop
 from sordino.runtime.gradients.reducer import GradientReducer
 from sordino.runtime.gradients.settings import Settings
 from sordino.runtime.local_shards import clip_grad_norm
@@ -84,6 +85,7 @@ class Strategy(ABC):
         self.names, self.parameters = list(runtime.names), list(runtime.parameters)
         self.algorithm = algorithm
         self.distances: list[tuple[int, float]] = []
+        self._residuals: dict[str, Any] = {}  # loaded residuals, until there is a reducer
 
     # ---- gradients ---------------------------------------------------------------------------------------------
 
@@ -232,6 +234,28 @@ class Strategy(ABC):
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Load a state dict for whole parameters."""
         optimizer.load_state_dict(state)
+
+    def residuals(self) -> dict[str, Any] | None:
+        """Return this rank's residuals of encoded gradients, for checkpoints; {} before the first encoding.
+
+        None: gradients have no codec, or a codec without error feedback.
+        """
+        if self.settings.codec is None or not self.settings.codec.feedback:
+            return None
+        return self._residuals if self.reducer is None else self.reducer.residuals()
+
+    def load_residuals(self, state: dict[str, Any]) -> None:
+        """Continue from `residuals()`; without a state from 0. Not collective.
+
+        Raises:
+            UsageError: this is no such state.
+        """
+        if self.settings.codec is None or not self.settings.codec.feedback:
+            drop(state, "gradients", "this optimizer sends gradients without error feedback")
+        elif self.reducer is None:
+            self._residuals = state
+        else:
+            self.reducer.load_residuals(state)
 
     def state_of_copies(self) -> dict[str, Any] | None:
         """Return the initial state of a copy of the optimizer; None: the same as for a new optimizer."""

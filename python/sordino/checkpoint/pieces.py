@@ -12,6 +12,7 @@ import torch
 
 from sordino.checkpoint.files import check, shown
 from sordino.errors import UsageError
+from sordino.runtime.exchange.saved_residuals import BY_RANK
 
 _MARK = "sordino_piece"
 _OFTEN = 4  # limit of the size of pieces, over that of their file, because tensors may share memory in a file
@@ -36,7 +37,8 @@ def share(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
     """Return the part of a state that rank `rank` of `size` has to save, if all ranks have the state.
 
     The elements of all tensors, one after the other, are cut into `size` ranges of almost equal length. Everything
-    else is in every part.
+    else is in every part. Values in a dict under the key "by_rank" belong to one rank each, by its number, such as the
+    residuals in `DistributedOptimizer.state_dict()`. Each rank saves its own whole, and `Folder.load` unites them.
 
     Raises:
         UsageError: there is no such rank, or the state contains itself or is nested more deeply than a checkpoint can
@@ -51,7 +53,7 @@ def share(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
         nonlocal total
         total += tensor.numel()
 
-    _mapped(state, count)
+    _mapped(state, count, lambda tensor: tensor)
     first, last, passed = total * rank // size, total * (rank + 1) // size, 0
 
     def cut(tensor: torch.Tensor) -> Piece:
@@ -61,7 +63,10 @@ def share(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
         # A copy, because a view would be saved with the whole memory behind it.
         return Piece(tensor.detach().reshape(-1)[begin:end].clone(), begin, tuple(tensor.shape))
 
-    return cast("dict[str, Any]", _mapped(state, cut))
+    def whole(tensor: torch.Tensor) -> Piece:
+        return Piece(tensor.detach().reshape(-1).clone(), 0, tuple(tensor.shape))
+
+    return cast("dict[str, Any]", _mapped(state, cut, whole))
 
 
 def encoded(value: Any) -> Any:
@@ -220,8 +225,14 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8)
 
 
-def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    return change(value) if isinstance(value, torch.Tensor) else _each(value, lambda item: _mapped(item, change))
+def _mapped(value: Any, change: Callable[[torch.Tensor], Any], change_own: Callable[[torch.Tensor], Any]) -> Any:
+    """Return the value with `change` applied to each tensor, and `change_own` to those that belong to one rank."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if type(value) in (dict, OrderedDict) and BY_RANK in value:
+        items = ((key, change_own if key == BY_RANK else change, item) for key, item in value.items())
+        return type(value)((key, _mapped(item, its, change_own)) for key, its, item in items)
+    return _each(value, lambda item: _mapped(item, change, change_own))
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -33,6 +33,9 @@ from sordino.torch.mesh import local_shards, ranks_along
 from sordino.torch.scaler import step_scaled
 from sordino.torch.sync_batch_norm import warn_of_local_statistics
 
+_RESIDUALS = "gradient_residuals"
+"""Key of residuals of encoded gradients, in the state under "sordino"."""
+
 
 def _half_built(kind: type[DistributedOptimizer]) -> DistributedOptimizer:
     """Return an optimizer for `__setstate__` to complete."""
@@ -50,7 +53,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         named_parameters: `model.named_parameters()`. Names make errors and traces readable.
         compression: `Compression.none`, `.fp16` or `.bf16`; or a codec such as `Int8()`, or its name. A codec sends
             fewer bits, and computes averages in float32 on the CPU once backward has ended. What the encoding of a step
-            has lost is sent in later steps (`sordino.codecs`), and is not in checkpoints.
+            has lost is sent in later steps (`sordino.codecs`). It is in `state_dict()` of the rank that has lost it.
         backward_passes_per_step: number of backward passes whose gradients are summed locally before one reduction.
         op: Average (default), Sum, Adasum, Min, Max or Product.
         gradient_predivide_factor: f: averaging is 1/f before the sum and f/N after it (op=Average only).
@@ -171,6 +174,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise
         old.detach()
         self._strategy = new
+        new.load_residuals(old.residuals() or {})
         names = [self._names[parameter] for parameter in added]
         new.after_change(names, local_shards(added, names, self._options))
 
@@ -183,6 +187,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         old.detach()
         self._strategy = self._make_strategy(compare=True)
         self._strategy.take_over(old)
+        self._strategy.load_residuals(old.residuals() or {})
         self._strategy.context.note_return()
 
     # ---- attributes of the wrapped optimizer -------------------------------------------------------------------
@@ -241,13 +246,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, which can be loaded with and without Sordino.
 
-        The state of an algorithm, if it has one, is under the key "sordino", with the algorithm's name. Collective if
-        each rank has a shard of the optimizer's state (`LocalSGD`).
+        The state of an algorithm, if it has one, is under the key "sordino", with the algorithm's name. So are the
+        residuals of codecs with error feedback, of this rank only (docs/compression.md). Collective if each rank has a
+        shard of the optimizer's state (`LocalSGD`).
         """
-        own = self._strategy.state_dict()
-        if own is None:
+        own, residuals = self._strategy.state_dict(), self._strategy.residuals()
+        if own is None and residuals is None:
             return self._inner.state_dict()
-        named = {"algorithm": self._strategy.algorithm.label, **own}
+        named = {"algorithm": self._strategy.algorithm.label, **(own or {})}
+        if residuals is not None:  # also {}: torch's checkpoints load only the keys of the present state
+            named[_RESIDUALS] = residuals
         state = dcp.pack({**self._strategy.optimizer_state(self._inner), dcp.KEY: named})
         self._strategy.context.note_return()
         return state
@@ -255,7 +263,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of the wrapped optimizer. Reductions in flight are completed first.
 
-        Collective if each rank has a shard of the optimizer's state (`LocalSGD`).
+        Residuals of error feedback become those of the state, or 0. A warning names residuals that are lost: a state
+        has those of the rank that has saved it. Collective if each rank has a shard of the optimizer's state
+        (`LocalSGD`).
 
         Raises:
             UsageError: the state is of another algorithm.
@@ -263,19 +273,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._strategy.in_flight:
             self.synchronize()
         inner, own = dcp.unpack(state_dict)
+        residuals: dict[str, Any] = {}
         if own is not None:
             own = self._own_state(own)
+            residuals = own.pop(_RESIDUALS, {})
             self._strategy.check_state(own)
         self._strategy.load_optimizer_state(self._inner, inner)
         self._strategy.reset()
         if own is not None:
             self._strategy.go_on_from(own)
+        self._strategy.load_residuals(residuals)
 
     def _own_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the algorithm's state without its name. UsageError if it is another algorithm's state."""
         algorithm, named = self._strategy.algorithm, state.get("algorithm", "another algorithm")
         foreign = "algorithm" in state and named not in (algorithm.label, *algorithm.former_labels)
-        if foreign or self._strategy.state_dict() is None:
+        more = state.keys() - {"algorithm", _RESIDUALS}
+        if foreign or (more and self._strategy.state_dict() is None):
             raise UsageError(
                 f"this state was saved by {named}, but the optimizer uses {algorithm}. Use the same algorithm, or "
                 f"remove the state of the other algorithm to begin {algorithm.label}: del state_dict['sordino']"

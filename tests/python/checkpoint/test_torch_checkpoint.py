@@ -25,6 +25,7 @@ from sordino.algorithms import (
     AllReduce,
     CaPS,
     Crossover,
+    DiLoCo,
     ElasticAveraging,
     LocalSGD,
     PushSum,
@@ -33,10 +34,10 @@ from sordino.algorithms import (
 Pair = tuple[torch.nn.Module, hvd.DistributedOptimizer]
 
 
-def wrapped(algorithm: Algorithm, seed: int = 3) -> Pair:
+def wrapped(algorithm: Algorithm, seed: int = 3, **options: object) -> Pair:
     model = make_model("small", seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), algorithm=algorithm)
+    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), algorithm=algorithm, **options)
 
 
 def train(model: torch.nn.Module, optimizer: hvd.DistributedOptimizer, steps: int, first: int = 0) -> None:
@@ -56,18 +57,26 @@ ALGORITHMS = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS, LocalSGD(interval=2, group_size=2)], ids=str)
+ENCODED = [DiLoCo(interval=2, compression="sign"), LocalSGD(interval=2, compression="twobit")]
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, *ENCODED, LocalSGD(interval=2, group_size=2)], ids=str)
 def test_torchs_checkpoints_keep_the_algorithms_state(algorithm: Algorithm, tmp_path: Path) -> None:
     for flat in (False, True):
         round_trip(algorithm, flat, tmp_path / str(flat))
 
 
-def round_trip(algorithm: Algorithm, flat: bool, tmp_path: Path) -> None:
+def test_torchs_checkpoints_keep_the_residuals_of_gradients(tmp_path: Path) -> None:
+    for flat in (False, True):
+        round_trip(AllReduce(), flat, tmp_path / str(flat), compression="sign")
+
+
+def round_trip(algorithm: Algorithm, flat: bool, tmp_path: Path, **settings: object) -> None:
     """Save to a file and load into optimizers that have not taken a step; they continue like the saved ones."""
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
 
     def job() -> None:
-        model, optimizer = wrapped(algorithm)
+        model, optimizer = wrapped(algorithm, **settings)
         train(model, optimizer, 5)
         before = [parameter.detach().clone() for parameter in model.parameters()]
         weights, state = get_state_dict(model, optimizer, options=options)
@@ -75,7 +84,7 @@ def round_trip(algorithm: Algorithm, flat: bool, tmp_path: Path) -> None:
             assert torch.equal(parameter, then)
         folder = str(tmp_path / str(hvd.rank()))
         dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder, no_dist=True)
-        twin, loaded = wrapped(algorithm, seed=4)
+        twin, loaded = wrapped(algorithm, seed=4, **settings)
         into = dict(zip(("model", "optimizer"), get_state_dict(twin, loaded, options=options)))
         dcp.load(into, checkpoint_id=folder, no_dist=True)
         set_state_dict(

@@ -52,6 +52,9 @@ optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), check_
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 (model(torch.ones(2, 4)) * (float("nan") if hvd.rank() == 1 else 1.0)).sum().backward()
 """,
+    "docs/compression.md": """
+state = {"model": model.state_dict()}
+""",
     "docs/faults.md": """
 folder, state = checkpoint.Folder("shards"), {"total": torch.ones(8)}
 """,

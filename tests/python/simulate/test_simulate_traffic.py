@@ -37,6 +37,10 @@ from sordino.simulate.timeline import Timeline
 
 # ---- traffic ---------------------------------------------------------------------------------------------------------
 
+# The core repeats collectives of up to 64 KiB per rank in turns, without a negotiation. If a rank comes 10 ms late to a
+# turn, the operation is done once more the usual way, and all bytes that the others have sent for it count twice. A
+# busy machine makes ranks late, so here values have more bytes, or the step with the fewest bytes counts.
+
 
 @pytest.mark.parametrize("scale", (0.1, 0.3, 0.7, 3.3))
 @pytest.mark.parametrize("exchange", ("allreduce", "parameter-server"))
@@ -61,9 +65,9 @@ def traffic_seconds(job: Job, sent: list[np.ndarray | None], steps: range) -> np
 
 @pytest.mark.parametrize("choice", [choice for choice in CHOICES if not {"late", "overlap"} & set(choice.split("-"))])
 def test_bytes_are_those_that_the_transport_counts(choice: str) -> None:
-    algorithm, dimension, first = CHOICES[choice], 9600, 1
+    algorithm, dimension, first = CHOICES[choice], 96_000, 1
     if choice in ("allreduce-segments", "crossover-bytes"):
-        small: dict[str, Any] = {"bucket_bytes": 20_000} if choice == "allreduce-segments" else {"segments": 20_000}
+        small: dict[str, Any] = {"bucket_bytes": 200_000} if choice == "allreduce-segments" else {"segments": 200_000}
         algorithm = replace(algorithm, **small)
         first = 2  # the first step makes the plan, and later gradients are the first to be sent
     if isinstance(algorithm, CaPS):
@@ -75,6 +79,8 @@ def test_bytes_are_those_that_the_transport_counts(choice: str) -> None:
     assert counted.max() > 0
     if isinstance(algorithm, (AllReduce, Layered, LocalSGD)) or getattr(algorithm, "group_size", 1) > 1:
         np.testing.assert_allclose(counted, wanted, rtol=0.015)  # flags with the gradients, and padding
+    elif isinstance(algorithm, CaPS):
+        np.testing.assert_allclose(counted, wanted, rtol=1e-4)  # flags of items are small, so they may be sent twice
     else:
         np.testing.assert_array_equal(counted, wanted)
 
@@ -82,9 +88,9 @@ def test_bytes_are_those_that_the_transport_counts(choice: str) -> None:
 @pytest.mark.parametrize("codec", ("int8", "Int4(block=32)", "TopK(ratio=0.125, chunk=64)"))
 @pytest.mark.parametrize("cls", (DiLoCo, LocalSGD))
 def test_bytes_of_encoded_means(codec: str, cls: Any) -> None:
-    dimension = 192_000  # the core sends all of a small all-to-all to every rank
+    dimension = 480_000  # encoded shards, and the encoded values of TopK, are larger than 64 KiB
     job = job_of(cls(interval=2, compression=codec), dimension=dimension, message_bytes=4.0 * dimension)
-    _, trainees, sent = really_trained(job, 6)
+    _, trainees, sent = really_trained(job, 6, late=True)
     counted = np.array([trainee.sent[5] - trainee.sent[1] for trainee in trainees])
     np.testing.assert_allclose(counted, traffic_seconds(job, sent, range(1, 5)), rtol=0.05)  # shards are padded
 
@@ -105,8 +111,8 @@ def test_bytes_of_other_numbers_of_workers(workers: int) -> None:
     for dimension in (960, 9600):
         for algorithm in (AllReduce(), LocalSGD(interval=1), DPSGD(), ElasticAveraging(), PushSum()):
             job = job_of(algorithm, workers, dimension=dimension, message_bytes=4.0 * dimension)
-            _, trainees, sent = really_trained(job, 3)
-            counted = np.array([trainee.sent[2] - trainee.sent[1] for trainee in trainees])
+            _, trainees, sent = really_trained(job, 6)
+            counted = np.diff([trainee.sent[1:] for trainee in trainees]).min(axis=1)
             np.testing.assert_allclose(counted, traffic_seconds(job, sent, range(1, 2)), rtol=0.01)
 
 

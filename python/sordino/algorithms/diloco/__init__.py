@@ -60,6 +60,9 @@ class DiLoCo(Gossip):
     `optimizer.outer_parameters()` puts into the model. They start as the first rank's parameters, and are part of
     `state_dict()`, with the momentum. An all-reduce in flight does not count for `outer_parameters()`, but its result
     is part of `state_dict()`, which waits for it. `flush()` applies it at once: call it at the end of training.
+    Parameters that are unfrozen or added during an interval start from the first rank's values. All others keep their
+    values, outer parameters and momentum. With fragments, a block may then belong to another fragment, so once its
+    interval is longer or shorter.
 
     Buffers given as `named_buffers` are averaged with buffers="average" at the exchange of the last fragment. All
     ranks wait for each other there, also with overlap.
@@ -85,7 +88,8 @@ class DiLoCo(Gossip):
             overlap, 0 without.
         compression: codec of the outer gradients, such as `Int4()`, or its name; None: they are sent in float32. With
             overlap, half of the communication of an encoded mean is in the background, with `TopK` all of it, and
-            `state_dict()` has what this rank has sent instead of the result, so it does not wait.
+            `state_dict()` has what this rank has sent instead of the result, so it does not wait. It also has what the
+            encodings of this rank have lost so far (docs/compression.md).
     """
 
     interval: int = 256
@@ -114,7 +118,7 @@ class DiLoCo(Gossip):
 
     always_written = ("interval",)
     steps = "sordino.algorithms.diloco.strategy:DiLoCoStrategy"
-    optional_state = frozenset({"outer", "momentum", "pending"})  # the first two exist from the first step on
+    optional_state = frozenset({"outer", "momentum", "pending", "residuals"})  # none exists before the first step
     simulation = Simulation(
         arrays="outer",
         imitated=frozenset(

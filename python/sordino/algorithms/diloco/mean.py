@@ -38,6 +38,11 @@ class Mean(Protocol):
     """Mean over all ranks of the values of a fragment: `BackgroundMean`, or `EncodedMean` with a codec."""
 
     @property
+    def encoded(self) -> Sequence[CompressedMean]:
+        """The means with a codec, one for each tensor of values; without a codec none."""
+        ...
+
+    @property
     def pending(self) -> bool:
         """Whether a mean has begun and is not finished."""
         ...
@@ -76,6 +81,8 @@ class BackgroundMean:
             only if there are none at all.
         name: name of the all-reduce, the same on all ranks.
     """
+
+    encoded: Sequence[CompressedMean] = ()
 
     def __init__(self, context: Context, process_set: ProcessSet, like: Sequence[torch.Tensor], name: str) -> None:
         specs = [(f"{name}.{number}", dtype_code(one), tuple(one.shape)) for number, one in enumerate(like)]
@@ -160,7 +167,7 @@ class EncodedMean:
     ) -> None:
         names = [f"{name}.{number}" for number in range(len(like))]
         self._like = list(like)
-        self._means = [
+        self.encoded = [
             CompressedMean(one.numel(), codec, name, SetTransfers(name, process_set), kept)
             for name, one in zip(names, like)
         ]
@@ -177,7 +184,7 @@ class EncodedMean:
 
     def _send(self) -> None:
         self._failure, self._in_flight = None, True
-        for mean, value in zip(self._means, self._values):
+        for mean, value in zip(self.encoded, self._values):
             mean.begin(value)
 
     @torch.no_grad()
@@ -187,7 +194,7 @@ class EncodedMean:
         try:
             if not self._in_flight:
                 self._send()
-            means = [mean.finish().to(one) for mean, one in zip(self._means, self._like)]
+            means = [mean.finish().to(one) for mean, one in zip(self.encoded, self._like)]
         except Exception as error:
             self._failure = error  # a second attempt must not wait for operations that are over
             raise
@@ -199,8 +206,7 @@ class EncodedMean:
 
     @torch.no_grad()
     def continue_from(self, values: Sequence[torch.Tensor]) -> None:
-        if self._in_flight and self._failure is None:
-            for mean in self._means:
-                mean.give_up()
+        for mean in self.encoded:
+            mean.give_up()
         self._values, self._in_flight, self._failure = [value.clone() for value in values], False, None
         self.pending = len(values) > 0

@@ -16,93 +16,12 @@ from typing import Any
 import torch
 
 from sordino.algorithms.diloco import DiLoCo, fragment_of
-from sordino.algorithms.diloco.mean import mean_of
+from sordino.algorithms.diloco.fragment import Carried, Fragment, elements_of
 from sordino.algorithms.gossip.mixing import Peers, take_from_first
-from sordino.runtime.context import Context
+from sordino.runtime.collectives.ops import broadcast_
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
-from sordino.runtime.process_set import ProcessSet
-
-
-class Fragment:
-    """Parameters that take an outer step together, with their outer parameters and momentum.
-
-    Outer parameters, momentum and changes are one flat tensor each per width: float64, and float32 for all others,
-    because in 16 bits changes of the size of a rounding error would be lost.
-
-    Args:
-        context: the context of this rank.
-        process_set: the ranks.
-        runs: the parameters, as flat tensors that share memory with the model's.
-        name: name of the operations, the same on all ranks.
-        algorithm: the algorithm with its settings.
-    """
-
-    def __init__(
-        self, context: Context, process_set: ProcessSet, runs: Sequence[torch.Tensor], name: str, algorithm: DiLoCo
-    ) -> None:
-        self._algorithm = algorithm
-        wide = {torch.float64: [run for run in runs if run.dtype == torch.float64]}
-        wide[torch.float32] = [run for run in runs if run.dtype != torch.float64]
-        self._parts = [ones for ones in wide.values() if ones]  # the runs of each flat tensor
-        self.outer = [torch.cat([run.to(dtype) for run in ones]) for dtype, ones in wide.items() if ones]
-        self.momentum = [torch.zeros_like(one) for one in self.outer] if algorithm.momentum > 0 else []
-        self.mean = mean_of(context, process_set, self.outer, name, algorithm)
-
-    def restart(self) -> None:
-        """Make the parameters the outer parameters, with nothing in flight."""
-        for run, outer in self._pairs(self.outer):
-            outer.copy_(run)
-        self.mean.continue_from([])
-
-    def begin(self) -> None:
-        """Start to average the changes of the workers since they had the outer parameters."""
-        values = [torch.empty_like(one) for one in self.outer]
-        for (run, value), (_, outer) in zip(self._pairs(values), self._pairs(self.outer)):
-            if self._algorithm.averages_models:
-                value.copy_(run)
-            else:
-                torch.sub(run, outer, out=value)
-        self.mean.begin(values)
-
-    def apply(self) -> None:
-        """Wait for the mean change, take the outer step, and mix the parameters with the outer parameters."""
-        means = self.mean.finish()
-        rate, factor = self._algorithm.rate, self._algorithm.momentum
-        for number, (mean, outer) in enumerate(zip(means, self.outer)):
-            if self._algorithm.averages_models:
-                outer.copy_(mean)
-                continue
-            if not self.momentum:
-                outer.add_(mean, alpha=rate)
-                continue
-            momentum = self.momentum[number].mul_(factor).add_(mean)
-            if self._algorithm.nesterov:
-                outer.add_(mean, alpha=rate).add_(momentum, alpha=rate * factor)
-            else:
-                outer.add_(momentum, alpha=rate)
-        self.hand_out(self._algorithm.own_share)
-
-    def hand_out(self, own_share: float = 0.0) -> None:
-        """Move the parameters to the outer parameters, except for this share of their distance."""
-        for run, outer in self._pairs(self.outer):
-            run.copy_(outer if own_share == 0 else outer.lerp(run.to(outer.dtype), own_share))
-
-    def outer_of(self, values: torch.Tensor) -> torch.Tensor | None:
-        """Return the outer parameters of some elements of a run, as a view; None: the elements are in no run.
-
-        Args:
-            values: the elements, a contiguous 1-d tensor that shares memory with the run.
-        """
-        for run, outer in self._pairs(self.outer):
-            begin = (values.data_ptr() - run.data_ptr()) // run.element_size()
-            if run.dtype == values.dtype and 0 <= begin < len(run):
-                return outer[begin : begin + len(values)]
-        return None
-
-    def _pairs(self, flat: list[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the runs, each with its part of the flat tensors."""
-        for ones, whole in zip(self._parts, flat):
-            yield from zip(ones, whole.split([len(run) for run in ones]))
+from sordino.runtime.exchange.residuals import Feedback, Sender
+from sordino.runtime.exchange.saved_residuals import drop
 
 
 class OuterStep:
@@ -118,16 +37,65 @@ class OuterStep:
             for number, runs in enumerate(members)
         ]
         self._begun = False
+        self._carried: Carried | None = None  # outer state of some parameters, until `begin`
+        self._elements = list(elements_of(arena))
+        self._sizes = {one.name: one.whole for one in self._elements}
+        self._feedback: Feedback | None = None
+        if algorithm.codec is not None:
+            sender = Sender.of(peers.context, peers.process_set, algorithm.codec)
+            self._feedback = Feedback(sender, f"outer gradients of {algorithm.label}")
+            for fragment in self._fragments:
+                fragment.attach(self._feedback, self._elements)
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Start from the parameters of the first rank, also where ranks have given different ones."""
+        """Start from the parameters of the first rank, also where ranks have given different ones.
+
+        Parameters with carried outer state (`carry`) keep this rank's values.
+        """
         if self._begun:
             return
         self._arena.adopt()
         self._peers.judge(self._arena.names, self._arena.tensors)
-        take_from_first(self._peers, self._arena)
+        carried, self._carried = self._carried, None
+        if carried is None:
+            take_from_first(self._peers, self._arena)
+            self.all_are_alike()
+            return
+        first = (self._peers.process_set.ranks or [0])[0]
+        for one in self._elements:
+            if one.name not in carried.outer:
+                broadcast_(one.values, first, f"{self._peers.name}.begin.{one.name}", self._peers.process_set)
         self.all_are_alike()
+        for fragment in self._fragments:
+            fragment.take(self._elements, carried)
+        self._load_residuals(carried.residuals)
+
+    def carried(self) -> Carried | None:
+        """Return the outer state by parameter, for an object with other parameters; None before the first step."""
+        if not self._begun:
+            return None
+        carried = Carried({}, {}, self._residuals())
+        for fragment in self._fragments:
+            fragment.give(self._elements, carried)
+        return carried
+
+    def carry(self, carried: Carried | None) -> None:
+        """Continue in `begin` from the outer state of another object, as far as parameters are the same.
+
+        If this object has begun already, nothing changes: a loss has made the models of all ranks equal.
+        """
+        if not self._begun:
+            self._carried = carried
+
+    def _residuals(self) -> dict[str, Any]:
+        return {} if self._feedback is None else self._feedback.state()
+
+    def _load_residuals(self, state: dict[str, Any]) -> None:
+        if self._feedback is not None:
+            self._feedback.load(state, self._sizes)
+        else:
+            drop(state, f"outer gradients of {self._algorithm.label}", "this optimizer sends them without a codec")
 
     @torch.no_grad()
     def all_are_alike(self) -> None:
@@ -179,7 +147,7 @@ class OuterStep:
     def state(self) -> dict[str, Any]:
         """Return the state. The mean of a fragment in flight is waited for, and is part of it until it is applied.
 
-        With a codec it is not waited for. Then the state has what this rank has sent.
+        With a codec it is not waited for. Then the state has what this rank has sent, and its residuals.
         """
         if not self._begun:
             return {}
@@ -193,6 +161,9 @@ class OuterStep:
                 for number, fragment in enumerate(self._fragments)
                 if fragment.mean.pending
             }
+        residuals = self._residuals()
+        if residuals:
+            state["residuals"] = residuals
         return state
 
     @torch.no_grad()
@@ -205,6 +176,10 @@ class OuterStep:
         pending = state.get("pending", {}) if self._begun else {}
         for number, fragment in enumerate(self._fragments):
             fragment.mean.continue_from(pending.get(number, []))
+        residuals = state.get("residuals", {})
+        if not self._begun:
+            drop(residuals, f"outer gradients of {self._algorithm.label}", "the outer parameters are of another model")
+        self._load_residuals(residuals if self._begun else {})
         if not self._begun:
             return
         for target, value in zip(outer, saved):

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from sordino.algorithms.diloco import DiLoCo
 from sordino.algorithms.diloco.outer import OuterStep
 from sordino.algorithms.gossip.strategy import OuterStrategy
+from sordino.algorithms.strategy import Strategy
 from sordino.runtime.exchange.rollback import take_mean
 from sordino.runtime.recovery.losses import again
 
@@ -30,12 +33,38 @@ class DiLoCoStrategy(OuterStrategy):
         """Return the state, with the mean of a fragment in flight. Wait until all ranks have begun that exchange."""
         return again(self.context, super().state_dict)
 
+    def take_over(self, old: Strategy) -> None:
+        if not isinstance(old, DiLoCoStrategy) or old.outer_step is None or self.outer_step is None:
+            super().take_over(old)
+            return
+        self.load_state_dict(old.carried_state())
+        self.outer_step.carry(old.outer_step.carried())
+        again(self.context, self._begin_outer_step)
+
+    def _begin_outer_step(self) -> None:
+        if self.active and self.outer_step is not None:
+            self.outer_step.begin()
+
+    def _take_in_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
+        before, epoch = self.outer_step, self.context.epoch
+        super()._take_in_unfrozen(optimizer)
+        after = self.outer_step
+        # After a loss, ranks may have taken different outer steps. Then all have the same parameters, and begin anew.
+        if before is not None and after is not None and after is not before and self.context.epoch == epoch:
+            after.carry(before.carried())
+
+    @property
+    def outer_step(self) -> OuterStep | None:
+        """The mixing; None before the ranks have met, or without other ranks."""
+        assert self._mixing is None or isinstance(self._mixing, OuterStep)
+        return self._mixing
+
     def after_step(self) -> None:
         super().after_step()
-        assert self._arena is not None and isinstance(self._mixing, OuterStep)
-        if self._mixing.pending and self.steps % self.algorithm.every >= self.algorithm.overlap:
+        assert self._arena is not None and self.outer_step is not None
+        if self.outer_step.pending and self.steps % self.algorithm.every >= self.algorithm.overlap:
             self._arena.adopt()
-            self._mixing.apply()
+            self.outer_step.apply()
             self._arena.give_back()
 
     def _mix(self) -> None:

@@ -68,7 +68,9 @@ class LocalSGD(Algorithm):
     With `compression` the averaging sends encoded changes of the models since the last averaging, as `DiLoCo`
     does with outer_lr=1 and outer_momentum=0: with the outer parameters θ, θ = θ + mean of (w_i - θ), then w_i = θ on
     all ranks, bit for bit. At first θ are the first group's parameters. Afterwards they are part of `state_dict()`, by
-    the names of parameters. Gradients within a group, and the all-gather of shards, are not encoded.
+    the names of parameters, and so is what the encodings of this rank have lost so far. All ranks load a state
+    together, between the same steps; if only some of them have done so, the ranks that average with them raise
+    `UsageError`. Gradients within a group, and the all-gather of shards, are not encoded.
 
     Sent per step and worker, of M bytes: sharded 2(K-1)/K M inside the group, and every `interval` steps
     2(P-1)/P M/K across; allreduce 2(P-1)/P M across; with `compression` the encoded bytes across. Staleness: none;

@@ -8,35 +8,25 @@ the same, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from sordino.algorithms.diloco import DiLoCo
-from sordino.algorithms.diloco.outer import Fragment
+from sordino.algorithms.diloco.fragment import Elements, Fragment
 from sordino.algorithms.local_sgd import LocalSGD
 from sordino.algorithms.local_sgd.sharded_state import in_memory_order
+from sordino.errors import UsageError
+from sordino.runtime.collectives.autograd import allgather
 from sordino.runtime.collectives.objects import allgather_object
 from sordino.runtime.collectives.ops import broadcast_
 from sordino.runtime.context import Context
+from sordino.runtime.devices import HOST
+from sordino.runtime.exchange.residuals import Feedback, Sender
 from sordino.runtime.process_set import ProcessSet
 
-
-@dataclass(frozen=True)
-class Piece:
-    """Part of a parameter that this rank averages with its peers.
-
-    Attributes:
-        name: the name of the parameter.
-        begin, end: range of elements of the parameter, in memory order.
-        values: these elements in the tensors that are averaged, 1-d.
-    """
-
-    name: str
-    begin: int
-    end: int
-    values: torch.Tensor
+_BEGIN, _LOADED, _AVERAGE = range(3)
+_ACTIONS = ("begins with new parameters", "begins from a checkpoint", "averages")  # for errors
 
 
 class EncodedAveraging:
@@ -60,6 +50,9 @@ class EncodedAveraging:
         self._fragments: list[Fragment] = []
         self._known = 0  # tensors that have outer parameters
         self._loaded: dict[str, torch.Tensor] = {}  # outer parameters of a checkpoint that are not in use yet
+        assert algorithm.codec is not None
+        sender = Sender.of(context, peers, algorithm.codec, sums=algorithm.aggregate == "gradients")
+        self._feedback = Feedback(sender, "averagings of LocalSGD")
 
     @property
     def begun(self) -> bool:
@@ -67,7 +60,7 @@ class EncodedAveraging:
         return bool(self._fragments)
 
     @torch.no_grad()
-    def note(self, runs: Sequence[torch.Tensor], pieces: Iterable[Piece]) -> None:
+    def note(self, runs: Sequence[torch.Tensor], pieces: Iterable[Elements]) -> None:
         """Make outer parameters for all tensors that lack them. Collective over the peers if there are such tensors.
 
         They are those of a checkpoint, or else the values of the first peer. All peers have the same values, unless the
@@ -79,9 +72,11 @@ class EncodedAveraging:
         """
         if self._known == len(runs):
             return
+        self._agree(_BEGIN)
+        pieces = list(pieces)
         name = f"local.outer.{len(self._fragments)}"
         fragment = Fragment(self._context, self._peers, runs[self._known :], name, self._outer_step)
-        for piece in pieces if self._loaded else ():
+        for piece in pieces:
             outer, value = fragment.outer_of(piece.values), self._loaded.get(piece.name)
             parameter = self._parameters[piece.name]
             if outer is not None and value is not None and value.shape == parameter.shape:
@@ -89,6 +84,8 @@ class EncodedAveraging:
                 outer.copy_(in_memory_order(ordered)[piece.begin : piece.end])
         for number, outer in enumerate(fragment.outer):
             broadcast_(outer, self._first, f"{name}.begin.{number}", self._peers)
+        fragment.attach(self._feedback, pieces)
+        self._feedback.drop_rest({piece.name for piece in pieces}, "this rank no longer averages these elements")
         self._fragments.append(fragment)
         self._known, self._loaded = len(runs), {}
 
@@ -99,12 +96,31 @@ class EncodedAveraging:
             PeerLost, Timeout, TransportError: a rank is lost. The tensors of a fragment whose mean is incomplete, their
                 outer parameters and residuals are unchanged.
         """
+        if self._fragments:
+            self._agree(_AVERAGE)
         for fragment in self._fragments:
             fragment.begin()
         for fragment in self._fragments:
             fragment.apply()
 
-    def state(self, pieces: Iterable[Piece], group: ProcessSet | None) -> dict[str, Any]:
+    def _agree(self, action: int) -> None:
+        """Compare with the peers what they are about to do. Collective over them.
+
+        Raises:
+            UsageError: only some of them have loaded a checkpoint, or have unfrozen parameters. Raised on all of them.
+        """
+        mine = _LOADED if action == _BEGIN and self._loaded else action
+        actions = allgather(torch.tensor([mine], device=HOST), name="local.outer.action", process_set=self._peers)
+        if len(set(actions.tolist())) == 1:
+            return
+        said = [f"rank {rank} {_ACTIONS[one]}" for rank, one in zip(self._peers.ranks or [], actions.tolist())]
+        raise UsageError(
+            "LocalSGD(compression=...): only some ranks have loaded a checkpoint or unfrozen parameters: "
+            f"{'; '.join(said)}. Call load_state_dict() on all ranks, between the same steps, and unfreeze parameters "
+            "on all ranks"
+        )
+
+    def state(self, pieces: Iterable[Elements], group: ProcessSet | None) -> dict[str, Any]:
         """Return the outer parameters by the names of parameters, each whole; {} before the first `note`.
 
         Args:
@@ -112,8 +128,10 @@ class EncodedAveraging:
             group: ranks that have the other parts of the parameters, over which this is collective; None: there are no
                 other parts.
         """
+        residuals = self._feedback.state()
+        own = {"residuals": residuals} if residuals else {}
         if not self._fragments:
-            return {"outer": self._loaded} if self._loaded else {}
+            return {"outer": self._loaded, **own} if self._loaded else own
         mine = [
             (piece.name, piece.begin, piece.end, outer)
             for piece in pieces
@@ -126,13 +144,24 @@ class EncodedAveraging:
             if name not in whole:
                 whole[name] = torch.zeros_like(self._parameters[name], dtype=outer.dtype, requires_grad=False)
             in_memory_order(whole[name])[begin:end] = outer
-        return {"outer": whole}
+        return {"outer": whole, **own}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()`. `note` takes the outer parameters from it."""
-        self._fragments, self._known = [], 0
+        """Continue from `state()`. `note` takes the outer parameters from it, and is collective.
+
+        So all ranks load a state, between the same steps. Means in flight, which only a failed averaging leaves, are
+        waited for and dropped.
+        """
+        self.restart()
         self._loaded = dict(state.get("outer", {}))
+        self._feedback.load(
+            state.get("residuals", {}), {name: parameter.numel() for name, parameter in self._parameters.items()}
+        )
 
     def restart(self) -> None:
         """Forget all outer parameters. `note` makes them from the parameters, which are equal on all peers."""
-        self.load_state({})
+        for fragment in self._fragments:
+            fragment.mean.continue_from([])
+        self._fragments, self._known, self._loaded = [], 0, {}
+        self._feedback.detach()
+        self._feedback.load({}, {})

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
+from sordino.algorithms.diloco.fragment import Elements
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.local_sgd import LocalSGD
 from sordino.algorithms.local_sgd.elementwise import Trial, require_elementwise
-from sordino.algorithms.local_sgd.encoded import EncodedAveraging, Piece
+from sordino.algorithms.local_sgd.encoded import EncodedAveraging
 from sordino.algorithms.local_sgd.gathering import Gathering
 from sordino.algorithms.local_sgd.sharded_state import gather_state, in_memory_order, scatter_state, take_over_state
 from sordino.algorithms.local_sgd.sharding import ShardedReducer
@@ -31,6 +32,7 @@ from sordino.runtime.exchange.channel import PreparedReduction
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 from sordino.runtime.exchange.groups import group_of, new_channel, peers_of
 from sordino.runtime.exchange.rollback import take_mean
+from sordino.runtime.exchange.saved_residuals import drop
 from sordino.runtime.tensors import squared_distance
 
 
@@ -93,7 +95,8 @@ class LocalSGDStrategy(ExchangingStrategy):
         if algorithm.codec is not None and self._models > 1:
             parameters = dict(zip(self.names, self.parameters))
             self._encoded = EncodedAveraging(context, self._peers, parameters, algorithm)
-            self._encoded.load_state(self._loaded)
+            if self._loaded:
+                self._encoded.load_state(self._loaded)
         self._regroup()
 
     def _regroup(self) -> None:
@@ -112,15 +115,15 @@ class LocalSGDStrategy(ExchangingStrategy):
         mine = torch.tensor([int(self._alone)], device=HOST)
         self._alone = bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
         rate, distances = self._rate, self.distances
+        self._loaded = {}
+        if self._encoded is not None:
+            self._encoded.restart()
         super().renew()
         self._rate, self.distances = rate, distances
         # All models have just been averaged. All ranks count from the step of the furthest one, so that none skips an
         # averaging.
         self._averaged = max(self._averaged, self._most_steps)
         self._first_open_round = 0
-        self._loaded = {}
-        if self._encoded is not None:
-            self._encoded.restart()
         if self.active:
             self._note_models()
 
@@ -208,16 +211,18 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._arena.adopt()
         return [run for _, run in self._arena.runs]
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _pieces(self) -> Iterator[Elements]:
         """Yield the parameters, or the parts of them, that are in the tensors of `_values`."""
         if self._shards is not None:
             for number, piece in self._shards.slices().items():
-                yield Piece(self.names[number], piece.begin, piece.end, piece.values.detach())
+                whole = self.parameters[number].numel()
+                yield Elements(self.names[number], piece.begin, piece.end, whole, piece.values.detach())
             return
         left_out = set(self._frozen)
         for number, (name, parameter) in enumerate(zip(self.names, self.parameters)):
             if number not in left_out:
-                yield Piece(name, 0, parameter.numel(), in_memory_order(parameter.detach()))
+                whole = parameter.numel()
+                yield Elements(name, 0, whole, whole, in_memory_order(parameter.detach()))
 
     def _averages(self) -> list[torch.Tensor]:
         """Return the tensors that an averaging changes, which include buffers."""
@@ -302,7 +307,7 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     @property
     def optional_state(self) -> frozenset[str]:
-        return frozenset({"outer"})  # exists with a codec, from the first step of separate groups on
+        return frozenset({"outer", "residuals"})  # exist with a codec, from the first step of separate groups on
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Collective within a group if it is sharded, and there is a codec."""
@@ -330,6 +335,8 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._loaded = {key: state[key] for key in self.optional_state if key in state}
         if self._encoded is not None:
             self._encoded.load_state(self._loaded)
+        elif self._met or self.algorithm.codec is None:
+            drop(self._loaded.pop("residuals", {}), "averagings of LocalSGD", "they are not encoded here")
         if self._met and was_alone != self._alone:
             self._regroup()
 

@@ -6,13 +6,18 @@ they are waited for: when backward has ended, one bucket after the other, in the
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 
 from sordino.codecs import Codec
 from sordino.runtime.collectives.operation import Sum
 from sordino.runtime.collectives.ops import allreduce_
+from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.compressed_mean import CompressedMean, SetTransfers
+from sordino.runtime.exchange.residuals import Feedback, Sender
+from sordino.runtime.exchange.saved_residuals import Piece
 from sordino.runtime.gradients.bucket import Bucket
 from sordino.runtime.gradients.settings import Settings
 
@@ -20,14 +25,19 @@ from sordino.runtime.gradients.settings import Settings
 class EncodedBuckets:
     """The encoded means of one reducer's buckets, with what their encodings have lost so far.
 
+    Attributes:
+        feedback: the residuals, for checkpoints.
+
     Args:
+        context: the context of this rank.
         codec: the codec, the same on all ranks.
         settings: settings of the reduction, which is an average.
     """
 
-    def __init__(self, codec: Codec, settings: Settings) -> None:
+    def __init__(self, context: Context, codec: Codec, settings: Settings) -> None:
         self._codec, self._settings = codec, settings
         self._means: dict[str, CompressedMean] = {}  # by name of the bucket
+        self.feedback = Feedback(Sender.of(context, settings.process_set, codec), "gradients")
 
     @torch.no_grad()
     def average(self, bucket: Bucket, name: str) -> None:
@@ -46,7 +56,17 @@ class EncodedBuckets:
             transfers = SetTransfers(bucket.name, self._settings.process_set)
             what = f"gradients of {bucket.name}"
             mean = self._means[bucket.name] = CompressedMean(values.numel(), self._codec, what, transfers)
+            self.feedback.attach(_pieces(bucket), mean)
         mean.run(values)
         for gradient, part in zip(sent, values.split([gradient.numel() for gradient in sent])):
             gradient.copy_(part.view_as(gradient))
         bucket.versions = [gradient._version for gradient in sent]
+
+
+def _pieces(bucket: Bucket) -> list[Piece]:
+    """Return the positions of the members among the values of a bucket."""
+    sizes = [bucket.parameters[i].numel() for i in bucket.members]
+    return [
+        Piece(bucket.names[i], 0, size, end - size, size)
+        for i, size, end in zip(bucket.members, sizes, accumulate(sizes))
+    ]

@@ -133,7 +133,17 @@ class GradientReducer(GradientHooks):
 
     def _encoder(self) -> EncodedBuckets | None:
         codec = self.settings.codec
-        return None if codec is None else EncodedBuckets(codec, self.settings)
+        return None if codec is None else EncodedBuckets(self.context, codec, self.settings)
+
+    def residuals(self) -> dict[str, Any]:
+        """Return this rank's residuals of error feedback, for checkpoints; {} without residuals."""
+        return {} if self._encoded is None else self._encoded.feedback.state()
+
+    def load_residuals(self, state: dict[str, Any]) -> None:
+        """Replace the residuals by those of `residuals()`; they become 0 if `state` is empty. Not collective."""
+        if self._encoded is not None:
+            sizes = {name: parameter.numel() for name, parameter in zip(self.names, self.parameters)}
+            self._encoded.feedback.load(state, sizes)
 
     def release(self) -> None:
         """Release the parameters, so that another reducer can use them."""

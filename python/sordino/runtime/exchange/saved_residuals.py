@@ -1,0 +1,108 @@
+"""Form of residuals in a state: pieces of parameters, and what is owed for them (residuals.py)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from sordino.errors import UsageError
+
+BY_RANK = "by_rank"
+"""Key of a dict whose values belong to one rank each, by the rank's number."""
+
+
+class Piece(NamedTuple):
+    """Part of a parameter in the values of a mean.
+
+    Attributes:
+        name: the name of the parameter.
+        begin, end: range of elements of the parameter.
+        at: position of the first of them in the values.
+        whole: number of elements of the parameter.
+    """
+
+    name: str
+    begin: int
+    end: int
+    at: int
+    whole: int
+
+
+class Saved:
+    """Residuals of a mean of a state that no mean has taken yet.
+
+    Attributes:
+        pieces: the parameters in the values of the mean.
+        residuals: the residuals; if `moved` one, which includes that of the shard.
+        moved: whether they are to be added to the residuals of a mean; otherwise they can replace them.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], residuals: Sequence[torch.Tensor]) -> None:
+        self.pieces, self.residuals, self.moved = list(pieces), list(residuals), False
+
+    def move(self, place: int, ranks: int, scale: float) -> None:
+        """Add the residual of the shard to that of all values, and forget those of padding.
+
+        Args:
+            place: position among its ranks of the rank that has saved the residuals.
+            ranks: number of these ranks.
+            scale: factor of the result.
+        """
+        owed, *of_shard = self.residuals
+        owed = owed.clone()
+        for shard in of_shard:
+            part = owed[place * len(shard) : (place + 1) * len(shard)]
+            part.add_(shard[: len(part)], alpha=ranks)
+        self.residuals, self.moved = [torch.zeros_like(owed)], True
+        for piece in self.pieces:
+            self.part(piece, piece.begin, piece.end).copy_(owed[piece.at : piece.at + piece.end - piece.begin])
+        self.residuals[0].mul_(scale)
+
+    def part(self, piece: Piece, begin: int, end: int) -> torch.Tensor:
+        """Return the moved residuals of a range of elements of a parameter, as a view."""
+        return self.residuals[0][piece.at + begin - piece.begin : piece.at + end - piece.begin]
+
+
+def drop(state: Mapping[str, Any], what: str, why: str) -> None:
+    """Warn that the residuals of a state are dropped, unless the state has no residuals.
+
+    Args:
+        state: the state.
+        what: name of the values that are sent.
+        why: reason.
+    """
+    if state:
+        warnings.warn(
+            f"{what}: residuals of error feedback in the state are dropped, because {why}. Values that were "
+            "not sent yet are never sent",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def checked(state: Mapping[str, Any], what: str) -> Mapping[int, Mapping[str, Any]]:
+    """Return the residuals of a state, by rank. UsageError if it has another form."""
+    entries: Mapping[int, Mapping[str, Any]] = state.get(BY_RANK, {} if not state else None)
+    try:
+        fits = all(_is_entry(rank, entry) for rank, entry in entries.items())
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise UsageError(
+            f"{what}: these are no residuals of error feedback. Load what state_dict() has returned, or remove them "
+            "from the state to start from 0"
+        )
+    return entries
+
+
+def _is_entry(rank: object, entry: Mapping[str, Any]) -> bool:
+    """Return whether a value has the form of the residuals of a rank. It may raise other errors if it has not."""
+    for mean in entry["means"]:
+        pieces = [Piece(*piece) for piece in mean["pieces"]]
+        count = max((piece.at + piece.end - piece.begin for piece in pieces), default=0)
+        if count > mean["residuals"][0].numel():
+            return False
+    return isinstance(rank, int) and rank in entry["ranks"] and isinstance(entry["size"], int)
