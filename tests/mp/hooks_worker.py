@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
@@ -90,6 +91,78 @@ def encoded(group: Any) -> None:
     torch.testing.assert_close(total / 40, inputs, rtol=0.2, atol=0)
 
 
+class After(hooks.BucketAverage):
+    """Sends gradients as they are in the first steps, like torch's start_powerSGD_iter."""
+
+    def __init__(self, start: int, then: hooks.BucketAverage) -> None:
+        self.left, self.then, self.before = start, then, hooks.Compressed(group=then.group)
+
+    def start(self, bucket: Any) -> Any:
+        how = self.before if self.left > 0 else self.then
+        self.left -= bucket.is_last()
+        return how.start(bucket)
+
+
+def low_rank(group: Any) -> None:
+    """Like torch's hook, from which it differs in the first factor only, it comes to the loss of exact averages."""
+    world = dist.get_world_size()
+
+    def trained(register: Callable[[Any], None] | None) -> tuple[float, Any]:
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(20, 40, bias=False), torch.nn.Tanh(), torch.nn.Linear(40, 16))
+        # One bucket: on a CPU, torch's hook starts its second all-reduce of several buckets in an order that varies.
+        ddp = DistributedDataParallel(model, process_group=group)
+        if register is not None:
+            register(ddp)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5, momentum=0.5)
+        teacher = torch.randn(20, 16, generator=torch.Generator().manual_seed(5))
+        for step in range(60):
+            inputs = torch.randn(16, 20, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+            optimizer.zero_grad()
+            (ddp(inputs) - (inputs @ teacher).tanh()).square().mean().backward()
+            optimizer.step()
+        test = torch.randn(500, 20, generator=torch.Generator().manual_seed(9))
+        return float((model(test) - (test @ teacher).tanh()).square().mean().detach()), ddp
+
+    def ours(ddp: Any) -> None:
+        ddp.register_comm_hook(After(2, hooks.Encoded("PowerSGD(rank=2)", group)), hooks.average)
+
+    def theirs(ddp: Any) -> None:
+        state = PowerSGDState(group, 2, start_powerSGD_iter=2, min_compression_rate=1, warm_start=True)
+        ddp.register_comm_hook(state, powerSGD_hook)
+
+    (exact, _), (mine, ddp), (other, _) = trained(None), trained(ours), trained(theirs)
+    print(f"losses: exact {exact:.4f}, PowerSGD {mine:.4f}, torch's {other:.4f}", flush=True)
+    assert abs(mine - exact) <= 1.1 * abs(other - exact) + 1e-3
+    flat = torch.nn.utils.parameters_to_vector(ddp.parameters()).detach()
+    everywhere = [torch.empty_like(flat) for _ in range(world)]
+    dist.all_gather(everywhere, flat, group=group)
+    assert all(torch.equal(one, flat) for one in everywhere)
+
+
+def low_rank_adds_up(group: Any) -> None:
+    """All averages, and the mean of what is left over, are the averages of all gradients."""
+    model = DistributedDataParallel(torch.nn.Linear(24, 30, bias=False), process_group=group)
+    state = hooks.Encoded("PowerSGD(rank=2)", group)
+    model.register_comm_hook(state, hooks.average)
+    total, wanted = torch.zeros(30, 24), torch.zeros(30, 24)
+    for step in range(6):
+        for rank in range(dist.get_world_size()):
+            generator = torch.Generator().manual_seed(100 * step + rank)
+            values = torch.randn(8, 24, generator=generator), torch.randn(8, 30, generator=generator)
+            wanted += values[1].T @ values[0] / dist.get_world_size()
+            if rank == dist.get_rank():
+                mine = values
+        model.zero_grad()
+        (model(mine[0]) * mine[1]).sum().backward()
+        total += model.module.weight.grad
+    ((_, mean),) = state._means.values()
+    assert (total - wanted).norm() > 1  # so the residuals were needed
+    left = mean.residuals[0].clone()
+    dist.all_reduce(left, group=group)
+    torch.testing.assert_close(total + left / dist.get_world_size(), wanted, atol=1e-4, rtol=1e-4)
+
+
 def ranges(group: Any) -> None:
     """An average beyond the range of float16 is infinite on all ranks, and any other is not."""
     for value, others, wanted in ((3e5, 3e5, float("inf")), (1e5, 0.0, 1e5 / dist.get_world_size())):
@@ -164,7 +237,7 @@ def errors(group: Any) -> None:
 
 
 def all_parts() -> None:
-    for part in (compressed, encoded, ranges, post_local_sgd, another_state, errors):
+    for part in (compressed, encoded, low_rank, low_rank_adds_up, ranges, post_local_sgd, another_state, errors):
         part(dist.group.WORLD)
 
 
