@@ -133,7 +133,7 @@ def enough_directions_lose_nothing(seat: Seat) -> None:
         whole.run(mine)
         near(mine, mean_of_drawn(seat.size, turn), 1e-6)
     mean, zero = mean_of(2, [(24, 20)]), torch.zeros(24, 20)
-    for turn, scale in enumerate((1.0, 1e-25, 1e25, 0.0, 1e-3)):
+    for turn, scale in enumerate((1.0, 1e-25, 1e-25, 1e20, 1e20, 0.0, 1e-3)):
         generator = torch.Generator().manual_seed(turn)
         exact = scale * torch.randn(24, 2, generator=generator) @ torch.randn(2, 20, generator=generator)
         own = torch.randn(24, 20, generator=generator) * scale * (1 if seat.rank == 0 else -1)
