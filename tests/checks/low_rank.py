@@ -316,7 +316,7 @@ def a_gradient_that_is_not_finite(seat: Seat) -> None:
 
 @check(least=4)
 def gradients_within_groups(seat: Seat) -> None:
-    """Of an algorithm with groups: each group has its own mean."""
+    """Each group of an algorithm with groups has its own mean."""
     if seat.size % 2:
         return
     parameter = torch.nn.Parameter(torch.zeros(16, 16))

@@ -153,7 +153,7 @@ class Reversed(torch.nn.Module):
 
 
 def low_rank_adds_up(group: Any) -> None:
-    """All averages, and the mean of what is left over, are the averages of all gradients since buckets are final."""
+    """All averages plus the mean of the residuals are the averages of all gradients since the buckets are final."""
     torch.manual_seed(1)
     plain, size = Reversed(), dist.get_world_size()
     model = DistributedDataParallel(copy.deepcopy(plain), process_group=group, bucket_cap_mb=0.001)

@@ -20,9 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("simulated training").add_argument
     add("--algorithm", required=True, metavar="NAME", help="scheduled-pull, adpsgd, allreduce, local-sgd, ...")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="setting of the algorithm, such as interval=8")
-    add(
-        "--compression", metavar="CODEC", help="codec of gradients, compression= of DistributedOptimizer: powersgd, ..."
-    )
+    add("--compression", metavar="CODEC", help="codec of the gradients, such as int8 or powersgd")
     add("--workers", type=int, default=8, metavar="N", help="number of workers (default 8)")
     add("--data", choices=("fashion-mnist", "digits", "none"), default="fashion-mnist", metavar="SET",
         help="fashion-mnist (default), digits, or none: a quadratic function per worker")  # fmt: skip

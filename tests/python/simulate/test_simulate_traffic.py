@@ -108,7 +108,7 @@ def test_bytes_of_encoded_gossip(algorithm: Crossover | NoLoCo) -> None:
 class Matrices:
     """A worker with constant gradients, which notes the transport's byte count at each of them.
 
-    They are too large for operations in one shot, whose first attempts may be sent in vain.
+    They are too large for operations in one shot, whose number of messages varies.
     """
 
     def __init__(self) -> None:

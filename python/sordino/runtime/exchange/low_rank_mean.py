@@ -75,7 +75,7 @@ class LowRankMean:
 
     @property
     def residuals(self) -> dict[int, torch.Tensor]:
-        """What this rank still has to send, by number of the tensor: float32 [rows, columns]. Not to be changed."""
+        """Residuals of this rank by number of the tensor, float32 [rows, columns]. The caller must not change them."""
         return {one.place: one.residual for one in self._matrices}
 
     @torch.no_grad()
@@ -151,7 +151,7 @@ class LowRankMean:
         rest = values.addmm_(basis, sent.T, alpha=-1).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         matrix.residual = torch.where(fine, rest, matrix.residual)
         largest = mean.abs().amax()
-        # The factor of a mean that is 0 would be 0 for ever.
+        # A mean of 0 has no directions to continue with.
         matrix.right = torch.where(fine & (largest > 0), mean / largest, matrix.right)
 
     def _report(self, bad: Sequence[torch.Tensor]) -> None:
