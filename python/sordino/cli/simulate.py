@@ -1,9 +1,8 @@
 """Trains virtual workers in virtual time, over links of any speed, to evaluate an algorithm for other hardware.
 
+Models really train; times are computed. A transfer takes the latency, plus its bits over the rate of the slower end.
   sordino simulate --algorithm scheduled-pull --workers 8 --wide 2       # four ways: none, naive, manager, autonomous
   sordino simulate --algorithm adpsgd --set interval=8 --data none --workers 1000 --slow 7:3 --kill 0@1 --plot curve.png
-
-Models really train; times are computed. A transfer takes the latency, plus its bits over the rate of the slower end.
 """
 
 from __future__ import annotations

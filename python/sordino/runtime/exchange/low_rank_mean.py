@@ -27,6 +27,7 @@ import torch
 
 from sordino.codecs import PowerSGD
 from sordino.errors import UsageError
+from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.transfers import Transfers
 
 
@@ -58,7 +59,7 @@ class LowRankMean:
     """
 
     def __init__(self, codec: PowerSGD, tensors: Sequence[torch.Tensor], name: str, transfers: Transfers) -> None:
-        self._rank, self._name, self._transfers = codec.rank, name, transfers
+        self._name, self._transfers = name, transfers
         self._shapes = [tensor.shape for tensor in tensors]
         self._matrices: list[_Matrix] = []
         self._whole: list[int] = []
@@ -69,7 +70,7 @@ class LowRankMean:
             if factors is None:
                 self._whole.append(place)
                 continue
-            first = torch.randn(factors[1], codec.rank, generator=generator, device="cpu")
+            first = torch.randn(factors[1], codec.rank, generator=generator, dtype=torch.float32, device=HOST)
             residual = torch.zeros(factors, dtype=torch.float32, device=tensor.device)
             self._matrices.append(_Matrix(place, first.to(tensor.device), residual))
 
@@ -97,6 +98,10 @@ class LowRankMean:
             raise UsageError(f"{self._name}: shapes are {shapes}, and must be {self._shapes}")
         if self._transfers.size == 1 or not tensors:
             return
+        with torch.autocast(tensors[0].device.type, enabled=False):  # the caller's would multiply in 16 bits
+            self._run(tensors)
+
+    def _run(self, tensors: Sequence[torch.Tensor]) -> None:
         values = [self._with_residual(one, tensors[one.place]) for one in self._matrices]
         whole = [tensors[place].to(torch.float32) for place in self._whole]
         bad = [~value.isfinite().all() for value in [*values, *whole]]
@@ -166,14 +171,14 @@ class LowRankMean:
                 f"{self._name}: {count} of {len(bad)} tensors of this rank have a NaN or an infinity, so their "
                 "means are not finite on any rank",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
 
 def orthonormal(values: torch.Tensor) -> torch.Tensor:
     """Return an orthonormal basis of a space that contains the columns of a matrix.
 
-    It is computed in float64, so that ranks whose libraries round differently get the same float32 values.
+    It is computed in float64. So ranks whose libraries round differently hardly ever get other float32 values.
 
     Args:
         values: float32 [n, r], with n at least r. Columns may depend on each other, or be 0.
