@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,10 +29,12 @@ from sordino.algorithms import (
     PushSum,
 )
 from sordino.algorithms.traffic import Model
+from sordino.cli.app import main
 from sordino.codecs import Codec, Int8, PowerSGD
 from sordino.errors import UsageError
 from sordino.simulate import lockstep
 from sordino.simulate.checks import check
+from sordino.simulate.images import Trainee
 from sordino.simulate.job import Job
 from sordino.simulate.links import Links
 from sordino.simulate.phases import Sends
@@ -142,6 +146,22 @@ def test_bytes_of_gradients_with_a_codec(codec: Codec, algorithm: Any) -> None:
     np.testing.assert_allclose(counted, timeline.record.bytes, rtol=0.05)  # flags; shards are padded
     with pytest.raises(UsageError, match="shapes"):
         StepMessages(algorithm, WORKERS, Model(["a"], [4.0], codec=PowerSGD()))
+
+
+def test_compression_on_the_command_line(tmp_path: Path) -> None:
+    """Workers send the bytes of the codec for the shapes of the network."""
+    found = tmp_path / "found.json"
+    words = "--algorithm allreduce --data digits --channels 4 --images 64 --steps 2 --workers 3 --compute-ms 1 --quiet"
+    assert (
+        main(["simulate", *words.split(), "--processes", "1", "--compression", "powersgd", "--json", str(found)]) == 0
+    )
+    results = json.loads(found.read_text())
+    job = Job(AllReduce(), 1, Links([1.0], 0.0), np.ones(1), 1.0, 1, data="digits", channels=4, images=64)
+    shapes = [one.shape for one in Trainee(job, 0).model.parameters()]
+    left, right = PowerSGD().numbers(shapes)
+    assert left > 0 and left + right < sum(math.prod(shape) for shape in shapes)
+    assert results["setting"]["compression"] == "PowerSGD(rank=4)"
+    assert results["runs"][0]["bytes"] == pytest.approx(2 * 2 * (2 / 3) * 4 * (left + right), rel=1e-6)
 
 
 def test_codecs_that_cannot_be_simulated() -> None:
