@@ -79,6 +79,7 @@ ENTRIES = (
         _entry(f"all-reduce, {codec}", "allreduce", compression=codec)
         for codec in ("int8", "int4", "twobit", "sign", "topk")
     ),
+    _entry("all-reduce, PowerSGD rank 2", "allreduce", compression="PowerSGD(rank=2)"),
     *(_entry(f"local SGD, H = {every}", "local-sgd", f"interval={every}") for every in (16, 64)),
     _entry("local SGD in groups of 2, H = 16", "local-sgd", "interval=16", "group_size=2"),
     _entry("local SGD, H = 16, int4", "local-sgd", "interval=16", compression="int4"),

@@ -16,7 +16,8 @@ from checks.training import Twins
 from sordino.algorithms import DPSGD, AllReduce, DiLoCo, SparseLoCo
 from sordino.codecs import Codec, Float16, Int4, Int8, Sign, TopK, TwoBit
 from sordino.errors import ConfigurationMismatch, NonFinite, UsageError
-from sordino.runtime.exchange.compressed_mean import CompressedMean, SetTransfers
+from sordino.runtime.exchange.compressed_mean import CompressedMean
+from sordino.runtime.exchange.transfers import SetTransfers
 from sordino.runtime.process_set import global_process_set
 
 CODECS = (Int8(), Int4(32), TwoBit(), Sign(), TopK(0.1, 128), TopK(0.1, 64, 32), TopK(0.1, 128, contributors=True))

@@ -9,6 +9,7 @@ import sordino.torch as hvd
 from checks.registry import Seat, check
 from sordino import plan
 from sordino.algorithms import DPSGD, AllReduce, CaPS, Crossover, DiLoCo, ElasticAveraging, Layered, LocalSGD, NoLoCo
+from sordino.codecs import Codec, PowerSGD
 from sordino.plan import links
 
 SHAPES = [(f"blocks.{k}.weight", (length,)) for k, length in enumerate((30000, 50000, 41000, 60000, 25000))]
@@ -46,6 +47,27 @@ def the_bytes_of_a_plan_are_those_of_the_transport(seat: Seat) -> None:
         cost = plan.cost_of(algorithm, nodes, [name for name, _ in SHAPES], [4 * shape[0] for _, shape in SHAPES])
         # Slightly more is sent: flags, weights, the agreement of flush(), and padding of shards.
         assert found == pytest.approx(steps * cost.sent()[seat.rank], rel=2e-3, abs=100), algorithm
+
+
+@check(least=2, codec=(PowerSGD(1), PowerSGD(7), None), quick=("sim-5x2",))
+def the_bytes_of_gradients_are_those_of_the_transport(seat: Seat, codec: Codec | None) -> None:
+    nodes, shapes = plan.nodes_of_ranks(), [(300, 200), (700,), (20, 40, 5), (50, 1)]
+    named = [(f"p{k}", torch.nn.Parameter(torch.zeros(shape))) for k, shape in enumerate(shapes)]
+    for _, parameter in named:
+        parameter.grad = torch.ones_like(parameter)
+    sgd = torch.optim.SGD([parameter for _, parameter in named], lr=0.0)
+    algorithm = AllReduce(bucket_bytes=100_000)
+    optimizer = hvd.DistributedOptimizer(sgd, named, codec or hvd.Compression.none, algorithm=algorithm)
+    for _ in range(2):
+        optimizer.step()
+    before = hvd.stats()["bytes_sent_across_nodes"]
+    for _ in range(STEPS):
+        optimizer.step()
+    found = hvd.stats()["bytes_sent_across_nodes"] - before
+    sizes = [4 * parameter.numel() for _, parameter in named]
+    cost = plan.cost_of(algorithm, nodes, [name for name, _ in named], sizes, codec, shapes)
+    total = float(hvd.allreduce(torch.tensor(float(found), dtype=torch.float64), op=hvd.Sum, name="total"))
+    assert total == pytest.approx(STEPS * sum(cost.sent()), rel=3e-3)  # slightly more is sent: flags
 
 
 @check(least=2)

@@ -44,6 +44,7 @@ MODULES = (
     "life",
     "local_sgd",
     "local_sgd_encoded",
+    "low_rank",
     "mismatches",
     "moving",
     "noloco",

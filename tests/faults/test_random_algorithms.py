@@ -59,7 +59,7 @@ ALGORITHMS: list[Algorithm] = [
 
 
 NAMES = [f"{number}-{type(algorithm).__name__}" for number, algorithm in enumerate(ALGORITHMS)]
-CODECS = ["int8", "sign", "TopK(ratio=0.25, chunk=32)"]
+CODECS = ["int8", "sign", "TopK(ratio=0.25, chunk=32)", "PowerSGD(rank=1)"]
 CASES = [(one, hvd.Compression.none) for one in ALGORITHMS] + [(AllReduce(), codec) for codec in CODECS]
 
 

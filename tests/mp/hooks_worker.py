@@ -5,6 +5,7 @@ Results are compared with those of torch's own hooks, with the backend in SORDIN
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
@@ -90,6 +92,94 @@ def encoded(group: Any) -> None:
     torch.testing.assert_close(total / 40, inputs, rtol=0.2, atol=0)
 
 
+class After(hooks.BucketAverage):
+    """Sends gradients as they are in the first steps, like torch's start_powerSGD_iter."""
+
+    def __init__(self, start: int, then: hooks.BucketAverage) -> None:
+        self.left, self.then, self.before = start, then, hooks.Compressed(group=then.group)
+
+    def start(self, bucket: Any) -> Any:
+        how = self.before if self.left > 0 else self.then
+        self.left -= bucket.is_last()
+        return how.start(bucket)
+
+
+def low_rank(group: Any) -> None:
+    """Like torch's hook, from which it differs in the first factor only, it comes to the loss of exact averages."""
+    world = dist.get_world_size()
+
+    def trained(register: Callable[[Any], None] | None) -> tuple[float, Any]:
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(20, 40, bias=False), torch.nn.Tanh(), torch.nn.Linear(40, 16))
+        # One bucket: on a CPU, torch's hook starts its second all-reduce of several buckets in an order that varies.
+        ddp = DistributedDataParallel(model, process_group=group)
+        if register is not None:
+            register(ddp)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5, momentum=0.5)
+        teacher = torch.randn(20, 16, generator=torch.Generator().manual_seed(5))
+        for step in range(60):
+            inputs = torch.randn(16, 20, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+            optimizer.zero_grad()
+            (ddp(inputs) - (inputs @ teacher).tanh()).square().mean().backward()
+            optimizer.step()
+        test = torch.randn(500, 20, generator=torch.Generator().manual_seed(9))
+        return float((model(test) - (test @ teacher).tanh()).square().mean().detach()), ddp
+
+    def ours(ddp: Any) -> None:
+        ddp.register_comm_hook(After(2, hooks.Encoded("PowerSGD(rank=2)", group)), hooks.average)
+
+    def theirs(ddp: Any) -> None:
+        state = PowerSGDState(group, 2, start_powerSGD_iter=2, min_compression_rate=1, warm_start=True)
+        ddp.register_comm_hook(state, powerSGD_hook)
+
+    (exact, _), (mine, ddp), (other, _) = trained(None), trained(ours), trained(theirs)
+    print(f"losses: exact {exact:.4f}, PowerSGD {mine:.4f}, torch's {other:.4f}", flush=True)
+    assert abs(mine - exact) <= 1.1 * abs(other - exact) + 1e-3
+    flat = torch.nn.utils.parameters_to_vector(ddp.parameters()).detach()
+    everywhere = [torch.empty_like(flat) for _ in range(world)]
+    dist.all_gather(everywhere, flat, group=group)
+    assert all(torch.equal(one, flat) for one in everywhere)
+
+
+class Reversed(torch.nn.Module):
+    """Two layers of the same shape, registered in the order of their gradients, which is not what DDP expects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first = (torch.nn.Linear(24, 24, bias=False) for _ in range(2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(inputs))
+
+
+def low_rank_adds_up(group: Any) -> None:
+    """All averages plus the mean of the residuals are the averages of all gradients since the buckets are final."""
+    torch.manual_seed(1)
+    plain, size = Reversed(), dist.get_world_size()
+    model = DistributedDataParallel(copy.deepcopy(plain), process_group=group, bucket_cap_mb=0.001)
+    state = hooks.Encoded("PowerSGD(rank=2)", group)
+    model.register_comm_hook(state, hooks.average)
+    total, wanted = torch.zeros(2, 24, 24), torch.zeros(2, 24, 24)
+    for step in range(6):
+        for rank in range(size):
+            generator = torch.Generator().manual_seed(100 * step + rank)
+            inputs, factors = (torch.randn(30, 24, generator=generator) for _ in range(2))
+            modules = [plain, model] if rank == dist.get_rank() else [plain]
+            for module in modules:
+                module.zero_grad()
+                (module(inputs) * factors).sum().backward()
+            wanted += (step > 0) * torch.stack([one.grad for one in plain.parameters()]) / size
+        total += (step > 0) * torch.stack([one.grad for one in model.parameters()])
+    assert (total - wanted).norm() > 1  # so the residuals were needed
+    places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
+    for parameters, mean in state._means.values():
+        for number, left in mean.matrix_residuals.items():
+            left = left.clone()
+            dist.all_reduce(left, group=group)
+            total[places[id(parameters[number])]] += left / size
+    torch.testing.assert_close(total, wanted, atol=1e-3, rtol=1e-4)
+
+
 def ranges(group: Any) -> None:
     """An average beyond the range of float16 is infinite on all ranks, and any other is not."""
     for value, others, wanted in ((3e5, 3e5, float("inf")), (1e5, 0.0, 1e5 / dist.get_world_size())):
@@ -164,7 +254,7 @@ def errors(group: Any) -> None:
 
 
 def all_parts() -> None:
-    for part in (compressed, encoded, ranges, post_local_sgd, another_state, errors):
+    for part in (compressed, encoded, low_rank, low_rank_adds_up, ranges, post_local_sgd, another_state, errors):
         part(dist.group.WORLD)
 
 

@@ -6,6 +6,7 @@ from planted.error import KILLS, Error, checks, tests
 
 _GATHERING = (checks("gathering"),)
 _LOCAL = (checks("local_sgd"),)
+_LOW_RANK = "python/sordino/runtime/exchange/low_rank_mean.py"
 _PUSH = (checks("push_sum"),)
 _WIDE = (checks("scheduled_pull"),)
 
@@ -125,6 +126,79 @@ ERRORS = [
         (checks("compressed.the_mean_is_near"),),
     ),
     Error(
+        "PowerSGD forgets what it has lost",
+        "lost message",
+        _LOW_RANK,
+        "tensor.to(torch.float32).reshape(matrix.residual.shape) + matrix.residual",
+        "tensor.to(torch.float32, copy=True).reshape(matrix.residual.shape)",
+        (checks("low_rank.nothing_is_lost"),),
+    ),
+    Error(
+        "PowerSGD updates residuals before the mean is complete",
+        "forgotten rollback",
+        _LOW_RANK,
+        '        means = self._averaged([*own, *whole], "right")\n',
+        "        for one, value in zip(self._matrices, values):\n            one.residual.copy_(value)\n"
+        '        means = self._averaged([*own, *whole], "right")\n',
+        (checks("low_rank.a_failed_mean"),),
+    ),
+    Error(
+        "PowerSGD begins with the same factor in every step",
+        "stale copy",
+        _LOW_RANK,
+        "torch.where(fine & (largest > 0), mean / largest, matrix.right)",
+        "matrix.right.clone()",
+        (checks("low_rank.means_follow"),),
+    ),
+    Error(
+        "the factors of PowerSGD keep the scale of gradients",
+        "wrong weight",
+        _LOW_RANK,
+        "mean / largest, matrix.right",
+        "mean, matrix.right",
+        (checks("low_rank.enough_directions"),),
+    ),
+    Error(
+        "a NaN stays in the factors of PowerSGD",
+        "stale copy",
+        _LOW_RANK,
+        "torch.where(fine & (largest > 0), mean / largest, matrix.right)",
+        "mean / largest",
+        (checks("low_rank.what_is_not_finite"),),
+    ),
+    Error(
+        "the columns of PowerSGD's factors are not orthonormal",
+        "wrong weight",
+        _LOW_RANK,
+        "bases = [orthonormal(mean) for mean in",
+        "bases = [mean for mean in",
+        (checks("low_rank.means_follow"),),
+    ),
+    Error(
+        "PowerSGD writes the transposed mean",
+        "wrong order of summation",
+        _LOW_RANK,
+        "found = torch.mm(basis, mean.T)",
+        "found = torch.mm(mean, basis.T)",
+        (checks("low_rank.means_follow"),),
+    ),
+    Error(
+        "PowerSGD averages over all ranks instead of the process set",
+        "swapped rank",
+        "python/sordino/runtime/exchange/transfers.py",
+        "op=Average, process_set=self._process_set)",
+        "op=Average)",
+        (checks("low_rank.gradients_within"),),
+    ),
+    Error(
+        "tensors that PowerSGD sends whole are not counted",
+        "lost message",
+        "python/sordino/codecs/__init__.py",
+        "self.rank * right + whole",
+        "self.rank * right",
+        (tests("codecs", "powersgd"), checks("plan.the_bytes_of_gradients")),
+    ),
+    Error(
         "the segments of an encoded message are mixed up",
         "wrong bucket",
         "python/sordino/algorithms/gossip/compressed.py",
@@ -152,7 +226,7 @@ ERRORS = [
         "a new bucket of DDP gets the residuals of another",
         "wrong bucket",
         "python/sordino/distributed/hooks.py",
-        "        if mean is None or mean.count != count:\n",
+        "        if mean is None or list(map(id, former)) != list(map(id, parameters)):\n",
         "        if mean is None:\n",
         ("tests/mp/test_ddp_hooks.py --tier all",),
     ),

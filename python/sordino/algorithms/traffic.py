@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino._core import FromOwner, ToOwner, Topology
-from sordino.codecs import Codec
+from sordino.codecs import Codec, FlatCodec, PowerSGD
+from sordino.errors import UsageError
 from sordino.runtime.exchange.segments import Segments, segment_numbers
 
 Sets = NDArray[np.int64]
@@ -30,11 +31,15 @@ class Model:
         names: the name of each tensor.
         sizes: bytes of each tensor on the links.
         scale: ratio of `sizes` to the actual bytes of the tensors.
+        codec: codec of the gradients, `compression=` of `DistributedOptimizer`; None: they are sent as they are.
+        shapes: the shape of each tensor; None: unknown. `PowerSGD` needs them.
     """
 
     names: Sequence[str]
     sizes: Sequence[float]
     scale: float = 1.0
+    codec: Codec | None = None
+    shapes: Sequence[Sequence[int]] | None = None
 
     @property
     def bytes(self) -> float:
@@ -49,8 +54,24 @@ class Model:
     def buckets(self, bucket_bytes: int) -> list[float]:
         """Return the bytes of each bucket of gradients, in the order in which backward computes them."""
         sizes = self.sizes[::-1]
-        numbers = segment_numbers(self.names[::-1], sizes, bucket_bytes)
-        return [float(size) for size in np.bincount(numbers, weights=sizes)]
+        return [float(size) for size in np.bincount(self._numbers(bucket_bytes), weights=sizes)]
+
+    def low_rank_buckets(self, bucket_bytes: int, codec: PowerSGD) -> list[float]:
+        """Return the bytes of the all-reduces of gradients with a codec: those of each bucket, in order.
+
+        Raises:
+            UsageError: shapes are unknown.
+        """
+        if self.shapes is None:
+            raise UsageError(f"the bytes of {codec} depend on the shapes of gradients: give Model(shapes=...)")
+        parts: dict[int, list[Sequence[int]]] = {}
+        for number, shape in zip(self._numbers(bucket_bytes), self.shapes[::-1]):
+            parts.setdefault(number, []).append(shape)
+        return [4 * self.scale * count for part in parts.values() for count in codec.numbers(part) if count > 0]
+
+    def _numbers(self, bucket_bytes: int) -> list[int]:
+        """Return the number of each gradient's bucket, in the order in which backward computes gradients."""
+        return segment_numbers(self.names[::-1], self.sizes[::-1], bucket_bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +189,9 @@ def groups_of(workers: int, members: int) -> Sets:
 
 
 def gradients(sets: Sets, model: Model, bucket_bytes: int, **options: Any) -> Phase:
-    """Return the phase in which gradients are reduced within sets of workers, hidden behind backward.
+    """Return the phase in which gradients are reduced within sets of workers.
+
+    Backward hides it, unless the model has a codec.
 
     Args:
         sets: the workers of each set, int64 [sets, members].
@@ -176,9 +199,16 @@ def gradients(sets: Sets, model: Model, bucket_bytes: int, **options: Any) -> Ph
         bucket_bytes: gradients are reduced in buckets of up to this many bytes.
         options: fields of the phase, which replace those computed from the other arguments.
     """
-    buckets = model.buckets(bucket_bytes)
-    reduction = Reduction(sets, buckets, len(model.sizes))
-    return Phase(**{"operations": [reduction], "hides": hidden(buckets), **options})
+    buckets, codec = model.buckets(bucket_bytes), model.codec
+    if codec is None:
+        reduction = Reduction(sets, buckets, len(model.sizes))
+        return Phase(**{"operations": [reduction], "hides": hidden(buckets), **options})
+    if isinstance(codec, PowerSGD):
+        operations: list[Operation] = [Reduction(sets, model.low_rank_buckets(bucket_bytes, codec), len(model.sizes))]
+    else:
+        assert isinstance(codec, FlatCodec)
+        operations = [one for size in buckets for one in mean_within(sets, size, codec)]
+    return Phase(**{"operations": operations, **options})
 
 
 def hidden(buckets: Sequence[float]) -> float:
@@ -196,7 +226,7 @@ def from_owners(sets: Sets, segments: Sequence[float], **options: Any) -> Exchan
     return Exchange(sets, FromOwner(sets.shape[1], options.pop("workers", None)), segments, **options)
 
 
-def mean_within(sets: Sets, size: float, codec: Codec | None) -> list[Operation]:
+def mean_within(sets: Sets, size: float, codec: FlatCodec | None) -> list[Operation]:
     """Return the operations of a mean within sets of workers.
 
     Args:

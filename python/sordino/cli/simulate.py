@@ -1,9 +1,8 @@
 """Trains virtual workers in virtual time, over links of any speed, to evaluate an algorithm for other hardware.
 
+Models really train; times are computed. A transfer takes the latency, plus its bits over the rate of the slower end.
   sordino simulate --algorithm scheduled-pull --workers 8 --wide 2       # four ways: none, naive, manager, autonomous
   sordino simulate --algorithm adpsgd --set interval=8 --data none --workers 1000 --slow 7:3 --kill 0@1 --plot curve.png
-
-Models really train; times are computed. A transfer takes the latency, plus its bits over the rate of the slower end.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("simulated training").add_argument
     add("--algorithm", required=True, metavar="NAME", help="scheduled-pull, adpsgd, allreduce, local-sgd, ...")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="setting of the algorithm, such as interval=8")
+    add("--compression", metavar="CODEC", help="codec of the gradients, such as int8 or powersgd")
     add("--workers", type=int, default=8, metavar="N", help="number of workers (default 8)")
     add("--data", choices=("fashion-mnist", "digits", "none"), default="fashion-mnist", metavar="SET",
         help="fashion-mnist (default), digits, or none: a quadratic function per worker")  # fmt: skip

@@ -6,7 +6,8 @@ DDP calls a hook for each bucket of gradients, as soon as backward has produced 
     ddp_model.register_comm_hook(hooks.Compressed(Compression.bf16), hooks.average)
 
 - `Compressed`: by an all-reduce of compressed gradients.
-- `Encoded`: in a few bits each, with error feedback; sums are in float32.
+- `Encoded`: with a codec: in a few bits each, or as low-rank factors (PowerSGD); with error feedback, and sums in
+  float32.
 - `SharedBuckets`: in memory that the ranks of a node share. The backend must be "sordino".
 - `PostLocalSGD`: over all ranks at first, later over some or none of them; then parameters are averaged, too.
 
@@ -29,7 +30,8 @@ from sordino.codecs import Codec, codec_of
 from sordino.distributed.operations import Operations
 from sordino.errors import UsageError
 from sordino.runtime.collectives.compression import Compression, Compressor
-from sordino.runtime.exchange.compressed_mean import CompressedMean, Received
+from sordino.runtime.exchange.tensor_means import TensorMean, mean_of
+from sordino.runtime.exchange.transfers import Received
 
 __all__ = [
     "BucketAverage",
@@ -112,14 +114,14 @@ class Compressed(BucketAverage):
 
 
 class Encoded(BucketAverage):
-    """Averages gradients in a few bits each, by an all-to-all and an all-gather.
+    """Averages gradients with a codec: `PowerSGD` by two all-reduces, others by an all-to-all and an all-gather.
 
     Gradients are encoded in float32, whatever their dtype. What an encoding loses is added to the gradients of the next
     step (`sordino.codecs`). These residuals belong to a bucket. They start from 0 when DDP divides its
     gradients anew, after the first step. The collectives of a bucket are over when the hook returns.
 
     Args:
-        codec: the codec, such as `Int8()`, or its name, such as "int8".
+        codec: the codec, such as `Int8()` or `PowerSGD(rank=2)`, or its name, such as "int8".
         group: process group of the ranks; None: all ranks.
 
     Raises:
@@ -131,20 +133,17 @@ class Encoded(BucketAverage):
         if found is None:
             raise UsageError("Encoded(codec=None): without a codec, use Compressed()")
         self.codec, self.group = found, group
-        self._means: dict[int, CompressedMean] = {}  # by the number of the bucket
+        self._means: dict[int, tuple[list[torch.Tensor], TensorMean]] = {}  # by the number of the bucket
 
     def start(self, bucket: GradBucket) -> Future[torch.Tensor]:
         gradients: torch.Tensor = bucket.buffer()
-        number, count = bucket.index(), gradients.numel()
-        mean = self._means.get(number)
-        if mean is None or mean.count != count:
+        number, parameters, parts = bucket.index(), bucket.parameters(), bucket.gradients()
+        former, mean = self._means.get(number, ((), None))
+        if mean is None or list(map(id, former)) != list(map(id, parameters)):
             name = f"bucket {number} of DistributedDataParallel"
-            mean = self._means[number] = CompressedMean(
-                count, self.codec, name, _GroupTransfers(self.group, gradients.device)
-            )
-        values = gradients.to("cpu", torch.float32)
-        mean.run(values)
-        gradients.copy_(values)
+            mean = mean_of(self.codec, parts, name, _GroupTransfers(self.group, gradients.device))
+            self._means[number] = parameters, mean
+        mean.run(parts)
         done: Future[torch.Tensor] = Future()
         done.set_result(gradients)
         return done
@@ -161,6 +160,16 @@ class _GroupTransfers:
 
     def all_gather(self, sent: torch.Tensor) -> Received:
         return self._start(dist.all_gather_into_tensor, sent, self.size)
+
+    def all_reduce(self, sent: torch.Tensor, part: str) -> Received:
+        total = sent.clone()
+        work = dist.all_reduce(total, group=self._group, async_op=True)
+
+        def wait() -> torch.Tensor:
+            work.wait()
+            return total.div_(self.size)
+
+        return wait
 
     def _start(self, operation: Any, sent: torch.Tensor, times: int) -> Received:
         received = torch.empty(times * sent.numel(), dtype=sent.dtype, device=self._device)

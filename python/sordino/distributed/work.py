@@ -172,6 +172,8 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
             self._future = began.then(lambda _: self.result())
             if self.is_completed():
                 began.set_result(None)
+            elif _completer.runs_here():
+                _completer.complete(self, began)  # a callback may wait for this future, which would block the thread
             else:
                 _completer.add(self, began)
         return self._future
@@ -192,11 +194,19 @@ class _Completer:
                 self._thread.start()
         self._works.put((work, began))
 
+    def runs_here(self) -> bool:
+        """Return whether the caller is a callback, in the thread that completes futures."""
+        return threading.current_thread() is self._thread
+
+    def complete(self, work: SordinoWork, began: Future[Any]) -> None:
+        """Wait for an operation, and complete its future."""
+        work.exception() if work.is_completed() else self._wait(work)
+        began.set_result(None)
+
     def _run(self) -> None:
         while True:
             work, began = self._works.get()
-            work.exception() if work.is_completed() else self._wait(work)
-            began.set_result(None)
+            self.complete(work, began)
             del work, began  # and the tensors, while the thread waits for the next one
 
     @staticmethod

@@ -15,6 +15,7 @@ from sordino._core import MOST_DOUBLED, Topology, all_reduce_rounds, all_reduce_
 from sordino.algorithms import Algorithm
 from sordino.algorithms.traffic import Exchange, Model, Operation, Reduction
 from sordino.algorithms.traffic import Phase as TrafficPhase
+from sordino.codecs import Codec
 
 BACKWARD = 2 / 3  # fraction of the computation, since backward costs about twice as much as forward
 _CACHED = 0.25  # cost of reading recently read data, relative to reading from memory
@@ -260,7 +261,14 @@ class Cost:
         return [sum(values) for values in zip(*parts)]
 
 
-def cost_of(algorithm: Algorithm, nodes: Sequence[int], names: Sequence[str], sizes: Sequence[int]) -> Cost:
+def cost_of(
+    algorithm: Algorithm,
+    nodes: Sequence[int],
+    names: Sequence[str],
+    sizes: Sequence[int],
+    codec: Codec | None = None,
+    shapes: Sequence[Sequence[int]] | None = None,
+) -> Cost:
     """Return the cost of a step.
 
     Args:
@@ -268,11 +276,14 @@ def cost_of(algorithm: Algorithm, nodes: Sequence[int], names: Sequence[str], si
         nodes: the node of each rank, numbered from 0.
         names: names of the parameters.
         sizes: bytes of each parameter.
+        codec: codec of the gradients, `compression=` of `DistributedOptimizer`; None: they are sent as they are. The
+            time to encode is not counted.
+        shapes: the shape of each parameter, which `PowerSGD` needs; None: unknown.
 
     Raises:
         UsageError: the algorithm does not work with this number of ranks.
     """
-    traffic = algorithm.traffic(Model(names, sizes), nodes)
+    traffic = algorithm.traffic(Model(names, sizes, codec=codec, shapes=shapes), nodes)
     lasting = [phase for phase in traffic.phases if phase.until is None]
     return Cost(tuple(found for phase in lasting for found in _phases(phase, nodes)))
 

@@ -30,11 +30,25 @@ def check(job: Job) -> None:
                 f"{name}({field.name}={value!r}) cannot be simulated without data; omit it, or give data "
                 "(--data digits)"
             )
+    if job.codec is not None:
+        _check_codec(job)
     algorithm.check_simulation(job.workers)
     if algorithm.traits.synchronous:
         _check_steps(job)
     else:
         _check_events(job)
+
+
+def _check_codec(job: Job) -> None:
+    """Check a job whose gradients are sent with a codec."""
+    if job.data == "none":
+        raise UsageError(f"--compression {job.codec}: cannot be simulated without data (--data digits)")
+    traits = job.algorithm.traits
+    if not (traits.synchronous and traits.sends_gradients):
+        raise UsageError(
+            f"--compression {job.codec}: has no effect, because {job.algorithm.label} sends no gradients. If it has a "
+            "setting compression, use --set compression=..."
+        )
 
 
 def _check_steps(job: Job) -> None:

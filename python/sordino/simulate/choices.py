@@ -16,6 +16,7 @@ import torch
 import sordino.algorithms
 from sordino.algorithms import Algorithm, AllReduce
 from sordino.algorithms.settings import configured
+from sordino.codecs import codec_of
 from sordino.errors import NotBuilt, UsageError
 from sordino.simulate.checks import check
 from sordino.simulate.job import Failures, Job
@@ -77,6 +78,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     if not comparison:
         modes = {options.algorithm: ()}
     links, failures = _links(options), _failures(options)
+    codec = codec_of(options.compression, "--compression")
     compute, compute_from = _compute(options, comparison)
     message, message_from = _message(options, comparison)
     seeds = list(range(1, options.seeds + 1)) if options.seeds else options.seed or [1]
@@ -96,6 +98,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
                 options.data_dir, options.lr, options.momentum, options.batch, load=options.load_ms / 1e3,
                 points=options.points, kills=kills,
                 images=options.images, channels=options.channels, sharing=options.sharing, failures=failures,
+                codec=codec,
                 spans_until=_beginning(algorithm, compute, options) if place == 0 else 0.0,
             )  # fmt: skip
             check(job)

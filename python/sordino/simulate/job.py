@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from sordino.algorithms import Algorithm
+from sordino.codecs import Codec
 from sordino.simulate.links import Floats, Links, exact
 from sordino.simulate.record import Record
 
@@ -84,6 +85,7 @@ class Job:
             or each has the links for itself ("none", as in wan-gossip-scheduling).
         kills: (worker, virtual seconds) of each death.
         spans_until: virtual seconds up to which the record keeps the spans of all workers.
+        codec: `compression=` of the workers' `DistributedOptimizer`, a codec of gradients; None: none.
     """
 
     algorithm: Algorithm
@@ -108,6 +110,7 @@ class Job:
     channels: int = 16
     sharing: LinkSharing = "none"
     failures: Failures | None = None
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
         compute = [exact(seconds) for seconds in np.broadcast_to(self.compute, self.workers).tolist()]

@@ -111,20 +111,29 @@ def _without_data(job: Job, progress: Progress) -> Outcome:
     return Outcome(course.record, course.seconds, problem.final())
 
 
-def traffic_of(job: Job, problem: Problem, tensors: Sequence[tuple[str, int]]) -> StepMessages:
+def traffic_of(
+    job: Job, problem: Problem, tensors: Sequence[tuple[str, int]], shapes: Sequence[Sequence[int]] | None = None
+) -> StepMessages:
     """Return the traffic of a job's algorithm on a model with float32 tensors.
 
     Args:
         job: the job, with its algorithm, number of workers and bytes of a message.
         problem: the problem, which gives the bytes of its parameters.
         tensors: name and number of elements of each tensor.
+        shapes: the shape of each tensor, which some codecs need; None: unknown.
     """
-    return _messages(job, problem.parameter_bytes, tensors)
+    return _messages(job, problem.parameter_bytes, tensors, shapes)
 
 
-def _messages(job: Job, parameter_bytes: int, tensors: Sequence[tuple[str, int]]) -> StepMessages:
+def _messages(
+    job: Job,
+    parameter_bytes: int,
+    tensors: Sequence[tuple[str, int]],
+    shapes: Sequence[Sequence[int]] | None = None,
+) -> StepMessages:
     scale = job.message_bytes / parameter_bytes
-    model = Model([name for name, _ in tensors], [4 * count * scale for _, count in tensors], scale)
+    sizes = [4 * count * scale for _, count in tensors]
+    model = Model([name for name, _ in tensors], sizes, scale, job.codec, shapes)
     return StepMessages(job.algorithm, job.workers, model)
 
 
@@ -139,14 +148,16 @@ def messages_of(job: Job) -> StepMessages:
         return traffic_of(job, quadratic, quadratic.tensors)
     from sordino.simulate.images import Trainee as OfImages
 
-    tensors = [(name, one.numel()) for name, one in OfImages(job, 0).model.named_parameters()]
-    return _messages(job, 4 * sum(count for _, count in tensors), tensors)
+    named = list(OfImages(job, 0).model.named_parameters())
+    tensors = [(name, one.numel()) for name, one in named]
+    return _messages(job, 4 * sum(count for _, count in tensors), tensors, [one.shape for _, one in named])
 
 
 def with_data(job: Job, progress: Progress, problem: Problem, trainees: list[Trainee]) -> Outcome:
     """Train `trainees`, one per worker, and evaluate them by `problem`."""
     models = [trainee.model for trainee in trainees]
-    tensors = [(name, parameter.numel()) for name, parameter in models[0].named_parameters()]
+    named = list(models[0].named_parameters())
+    tensors, shapes = [(name, one.numel()) for name, one in named], [one.shape for _, one in named]
 
     @torch.no_grad()
     def evaluate() -> dict[str, float]:
@@ -154,7 +165,7 @@ def with_data(job: Job, progress: Progress, problem: Problem, trainees: list[Tra
             problem.values(worker).copy_(torch.nn.utils.parameters_to_vector(trained.parameters()))
         return problem.evaluate()
 
-    course = _Course(job, progress, traffic_of(job, problem, tensors), evaluate)
+    course = _Course(job, progress, traffic_of(job, problem, tensors, shapes), evaluate)
     begun = False
 
     def has_next(sent: Booleans | None) -> bool:

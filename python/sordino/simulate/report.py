@@ -41,10 +41,12 @@ def setting(plan: Plan) -> str:
     origin = {"given": "", "default": " (default)", "measured": " (measured here)", "real": ""}
     images = "" if job.data == "none" else f", {job.batch} images per step"
     shared = ", shared fairly" if job.sharing == "fair" else ""
+    codec = "" if job.codec is None else f", gradients with {job.codec}"
     return (
         f"{job.workers} workers, {job.data if job.data != 'none' else 'no data'}, {length}; links of {rates} Gbps, "
         f"{format_seconds(job.links.latency)} latency{shared}; "
-        f"{_size(job.message_bytes)} per model{origin[plan.message]}, {steps} ms per step{origin[plan.compute]}; "
+        f"{_size(job.message_bytes)} per model{origin[plan.message]}{codec}, "
+        f"{steps} ms per step{origin[plan.compute]}; "
         f"lr {job.lr:g}{images}"
     )
 
@@ -97,6 +99,7 @@ def results(plan: Plan, outcomes: Sequence[Outcome]) -> Results:
             "momentum": job.momentum,
             "images": job.images,
             "channels": job.channels,
+            "compression": None if job.codec is None else repr(job.codec),
             "sharing": job.sharing,
             "kills": [list(kill) for kill in job.kills],
             "failures": None if job.failures is None else asdict(job.failures),

@@ -35,7 +35,7 @@ def train(job: Job, trainees: list[Trainee], has_next: Callable[[Booleans | None
     """Take steps while `has_next` returns True.
 
     Args:
-        job: the job, with the number of workers, the algorithm, and SGD's learning rate and momentum.
+        job: the job, with the number of workers, the algorithm, the codec, and SGD's learning rate and momentum.
         trainees: trainees of all workers.
         has_next: called before the first step and after each step, while no worker computes. The parameters are those
             of the real algorithm then. Its argument flags the items that parameter skipping has sent (None for other
@@ -81,4 +81,5 @@ def train(job: Job, trainees: list[Trainee], has_next: Callable[[Booleans | None
 
 def _wrap(job: Job, trainee: Trainee) -> hvd.DistributedOptimizer:
     optimizer = torch.optim.SGD(trainee.model.parameters(), lr=job.lr, momentum=job.momentum)
-    return hvd.DistributedOptimizer(optimizer, trainee.model.named_parameters(), algorithm=job.algorithm)
+    named = trainee.model.named_parameters()
+    return hvd.DistributedOptimizer(optimizer, named, job.codec or hvd.Compression.none, algorithm=job.algorithm)

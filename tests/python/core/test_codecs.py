@@ -10,7 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from sordino.codecs import CODECS, BFloat16, Codec, Float16, Int4, Int8, Sign, TopK, TwoBit, codec_of
+from sordino.codecs import (
+    CODECS,
+    BFloat16,
+    Codec,
+    FlatCodec,
+    Float16,
+    Int4,
+    Int8,
+    PowerSGD,
+    Sign,
+    TopK,
+    TwoBit,
+    codec_of,
+    flat_codec_of,
+)
 from sordino.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("level_as_before")
@@ -19,7 +33,7 @@ COUNTS = (0, 1, 31, 32, 127, 128, 129, 5000)
 ALL = (Int8(), Int8(32), Int4(), Int4(1024), TwoBit(), Sign(64), TopK(), TopK(0.1, 128), TopK(0.1, 64, 32), Float16())
 
 
-def encoded(codec: Codec, values: np.ndarray) -> tuple[torch.Tensor, int]:
+def encoded(codec: FlatCodec, values: np.ndarray) -> tuple[torch.Tensor, int]:
     source = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
     coder = codec.coder()
     # Two bytes more than needed, to see that they are not written.
@@ -29,17 +43,17 @@ def encoded(codec: Codec, values: np.ndarray) -> tuple[torch.Tensor, int]:
     return room[:-2].clone(), infinite
 
 
-def decoded(codec: Codec, code: torch.Tensor, count: int) -> np.ndarray:
+def decoded(codec: FlatCodec, code: torch.Tensor, count: int) -> np.ndarray:
     values = torch.full((count,), 7.0)
     codec.coder().decode(code, values, 1.0, False)
     return values.numpy()
 
 
-def through(codec: Codec, values: np.ndarray) -> np.ndarray:
+def through(codec: FlatCodec, values: np.ndarray) -> np.ndarray:
     return decoded(codec, encoded(codec, values)[0], len(values))
 
 
-def reference(codec: Codec, values: np.ndarray) -> np.ndarray:
+def reference(codec: FlatCodec, values: np.ndarray) -> np.ndarray:
     """Decode what the codec has made of one block, by its formulas in float64."""
     x = values.astype(np.float64)
     most = np.abs(x).max()
@@ -67,7 +81,7 @@ def reference(codec: Codec, values: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("codec", ALL[:-1], ids=repr)
 @pytest.mark.parametrize("count", COUNTS)
-def test_each_block_follows_its_formula_at_every_level(codec: Codec, count: int) -> None:
+def test_each_block_follows_its_formula_at_every_level(codec: FlatCodec, count: int) -> None:
     values = np.random.default_rng(count).standard_normal(count).astype(np.float32) * 3
     blocks = [values[i : i + codec.unit] for i in range(0, count, codec.unit)]
     wanted = np.concatenate([reference(codec, block) for block in blocks]) if blocks else values
@@ -86,7 +100,7 @@ def test_each_block_follows_its_formula_at_every_level(codec: Codec, count: int)
 
 
 @pytest.mark.parametrize("codec", ALL, ids=repr)
-def test_decoding_adds_a_weighted_value_and_counts_it(codec: Codec) -> None:
+def test_decoding_adds_a_weighted_value_and_counts_it(codec: FlatCodec) -> None:
     values = np.random.default_rng(1).standard_normal(300).astype(np.float32)
     code, _ = encoded(codec, values)
     plain = decoded(codec, code, 300)
@@ -100,7 +114,7 @@ def test_decoding_adds_a_weighted_value_and_counts_it(codec: Codec) -> None:
 
 @pytest.mark.parametrize("codec", ALL, ids=repr)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_reported_and_stays_so(codec: Codec, bad: float) -> None:
+def test_what_is_not_finite_is_reported_and_stays_so(codec: FlatCodec, bad: float) -> None:
     values = np.ones(3 * max(codec.unit, 32), np.float32)
     place = codec.unit + 5 if codec.unit > 1 else 5
     values[place] = bad
@@ -113,7 +127,7 @@ def test_what_is_not_finite_is_reported_and_stays_so(codec: Codec, bad: float) -
 
 
 @pytest.mark.parametrize("codec", ALL, ids=repr)
-def test_zeros_tiny_and_huge_values(codec: Codec) -> None:
+def test_zeros_tiny_and_huge_values(codec: FlatCodec) -> None:
     assert not through(codec, np.zeros(200, np.float32)).any()
     assert np.isfinite(through(codec, np.full(200, 1e-42, np.float32))).all()
     if not isinstance(codec, Float16):  # its range ends at 65504
@@ -163,6 +177,8 @@ def test_bytes_that_lead_outside_are_refused() -> None:
         ("two-bit", TwoBit()),
         ("Int4(block=64)", Int4(64)),
         ("TopK(ratio=0.5, bits=32)", TopK(0.5, bits=32)),
+        ("PowerSGD(rank=2)", PowerSGD(2)),
+        ("power-sgd", PowerSGD()),
         ("none", None),
         (None, None),
     ],
@@ -186,4 +202,19 @@ def test_settings_that_cannot_be() -> None:
     for make in (lambda: Int8(0), lambda: Int4(48), lambda: Sign(1 << 15), lambda: TopK(0.0), lambda: TopK(bits=3)):
         with pytest.raises(UsageError):
             make()
-    assert set(map(type, ALL)) | {BFloat16} == set(CODECS.values())
+    assert set(map(type, ALL)) | {BFloat16, PowerSGD} == set(CODECS.values())
+
+
+def test_values_that_powersgd_sends() -> None:
+    codec = PowerSGD(2)
+    shapes = [(24, 20), (7,), (5, 6, 4), (3, 2), (), (0, 4), (4, 4), (5, 4)]
+    factors = [(24, 20), None, (5, 24), None, None, None, None, (5, 4)]
+    assert [codec.factors(shape) for shape in shapes] == factors
+    assert codec.numbers(shapes) == (2 * (24 + 5 + 5), 2 * (20 + 24 + 4) + 7 + 6 + 1 + 0 + 16)
+    assert codec.numbers([]) == (0, 0)
+    for rank in (0, -1, 1.5, True, "2"):
+        with pytest.raises(UsageError, match="at least 1"):
+            PowerSGD(rank)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="Use one of Int8, Int4, TwoBit, Sign, TopK, Float16, BFloat16"):
+        flat_codec_of("powersgd", "compression")
+    assert flat_codec_of("int8", "compression") == Int8() and flat_codec_of(None, "compression") is None

@@ -50,9 +50,9 @@ ROOMS = {
     "sim": "_core log runtime runtime.* algorithms torch",
     "timing": "torch",
     "checkpoint": "errors files log runtime runtime.* torch",
-    "plan": "errors _core data record report runtime runtime.* algorithms torch timing",
-    "simulate": "errors _core data files pool progress suggestions record report runtime runtime.* algorithms torch "
-    "sim checkpoint plan",
+    "plan": "errors _core codecs data record report runtime runtime.* algorithms torch timing",
+    "simulate": "errors _core codecs data files pool progress suggestions record report runtime runtime.* algorithms "
+    "torch sim checkpoint plan",
     "bench": "errors _core codecs report runtime runtime.* torch distributed timing",
     "cli": "errors awake _core files suggestions inspection rendezvous launcher record report runtime torch plan "
     "simulate",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lockstep_cases import CHOICES, WORKERS, job_of, really_trained, seconds_of, silent
 
+import sordino.torch as hvd
 from sordino.algorithms import (
     DPSGD,
     AllReduce,
@@ -25,15 +29,20 @@ from sordino.algorithms import (
     PushSum,
 )
 from sordino.algorithms.traffic import Model
+from sordino.cli.app import main
+from sordino.codecs import Codec, Int8, PowerSGD
 from sordino.errors import UsageError
 from sordino.simulate import lockstep
 from sordino.simulate.checks import check
+from sordino.simulate.images import Trainee
 from sordino.simulate.job import Job
 from sordino.simulate.links import Links
 from sordino.simulate.phases import Sends
 from sordino.simulate.quadratic import Quadratic
 from sordino.simulate.record import Record
 from sordino.simulate.timeline import Timeline
+from sordino.simulate.traffic import StepMessages
+from sordino.simulate.training import train
 
 # ---- traffic ---------------------------------------------------------------------------------------------------------
 
@@ -104,6 +113,68 @@ def test_bytes_of_encoded_gossip(algorithm: Crossover | NoLoCo) -> None:
     np.testing.assert_allclose(counted, traffic_seconds(job, sent, range(1, 5)), rtol=0.02)  # blocks are padded
     with pytest.raises(UsageError, match="cannot be simulated without data"):
         check(job)
+
+
+class Matrices:
+    """A worker with constant gradients, which notes the transport's byte count at each of them.
+
+    They are too large for operations in one shot, whose number of messages varies.
+    """
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Sequential(torch.nn.Linear(300, 400), torch.nn.Linear(400, 250), torch.nn.Linear(250, 1))
+        self.sent: list[float] = []
+
+    def backward(self) -> None:
+        self.sent.append(hvd.stats()["bytes_sent"])
+        for parameter in self.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+
+
+@pytest.mark.parametrize("codec", (PowerSGD(60), PowerSGD(180), Int8(32)))
+@pytest.mark.parametrize("algorithm", (AllReduce(), AllReduce(bucket_bytes=410_000), LocalSGD(50, group_size=2)))
+def test_bytes_of_gradients_with_a_codec(codec: Codec, algorithm: Any) -> None:
+    if isinstance(algorithm, LocalSGD):
+        algorithm = replace(algorithm, exchange="allreduce")
+    trainees = [Matrices() for _ in range(WORKERS)]
+    job = job_of(algorithm, codec=codec, message_bytes=4.0 * sum(one.numel() for one in trainees[0].model.parameters()))
+    turns = iter(range(6))
+    train(job, trainees, lambda _: next(turns) < 5)
+    named = list(trainees[0].model.named_parameters())
+    model = Model(
+        [name for name, _ in named], [4 * one.numel() for _, one in named], 1.0, codec, [one.shape for _, one in named]
+    )
+    traffic, timeline = StepMessages(algorithm, WORKERS, model), Timeline(job, Record(WORKERS))
+    for step in range(1, 4):  # the first step makes the plan
+        timeline.step(traffic.phases(step, None))
+    counted = np.array([trainee.sent[4] - trainee.sent[1] for trainee in trainees])
+    assert counted.max() > 0
+    np.testing.assert_allclose(counted, timeline.record.bytes, rtol=0.05)  # flags; shards are padded
+    with pytest.raises(UsageError, match="shapes"):
+        StepMessages(algorithm, WORKERS, Model(["a"], [4.0], codec=PowerSGD()))
+
+
+def test_compression_on_the_command_line(tmp_path: Path) -> None:
+    """Workers send the bytes of the codec for the shapes of the network."""
+    found = tmp_path / "found.json"
+    words = "--algorithm allreduce --data digits --channels 4 --images 64 --steps 2 --workers 3 --compute-ms 1 --quiet"
+    assert (
+        main(["simulate", *words.split(), "--processes", "1", "--compression", "powersgd", "--json", str(found)]) == 0
+    )
+    results = json.loads(found.read_text())
+    job = Job(AllReduce(), 1, Links([1.0], 0.0), np.ones(1), 1.0, 1, data="digits", channels=4, images=64)
+    shapes = [one.shape for one in Trainee(job, 0).model.parameters()]
+    left, right = PowerSGD().numbers(shapes)
+    assert left > 0 and left + right < sum(math.prod(shape) for shape in shapes)
+    assert results["setting"]["compression"] == "PowerSGD(rank=4)"
+    assert results["runs"][0]["bytes"] == pytest.approx(2 * 2 * (2 / 3) * 4 * (left + right), rel=1e-6)
+
+
+def test_codecs_that_cannot_be_simulated() -> None:
+    with pytest.raises(UsageError, match="without data"):
+        check(job_of(AllReduce(), codec=PowerSGD()))
+    with pytest.raises(UsageError, match="sends no gradients"):
+        check(job_of(DPSGD(), codec=PowerSGD(), data="digits"))
 
 
 @pytest.mark.parametrize("workers", (2, 3, 5, 6))

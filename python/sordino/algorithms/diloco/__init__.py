@@ -20,7 +20,7 @@ from sordino.algorithms.traffic import (
     groups_of,
     mean_within,
 )
-from sordino.codecs import Codec, codec_of
+from sordino.codecs import Codec, FlatCodec, flat_codec_of
 from sordino.errors import UsageError
 from sordino.runtime.exchange.segments import Segments
 
@@ -114,7 +114,7 @@ class DiLoCo(Gossip):
         limit = f"must be below interval / fragments, here {self.every}, so that one exchange ends before the next"
         require(self.overlap < self.every, self, "overlap", limit)
         require(self.mix is None or 0 <= self.mix < 1, self, "mix", "must be at least 0 and below 1")
-        object.__setattr__(self, "compression", codec_of(self.compression, f"{self.label}(compression"))
+        object.__setattr__(self, "compression", flat_codec_of(self.compression, f"{self.label}(compression"))
 
     always_written = ("interval",)
     steps = "sordino.algorithms.diloco.strategy:DiLoCoStrategy"
@@ -152,9 +152,9 @@ class DiLoCo(Gossip):
         return self.compression is None and self.rate == 1 and self.momentum == 0
 
     @property
-    def codec(self) -> Codec | None:
+    def codec(self) -> FlatCodec | None:
         """The codec of the outer gradients; None: they are sent in float32."""
-        return codec_of(self.compression, "compression")
+        return flat_codec_of(self.compression, "compression")
 
     @property
     def kept(self) -> float:

@@ -22,13 +22,14 @@ import torch
 
 from sordino._core import Handle, Layout
 from sordino.algorithms.diloco import DiLoCo
-from sordino.codecs import Codec
+from sordino.codecs import FlatCodec
 from sordino.runtime.collectives.operation import Average
 from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.channel import PreparedReduction
-from sordino.runtime.exchange.compressed_mean import CompressedMean, SetTransfers
+from sordino.runtime.exchange.compressed_mean import CompressedMean
 from sordino.runtime.exchange.flat_buffer import FlatBuffer
+from sordino.runtime.exchange.transfers import SetTransfers
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.recovery.losses import LOSSES
 from sordino.runtime.tensors import dtype_code
@@ -163,7 +164,7 @@ class EncodedMean:
     """
 
     def __init__(
-        self, process_set: ProcessSet, like: Sequence[torch.Tensor], name: str, codec: Codec, kept: float
+        self, process_set: ProcessSet, like: Sequence[torch.Tensor], name: str, codec: FlatCodec, kept: float
     ) -> None:
         names = [f"{name}.{number}" for number in range(len(like))]
         self._like = list(like)

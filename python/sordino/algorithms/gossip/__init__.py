@@ -16,7 +16,7 @@ from sordino._core import Topology
 from sordino.algorithms.base import Algorithm, Simulation, Traits, made
 from sordino.algorithms.checks import NO_BUFFERS, Buffers, is_count, require
 from sordino.algorithms.traffic import Exchange, Model, Phase, Sent, Sets, Traffic, gradients, groups_of
-from sordino.codecs import CODECS, Codec, codec_of
+from sordino.codecs import CODECS, Codec, FlatCodec, codec_of, flat_codec_of
 from sordino.runtime.exchange.segments import Segments
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class MixingGossip(Gossip):
         return self.segments
 
     @property
-    def codec(self) -> Codec | None:
+    def codec(self) -> FlatCodec | None:
         """The codec of the parameters that are sent; None: they are sent as they are."""
         return None
 
@@ -163,8 +163,8 @@ class AveragingGossip(MixingGossip):
         object.__setattr__(self, "compression", codec)
         if codec is None:
             return
-        if codec.near_coder() is None:
-            fitting = ", ".join(kind.__name__ for kind in CODECS.values() if kind().near_coder() is not None)
+        if not _codes_near(codec):
+            fitting = ", ".join(kind.__name__ for kind in CODECS.values() if _codes_near(kind()))
             fault = (
                 "loses more than gossip can bear: peers change, so an exchange cannot send later what an earlier one "
                 f"has lost. Use one of {fitting}"
@@ -174,8 +174,8 @@ class AveragingGossip(MixingGossip):
         require(self.buffers == "local", self, "compression", reason)
 
     @property
-    def codec(self) -> Codec | None:
-        return codec_of(self.compression, "compression")
+    def codec(self) -> FlatCodec | None:
+        return flat_codec_of(self.compression, "compression")
 
     def _exchange(self, workers: Sets, topology: Topology, segments: Sequence[float], round: int) -> Exchange:
         codec = self.codec
@@ -183,6 +183,11 @@ class AveragingGossip(MixingGossip):
             return super()._exchange(workers, topology, segments, round)
         encoded = [codec.relative_size * one for one in segments]
         return Exchange(workers, topology, encoded, round, models=True, separate=True)
+
+
+def _codes_near(codec: Codec) -> bool:
+    """Return whether a codec can encode for workers whose parameters are near."""
+    return isinstance(codec, FlatCodec) and codec.near_coder() is not None
 
 
 def only_averages(topology: Topology) -> bool:

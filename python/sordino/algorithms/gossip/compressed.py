@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sordino._core import Handle, Topology
-from sordino.codecs import Codec, NearCoder
+from sordino.codecs import FlatCodec
+from sordino.codecs.coders import NearCoder
 from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.channel import wait_for_all
 from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
@@ -79,7 +80,7 @@ class CompressedMixing:
         codec: the codec, which has a `near_coder`.
     """
 
-    def __init__(self, peers: Peers, arena: ParameterBuffer, codec: Codec) -> None:
+    def __init__(self, peers: Peers, arena: ParameterBuffer, codec: FlatCodec) -> None:
         coder = codec.near_coder()
         assert coder is not None
         self._peers, self._arena, self._coder = peers, arena, coder

@@ -23,7 +23,7 @@ from sordino.algorithms.traffic import (
     mean_within,
     to_owners,
 )
-from sordino.codecs import Codec, codec_of
+from sordino.codecs import Codec, FlatCodec, flat_codec_of
 from sordino.errors import UsageError
 
 
@@ -130,7 +130,7 @@ class LocalSGD(Algorithm):
         for name in ("elementwise", "overlap"):
             fine = not getattr(self, name) or self.exchange == "sharded"
             require(fine, self, name, "has an effect only with exchange='sharded'")
-        object.__setattr__(self, "compression", codec_of(self.compression, "LocalSGD(compression"))
+        object.__setattr__(self, "compression", flat_codec_of(self.compression, "LocalSGD(compression"))
 
     always_written = ("interval", "group_size")
     parts: ClassVar = {"adaptive": AdaptiveInterval}
@@ -169,9 +169,9 @@ class LocalSGD(Algorithm):
         return None
 
     @property
-    def codec(self) -> Codec | None:
+    def codec(self) -> FlatCodec | None:
         """The codec of the changes that are averaged across groups; None: models are averaged."""
-        return codec_of(self.compression, "compression")
+        return flat_codec_of(self.compression, "compression")
 
     @property
     def workers_in_group(self) -> int:

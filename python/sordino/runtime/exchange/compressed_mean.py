@@ -4,7 +4,7 @@
     mean + what was lost before   -> encoded -> all-gather -> decoded by every rank
 
 So a value is encoded at most twice, and all ranks decode the same bytes: the mean has the same bits everywhere. A codec
-whose sums are no smaller than their parts (`Codec.gathered`) is encoded once, and every rank decodes those of all.
+whose sums are no smaller than their parts (`FlatCodec.gathered`) is encoded once, and every rank decodes those of all.
 
 *Residuals* are what encodings have lost (error feedback). They change only when the mean is complete: an operation that
 fails loses nothing.
@@ -13,58 +13,15 @@ fails loses nothing.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
 import torch
 
-from sordino.codecs import Codec, TopK
+from sordino.codecs import FlatCodec, TopK
 from sordino.errors import UsageError
-from sordino.runtime.collectives.operation import synchronize
-from sordino.runtime.collectives.ops import allgather_async, alltoall_async
 from sordino.runtime.devices import HOST
-from sordino.runtime.process_set import ProcessSet
+from sordino.runtime.exchange.transfers import Received, Transfers
 from sordino.runtime.recovery.losses import LOSSES
-
-Received = Callable[[], torch.Tensor]
-"""Function that waits for a collective, and returns its result or raises its error. It is called once."""
-
-
-class Transfers(Protocol):
-    """The two collectives of some ranks, on contiguous uint8 tensors in host memory."""
-
-    size: int
-    """Number of ranks."""
-
-    def all_to_all(self, sent: torch.Tensor) -> Received:
-        """Start to send the n-th part of `sent` to rank n. The result's n-th part is what rank n has sent here."""
-        ...
-
-    def all_gather(self, sent: torch.Tensor) -> Received:
-        """Start to send `sent` to all ranks. The result's n-th part is what rank n has sent."""
-        ...
-
-
-class SetTransfers:
-    """The collectives of a process set.
-
-    Args:
-        name: name of the operations, the same on all ranks.
-        process_set: the ranks.
-    """
-
-    def __init__(self, name: str, process_set: ProcessSet) -> None:
-        self._name, self._process_set = name, process_set
-        self.size = len(process_set.ranks or [])
-
-    def all_to_all(self, sent: torch.Tensor) -> Received:
-        handle = alltoall_async(sent, name=f"{self._name}.scatter", process_set=self._process_set)
-        return lambda: synchronize(handle)[0]
-
-    def all_gather(self, sent: torch.Tensor) -> Received:
-        handle = allgather_async(sent, f"{self._name}.gather", self._process_set)
-        return lambda: synchronize(handle)
 
 
 class CompressedMean:
@@ -78,7 +35,7 @@ class CompressedMean:
         kept: factor of what was lost before, from 0 to 1; β in SparseLoCo.
     """
 
-    def __init__(self, count: int, codec: Codec, name: str, transfers: Transfers, kept: float = 1.0) -> None:
+    def __init__(self, count: int, codec: FlatCodec, name: str, transfers: Transfers, kept: float = 1.0) -> None:
         self.count, self._codec, self._name, self._transfers, self._kept = count, codec, name, transfers, kept
         self._coder = codec.coder()
         self._size = transfers.size

@@ -1,4 +1,5 @@
-"""Residuals of encoded means in checkpoints: what error feedback has kept for later steps (compressed_mean.py).
+"""Residuals of encoded means in checkpoints: what error feedback has kept for later steps (compressed_mean.py and
+low_rank_mean.py).
 
 Residuals belong to one rank, so a state has them under the rank's number:
 
@@ -25,19 +26,27 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from sordino.codecs import Codec, TopK
 from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
-from sordino.runtime.exchange.compressed_mean import CompressedMean
 from sordino.runtime.exchange.saved_residuals import BY_RANK, Piece, Saved, checked, drop
 from sordino.runtime.process_set import ProcessSet
 
 _NAMED = 4  # maximum number of parameters in a warning
 _FIX = "Save state_dict() of every rank, and load it on the same rank (docs/compression.md)"
+
+
+class Encoded(Protocol):
+    """Mean of values that are sent encoded: `CompressedMean`, or a `TensorMean` (tensor_means.py)."""
+
+    @property
+    def residuals(self) -> list[torch.Tensor]:
+        """What encodings have lost: [], or a float32 tensor for all values, and one for this rank's shard or none."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -85,10 +94,10 @@ class Feedback:
 
     def __init__(self, sender: Sender, what: str) -> None:
         self._sender, self._what = sender, what
-        self._means: list[tuple[list[Piece], CompressedMean]] = []
+        self._means: list[tuple[list[Piece], Encoded]] = []
         self._saved: list[Saved] = []
 
-    def attach(self, pieces: Sequence[Piece], mean: CompressedMean) -> None:
+    def attach(self, pieces: Sequence[Piece], mean: Encoded) -> None:
         """Include a mean in the state. It takes the residuals of its pieces from the state that was loaded last.
 
         Args:
@@ -207,7 +216,7 @@ class Feedback:
                 stacklevel=2,
             )
 
-    def _give(self, pieces: Sequence[Piece], mean: CompressedMean) -> None:
+    def _give(self, pieces: Sequence[Piece], mean: Encoded) -> None:
         """Move the residuals of these pieces from the loaded state to a mean."""
         lengths = [len(one) for one in mean.residuals]
         for number, saved in enumerate(self._saved):
@@ -230,7 +239,7 @@ class Feedback:
                     if begin < end:
                         part = saved.part(source, begin, end)
                         at = piece.at + begin - piece.begin
-                        mean.residuals[0][at : at + len(part)].add_(part)
+                        mean.residuals[0][at : at + len(part)].add_(part.to(mean.residuals[0].device))
                         part.zero_()
         self._forget_empty()
 

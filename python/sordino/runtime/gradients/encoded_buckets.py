@@ -1,7 +1,8 @@
 """Reduction of buckets with a codec (`compression=Int8()`), with error feedback for the codecs that need it.
 
-An encoded sum has two parts, the second of which depends on the first (compressed_mean.py). So the reductions run when
-they are waited for: when backward has ended, one bucket after the other, in the order of the plan. Backward hides none.
+An encoded mean has two parts, the second of which depends on the first (compressed_mean.py, low_rank_mean.py). So the
+reductions run when they are waited for: when backward has ended, one bucket after the other, in the order of the plan.
+Backward hides none.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from sordino.codecs import Codec
 from sordino.runtime.collectives.operation import Sum
 from sordino.runtime.collectives.ops import allreduce_
 from sordino.runtime.context import Context
-from sordino.runtime.devices import HOST
-from sordino.runtime.exchange.compressed_mean import CompressedMean, SetTransfers
 from sordino.runtime.exchange.residuals import Feedback, Sender
 from sordino.runtime.exchange.saved_residuals import Piece
+from sordino.runtime.exchange.tensor_means import TensorMean, mean_of
+from sordino.runtime.exchange.transfers import SetTransfers
 from sordino.runtime.gradients.bucket import Bucket
 from sordino.runtime.gradients.settings import Settings
 
@@ -36,7 +37,7 @@ class EncodedBuckets:
 
     def __init__(self, context: Context, codec: Codec, settings: Settings) -> None:
         self._codec, self._settings = codec, settings
-        self._means: dict[str, CompressedMean] = {}  # by name of the bucket
+        self._means: dict[str, TensorMean] = {}  # by name of the bucket
         self.feedback = Feedback(Sender.of(context, settings.process_set, codec), "gradients")
 
     @torch.no_grad()
@@ -50,16 +51,12 @@ class EncodedBuckets:
         sent = bucket.gather()
         bucket.looked = self._settings.look(bucket.members, sent)
         allreduce_(bucket.flags, op=Sum, name=f"{name}.flags", process_set=self._settings.process_set)
-        values = torch.cat([gradient.reshape(-1) for gradient in sent]).to(HOST, torch.float32)
         mean = self._means.get(bucket.name)
         if mean is None:
             transfers = SetTransfers(bucket.name, self._settings.process_set)
-            what = f"gradients of {bucket.name}"
-            mean = self._means[bucket.name] = CompressedMean(values.numel(), self._codec, what, transfers)
+            mean = self._means[bucket.name] = mean_of(self._codec, sent, f"gradients of {bucket.name}", transfers)
             self.feedback.attach(_pieces(bucket), mean)
-        mean.run(values)
-        for gradient, part in zip(sent, values.split([gradient.numel() for gradient in sent])):
-            gradient.copy_(part.view_as(gradient))
+        mean.run(sent)
         bucket.versions = [gradient._version for gradient in sent]
 
 

@@ -1,0 +1,208 @@
+"""Coders: the work of the codecs of flat values, on tensors in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from sordino._core import kernels
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Coder(Protocol):
+    """The work of a codec, on contiguous 1-d tensors in host memory."""
+
+    def bytes(self, count: int) -> int:
+        """Return the number of bytes of `count` encoded values."""
+        ...
+
+    def encode(self, values: torch.Tensor, encoded: torch.Tensor) -> int:
+        """Encode float32 values into a uint8 tensor of `bytes(values.numel())` elements.
+
+        Returns:
+            The number of blocks that have a NaN or an infinity. These values are not finite after decoding either.
+        """
+        ...
+
+    def decode(
+        self, encoded: torch.Tensor, values: torch.Tensor, weight: float, add: bool, given: torch.Tensor | None = None
+    ) -> None:
+        """Write decoded values, times `weight`, to a float32 tensor.
+
+        Args:
+            encoded: result of `encode` for as many values.
+            values: the tensor that is written.
+            weight: factor of the decoded values.
+            add: add to the former values of the tensor.
+            given: float32 tensor of counts, or None. Counts of values that were sent go up by one.
+        """
+        ...
+
+
+class NearCoder(Protocol):
+    """The work of a codec for receivers that have values near those that are sent. For tensors as in `Coder`.
+
+    Estimates of the distances between workers are float32 tensors with one element for each block. Q(x) is what
+    receivers decode for x.
+    """
+
+    def bytes(self, count: int) -> int:
+        """Return the number of bytes of `count` encoded values."""
+        ...
+
+    def distances(self, moved: torch.Tensor) -> torch.Tensor:
+        """Return the estimates for workers that were equal before each moved about as far as this one.
+
+        Args:
+            moved: float32 changes of this worker's values.
+        """
+        ...
+
+    def encode(self, values: torch.Tensor, distances: torch.Tensor, encoded: torch.Tensor) -> int:
+        """Encode float32 values into a uint8 tensor of `bytes(values.numel())` elements.
+
+        Returns:
+            The number of blocks that have a NaN or an infinity.
+        """
+        ...
+
+    def change(
+        self,
+        values: torch.Tensor,
+        own: torch.Tensor,
+        sources: Sequence[torch.Tensor],
+        weight: float,
+        change: torch.Tensor,
+        distances: torch.Tensor,
+    ) -> int:
+        """Write the changes of a worker that mixes, and update its estimates.
+
+        They are `weight` times the sum of Q(x) - Q(y) over all sources, where x is a value of the source and y that of
+        this worker. Where x or y is not finite, they are not, either.
+
+        Args:
+            values: the values of this worker, y.
+            own: result of `encode` for `values`.
+            sources: results of `encode` of other workers, for as many values.
+            weight: factor of each source.
+            change: float32 tensor that is written, one element for each value.
+            distances: the estimates, which are updated.
+
+        Returns:
+            The number of blocks, of all sources together, that were too far away to be decoded. They change nothing.
+
+        Raises:
+            UsageError: `own` or `sources` are no result of `encode`.
+        """
+        ...
+
+
+class CoreCoder:
+    """A codec of the core."""
+
+    def __init__(self, code: str, block: int, kept: int = 0) -> None:
+        self._codec = kernels.Codec(code, block, kept)
+
+    def bytes(self, count: int) -> int:
+        return self._codec.bytes(count)
+
+    def encode(self, values: torch.Tensor, encoded: torch.Tensor) -> int:
+        return self._codec.encode(values.data_ptr(), values.numel(), encoded.data_ptr())
+
+    def decode(
+        self, encoded: torch.Tensor, values: torch.Tensor, weight: float, add: bool, given: torch.Tensor | None = None
+    ) -> None:
+        counts = 0 if given is None else given.data_ptr()
+        self._codec.decode(encoded.data_ptr(), values.numel(), values.data_ptr(), weight, add, counts)
+
+
+class CastCoder:
+    """A codec that is a cast to a shorter dtype."""
+
+    def __init__(self, dtype: str) -> None:
+        import torch  # settings are made without torch
+
+        self._dtype: torch.dtype = getattr(torch, dtype)
+
+    def bytes(self, count: int) -> int:
+        return count * self._dtype.itemsize
+
+    def encode(self, values: torch.Tensor, encoded: torch.Tensor) -> int:
+        narrow = encoded.view(self._dtype)
+        narrow.copy_(values)
+        return int(not bool(narrow.isfinite().all()))
+
+    def decode(
+        self, encoded: torch.Tensor, values: torch.Tensor, weight: float, add: bool, given: torch.Tensor | None = None
+    ) -> None:
+        wide = encoded.view(self._dtype).to(values.dtype)
+        if add:
+            values.add_(wide, alpha=weight)
+        else:
+            values.copy_(wide.mul_(weight))
+        if given is not None:
+            given.add_(1)
+
+
+class ModuloCoder:
+    """A modulo code of the core."""
+
+    def __init__(self, bits: int, block: int) -> None:
+        self._codec, self._block = kernels.ModuloCodec(bits, block), block
+
+    def bytes(self, count: int) -> int:
+        return self._codec.bytes(count)
+
+    def distances(self, moved: torch.Tensor) -> torch.Tensor:
+        padded = moved.new_zeros(self._codec.blocks(moved.numel()) * self._block)
+        padded[: moved.numel()] = moved.abs().nan_to_num_(nan=0.0, posinf=0.0)
+        return 2 * padded.view(-1, self._block).amax(dim=1)
+
+    def encode(self, values: torch.Tensor, distances: torch.Tensor, encoded: torch.Tensor) -> int:
+        return self._codec.encode(values.data_ptr(), values.numel(), distances.data_ptr(), encoded.data_ptr())
+
+    def change(
+        self,
+        values: torch.Tensor,
+        own: torch.Tensor,
+        sources: Sequence[torch.Tensor],
+        weight: float,
+        change: torch.Tensor,
+        distances: torch.Tensor,
+    ) -> int:
+        places = [one.data_ptr() for one in sources]
+        into = (change.data_ptr(), distances.data_ptr())
+        return self._codec.change(values.data_ptr(), values.numel(), own.data_ptr(), places, weight, *into)
+
+
+class NearCastCoder:
+    """A cast, for receivers with values nearby. It needs no estimates: no value depends on another."""
+
+    def __init__(self, dtype: str) -> None:
+        self._cast = CastCoder(dtype)
+
+    def bytes(self, count: int) -> int:
+        return self._cast.bytes(count)
+
+    def distances(self, moved: torch.Tensor) -> torch.Tensor:
+        return moved.new_empty(0)
+
+    def encode(self, values: torch.Tensor, distances: torch.Tensor, encoded: torch.Tensor) -> int:
+        return self._cast.encode(values, encoded)
+
+    def change(
+        self,
+        values: torch.Tensor,
+        own: torch.Tensor,
+        sources: Sequence[torch.Tensor],
+        weight: float,
+        change: torch.Tensor,
+        distances: torch.Tensor,
+    ) -> int:
+        change.zero_()
+        for one in sources:
+            self._cast.decode(one, change, weight, True)
+            self._cast.decode(own, change, -weight, True)
+        return 0

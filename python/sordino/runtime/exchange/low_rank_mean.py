@@ -1,0 +1,197 @@
+"""Mean over ranks of matrices that are sent as low-rank factors (`PowerSGD`).
+
+Rank i has the matrix M_i = G_i + E_i, n x m: what it is to send, and its *residual*, what it still has to send. All
+ranks have the same factor Q, m x r, with r much less than n and m. <...> is the mean over ranks, an all-reduce:
+
+    P = orthonormal columns of <M_i Q>              n x r, power iteration
+    R = <M_i' P>                                    m x r
+    mean of the G_i <- P R'                         = P P' <M_i>: the part of the mean in the directions of P
+    E_i <- M_i - P (M_i' P)'                        the other part of this rank's own matrix
+    Q <- R / largest element of R                   warm start: the next iteration continues from this one
+
+So all means so far, plus the mean of the residuals, are the means of all G_i so far. An E_i is a part of M_i, so ranks
+whose gradients always differ have no growing residuals. The scale of Q would not matter in exact arithmetic. It keeps
+the products of very small or large gradients in the range of float32.
+
+All P of the matrices travel in one all-reduce, and all R in another, together with the tensors that are sent whole.
+Source: Vogels et al. 2019, Algorithms 1 and 2.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from sordino.codecs import PowerSGD
+from sordino.errors import UsageError
+from sordino.runtime.devices import HOST
+from sordino.runtime.exchange.transfers import Transfers
+
+
+@dataclass
+class _Matrix:
+    """One of the tensors, as a matrix.
+
+    Attributes:
+        place: its number among the tensors.
+        right: the factor Q, float32 [columns, rank]. It is the same on all ranks, and finite.
+        residual: E, float32 [rows, columns], finite. A view of the residuals of all tensors.
+    """
+
+    place: int
+    right: torch.Tensor
+    residual: torch.Tensor
+
+
+class LowRankMean:
+    """Mean over some ranks of tensors with fixed shapes, as low-rank factors, computed on the tensors' device.
+
+    Memory: 4 bytes per element of the matrices, and during `run` up to 8 more.
+
+    Args:
+        codec: the codec, the same on all ranks.
+        tensors: tensors with the shapes and the device of those that will be averaged, the same on all ranks.
+        name: what the tensors are, for errors.
+        transfers: the collectives of the ranks.
+    """
+
+    def __init__(self, codec: PowerSGD, tensors: Sequence[torch.Tensor], name: str, transfers: Transfers) -> None:
+        self._name, self._transfers = name, transfers
+        self._shapes = [tensor.shape for tensor in tensors]
+        self._matrices: list[_Matrix] = []
+        self.residuals: list[torch.Tensor] = []
+        """Residuals of this rank for all elements of the tensors, in one float32 tensor; [] if all are sent whole."""
+        self._whole: list[int] = []
+        """Numbers of the tensors that are sent whole."""
+        generator = torch.Generator().manual_seed(0)  # the same numbers on all ranks
+        every = [codec.factors(tensor.shape) for tensor in tensors]
+        counts = [tensor.numel() for tensor in tensors]
+        if any(every):
+            self.residuals = [torch.zeros(sum(counts), dtype=torch.float32, device=tensors[0].device)]
+        for place, (tensor, factors, end) in enumerate(zip(tensors, every, accumulate(counts))):
+            if factors is None:
+                self._whole.append(place)
+                continue
+            first = torch.randn(factors[1], codec.rank, generator=generator, dtype=torch.float32, device=HOST)
+            residual = self.residuals[0][end - tensor.numel() : end].view(factors)
+            self._matrices.append(_Matrix(place, first.to(tensor.device), residual))
+
+    @property
+    def matrix_residuals(self) -> dict[int, torch.Tensor]:
+        """Residuals of this rank by number of the tensor, float32 [rows, columns]. The caller must not change them."""
+        return {one.place: one.residual for one in self._matrices}
+
+    @torch.no_grad()
+    def run(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replace tensors by their means over all ranks. Collective. With one rank they stay as they are.
+
+        A tensor with a NaN or an infinity becomes NaN on all ranks if it is sent in factors, with a warning on the rank
+        that has it. Its residual and its factor stay as they were.
+
+        Args:
+            tensors: floating-point tensors with the shapes of this object, of any strides.
+
+        Raises:
+            UsageError: a tensor has another shape.
+            PeerLost, Timeout, TransportError: the operation has failed. Tensors, residuals and factors are unchanged.
+        """
+        shapes = [tensor.shape for tensor in tensors]
+        if shapes != self._shapes:
+            raise UsageError(f"{self._name}: shapes are {shapes}, and must be {self._shapes}")
+        if self._transfers.size == 1 or not tensors:
+            return
+        with torch.autocast(tensors[0].device.type, enabled=False):  # the caller's would multiply in 16 bits
+            self._run(tensors)
+
+    def _run(self, tensors: Sequence[torch.Tensor]) -> None:
+        values = [self._with_residual(one, tensors[one.place]) for one in self._matrices]
+        whole = [tensors[place].to(torch.float32) for place in self._whole]
+        bad = [~value.isfinite().all() for value in [*values, *whole]]
+        # A product with an infinity could be finite, in a library that skips zeros.
+        products = [
+            torch.mm(value, one.right).masked_fill_(no, torch.nan)
+            for value, one, no in zip(values, self._matrices, bad)
+        ]
+        bases = [orthonormal(mean) for mean in self._averaged(products, "left")]
+        own = [torch.mm(value.T, basis) for value, basis in zip(values, bases)]
+        means = self._averaged([*own, *whole], "right")
+        for one, value, basis, sent, mean in zip(self._matrices, values, bases, own, means):
+            self._finish(one, value, basis, sent, mean, tensors[one.place])
+        for place, mean in zip(self._whole, means[len(own) :]):
+            tensors[place].copy_(mean)
+        self._report(bad)
+
+    def _with_residual(self, matrix: _Matrix, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the matrix that this rank is to send, in new memory."""
+        return tensor.to(torch.float32).reshape(matrix.residual.shape) + matrix.residual
+
+    def _averaged(self, tensors: Sequence[torch.Tensor], part: str) -> list[torch.Tensor]:
+        """Return the means of float32 tensors over all ranks, in one all-reduce."""
+        if not tensors:
+            return []
+        mean = self._transfers.all_reduce(torch.cat([tensor.reshape(-1) for tensor in tensors]), part)()
+        parts = mean.split([tensor.numel() for tensor in tensors])
+        return [one.view(tensor.shape) for one, tensor in zip(parts, tensors)]
+
+    def _finish(
+        self,
+        matrix: _Matrix,
+        values: torch.Tensor,
+        basis: torch.Tensor,
+        sent: torch.Tensor,
+        mean: torch.Tensor,
+        tensor: torch.Tensor,
+    ) -> None:
+        """Write the mean of a matrix, and keep its residual and its factor.
+
+        Args:
+            matrix: the matrix.
+            values: M_i, which is overwritten.
+            basis: P.
+            sent: M_i' P.
+            mean: R.
+            tensor: the tensor that is written.
+        """
+        found = torch.mm(basis, mean.T)
+        fine = found.isfinite().all()
+        tensor.copy_(found.masked_fill_(~fine, torch.nan).view(tensor.shape))
+        rest = values.addmm_(basis, sent.T, alpha=-1).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        matrix.residual.copy_(torch.where(fine, rest, matrix.residual))
+        largest = mean.abs().amax()
+        # A mean of 0 has no directions to continue with.
+        matrix.right = torch.where(fine & (largest > 0), mean / largest, matrix.right)
+
+    def _report(self, bad: Sequence[torch.Tensor]) -> None:
+        """Warn of tensors of this rank that were not finite.
+
+        Args:
+            bad: for each tensor whether it was not, bool scalars.
+        """
+        count = int(torch.stack(list(bad)).sum())
+        if count > 0:
+            warnings.warn(
+                f"{self._name}: {count} of {len(bad)} tensors of this rank have a NaN or an infinity, so their "
+                "means are not finite on any rank",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+
+def orthonormal(values: torch.Tensor) -> torch.Tensor:
+    """Return an orthonormal basis of a space that contains the columns of a matrix.
+
+    It is computed in float64. So ranks whose libraries round differently hardly ever get other float32 values.
+
+    Args:
+        values: float32 [n, r], with n at least r. Columns may depend on each other, or be 0.
+
+    Returns:
+        float32 [n, r]; NaN unless all values are finite.
+    """
+    fine = values.isfinite().all()
+    basis: torch.Tensor = torch.linalg.qr(torch.where(fine, values, 0.0).double()).Q
+    return basis.to(torch.float32).masked_fill_(~fine, torch.nan)

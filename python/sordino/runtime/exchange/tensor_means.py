@@ -1,0 +1,80 @@
+"""Means of tensors with a codec of any kind: the interface that reducers of gradients use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from sordino.codecs import Codec, FlatCodec, PowerSGD
+from sordino.errors import UsageError
+from sordino.runtime.devices import HOST
+from sordino.runtime.exchange.compressed_mean import CompressedMean
+from sordino.runtime.exchange.low_rank_mean import LowRankMean
+from sordino.runtime.exchange.transfers import Transfers
+
+
+class TensorMean(Protocol):
+    """Mean over some ranks of tensors, to be computed repeatedly for the same shapes."""
+
+    @property
+    def residuals(self) -> list[torch.Tensor]:
+        """What encodings have lost so far: [] without error feedback, otherwise as in `CompressedMean`.
+
+        The first one has a value for each element of the tensors, one tensor after the other.
+        """
+        ...
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replace tensors by their means over all ranks. Collective.
+
+        All ranks get the same bits. A mean of values of which one is not finite is not finite either.
+
+        Args:
+            tensors: floating-point tensors with the shapes of this object, of any strides, on one device.
+
+        Raises:
+            PeerLost, Timeout, TransportError: the operation has failed. The tensors and this object are unchanged.
+        """
+        ...
+
+
+def mean_of(codec: Codec, tensors: Sequence[torch.Tensor], name: str, transfers: Transfers) -> TensorMean:
+    """Return the object that averages tensors like these.
+
+    Args:
+        codec: the codec, the same on all ranks.
+        tensors: tensors with the shapes and the device of those that will be averaged.
+        name: what the tensors are, for errors.
+        transfers: the collectives of the ranks.
+
+    Raises:
+        UsageError: a tensor is complex.
+    """
+    for tensor in tensors:
+        if not tensor.is_floating_point():
+            raise UsageError(f"{name}: compression={codec} averages floating-point tensors, and not {tensor.dtype}")
+    if isinstance(codec, PowerSGD):
+        return LowRankMean(codec, tensors, name, transfers)
+    assert isinstance(codec, FlatCodec)
+    return FlatMean(codec, tensors, name, transfers)
+
+
+class FlatMean:
+    """Mean of the values of tensors, one after the other, on the CPU. Arguments are those of `mean_of`."""
+
+    def __init__(self, codec: FlatCodec, tensors: Sequence[torch.Tensor], name: str, transfers: Transfers) -> None:
+        self._counts = [tensor.numel() for tensor in tensors]
+        self._mean = CompressedMean(sum(self._counts), codec, name, transfers)
+
+    @property
+    def residuals(self) -> list[torch.Tensor]:
+        return self._mean.residuals
+
+    @torch.no_grad()
+    def run(self, tensors: Sequence[torch.Tensor]) -> None:
+        values = torch.cat([tensor.reshape(-1) for tensor in tensors]).to(HOST, torch.float32)
+        self._mean.run(values)
+        for tensor, part in zip(tensors, values.split(self._counts)):
+            tensor.copy_(part.view_as(tensor))
