@@ -42,7 +42,7 @@ smartquotes = False
 nitpick_ignore_regex = [
     ("py:.*", r"(collections|contextlib|functools|numpy|os|pathlib|torch|types|typing)\..*"),
     ("py:.*", r"sordino\.(_core|files|runtime)\..*|sordino\.(algorithms|checkpoint|plan|torch)\.\w+\.\w+"),
-    ("py:class", r"sordino\.codecs\.Codec|sordino\.sim\.Result|Helpers|Options|Runtime|Service"),
+    ("py:class", r"sordino\.codecs\.(Codec|FlatCodec|PowerSGD)|sordino\.sim\.Result|Helpers|Options|Runtime|Service"),
 ]
 autodoc_member_order = "groupwise"
 autodoc_typehints_format = "short"

@@ -184,7 +184,7 @@ class LowRankMean:
 def orthonormal(values: torch.Tensor) -> torch.Tensor:
     """Return an orthonormal basis of a space that contains the columns of a matrix.
 
-    It is computed in float64. So ranks whose libraries round differently hardly ever get other float32 values.
+    It is computed in float64. So ranks whose libraries round differently nearly always get the same float32 values.
 
     Args:
         values: float32 [n, r], with n at least r. Columns may depend on each other, or be 0.
