@@ -40,13 +40,14 @@ from sordino.suggestions import meant
 class Codec:
     """Base class of codecs, which `compression=` of `DistributedOptimizer` takes."""
 
+    feedback: ClassVar[bool] = False
+    """Whether error feedback is needed: without it, what the encoding loses would be lost for good."""
+
 
 @dataclass(frozen=True)
 class FlatCodec(Codec, ABC):
     """Base class of codecs of float32 values whose shapes play no part."""
 
-    feedback: ClassVar[bool] = False
-    """Whether error feedback is needed: without it, what the encoding loses would be lost for good."""
     gathered: ClassVar[bool] = False
     """Whether every rank sends all of its values to every other rank, because their sum would be no smaller."""
 
@@ -233,6 +234,7 @@ class PowerSGD(Codec):
     """
 
     rank: int = 4
+    feedback = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.rank, int) or isinstance(self.rank, bool) or self.rank < 1:

@@ -1,5 +1,6 @@
-"""Residuals of encoded means in checkpoints: what error feedback has kept for later steps (compressed_mean.py and
-low_rank_mean.py).
+"""Residuals of encoded means in checkpoints: what error feedback has kept for later steps.
+
+`CompressedMean` (compressed_mean.py) and `LowRankMean` (low_rank_mean.py) have them.
 
 Residuals belong to one rank, so a state has them under the rank's number:
 
