@@ -37,7 +37,7 @@ from sordino.bench import command_line
 from sordino.errors import UsageError
 from sordino.report import Results, machines, records
 from sordino.timing import Participants, Watch
-from timings.frontier import REPORTS
+from timings.frontier import REPORTS, targets
 
 ROOT = Path(__file__).resolve().parents[1]
 RANKS = 4
@@ -223,6 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "seeds": list(seeds),
         "rows": rows,
         "failed": failed,
+        "targets": targets(rows),
     }
     records.publish(results, command_line.results_folder(chosen), REPORTS)
     return 1 if failed else 0

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from _ext import choosing, goodput, tables
 from sordino._core import variables
 from sordino.report.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from timings import frontier as frontier_report  # noqa: E402
+
+LOSSES = ROOT / "python" / "sordino" / "plan" / "losses.json"
 _BLOCK = re.compile(r"(<!-- made: (\S+)(?: (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -29,6 +35,32 @@ def targets() -> str:
             met = sum(one["met"] is True for one in limits)
             rows.append([f"[{path.stem}](../benchmarks/results/{path.stem}.md)", str(len(limits)), str(met)])
     return table(["result", "limits", "met"], rows)
+
+
+def _frontier() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "frontier.json").read_text())
+    return found
+
+
+def frontier() -> str:
+    """Return a table of the algorithms that no other one beats in both bytes and loss, most bytes first."""
+    rows = _frontier()["rows"]
+    lines = [
+        [
+            row["name"],
+            f"{frontier_report.saving(row, rows):.3g}",
+            f"{frontier_report.percent(row, rows):+.1f} ± {100 * row['standard_error'] / rows[0]['loss']:.1f}",
+        ]
+        for row in reversed(frontier_report.on_frontier(rows))
+    ]
+    return table(["algorithm", "times fewer bytes", "loss, % above all-reduce"], lines)
+
+
+def losses() -> str:
+    """Return the file from which `sordino plan` cites losses."""
+    cited = frontier_report.cited(_frontier())
+    lines = ",\n".join(f"    {json.dumps(row)}" for row in cited["losses"])
+    return f'{{\n  "training": {json.dumps(cited["training"])},\n  "losses": [\n{lines}\n  ]\n}}\n'
 
 
 def configuration() -> str:
@@ -77,6 +109,7 @@ MAKERS: dict[str, Callable[..., str]] = {
     "choosing": choosing.markdown,
     "configuration": configuration,
     "costs": tables.costs,
+    "frontier": frontier,
     "goodput": goodput.markdown,
     "idea": tables.idea,
     "options": tables.options,
@@ -103,3 +136,6 @@ if __name__ == "__main__":
         if after != before:
             page.write_text(after)
             print(page.relative_to(ROOT))
+    if not LOSSES.exists() or LOSSES.read_text() != losses():
+        LOSSES.write_text(losses())
+        print(LOSSES.relative_to(ROOT))

@@ -40,6 +40,28 @@ def targets(rows: list[Results]) -> list[Results]:
     return found
 
 
+def cited(results: Results) -> Results:
+    """Return what `sordino plan` cites: losses with as many ranks as the baseline has.
+
+    Rows are left out whose codec is not a setting of the algorithm, but one of `DistributedOptimizer`.
+    """
+    rows, model = results["rows"], results["model"]
+    kept = []
+    for row in rows[1:]:
+        codec_is_its_own = ("--compression" in row["options"]) == ("compression=" in row["written"])
+        if row["ranks"] == rows[0]["ranks"] and codec_is_its_own:
+            kept.append(row)
+    training = (
+        f"a training of a GPT with {results['parameters'] / 1e6:.1f} M parameters on {model['tokens'] / 1e6:.0f} MB of "
+        f"text by {rows[0]['ranks']} workers in {results['steps']} steps (benchmarks/frontier.py)"
+    )
+    losses = [
+        [row["written"], round(percent(row, rows), 2), round(100 * row["standard_error"] / rows[0]["loss"], 2)]
+        for row in kept
+    ]
+    return {"training": training, "losses": losses}
+
+
 def on_frontier(rows: list[Results]) -> list[Results]:
     """Return the rows that send bytes, and that no row beats in both bytes and loss, by ascending bytes."""
     found: list[Results] = []
@@ -79,7 +101,7 @@ def markdown(results: Results) -> str:
         "bold are on the frontier: no other row has both fewer bytes and a smaller loss."
     )
     heads = ["", "algorithm", "learning rate", "loss", "difference, %", "MB sent by a rank", "times fewer bytes"]
-    blocks = verdicts.head(results | {"targets": targets(rows)}, "Loss against bytes", what, unit="")
+    blocks = verdicts.head(results, "Loss against bytes", what, unit="")
     if results["failed"]:
         blocks.append(f"**Failed: {', '.join(results['failed'])}.**")
     return "\n\n".join([*blocks, table(heads, lines)])

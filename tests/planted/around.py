@@ -387,6 +387,38 @@ ERRORS = [
         "    if alpha > 1:",
         (tests("plan"),),
     ),
+    Error(
+        "a codec is recommended for a small gain",
+        "wrong order of summation",
+        "python/sordino/plan/predictions.py",
+        "    best = min(whole or close, key",
+        "    best = min(close, key",
+        (tests("plan", "recommendation"),),
+    ),
+    Error(
+        "the training with the most distant interval is cited",
+        "off by one",
+        "python/sordino/plan/evidence.py",
+        "key=lambda one: abs(math.log(",
+        "key=lambda one: -abs(math.log(",
+        (tests("plan", "nearest"),),
+    ),
+    Error(
+        "encoding takes no time where ranks share no memory",
+        "wrong weight",
+        "python/sordino/plan/cluster.py",
+        "Rates(_MEMORY, across",
+        "Rates(_MEMORY if self.ranks > 1 else None, across",
+        (tests("plan", "encoding"),),
+    ),
+    Error(
+        "the search for a learning rate follows a growing loss",
+        "off by one",
+        "benchmarks/frontier.py",
+        "loss(best + step) < loss(best)",
+        "loss(best + step) > loss(best)",
+        (tests("bench_frontier"),),
+    ),
     # ---- launching
     Error(
         "more ranks than the hosts have capacity for",

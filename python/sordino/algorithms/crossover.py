@@ -14,6 +14,7 @@ from sordino._core import Grouped, RandomCycle, Roulette, Star, Topology
 from sordino.algorithms.base import Algorithm, Simulation, Traits, group_size_among
 from sordino.algorithms.checks import NO_BUFFERS, require
 from sordino.algorithms.gossip import RandomGossip
+from sordino.codecs import Int8
 from sordino.errors import UsageError
 from sordino.runtime.exchange.segments import Segments
 
@@ -110,7 +111,8 @@ class Crossover(RandomGossip):
     @classmethod
     def candidates(cls, nodes: Sequence[int], interval: int) -> list[Algorithm]:
         size = len(nodes)
-        return [cls(), *(cls(group_size=members) for members in range(2, size) if size % members == 0)]
+        groups = [members for members in range(2, size) if size % members == 0]
+        return [cls(), cls(compression=Int8()), *(cls(group_size=members) for members in groups)]
 
 
 def _among(

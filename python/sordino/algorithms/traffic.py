@@ -19,6 +19,8 @@ from sordino.codecs import Codec, FlatCodec, PowerSGD
 from sordino.errors import UsageError
 from sordino.runtime.exchange.segments import Segments, segment_numbers
 
+_CODING_RATE = 0.5  # values that are encoded or decoded in the time in which 1 is copied
+
 Sets = NDArray[np.int64]
 Sent = NDArray[np.bool_]
 
@@ -237,7 +239,8 @@ def mean_within(sets: Sets, size: float, codec: FlatCodec | None) -> list[Operat
     if codec is None:
         return [Reduction(sets, [size])]
     encoded, members = size * codec.relative_size, sets.shape[1]
+    once = 2 * size / _CODING_RATE  # to encode or to decode all values
     if codec.gathered:
-        return [from_owners(sets, [encoded] * members)]
+        return [from_owners(sets, [encoded] * members), Copies(2 * once)]
     shards = [encoded / members] * members
-    return [to_owners(sets, shards), from_owners(sets, shards)]
+    return [to_owners(sets, shards), from_owners(sets, shards), Copies(3 * once)]

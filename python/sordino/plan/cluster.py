@@ -38,7 +38,7 @@ class Cluster:
     def rates(self) -> Rates:
         """Costs of messages and memory on this cluster."""
         across = Line(self.latency, 8e-9 / self.gbps) if self.nodes > 1 else None
-        return Rates(_MEMORY if self.ranks > 1 else None, across, _AGREEMENT, self.latency)
+        return Rates(_MEMORY, across, _AGREEMENT, self.latency)
 
     @property
     def described(self) -> str:

@@ -34,7 +34,7 @@ class Rates:
     """Costs on a machine.
 
     Attributes:
-        inside: cost in a node's shared memory, per byte that a rank reads or writes. None: not measured.
+        inside: cost in a node's memory, per byte that a rank reads or writes. None: not known, and taken as nothing.
         across: cost through a node's link, per byte in one direction while as many go in the other. None: not measured.
         agreement: seconds to agree that an operation can start. Exchanges need no agreement.
         hop: seconds from one rank of a ring to the next, without the bytes, for ranks on several nodes.

@@ -27,6 +27,7 @@ _SMALL = 4096  # bytes; the time of so small an exchange is latency
 _SEGMENT = 4 * 1024 * 1024  # bytes
 _RING = 4 * MOST_DOUBLED  # bytes per rank of a node, enough for a ring
 _TENSORS = 64
+_MOST_COPIED = 64 * 1024 * 1024  # bytes, more than caches hold
 _LEAST, _MOST = 3, 20  # runs of one size
 
 
@@ -63,6 +64,8 @@ def measure(count: int, budget: float) -> tuple[Rates, list[tuple[str, int, floa
             points.append((load.link if place == "across" else max(load.memory), seconds))
             samples.append((place, size, seconds))
         lines[place] = fit(points)
+    if not shared:
+        lines["inside"] = _copies(count)
     across = lines["across"]
     agreement = _agreement(nodes, across)
     hop = 0.0 if across is None else _hop(nodes, across, agreement)
@@ -128,6 +131,13 @@ def _exchanges(
         runs = int(np.clip((budget - spent) / len(sizes) / first, _LEAST, _MOST))
         found.append((count, float(np.median(participants.maximum(time_block(run, participants, runs))))))
     return found
+
+
+def _copies(count: int) -> Line:
+    """Return the cost of a byte that a rank reads or writes alone: ranks on nodes of their own share no memory."""
+    source = torch.ones(max(1, min(count, _MOST_COPIED) // 4))
+    target = torch.empty_like(source)
+    return Line(0.0, _median(lambda: target.copy_(source)) / (2 * source.nbytes))
 
 
 def _median(run: Callable[[], object]) -> float:

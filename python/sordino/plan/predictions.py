@@ -17,6 +17,7 @@ import torch
 import sordino.torch as hvd
 from sordino.algorithms import Algorithm, AllReduce, class_of, names
 from sordino.errors import UsageError
+from sordino.plan import evidence
 from sordino.plan.costs import Cost, Rates, cost_of
 from sordino.plan.links import idle_sgd
 from sordino.plan.workers import Workers
@@ -198,12 +199,16 @@ def _seconds(algorithm: Algorithm, shapes: Shapes, participants: Participants, b
 def recommend(predictions: Sequence[Prediction], size: int, workers: Workers | None) -> str:
     """Return the recommended algorithm and the reason, in one line.
 
-    Algorithms whose gradients or parameters come late are excluded, because their effect on training is not tried.
+    Algorithms whose gradients or parameters come late are excluded, because their effect on training is not tried. Of
+    those that are about as fast as the fastest one, algorithms that send values whole come before those with a codec.
     """
     allreduce = next(one for one in predictions if one.algorithm == AllReduce())
     timely = [one for one in predictions if not one.algorithm.traits.late]
     allowed = [one for one in timely if workers is None or one.algorithm.models(size) <= workers.chosen]
-    best = min([*allowed, allreduce], key=lambda one: one.step)
+    least = min(one.step for one in [*allowed, allreduce])
+    close = [one for one in [*allowed, allreduce] if one.step <= CLOSE * least]
+    whole = [one for one in close if getattr(one.algorithm, "compression", None) is None]
+    best = min(whole or close, key=lambda one: one.step)
     times = allreduce.step / best.step
     if times <= CLOSE:
         rest = f" ({best.name} would be {times:.2f} times as fast)" if times > 1.005 else ""
@@ -212,11 +217,12 @@ def recommend(predictions: Sequence[Prediction], size: int, workers: Workers | N
     models = best.algorithm.models(size)
     if models == 1:
         return f"{best.name}: {gain}, and all workers have the same parameters."
+    known = evidence.sentence(best.algorithm)
     if workers is None:
-        return f"{best.name}: {gain}. The accuracy with its {models} local models was not tested."
+        return f"{best.name}: {gain}. The accuracy with its {models} local models was not tested here. {known}"
     return (
         f"{best.name}: {gain}, and its {models} local models are within the {workers.chosen} that the rule allows. "
-        "Compare its accuracy with AllReduce's before you rely on it."
+        f"{known} Compare its accuracy with AllReduce's before you rely on it."
     )
 
 

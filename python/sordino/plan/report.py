@@ -19,8 +19,9 @@ _RULE = (
 )
 _TAKEN = (
     "The recommendation is the fastest algorithm that uses gradients and parameters in the step that made them (not "
-    "double_buffering, overlap, ScheduledPull, ADPSGD), and that has no more local models than the limit above. It is "
-    f"AllReduce if no such algorithm is more than {CLOSE - 1:.0%} faster."
+    "double_buffering, overlap, ScheduledPull, ADPSGD), and that has no more local models than the limit above. One "
+    f"with a codec must be more than {CLOSE - 1:.0%} faster than all without. It is AllReduce if no such algorithm is "
+    f"more than {CLOSE - 1:.0%} faster."
 )
 _PLACES = {"inside": "within a node", "across": "between nodes"}
 

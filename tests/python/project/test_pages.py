@@ -20,7 +20,7 @@ import pytest
 import sordino.algorithms
 import sordino.torch as hvd
 from _ext import docstrings, figures, links
-from make_pages import MAKERS, made
+from make_pages import LOSSES, MAKERS, losses, made
 from sordino import checkpoint, sim
 from sordino.algorithms import class_of
 from sordino.cli import app
@@ -245,3 +245,7 @@ def test_the_api_has_every_name_of_the_facade() -> None:
 
 def _is_error(found: Any) -> bool:
     return isinstance(found, type) and issubclass(found, SordinoError)
+
+
+def test_the_losses_that_plan_cites_are_those_of_the_benchmark() -> None:
+    assert LOSSES.read_text() == losses(), "python docs/make_pages.py writes it anew"

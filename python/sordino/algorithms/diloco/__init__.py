@@ -20,7 +20,7 @@ from sordino.algorithms.traffic import (
     groups_of,
     mean_within,
 )
-from sordino.codecs import Codec, FlatCodec, flat_codec_of
+from sordino.codecs import Codec, FlatCodec, Int4, flat_codec_of
 from sordino.errors import UsageError
 from sordino.runtime.exchange.segments import Segments
 
@@ -217,4 +217,5 @@ class DiLoCo(Gossip):
     @classmethod
     def candidates(cls, nodes: Sequence[int], interval: int) -> list[Algorithm]:
         proposed = cls(interval)
-        return [proposed] if proposed.momentum > 0 else []  # otherwise it is local SGD
+        # Without momentum it is local SGD.
+        return [proposed, cls(interval, compression=Int4())] if proposed.momentum > 0 else []

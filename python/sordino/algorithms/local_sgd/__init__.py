@@ -23,7 +23,7 @@ from sordino.algorithms.traffic import (
     mean_within,
     to_owners,
 )
-from sordino.codecs import Codec, FlatCodec, flat_codec_of
+from sordino.codecs import Codec, FlatCodec, Int4, flat_codec_of
 from sordino.errors import UsageError
 
 
@@ -233,7 +233,7 @@ class LocalSGD(Algorithm):
     def candidates(cls, nodes: Sequence[int], interval: int) -> list[Algorithm]:
         size = len(nodes)
         groups = [members for members in range(2, size) if size % members == 0]
-        found: list[Algorithm] = [cls(interval)]
+        found: list[Algorithm] = [cls(interval), cls(interval, compression=Int4())]
         for members in groups:
             found += [cls(interval, members, "sharded"), cls(interval, members, "allreduce")]
         return found

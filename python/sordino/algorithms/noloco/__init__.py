@@ -16,6 +16,7 @@ from sordino.algorithms.base import Algorithm, Simulation, Traits, group_size_am
 from sordino.algorithms.checks import NO_BUFFERS, require
 from sordino.algorithms.gossip import AveragingGossip, RandomGossip
 from sordino.algorithms.traffic import Copies, Model, Phase, Traffic
+from sordino.codecs import Int4
 from sordino.errors import UsageError
 
 if TYPE_CHECKING:
@@ -131,4 +132,5 @@ class NoLoCo(RandomGossip):
 
     @classmethod
     def candidates(cls, nodes: Sequence[int], interval: int) -> list[Algorithm]:
-        return [cls(interval)] if interval >= _SHORTEST and len(nodes) > 1 else []
+        serves = interval >= _SHORTEST and len(nodes) > 1
+        return [cls(interval), cls(interval, compression=Int4())] if serves else []
