@@ -41,7 +41,7 @@ def targets(rows: list[Results]) -> list[Results]:
 
 
 def cited(results: Results) -> Results:
-    """Return what `sordino plan` cites: losses with as many ranks as the baseline has.
+    """Return the losses that `sordino plan` cites: those with as many ranks as the baseline has.
 
     Rows are left out whose codec is not a setting of the algorithm, but one of `DistributedOptimizer`.
     """

@@ -32,7 +32,7 @@ class Loss(NamedTuple):
 
 
 def losses() -> tuple[str, list[Loss]]:
-    """Return how the training was done, in words, and the losses."""
+    """Return a description of the training, and the losses."""
     read = json.loads((files("sordino.plan") / "losses.json").read_text())
     return read["training"], [Loss(*row) for row in read["losses"]]
 
@@ -49,7 +49,7 @@ def nearest(algorithm: Algorithm, found: Sequence[Loss]) -> Loss | None:
 
 
 def sentence(algorithm: Algorithm) -> str:
-    """Return what is known about the loss of an algorithm, as a sentence."""
+    """Return a sentence about the loss of an algorithm in the benchmark."""
     training, found = losses()
     one = nearest(algorithm, found)
     if one is None:

@@ -46,7 +46,7 @@ class Encoded(Protocol):
 
     @property
     def residuals(self) -> list[torch.Tensor]:
-        """What encodings have lost: [], or a float32 tensor for all values, and one for this rank's shard or none."""
+        """Residuals, as in `CompressedMean`: for all values, then for a shard if there is one. Float32 tensors."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Form of residuals in a state: pieces of parameters, and what is owed for them (residuals.py)."""
+"""Residuals of a state: the pieces of parameters that they belong to, and their values (residuals.py)."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class TensorMean(Protocol):
 
     @property
     def residuals(self) -> list[torch.Tensor]:
-        """What encodings have lost so far: [] without error feedback, otherwise as in `CompressedMean`.
+        """Residuals of the encodings so far: [] without error feedback, otherwise as in `CompressedMean`.
 
         The first one has a value for each element of the tensors, one tensor after the other.
         """
