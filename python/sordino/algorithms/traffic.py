@@ -120,7 +120,8 @@ class Copies:
     """Copies that every worker makes in its own memory, in addition to messages.
 
     Attributes:
-        bytes: bytes read plus bytes written.
+        bytes: bytes read plus bytes written. Other work, such as encoding, counts as the bytes that could be read and
+            written in the same time.
     """
 
     bytes: float
