@@ -36,7 +36,6 @@ import sordino
 from sordino.bench import command_line
 from sordino.errors import UsageError
 from sordino.report import Results, machines, records
-from sordino.timing import Participants, Watch
 from timings.frontier import REPORTS, targets
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -188,7 +187,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     model, rates = (QUICK, LEARNING_RATES[:1]) if chosen.quick else (MODEL, LEARNING_RATES)
     seeds = range(1, chosen.seeds + 1)
     entries = [entry for entry in ENTRIES if entry is BASELINE or chosen.only in entry.name]
-    machine, watch = machines.machine(None), Watch(Participants())
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = chosen.runs or Path(temporary)
@@ -208,12 +206,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             baseline = baseline or runs
             rows.append(row_of(entry, runs, baseline) | {"lr": lr, "rates": losses})
-    machine["others"] = watch.others()
     settings = baseline[0]["settings"]
     results: Results = {
         "benchmark": "frontier",
         "name": "frontier",
-        "machine": machine,
+        "machine": machines.machine(None) | {"others": None},  # time plays no part
         "model": model,
         "parameters": settings["parameters"],
         "steps": settings["steps"],
