@@ -12,19 +12,15 @@ from sordino.errors import UsageError
 from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.compressed_mean import CompressedMean
 from sordino.runtime.exchange.low_rank_mean import LowRankMean
+from sordino.runtime.exchange.residuals import Encoded
 from sordino.runtime.exchange.transfers import Transfers
 
 
-class TensorMean(Protocol):
-    """Mean over some ranks of tensors, to be computed repeatedly for the same shapes."""
+class TensorMean(Encoded, Protocol):
+    """Mean over some ranks of tensors, to be computed repeatedly for the same shapes.
 
-    @property
-    def residuals(self) -> list[torch.Tensor]:
-        """Residuals of the encodings so far: [] without error feedback, otherwise as in `CompressedMean`.
-
-        The first one has a value for each element of the tensors, one tensor after the other.
-        """
-        ...
+    The residuals for all values are those of the tensors' elements, one tensor after the other.
+    """
 
     def run(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replace tensors by their means over all ranks. Collective.
