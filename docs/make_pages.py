@@ -49,7 +49,7 @@ def frontier() -> str:
         [
             row["name"],
             f"{frontier_report.saving(row, rows):.3g}",
-            f"{frontier_report.percent(row, rows):+.1f} ± {100 * row['standard_error'] / rows[0]['loss']:.1f}",
+            f"{frontier_report.percent(row, rows):+.1f} ± {frontier_report.error(row, rows):.1f}",
         ]
         for row in reversed(frontier_report.on_frontier(rows))
     ]

@@ -17,6 +17,11 @@ def percent(row: Results, rows: list[Results]) -> float:
     return 100 * float(row["difference"]) / float(rows[0]["loss"])
 
 
+def error(row: Results, rows: list[Results]) -> float:
+    """Return the standard error of that difference, in % of the baseline's loss."""
+    return 100 * float(row["standard_error"]) / float(rows[0]["loss"])
+
+
 def saving(row: Results, rows: list[Results]) -> float | None:
     """Return the baseline's bytes over those of a row; None if the row sends none."""
     return float(rows[0]["sent_bytes"]) / float(row["sent_bytes"]) if row["sent_bytes"] else None
@@ -55,10 +60,7 @@ def cited(results: Results) -> Results:
         f"a training of a GPT with {results['parameters'] / 1e6:.1f} M parameters on {model['tokens'] / 1e6:.0f} MB of "
         f"text by {rows[0]['ranks']} workers in {results['steps']} steps (benchmarks/frontier.py)"
     )
-    losses = [
-        [row["written"], round(percent(row, rows), 2), round(100 * row["standard_error"] / rows[0]["loss"], 2)]
-        for row in kept
-    ]
+    losses = [[row["written"], round(percent(row, rows), 2), round(error(row, rows), 2)] for row in kept]
     return {"training": training, "losses": losses}
 
 
@@ -78,14 +80,13 @@ def markdown(results: Results) -> str:
     lines = []
     for row in rows:
         factor = saving(row, rows)
-        error = 100 * row["standard_error"] / rows[0]["loss"]
         lines.append(
             [
                 f"**{row['name']}**" if row["name"] in best else row["name"],
                 f"`{row['written']}`",
                 f"{row['lr']:g}" + ("*" if row["lr"] in (results["rates"][0], results["rates"][-1]) else ""),
                 f"{row['loss']:.4f}",
-                f"{percent(row, rows):+.2f} ± {error:.2f}",
+                f"{percent(row, rows):+.2f} ± {error(row, rows):.2f}",
                 f"{row['sent_bytes'] / 1e6:.2f}",
                 "–" if factor is None else f"{factor:.3g}",
             ]
