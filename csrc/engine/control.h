@@ -18,6 +18,7 @@ enum class Message : std::uint8_t {
   kClosed,
   kOneShot,
   kGaveUp,
+  kReleased,
   kMessage
 };
 inline constexpr Message kLastMessage = Message::kMessage;

@@ -36,6 +36,7 @@ class ProcessSet {
       if (segment) transport_.keep(std::move(segment));
     }
   }
+  const std::shared_ptr<Segment>& block() const { return own_block_; }
   // Location of this rank's block, for the node peers; segment 0 without a block.
   Location block_location() const;
   std::vector<int> node_peers() const;
@@ -74,6 +75,7 @@ class ProcessSet {
   std::set<std::string> stalled;           // undecided names for which the coordinator has reported missing ranks
   std::optional<Running> running;
   std::map<std::uint64_t, PeerLost> given_up;  // by other members, before this rank has begun them; by sequence()
+  std::set<int> released;                      // members that have removed the set, see Leaving
   NcclChannels channels;
   std::atomic<int> in_flight{0};  // operations between submit and finish
   // Announced operations that have not ended, by their names of repeats, and the joins among them. Guarded by the
@@ -132,6 +134,18 @@ class ProcessSet {
 
  public:
   SharedDevices devices;  // declared last, so destroyed first: its words are in the blocks
+};
+
+// A removed set whose members' devices have met. Devices may still write words to the blocks of their peers, and the
+// driver has these pinned, so each rank's block stays until all peers have released it.
+struct Leaving {
+  int id;
+  std::shared_ptr<ProcessSet> set;      // until this rank's devices have finished; then null
+  std::weak_ptr<QueueBarrier> barrier;  // a thread may still look at it
+  std::shared_ptr<Segment> block;
+  std::vector<int> peers;  // members on this node
+  std::set<int> released;  // those that use this rank's block no more
+  bool told = false;       // the peers know that this rank uses their blocks no more
 };
 
 }  // namespace sordino

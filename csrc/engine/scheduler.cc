@@ -9,6 +9,11 @@
 #include "engine/control.h"
 
 namespace sordino {
+namespace {
+
+bool has_idle_devices(const ProcessSet& set) { return !set.devices.barrier || set.devices.barrier->idle(); }
+
+}  // namespace
 
 Scheduler::Scheduler(Common& common, const Config& config, int patience)
     : common_(common),
@@ -135,13 +140,32 @@ void Scheduler::remove_set(int id) {
     });
   }
   if (OneShot* shot = removed->one_shot()) shot->abandon();
-  if (removed->devices.barrier) {
-    removed->leave_block();  // peers' devices may still write words there
-    leaving_.push_back(removed);
-  }
+  if (removed->devices.tried)
+    leaving_.push_back(
+        {id, removed, removed->devices.barrier, removed->block(), removed->node_peers(), std::move(removed->released)});
   const auto error = std::make_exception_ptr(
       UsageError("process set " + std::to_string(id) + " was removed before the operation ran"));
   for (Submission& submission : orphans) finish(submission, error);
+}
+
+void Scheduler::release_blocks() {
+  for (Leaving& leaving : leaving_) {
+    if (leaving.set && has_idle_devices(*leaving.set)) leaving.set = nullptr;
+    if (leaving.set || leaving.told || !leaving.barrier.expired()) continue;
+    common_.peers.post_to(leaving.peers, Writer().put(Message::kReleased).put(leaving.id).take());
+    leaving.told = true;
+  }
+  std::erase_if(leaving_, [this](const Leaving& leaving) {
+    return leaving.told && std::all_of(leaving.peers.begin(), leaving.peers.end(), [&](int peer) {
+             return leaving.released.contains(peer) || common_.peers.gone(peer);
+           });
+  });
+}
+
+void Scheduler::note_released(int id, int peer) {
+  for (Leaving& leaving : leaving_) {
+    if (leaving.id == id) leaving.released.insert(peer);
+  }
 }
 
 void Scheduler::leave(int rank) {
@@ -273,7 +297,9 @@ void Scheduler::abort_devices() {
   device_in_flight_.give_up();
   // In parallel threads: an abort may wait for work that another communicator still has on the device.
   std::vector<std::thread> aborts;
-  for (const auto& set : leaving_) set->devices.barrier->abandon();
+  for (const Leaving& leaving : leaving_) {
+    if (const auto barrier = leaving.barrier.lock()) barrier->abandon();
+  }
   for (auto& [id, set] : sets_) {
     if (set->devices.barrier) set->devices.barrier->abandon();
     for (auto& [key, channel] : set->channels) aborts.emplace_back([&channel] { channel->communicator().abort(); });
@@ -283,9 +309,9 @@ void Scheduler::abort_devices() {
 }
 
 bool Scheduler::devices_idle() {
-  const auto idle = [](const auto& set) { return !set->devices.barrier || set->devices.barrier->idle(); };
-  return std::all_of(sets_.begin(), sets_.end(), [&](const auto& entry) { return idle(entry.second); }) &&
-         std::all_of(leaving_.begin(), leaving_.end(), idle);
+  return std::all_of(sets_.begin(), sets_.end(), [](const auto& entry) { return has_idle_devices(*entry.second); }) &&
+         std::all_of(leaving_.begin(), leaving_.end(),
+                     [](const Leaving& leaving) { return !leaving.set || has_idle_devices(*leaving.set); });
 }
 
 void Scheduler::close_nccl() {
@@ -295,6 +321,9 @@ void Scheduler::close_nccl() {
 
 void Scheduler::leave_blocks() {
   for (auto& [id, set] : sets_) set->leave_block();
+  for (Leaving& leaving : leaving_) {
+    if (leaving.block) common_.transport.keep(std::move(leaving.block));
+  }
 }
 
 void Scheduler::keep_given_up() {

@@ -108,7 +108,10 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
     return;
   }
   const auto found = sets_.find(id);
-  if (found == sets_.end()) return;  // a set removed meanwhile
+  if (found == sets_.end()) {  // a set removed meanwhile
+    if (message == Message::kReleased) note_released(id, from);
+    return;
+  }
   ProcessSet& set = *found->second;
   const int index = set.index_of(from);
   refuse_unless(index >= 0 && set.me >= 0, "sent a message about a process set that does not include both ranks");
@@ -141,6 +144,7 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
       set.receive(index, {turn, {number, after}, call, late}, reader.rest());
       break;
     }
+    case Message::kReleased: set.released.insert(from); break;
     case Message::kGaveUp: {
       const auto sequence = reader.get<std::uint64_t>();
       const std::string text = reader.text();
@@ -165,7 +169,7 @@ bool Scheduler::advance() {
       give_up(*set, error);
     }
   }
-  std::erase_if(leaving_, [](const auto& set) { return set->devices.barrier->idle(); });
+  release_blocks();
   for (Submission& removal : std::exchange(removals_, {})) {
     remove_set(removal.request.set_change.removed);
     finish(removal, nullptr);

@@ -317,7 +317,8 @@ void World::receive(int from, std::span<const std::byte> bytes) {
     case Message::kStalled:
     case Message::kSharedBlock:
     case Message::kOneShot:
-    case Message::kGaveUp: scheduler_->receive(from, bytes); break;
+    case Message::kGaveUp:
+    case Message::kReleased: scheduler_->receive(from, bytes); break;
     case Message::kFreed:
       for (const std::uint64_t segment : reader.list<std::uint64_t>()) node_memory().unmap(from, segment);
       break;

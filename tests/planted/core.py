@@ -766,6 +766,22 @@ ERRORS = [
         (checks("process_sets.unused_sets"),),
     ),
     Error(
+        "a rank does not say that it has released a removed process set",
+        "lost message",
+        "csrc/engine/scheduler.cc",
+        "common_.peers.post_to(leaving.peers, Writer().put(Message::kReleased).put(leaving.id).take());",
+        "",
+        ("tests/mp/test_process_checks.py --tier all -k mpi-3-gpu-process_sets.unused_sets",),
+    ),
+    Error(
+        "a removed process set's memory goes while the devices of other ranks may use it",
+        "forgotten rollback",
+        "csrc/engine/scheduler.cc",
+        "return leaving.released.contains(peer) ||",
+        "return leaving.told ||",
+        ("tests/mp/test_process_checks.py --tier all -k mpi-3-gpu-process_sets.unused_sets",),
+    ),
+    Error(
         "a peer's mapping gives memory to all of a sparse segment",
         "forgotten rollback",
         "csrc/transport/shm/memory.cc",

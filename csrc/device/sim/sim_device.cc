@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -16,6 +18,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "device/block_cache.h"
 #include "device/sim/sim_kernels.h"
 
@@ -245,7 +248,12 @@ class SimDevice : public Device {
   void close(std::byte* data) noexcept override { free(data); }
 
   bool pin(std::byte*, std::size_t) override { return true; }
-  void unpin(std::byte*) noexcept override {}
+  // Ends the program if the memory has gone before: CUDA would fail, too.
+  void unpin(std::byte* data) noexcept override {
+    if (munlock(data, 1) == 0 || errno != ENOMEM) return;
+    log::say(log::Level::kError, -1, "memory was unmapped while the simulated device had it pinned");
+    std::abort();
+  }
 
   std::shared_ptr<Event> record(Stream stream) override {
     refuse_if(failed_);
