@@ -37,6 +37,8 @@ struct Engine {
         messages(common, services),
         failures(common, scheduler, services, messages, config, sink, nullptr, view) {}
 
+  ~Engine() { scheduler.leave_blocks(); }
+
   // Returns a time of its clock for deadlines, which only a test advances.
   AwakeTime in(double seconds) const {
     return common.clock.now() +
