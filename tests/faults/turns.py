@@ -46,7 +46,7 @@ class TurnJob:
             **variables,
         }
         self._events = selectors.DefaultSelector()
-        self._desk = Desk(folder / "meet", _TOKEN.encode(), self._events)
+        self._desk = Desk(folder / "meet", _TOKEN.encode(), self._events, ranks)
         self._over = False
         self._answering = threading.Thread(target=self._answer)
         command = [*forked.python(), str(WORKER), str(folder), json.dumps(plan)]

@@ -119,6 +119,8 @@ def _among(
     weights: Sequence[Sequence[float]], before: Sequence[int], now: Sequence[int]
 ) -> tuple[tuple[float, ...], ...] | None:
     """Return the weights among the remaining workers; None (equal weights) if a worker would be left without a peer."""
+    if not set(now) <= set(before):  # ranks have joined, for which there are no weights
+        return None
     places = [before.index(one) for one in now]
     part = tuple(tuple(float(weights[i][j]) for j in places) for i in places)
     met = all(any(row[:i] + row[i + 1 :]) for i, row in enumerate(part))

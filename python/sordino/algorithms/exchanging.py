@@ -287,6 +287,13 @@ class ExchangingStrategy(Strategy):
         if self.context.epoch > 0 and group is not None and len(group.ranks or []) > 1:
             take_mean(tensors, f"{self.label}.group", group)
 
+    @torch.no_grad()
+    def prepare_growth(self, optimizer: torch.optim.Optimizer) -> None:
+        """Settle, and take the mean of all models, from which a new rank starts: so the mean stays what it is."""
+        super().prepare_growth(optimizer)
+        if self.active and self._met:
+            self.level([tensor.detach() for tensor in self.exchanged])
+
     @property
     def replicas(self) -> ProcessSet | None:
         """The ranks that share one model with this rank; None: no other rank does."""

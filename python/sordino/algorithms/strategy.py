@@ -171,6 +171,10 @@ class Strategy(ABC):
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         """Leave parameters and optimizer in a state from which another strategy can continue. Collective."""
 
+    def prepare_growth(self, optimizer: torch.optim.Optimizer) -> None:
+        """Settle, so that a new rank can start from any rank's parameters. Collective over the ranks so far."""
+        self.settle(optimizer)
+
     def detach(self) -> None:
         """Release the parameters, so that another strategy can use them. They stay where they are in memory."""
         if self.reducer is not None:

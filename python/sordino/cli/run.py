@@ -2,6 +2,7 @@
 
   sordino run -np 4 -- python train.py --epochs 2
   sordino run -np 4 --hosts node1:2,node2:2 -x NCCL_DEBUG=INFO -- python train.py
+  sordino run -np 4 --respawn 3 -- python examples/elastic.py
   sordino run -np 4 --restarts 3 -- python examples/train.py --checkpoint saved/
 
 `python` and `sordino` as the command mean those that run this command; write a path for another.
@@ -29,7 +30,7 @@ from sordino.launcher.guard import guarded
 from sordino.launcher.processes import GRACE_S, Ended, StopSignals
 from sordino.launcher.restarts import repeat
 from sordino.record.writing import Lines, job_file
-from sordino.rendezvous.environment import RANK, RENDEZVOUS, SIZE
+from sordino.rendezvous.environment import NEWCOMER, RANK, RENDEZVOUS, SIZE
 
 _LONGEST_GRACE_S = 86400.0
 
@@ -55,6 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--restarts", type=int, default=0, metavar="N",
         help="largest number of restarts of all ranks after one fails; SORDINO_RESTART has the number of the start",
+    )  # fmt: skip
+    parser.add_argument(
+        "--respawn", type=int, default=0, metavar="N",
+        help="largest number of ranks that are replaced in the running job, which uses hvd.elastic.run; without mpirun, "
+        "and with --on-peer-lost continue, which it implies",
     )  # fmt: skip
     parser.add_argument(
         "--on-peer-lost", choices=("raise", "continue"), metavar="raise|continue",
@@ -86,10 +92,16 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError("no command; write it after `--`, as in: sordino run -np 4 -- python train.py")
     if options.restarts < 0:
         raise UsageError(f"--restarts {options.restarts}: must be 0 or more")
+    if options.respawn < 0:
+        raise UsageError(f"--respawn {options.respawn}: must be 0 or more")
+    if options.respawn and options.on_peer_lost == "raise":
+        raise UsageError("--respawn replaces ranks while the others go on, so it needs --on-peer-lost continue")
     if not 0 <= options.grace <= _LONGEST_GRACE_S:
         raise UsageError(f"--grace {options.grace:g}: must be from 0 to {_LONGEST_GRACE_S:g} seconds")
     hosts = mpi.parse_hosts(options.hosts) if options.hosts is not None else []
     environment = job_environment()
+    if options.respawn:
+        environment["SORDINO_ON_PEER_LOST"] = "continue"
     if options.on_peer_lost is not None:
         environment["SORDINO_ON_PEER_LOST"] = options.on_peer_lost
     if options.record is not None:
@@ -100,6 +112,8 @@ def main(options: argparse.Namespace) -> int:
     job = mpi.Job(ranks, options.command, hosts, exports, extra)
     by_mpi = options.launcher == "mpi" or (options.launcher is None and bool(hosts or extra))
     by_mpi = by_mpi or (options.prefers_mpi and _has_mpirun(environment))
+    if by_mpi and options.respawn:
+        raise UsageError("--respawn needs the local launcher, because no process can join a running job of MPI")
     if not by_mpi and (hosts or extra):
         raise UsageError(f"--launcher local does not take {'--hosts' if hosts else '--mpi-args'}; use --launcher mpi")
     record = None
@@ -140,7 +154,7 @@ def _locally(options: argparse.Namespace, job: mpi.Job, environment: dict[str, s
 
         def start(number: int, stop: StopSignals) -> Ended:
             return jobs.start_locally(
-                job, {**environment, "SORDINO_RESTART": str(number)}, place, survives_losses, stop
+                job, {**environment, "SORDINO_RESTART": str(number)}, place, survives_losses, stop, respawns=options.respawn
             )
 
         work = partial(repeat, _noted(start, record), options.restarts)
@@ -194,7 +208,7 @@ def job_environment() -> dict[str, str]:
     """Return the environment of mpirun, or of the ranks on this machine."""
     environment = dict(os.environ)
     # If a rank of another job started this one, the new ranks must not use that job's launcher.
-    for name in ("SORDINO_LAUNCHER", RENDEZVOUS, RANK, SIZE):
+    for name in ("SORDINO_LAUNCHER", NEWCOMER, RENDEZVOUS, RANK, SIZE):
         environment.pop(name, None)
     # The UCX one-sided component prints warnings on machines without InfiniBand; Sordino uses no MPI windows.
     environment.setdefault("OMPI_MCA_osc", "^ucx")

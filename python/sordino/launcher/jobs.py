@@ -50,6 +50,7 @@ def start_locally(
     stop: StopSignals,
     timeout: float | None = None,
     output: BinaryIO | None = None,
+    respawns: int = 0,
 ) -> Ended:
     """Run a job on this machine to its end, without mpirun.
 
@@ -61,6 +62,7 @@ def start_locally(
         stop: signals that are passed to the ranks.
         timeout: limit in seconds; None: no limit.
         output: file for stdout and stderr; None: those of this process.
+        respawns: largest number of ranks that are replaced in the running job.
 
     Returns:
         the end of the job, as from `supervise`.
@@ -68,7 +70,7 @@ def start_locally(
     variables = {**environment, **(job.exports or {})}
     with _subfolder(place.folder) as folder:
         words = mpi.resolve(job.command)
-        made = LocalJob(job.ranks, words, variables, folder, survives_losses, _deadlines(variables), output)
+        made = LocalJob(job.ranks, words, variables, folder, survives_losses, _deadlines(variables), output, respawns)
         return made.run(stop, timeout)
 
 

@@ -8,6 +8,9 @@ line by line. Lines of several ranks are never mixed. The remaining ranks get si
 |---|---|---|
 | the time limit has passed, or `Outcomes.over()` | at once | 1 s later |
 | a rank has failed, and ranks do not survive losses | after 0.3 s, for the errors of other ranks | 1 s later |
+
+With `respawns`, a rank that fails while others run is replaced by a process with a new number, which joins the job. A
+process that failed before it lived long has probably not joined, so the next one waits for 1 s, 2 s, 4 s, up to a minute.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from sordino.awake import AwakeClock, Deadline
 from sordino.launcher import outcomes
 from sordino.launcher.outcomes import Deadlines, Outcome
 from sordino.launcher.processes import Ended, StopSignals, end_with_parent, subreaper
-from sordino.rendezvous.environment import RANK, RENDEZVOUS, SIZE, TOKEN
+from sordino.launcher.restarts import AT_ONCE_S, FIRST_WAIT_S, LONGEST_WAIT_S
+from sordino.rendezvous.environment import NEWCOMER, RANK, RENDEZVOUS, SIZE, TOKEN
 from sordino.rendezvous.sockets import Desk
 
 _LOOK_S = 0.05
@@ -88,6 +92,7 @@ class LocalJob:
         survives_losses: whether ranks survive losses.
         deadlines: deadlines of the start.
         output: file for stdout and stderr; None: those of this process.
+        respawns: largest number of ranks that are replaced.
     """
 
     def __init__(
@@ -99,6 +104,7 @@ class LocalJob:
         survives_losses: bool,
         deadlines: Deadlines,
         output: BinaryIO | None = None,
+        respawns: int = 0,
     ) -> None:
         self._size, self._words, self._folder, self._survives_losses = ranks, list(words), folder, survives_losses
         self._outcomes, where = outcomes.in_folder(ranks, folder / "outcomes", True, deadlines)
@@ -113,7 +119,11 @@ class LocalJob:
         }
         self._targets = (output.fileno(), output.fileno()) if output else (1, 2)
         self._events = selectors.DefaultSelector()
-        self._desk = Desk(folder / "meet", token.encode(), self._events)
+        self._desk = Desk(folder / "meet", token.encode(), self._events, ranks)
+        self._respawns, self._respawned = respawns, 0
+        self._due: list[tuple[float, int]] = []  # times of replacements, and the ranks that they replace
+        self._wait_s = 0.0  # before the next replacement
+        self._started_at: dict[int, float] = {}
         self._living: dict[int, _Rank] = {}
         self._failures: list[Outcome] = []  # in the order of observation, if a failure ends the job
         self._clock = AwakeClock()
@@ -127,7 +137,7 @@ class LocalJob:
             timeout: limit in seconds; None: no limit.
         """
         limit = None if timeout is None else Deadline(timeout)
-        late = False
+        late, self._stop = False, stop
         with contextlib.ExitStack() as stack:
             stack.callback(self._close)
             stack.enter_context(subreaper())
@@ -137,6 +147,7 @@ class LocalJob:
                 all(self._start(number) for number in range(self._size))
             while self._living:
                 self._wait(_LOOK_S)
+                self._replace_due()
                 late = late or (limit is not None and limit.passed())
                 self._end_if_over(late)
         stopped = stop.received[0] if stop.received else 0
@@ -153,13 +164,14 @@ class LocalJob:
 
     def _start(self, number: int) -> bool:
         """Start a rank. Return whether that succeeded."""
+        self._started_at[number] = self._clock.now()
         master, slave = os.openpty()
         _make_raw(slave)
         errors, errors_in = os.pipe()
         try:
             process = subprocess.Popen(
                 self._words,
-                env={**self._environment, RANK: str(number)},
+                env={**self._environment, RANK: str(number), **({NEWCOMER: "1"} if number >= self._size else {})},
                 stdin=None if number == 0 else subprocess.DEVNULL,
                 stdout=slave,
                 stderr=errors_in,
@@ -220,8 +232,29 @@ class LocalJob:
             return  # the launcher has ended it
         outcome = Outcome(time.time(), number, code)
         self._outcomes.note(outcome.rank, outcome.code, outcome.at)
+        if code != 0 and self._living and self._respawned < self._respawns and self._outcomes.have_met():
+            self._respawned += 1
+            lived = self._clock.now() - self._started_at[number]
+            early = number >= self._size and lived < AT_ONCE_S
+            self._wait_s = min(max(FIRST_WAIT_S, 2 * self._wait_s), LONGEST_WAIT_S) if early else 0.0
+            self._due.append((self._clock.now() + self._wait_s, number))
+            return
         if code != 0 and not self._survives_losses:
             self._failures.append(outcome)
+
+    def _replace_due(self) -> None:
+        """Start the replacements whose time has come, unless the job is about to end."""
+        now = self._clock.now()
+        for at, lost in self._due if self._ends is None and self._living and not self._stop.received else ():
+            if at > now:
+                continue
+            self._due.remove((at, lost))
+            number = self._desk.new_number()
+            self._outcomes.replace(lost, number)
+            text = f"{self._outcomes.known()[lost]}; process {number} replaces it"
+            print(f"sordino run: {text} ({self._respawned} of {self._respawns})", file=sys.stderr, flush=True)
+            self._start(number)
+            break  # the list has changed; the next one is due in the next round
 
     def _send(self, number: int) -> None:
         for rank in list(self._living.values()):

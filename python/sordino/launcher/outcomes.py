@@ -110,6 +110,7 @@ class Outcomes:
         self._known: dict[int, Outcome] = {}
         self._notices: dict[str, set[int]] = defaultdict(set)
         self._failures: list[int] = []  # ranks that left because of their own error, in this order
+        self._replaced: dict[int, int] = {}  # ranks that have ended, and the processes that replace them
         self._read: set[str] = set()  # links of the folder; a link never changes
         self._pids: dict[int, int] = {}  # of ranks on this machine that have sent a notice
         self._states: dict[int, str] = {}
@@ -122,6 +123,16 @@ class Outcomes:
     def note(self, rank: int, code: int, at: float) -> None:
         """Record the end of a rank: its status or -signal, and the time in seconds since the epoch."""
         self._known[rank] = Outcome(at, rank, code)
+
+    def replace(self, lost: int, number: int) -> None:
+        """Note that process `number` replaces a rank that has ended, which does not count as failed then."""
+        self.ranks = max(self.ranks, number + 1)
+        self._replaced[lost] = number
+
+    def have_met(self) -> bool:
+        """Return whether ranks have met, so that another process can join them."""
+        self.known()
+        return bool(self._notices["met"])
 
     def take(self, message: wire.Message) -> None:
         """Record a message: the end of a rank, or its notice."""
@@ -260,8 +271,11 @@ class Outcomes:
             return launcher, ""
         known = self.known()
         failed = sorted(outcome for outcome in known.values() if outcome.code != 0)
-        if len(failed) < len(known) and all(outcome.code < 0 for outcome in failed):
-            lost = [str(outcome) for outcome in failed]
+        if len(failed) < len(known) and all(one.code < 0 or one.rank in self._replaced for one in failed):
+            lost = [
+                f"{one} and was replaced by process {self._replaced[one.rank]}" if one.rank in self._replaced else f"{one}"
+                for one in failed
+            ]
             if verdict:
                 lost.append(verdict.text)
             else:

@@ -15,6 +15,7 @@ from sordino.errors import UsageError
 RENDEZVOUS = "SORDINO_RENDEZVOUS"  # socket at which ranks of `sordino run` meet
 RANK, SIZE = "SORDINO_RANK", "SORDINO_SIZE"
 TOKEN = "SORDINO_TOKEN"
+NEWCOMER = "SORDINO_NEWCOMER"  # set for a process that joins a running job; its rank is not below the size then
 RANK_VARIABLES = "SORDINO_RANK_VARIABLES"  # variables that made the starting process a rank, with values
 _TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun only; Accelerate starts torchrun
 _LIKE_TORCHRUN = "a launcher for torch.distributed (torchrun, Accelerate, DeepSpeed, Ray, Kubeflow)"
@@ -62,6 +63,7 @@ class LaunchedRank:
         address: host and port of the store at which the ranks meet; None for the socket of `sordino run`.
         hosts_store: whether rank 0 opens that store; else the launcher has opened it.
         run: name of this start of the job, so that entries of an earlier start in the store are ignored.
+        newcomer: whether this process joins a running job. Its rank is the number that the launcher gave it.
     """
 
     rank: int
@@ -70,6 +72,7 @@ class LaunchedRank:
     address: tuple[str, int] | None = None
     hosts_store: bool = True
     run: str = ""
+    newcomer: bool = False
 
 
 def _launch(environment: Mapping[str, str], launcher: str, size_variable: str, *others: str) -> Launch | None:
@@ -138,7 +141,8 @@ def _ours(environment: Mapping[str, str]) -> LaunchedRank | None:
     launch = _launch(environment, "`sordino run`", SIZE, RANK)
     if launch is None:
         raise UsageError(f"{RENDEZVOUS} is set, but {SIZE} is not. {_left_over([RENDEZVOUS])}")
-    return LaunchedRank(_rank(environment, RANK, launch), launch.size, launch)
+    newcomer = bool(environment.get(NEWCOMER))
+    return LaunchedRank(_rank(environment, RANK, launch, newcomer), launch.size, launch, newcomer=newcomer)
 
 
 def _by_srun_alone(environment: Mapping[str, str], mpi_variable: str) -> bool:
@@ -185,9 +189,9 @@ def first_host(nodes: str) -> str:
     return "".join(part for part in found.groups() if part) if found else nodes
 
 
-def _rank(environment: Mapping[str, str], variable: str, launch: Launch) -> int:
+def _rank(environment: Mapping[str, str], variable: str, launch: Launch, newcomer: bool = False) -> int:
     text = environment.get(variable, "")
-    if not text.isdecimal() or int(text) >= launch.size:
+    if not text.isdecimal() or (int(text) >= launch.size) != newcomer:
         raise UsageError(
             f"{variable}={text!r} is not a rank of {launch.size_variable}={launch.size}; correct it. "
             f"{_left_over(launch.variables)}"

@@ -48,6 +48,13 @@ def awaited_by_the_launcher(met: Callable[[], bool]) -> Iterator[None]:
             _tell("met", _own_number())
 
 
+def tell_of_the_joining() -> None:
+    """Tell the launcher that this process, which joins the running job, has met the others."""
+    global _rank_process
+    _rank_process = os.getpid()
+    _tell("met", _own_number())
+
+
 def _own_number() -> int:
     return next((int(os.environ[rank]) for rank, _ in _NUMBERS if os.environ.get(rank)), 0)
 

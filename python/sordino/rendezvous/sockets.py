@@ -8,9 +8,16 @@ key and its ranks. Every frame has a head (JSON) and a payload:
 | rank | rank | token | first frame of a connection |
 | rank | key, ranks | its value | takes part in the round |
 | rank | missing (a key), ranks | | asks which ranks have not sent a value |
+| any | door: number | | asks for the number of a process that the launcher has not started |
+| newcomer | door: knock | its introduction | asks to join the running job (rendezvous/door.py) |
+| rank | door: who | | asks which newcomers wait |
+| rank | door: invited or refused, to (a number) | plan or reason | answers a newcomer |
 | launcher | | a value | one frame for each rank of the round, in order, when all have come |
 | launcher | lost (a rank) | | a rank ended before it came to the round |
 | launcher | missing (ranks) | | answer |
+| launcher | | numbers and introductions, as JSON | answer to door: who |
+| launcher | number | | answer to door: number |
+| launcher | verdict | plan or reason | answer to a newcomer |
 """
 
 from __future__ import annotations
@@ -27,11 +34,13 @@ from typing import Any
 
 from sordino.awake import Deadline
 from sordino.errors import PeerLost, Timeout, TransportError
+from sordino.rendezvous.door import Door, Verdict
 
 _LENGTHS = struct.Struct("!II")  # lengths of a frame's head and payload
 _MOST_BYTES = 1 << 20
 _MOST_OF_STRANGERS = 1 << 10  # maximum size of a frame before the token
 _LOOK_S = 0.2
+NO_NUMBER = -1  # of a process that asks for a number
 _ANSWERS_S = 1.0  # longest wait for the launcher's list of missing ranks
 
 
@@ -57,20 +66,22 @@ class SocketRendezvous:
         except OSError as error:
             raise TransportError(f"the launcher that started this rank does not answer at {path}: {error}") from error
 
-    def gather(self, key: str, ranks: Sequence[int], mine: bytes) -> list[bytes]:
+    def gather(self, key: str, ranks: Sequence[int], mine: bytes, timeout: float | None = None) -> list[bytes]:
         """Return the values of these ranks for this key, in the order of `ranks`. Collective over them.
 
         Args:
             key: name of the round.
             ranks: ranks of the round, including this rank.
             mine: value of this rank.
+            timeout: seconds to wait for the other ranks; None: those of this rendezvous.
 
         Raises:
             Timeout: some ranks have not come in time. The error has their numbers.
             PeerLost: a rank has ended before it came.
             TransportError: the launcher is gone.
         """
-        deadline = Deadline(self._timeout)
+        seconds = self._timeout if timeout is None else timeout
+        deadline = Deadline(seconds)
         try:
             self._socket.settimeout(None)
             self._socket.sendall(_frame({"key": key, "ranks": list(ranks)}, mine))
@@ -83,10 +94,51 @@ class SocketRendezvous:
             return shown
         except TimeoutError:
             missing = self._missing(key, ranks)
-            text = f"waited {self._timeout:g} s for ranks {', '.join(map(str, missing))} to call init()"
+            text = f"waited {seconds:g} s for ranks {', '.join(map(str, missing))} to call init()"
             raise Timeout(text, "init", missing) from None
         except OSError as error:
             raise TransportError(f"the launcher that started this rank is gone: {error}") from error
+
+    def newcomers(self) -> list[tuple[int, bytes]]:
+        """Return the processes that want to join the job: their numbers and introductions.
+
+        Raises:
+            TransportError: the launcher is gone.
+        """
+        _, text = self._asked({"door": "who"}, b"", Deadline(self._timeout))
+        return [(number, introduction.encode()) for number, introduction in json.loads(text)]
+
+    def answer(self, newcomer: int, verdict: Verdict, text: bytes) -> None:
+        """Answer a newcomer, with the plan of the next world or the reason of the refusal."""
+        self._say({"door": verdict.value, "to": newcomer}, text)
+
+    def knock(self, introduction: bytes) -> tuple[Verdict, bytes]:
+        """Ask to join the job. Return the verdict, and the plan or the reason. Waits until the first rank answers.
+
+        Raises:
+            TransportError: the launcher is gone.
+        """
+        head, payload = self._asked({"door": "knock"}, introduction, None)
+        return Verdict(head["verdict"]), payload
+
+    def new_number(self) -> int:
+        """Return a number for a process that shall join the job, and that the launcher does not start."""
+        head, _ = self._asked({"door": "number"}, b"", Deadline(self._timeout))
+        return int(head["number"])
+
+    def _say(self, head: dict[str, Any], payload: bytes) -> None:
+        try:
+            self._socket.settimeout(None)
+            self._socket.sendall(_frame(head, payload))
+        except OSError as error:
+            raise TransportError(f"the launcher that started this rank is gone: {error}") from error
+
+    def _asked(self, head: dict[str, Any], payload: bytes, deadline: Deadline | None) -> tuple[dict[str, Any], bytes]:
+        self._say(head, payload)
+        try:
+            return _received(self._socket, deadline)
+        except OSError as error:  # also TimeoutError
+            raise TransportError(f"the launcher that started this rank does not answer: {error}") from error
 
     def _missing(self, key: str, ranks: Sequence[int]) -> list[int]:
         with contextlib.suppress(OSError):
@@ -103,9 +155,10 @@ class Desk:
         path: path of the socket, which is created.
         token: secret that ranks must send.
         events: selector to which the socket and its connections are added; their data is a function to call.
+        size: number of ranks that the launcher starts first.
     """
 
-    def __init__(self, path: Path, token: bytes, events: selectors.BaseSelector) -> None:
+    def __init__(self, path: Path, token: bytes, events: selectors.BaseSelector, size: int) -> None:
         self._token, self._events = token, events
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
@@ -114,6 +167,9 @@ class Desk:
         events.register(self._listener, selectors.EVENT_READ, self._accept)
         self._rounds: dict[tuple[str, tuple[int, ...]], dict[int, tuple[_Visitor, bytes]]] = {}
         self._gone: set[int] = set()
+        self._door = Door()
+        self._next = size
+        self._foreign: set[int] = set()  # numbers of processes that the launcher has not started
         self._visitors: set[_Visitor] = set()
 
     def close(self) -> None:
@@ -123,11 +179,18 @@ class Desk:
         self._events.unregister(self._listener)
         self._listener.close()
 
+    def new_number(self) -> int:
+        """Return a number that no process of the job has had."""
+        self._next += 1
+        return self._next - 1
+
     def left(self, rank: int) -> None:
         """Note that a rank has ended, and tell the ranks that wait for it."""
         self._gone.add(rank)
+        self._door.left(rank)
         for (key, ranks), shown in list(self._rounds.items()):
             self._answer(key, ranks, shown)
+        self._close_door_if_alone()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -160,6 +223,15 @@ class Desk:
                 raise ValueError("a wrong token")
             visitor.rank = int(head["rank"])
             return
+        if head.get("door") == "number":
+            number = self.new_number()
+            self._foreign.add(number)
+            visitor.say({"number": number}, b"")
+            return
+        if "door" in head:
+            self._door.take(visitor.rank, visitor.say, head, payload)
+            self._close_door_if_alone()
+            return
         ranks = tuple(int(rank) for rank in head["ranks"])
         if "missing" in head:
             shown = self._rounds.get((head["missing"], ranks), {})
@@ -185,10 +257,18 @@ class Desk:
                 for rank in ranks:
                     visitor.say({}, shown[rank][1])
 
+    def _close_door_if_alone(self) -> None:
+        """If no rank is left that could let newcomers in, tell them."""
+        ranks = {visitor.rank for visitor in self._visitors if visitor.rank is not None and visitor.rank != NO_NUMBER}
+        if ranks <= self._gone | self._door.waiting.keys():
+            self._door.close()
+
     def _dismiss(self, visitor: _Visitor) -> None:
         self._visitors.discard(visitor)
         self._events.unregister(visitor.connection)
         visitor.connection.close()
+        if visitor.rank in self._foreign:
+            self.left(visitor.rank)
 
 
 class _Visitor:
@@ -231,21 +311,21 @@ def _frame(head: dict[str, Any], payload: bytes) -> bytes:
     return _LENGTHS.pack(len(text), len(payload)) + text + payload
 
 
-def _received(connection: socket.socket, deadline: Deadline) -> tuple[dict[str, Any], bytes]:
+def _received(connection: socket.socket, deadline: Deadline | None) -> tuple[dict[str, Any], bytes]:
     head, payload = _LENGTHS.unpack(_exactly(connection, _LENGTHS.size, deadline))
     text = _exactly(connection, head, deadline)
     return json.loads(text), _exactly(connection, payload, deadline)
 
 
-def _exactly(connection: socket.socket, count: int, deadline: Deadline) -> bytes:
-    """Return `count` bytes. Raises TimeoutError if they have not come by the deadline."""
+def _exactly(connection: socket.socket, count: int, deadline: Deadline | None) -> bytes:
+    """Return `count` bytes. Raises TimeoutError if they have not come by the deadline, if there is one."""
     connection.settimeout(_LOOK_S)
     data = b""
     while len(data) < count:
         try:
             more = connection.recv(count - len(data))
         except TimeoutError:
-            if deadline.passed():
+            if deadline is not None and deadline.passed():
                 raise
             continue
         if not more:

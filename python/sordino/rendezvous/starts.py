@@ -19,6 +19,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,8 +53,15 @@ class Start(Protocol):
 class Rendezvous(Protocol):
     """Exchange of values between the processes of a job."""
 
-    def gather(self, key: str, ranks: Sequence[int], mine: bytes) -> list[bytes]:
-        """Return the values of these ranks for this key, in the order of `ranks`. Collective over them."""
+    def gather(self, key: str, ranks: Sequence[int], mine: bytes, timeout: float | None = None) -> list[bytes]:
+        """Return the values of these ranks for this key, in the order of `ranks`. Collective over them.
+
+        Args:
+            key: name of the round.
+            ranks: ranks of the round, including this rank.
+            mine: value of this rank.
+            timeout: seconds to wait for the other ranks; None: those of the rendezvous.
+        """
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,7 @@ class ProcessStart:
         meeting: rendezvous of the ranks.
         transport: "local", "ucx", or "auto", which is local if all ranks share a machine.
         token: secret of the job; empty without one.
+        newcomer: whether this process joins a running job. Its rank is the number that the launcher gave it.
     """
 
     rank: int
@@ -94,22 +103,50 @@ class ProcessStart:
     meeting: Rendezvous
     transport: str
     token: bytes = b""
+    newcomer: bool = False
     _worlds: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
     def world(self, dedicated: object, survive_losses: bool, ranks: Sequence[int] = ()) -> _core.World:
         """Return a world of processes that share memory on each machine, and use UCX between machines."""
         members = _members(ranks, self.rank, self.size)
-        number, rounds = self._worlds[members], 0
+        number = self._worlds[members]
         self._worlds[members] += 1
-        met = False
+        return self._meet(members, f"{number}", dedicated, survive_losses)
+
+    def alone(self) -> _core.World:
+        """Return a world of this process only, until it joins the running job."""
+        return _core.sim_worlds([0], True)[0]
+
+    def door(self) -> SocketRendezvous | None:
+        """Return the rendezvous at which processes can join the running job; None if this launcher has none."""
+        return self.meeting if isinstance(self.meeting, SocketRendezvous) else None
+
+    def grown_world(self, members: Sequence[int], key: str, timeout: float) -> _core.World:
+        """Return a world with processes that join. Collective over its ranks.
+
+        Args:
+            members: numbers of its ranks at the launcher.
+            key: name of this meeting, used once.
+            timeout: seconds to wait for the others.
+
+        Raises:
+            Timeout, PeerLost, TransportError: the ranks do not meet.
+        """
+        return self._meet(tuple(members), key, None, True, timeout)
+
+    def _meet(
+        self, members: tuple[int, ...], key: str, dedicated: object, survive_losses: bool, timeout: float | None = None
+    ) -> _core.World:
+        rounds, met = 0, False
 
         def gather(mine: bytes) -> list[bytes]:
             nonlocal rounds, met
-            shown = self.meeting.gather(f"{number}.{rounds}", members, mine)
+            shown = self.meeting.gather(f"{key}.{rounds}", members, mine, timeout)
             rounds, met = rounds + 1, True
             return shown
 
-        with awaited_by_the_launcher(lambda: met):
+        # Newcomers have no deadline at the launcher: the job goes on without them.
+        with awaited_by_the_launcher(lambda: met) if timeout is None else nullcontext():
             by_ucx = self._takes_ucx(members, gather)
             if by_ucx:
                 _require_ucx()
@@ -286,7 +323,7 @@ def _at_the_launcher(place: LaunchedRank, chosen: str, environment: Mapping[str,
     if key not in _starts:
         # The launcher knows better which ranks are missing, and why, so its deadline comes first.
         meeting = SocketRendezvous(path, token, place.rank, _core.deadlines()[0] + _LATER_S)
-        _starts[key] = ProcessStart(place.rank, place.size, meeting, chosen, token)
+        _starts[key] = ProcessStart(place.rank, place.size, meeting, chosen, token, place.newcomer)
     _starts[key].transport = _without_mpi(chosen, str(place.launch))
     return _starts[key]
 

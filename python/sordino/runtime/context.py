@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,8 @@ class Context:
         arguments: of `init()`, if it made this context.
         helpers: `sordino.runtime.exchange.helpers.Helpers`, if some ranks only help.
         recorder: writes the run record of this rank.
+        start: `sordino.rendezvous.starts.Start` by which `init()` made this context.
+        newcomer: identity of this process if it is about to join a running job, and alone until then; else None.
     """
 
     world: World
@@ -82,10 +84,15 @@ class Context:
     arguments: dict[str, Any] | None = None
     helpers: Any = None
     recorder: Recorder | None = None
+    start: Any = None
+    newcomer: int | None = None
 
     def __post_init__(self) -> None:
         self.names = Names(self.process_sets)
         self._host_device: Device | None = None
+        # Of the last world that ranks have formed by a meeting, and not by going on without lost ranks:
+        self._founders = list(range(self.world.size)) if self.newcomer is None else [self.newcomer]  # identities
+        self._first_epoch = 0
         self._take_place()
         self.started = self.size  # number of ranks of the first world
         self.job_id = f"{self.world.host(0)}:{self.world.process(0)}"
@@ -105,11 +112,13 @@ class Context:
         self.cross_rank = order.index(nodes[self.rank])
         self.cross_size = len(order)
         self.is_homogeneous = len(set(sizes)) == 1
-        self.epoch = self.names.epoch = self.world.epoch
+        self.epoch = self.names.epoch = self._first_epoch + self.world.epoch
         self.survives_losses = self.losses.survivable = self.world.survives_losses
         self._choose_repeat()
-        self.identity = self.world.identities[self.rank]
-        """Number of this rank in the first world. It never changes."""
+        self.identities = [self._founders[rank] for rank in self.world.identities]
+        """Identities of all ranks, in rank order."""
+        self.identity = self.identities[self.rank]
+        """Number of this rank in the first world, or from the launcher if it joined later. It never changes."""
 
     def _choose_repeat(self) -> None:
         # If ranks survive losses, operations are done again after a loss, which the ranks must agree on. The core's
@@ -138,10 +147,30 @@ class Context:
         self.internal = InternalSets()
         self._take_place()
 
+    def adopt_grown(
+        self, world: World, founders: Sequence[int], epoch: int, started: int, job_id: str
+    ) -> None:
+        """Continue in another world with more ranks, among which this rank may be new.
+
+        Objects of the old world must be made again. Ranks may have counted operations differently, so all start anew.
+
+        Args:
+            world: the world.
+            founders: identities of its ranks.
+            epoch: its epoch, later than all before.
+            started: number of ranks of the first world of the job.
+            job_id: that of the job.
+        """
+        self._founders, self._first_epoch = list(founders), epoch
+        self.started, self.job_id, self.newcomer = started, job_id, None
+        self.losses.forget()
+        self.names.begin_anew()
+        self.adopt(world)
+
     def lockstep(self, key: str, process_set: Any) -> Lockstep:
         """Return the sequence of parts with this name of a process set. It stays the same after losses."""
         name = self.names.lasting(key, process_set)
-        identities = [self.world.identities[rank] for rank in process_set.ranks or []]
+        identities = [self.identities[rank] for rank in process_set.ranks or []]
         return self.losses.locksteps.setdefault(name, Lockstep(name, identities))
 
     def shutdown(self, cause: str = "") -> None:
@@ -181,9 +210,9 @@ class Context:
 
     def rank_of(self, identity: int, what: str) -> int:
         """Return the current rank of `identity`. Raises PeerLost with the description `what` if it is lost."""
-        if identity not in self.world.identities:
+        if identity not in self.identities:
             raise PeerLost(f"{what} is lost")
-        return self.world.identities.index(identity)
+        return self.identities.index(identity)
 
 
 _living: weakref.WeakValueDictionary[int, Context] = weakref.WeakValueDictionary()
@@ -258,4 +287,4 @@ def members_of(context: Context, process_set: Any) -> tuple[int, ...]:
     """Return the identities of a process set's members; () if the set is not registered."""
     if process_set.process_set_id is None:
         return ()
-    return tuple(context.world.identities[rank] for rank in process_set.ranks or [])
+    return tuple(context.identities[rank] for rank in process_set.ranks or [])

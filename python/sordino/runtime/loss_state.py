@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from sordino.errors import UsageError
 
@@ -75,6 +76,19 @@ class Recoverable:
     process_set: Any = None
 
 
+class Growing(Protocol):
+    """An object that all ranks have made, in the same order, and that must be made again when ranks join."""
+
+    def layout(self) -> list[str]:
+        """Return lines that must be the same on a process that wants to join."""
+
+    def before_growth(self) -> None:
+        """Leave this object in a state from which a new rank can start. Collective over the ranks so far."""
+
+    def after_growth(self) -> None:
+        """Continue in the grown world. Collective over all its ranks."""
+
+
 @dataclass
 class Resized:
     """A callback for changes of the number of ranks, and the last number of ranks that it knows."""
@@ -92,6 +106,7 @@ class LossState:
         locksteps: sequences of parts, by their names.
         recoverables: objects to renew, by id(), in the order of registration.
         on_resize: callbacks for changes of the number of ranks.
+        growing: weak references to objects to make again when ranks join, by id(), in the order of registration.
         recovering: held by the thread that recovers.
         empty_recoveries: number of successive recoveries without a lost rank.
     """
@@ -100,6 +115,7 @@ class LossState:
     locksteps: dict[str, Lockstep] = field(default_factory=dict)
     recoverables: dict[int, Recoverable] = field(default_factory=dict)
     on_resize: list[Resized] = field(default_factory=list)
+    growing: dict[int, weakref.ref[Growing]] = field(default_factory=dict)
     recovering: threading.RLock = field(default_factory=threading.RLock)
     empty_recoveries: int = 0
     _thread: threading.local = field(default_factory=threading.local)
@@ -108,6 +124,15 @@ class LossState:
         """Return the objects to renew after a loss that still exist."""
         self.recoverables = {key: one for key, one in self.recoverables.items() if one.weak_renew() is not None}
         return list(self.recoverables.values())
+
+    def living_growing(self) -> list[Growing]:
+        """Return the objects to make again when ranks join that still exist."""
+        return [one for reference in self.growing.values() if (one := reference()) is not None]
+
+    def forget(self) -> None:
+        """Forget the sequences and objects of a world that another one replaces. The objects register again."""
+        self.locksteps.clear()
+        self.recoverables.clear()
 
     @contextmanager
     def raise_on_loss(self) -> Iterator[None]:

@@ -47,6 +47,13 @@ class Names:
         self._joins += 1
         self._operations.clear()
 
+    def begin_anew(self) -> None:
+        """Start all counts anew, because ranks have joined that have counted nothing.
+
+        For a new world, in which no name is in use.
+        """
+        self._plans, self._operations, self._joins = Counter(), Counter(), 0
+
     @contextmanager
     def of_epoch(self) -> Iterator[None]:
         """Give plans and operations within the block names that contain the epoch.

@@ -120,7 +120,7 @@ def register_again(context: Context, process_set: ProcessSet) -> None:
     """
     if process_set.process_set_id is None:
         return
-    now = {identity: rank for rank, identity in enumerate(context.world.identities)}
+    now = {identity: rank for rank, identity in enumerate(context.identities)}
     members = context.members_of[id(process_set)]
     process_set.ranks = [now[one] for one in members if one in now]
     if process_set.ranks:

@@ -115,7 +115,7 @@ class Recorder:
 
     def _attach(self) -> None:
         """Begin to count in the current world."""
-        self._worlds = [(self._context.world, list(map(str, self._context.world.identities)))]
+        self._worlds = [(self._context.world, list(map(str, self._context.identities)))]
         helpers = self._context.helpers
         if helpers is not None:  # the world with the helpers, where workers have other numbers
             place = {rank: str(place) for place, rank in enumerate(helpers.roles.workers)}
@@ -258,7 +258,18 @@ class Recorder:
     @contextmanager
     def recovery(self, why: str) -> Iterator[None]:
         """Record a recovery, in which this rank continues in another world within the block."""
-        before, began = set(self._context.world.identities), time.monotonic()
+        with self._other_world("recovery", why=why):
+            yield
+
+    @contextmanager
+    def growth(self) -> Iterator[None]:
+        """Record that ranks join, this one or others. This rank continues in another world within the block."""
+        with self._other_world("growth"):
+            yield
+
+    @contextmanager
+    def _other_world(self, kind: str, **values: Any) -> Iterator[None]:
+        before, began = set(self._context.identities), time.monotonic()
         in_step = self._begun.is_set()
         self._count(self._open if in_step else self._besides)
         self._besides.times += not in_step
@@ -267,22 +278,24 @@ class Recorder:
         if not in_step:
             self._begun.clear()
         self._attach()
+        now = set(self._context.identities)
         self._file.write(
-            "recovery",
+            kind,
             time=time.time(),
             step=self.steps,
-            lost=sorted(before.difference(self._context.world.identities)),
+            lost=sorted(before - now),
+            joined=sorted(now - before),
             epoch=self._context.epoch,
             size=self._context.size,
             seconds=round(time.monotonic() - began, 6),
-            why=why,
+            **values,
         )
 
     def failed(self, error: BaseException) -> None:
         """Write the error that ends this rank."""
         ranks = list(error.ranks) if isinstance(error, PeerLost) else []
         ranks += list(error.missing) if isinstance(error, Timeout) else []
-        identities = self._context.world.identities
+        identities = self._context.identities
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         named = [identities[rank] for rank in ranks if 0 <= rank < len(identities)]
         self._finish("error", error=type(error).__name__, text=text, ranks=named)

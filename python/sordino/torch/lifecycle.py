@@ -109,8 +109,10 @@ def init(
     listen()
     start = find_start(comm, store, rank, world_size)
     ranks = () if comm is None or hasattr(comm, "py2f") else tuple(comm)
-    if dedicated is None:
-        context = Context(start.world(None, survivable, ranks))
+    if isinstance(start, ProcessStart) and start.newcomer:
+        context = _newcomer(start, survivable, ranks, dedicated)
+    elif dedicated is None:
+        context = Context(start.world(None, survivable, ranks), start=start)
     else:
         context = _with_helpers(start, ranks, dedicated)
     replace_current(context)
@@ -133,6 +135,16 @@ def init(
     else:
         for process_set in process_sets or ():
             add_process_set(process_set)
+
+
+def _newcomer(start: ProcessStart, survivable: bool, ranks: tuple[int, ...], dedicated: Algorithm | None) -> Context:
+    """Return the context of a process that joins the running job later, in `elastic.run`."""
+    if not survivable or ranks or dedicated is not None:
+        raise UsageError(
+            "this process shall join a running job, which takes init(on_peer_lost='continue') without `comm`, and an "
+            "algorithm in which all ranks have a model"
+        )
+    return Context(start.alone(), start=start, newcomer=start.rank)
 
 
 def _let_others_look(context: Context) -> None:

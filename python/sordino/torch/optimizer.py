@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -148,6 +149,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         strategy.stepping = self._claim.stepping
         strategy.follow(self._claim.has_changed)
         strategy.context.callbacks.on_end.add(self._world_ended)
+        strategy.context.losses.growing[id(self)] = weakref.ref(self)
         return strategy
 
     def _world_ended(self) -> None:
@@ -178,6 +180,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
         new.load_residuals(old.residuals() or {})
         names = [self._names[parameter] for parameter in added]
         new.after_change(names, local_shards(added, names, self._options))
+
+    # ---- ranks that join (Growing) ------------------------------------------------------------------------------
+
+    def layout(self) -> list[str]:
+        """Return lines about the model and the settings, which must be the same on a process that wants to join."""
+        return self._strategy.settings.check.lines()
+
+    def before_growth(self) -> None:
+        """Leave parameters and optimizer in a state from which a new rank can start. Collective."""
+        strategy = self._strategy
+        with self._claim.stepping():
+            strategy.do_together(lambda: strategy.prepare_growth(self._inner))
+
+    def after_growth(self) -> None:
+        """Continue in the grown world. Collective over all its ranks."""
+        old = self._strategy
+        old.detach()
+        self._options = replace(self._options, members=tuple(range(old.context.started)))
+        self._strategy = self._make_strategy(compare=True)
+        self._strategy.take_over(old)
+        self._strategy.load_residuals(old.residuals() or {})
 
     @contextmanager
     def _new_strategy(self) -> Iterator[None]:

@@ -33,10 +33,10 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     known = [other.ranks for other in context.process_sets if other.process_set_id is not None]
     if ranks in [list(range(context.size)), *known]:
         raise UsageError(f"Attempted to add a duplicate process set: one with ranks {ranks} exists")
-    identities = [context.world.identities[rank] for rank in ranks]
+    identities = [context.identities[rank] for rank in ranks]
 
     def work() -> None:
-        now = context.world.identities
+        now = context.identities
         made.ranks = [now.index(one) for one in identities if one in now]
         made.process_set_id = new_set_id(made.ranks)
         context.process_sets.append(made)

@@ -28,7 +28,7 @@ class Launcher(threading.Thread):
         super().__init__(daemon=True)
         self.path = folder / "meet"
         self.events = selectors.DefaultSelector()
-        self.desk = Desk(self.path, TOKEN, self.events)
+        self.desk = Desk(self.path, TOKEN, self.events, 4)
         self.orders, self._orders = socket.socketpair()
         self.events.register(self._orders, selectors.EVENT_READ, self.take_order)
         self.over = False

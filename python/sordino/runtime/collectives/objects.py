@@ -27,7 +27,7 @@ class Root:
 
     def __init__(self, rank: int) -> None:
         self._context = current()
-        identities = self._context.world.identities
+        identities = self._context.identities
         if not 0 <= rank < len(identities):
             raise UsageError(f"root_rank={rank}: must be a rank from 0 to {len(identities) - 1}")
         self._identity = identities[rank]

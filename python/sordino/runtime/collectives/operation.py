@@ -121,7 +121,7 @@ class Operation:
         self._process_set = process_set
         self._tensors = list(tensors)
         self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors, and the tensors written instead
-        self._root = self.context.world.identities[options["root"]] if "root" in options else None
+        self._root = self.context.identities[options["root"]] if "root" in options else None
         place = common_device([source for source, _ in tensors], f"the tensors of {label}")
         self._device = core_device(place, self.context) if tensors else None
         self._opcode, self._options = code, options

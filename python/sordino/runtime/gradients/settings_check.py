@@ -78,17 +78,24 @@ class SettingsCheck:
         if self._met:
             return
         name = context.names.plan("agreement", self._process_set.process_set_id)
-        model = [
-            f"{label(name, tensor)} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-            + " frozen" * (index < self._trained and not tensor.requires_grad)
-            for index, (name, tensor) in enumerate(zip(self._names, self._tensors))
-        ]
+        model = self._model()
         said = json.dumps([self._mine, model]).encode()
         digest = int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big", signed=True)
         digests = allgather(torch.tensor([digest], device=HOST), name=name, process_set=self._process_set)
         if bool((digests != digest).any()):
             self._explain(name, model)
         self.name, self._met = self.name or name, True
+
+    def lines(self) -> list[str]:
+        """Return what must be the same on all ranks, line by line."""
+        return [*self._mine.values(), *self._model()]
+
+    def _model(self) -> list[str]:
+        return [
+            f"{label(name, tensor)} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            + " frozen" * (index < self._trained and not tensor.requires_grad)
+            for index, (name, tensor) in enumerate(zip(self._names, self._tensors))
+        ]
 
     def part(self) -> None:
         """Make the next `meet()` compare again."""

@@ -199,9 +199,9 @@ def go_on_after(context: Context, error: SordinoError) -> None:
 
 def _go_on(context: Context, why: str) -> None:
     """Adopt the next world, and tell the launcher which ranks are lost."""
-    before = set(context.world.identities)
+    before = set(context.identities)
     context.adopt(context.world.successor(why))
-    lost = sorted(before.difference(context.world.identities))
+    lost = sorted(before.difference(context.identities))
     if lost and context.rank == 0:
         ranks = f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
         text = f"{context.size} ranks continue without {ranks} (numbered as at the start): {why}"
@@ -209,7 +209,7 @@ def _go_on(context: Context, why: str) -> None:
     tell_of_the_lost(lost, context.identity, context.started)
 
 
-def _gather(context: Context, value: Any, name: str) -> list[Any]:
+def gather_by_core(context: Context, value: Any, name: str) -> list[Any]:
     """Return the values of all ranks, sent as JSON, in rank order. Collective.
 
     It uses the core only, because higher layers are renewed after this.
@@ -234,7 +234,7 @@ def _meet_again(context: Context) -> None:
     mine = {key: (one.received_part, one.committed_part) for key, one in context.losses.locksteps.items()}
     recoverables = context.losses.living_recoverables()
     made = [one.name for one in recoverables]
-    gathered = _gather(context, (context.identity, mine, made), f"survivors {context.epoch}")
+    gathered = gather_by_core(context, (context.identity, mine, made), f"survivors {context.epoch}")
     counts_of: dict[int, Any] = {identity: counts for identity, counts, _ in gathered}
     for key, lockstep in context.losses.locksteps.items():
         counts = [counts_of[one].get(key, (0, 0)) for one in lockstep.identities if one in counts_of]

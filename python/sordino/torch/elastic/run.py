@@ -4,7 +4,9 @@
   returns                     return its result
   UsageError, NotBuilt        raise it, because it would only recur
   SordinoError                form a world of the remaining ranks, reset, rejoin with undo, sync, call func again
-  HostsUpdatedInterrupt       reset, rejoin without undo, sync, call func again
+  HostsUpdatedInterrupt       let newcomers join, reset, rejoin without undo, sync, call func again
+
+A process that joins a running job does so before its first rejoin.
 
 More than `reset_limit` repetitions raise SordinoError.
 """
@@ -19,6 +21,7 @@ from typing import Any, TypeVar, overload
 from sordino.errors import NotBuilt, SordinoError, UsageError
 from sordino.log import logger
 from sordino.runtime.context import current
+from sordino.runtime.recovery.growth import admit, join
 from sordino.runtime.recovery.losses import go_on_after
 from sordino.torch.elastic.state import HostsUpdatedInterrupt, State
 
@@ -75,6 +78,8 @@ def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[],
                 f"{func.__name__}() is decorated by elastic.run and needs a state, such as TorchState(model, "
                 f"optimizer), as its first argument, not a {type(state).__name__}"
             )
+        if current().newcomer is not None:
+            join(current(), state.layout())
         cause: SordinoError | HostsUpdatedInterrupt | None = None
         for resets in itertools.count():
             if cause is not None:
@@ -82,6 +87,8 @@ def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[],
             if isinstance(cause, SordinoError):
                 go_on_after(current(), cause)
             try:
+                if isinstance(cause, HostsUpdatedInterrupt):
+                    admit(current(), state.layout())
                 if cause is not None and reset is not None:
                     reset()
                 state.rejoin(undo=isinstance(cause, SordinoError))

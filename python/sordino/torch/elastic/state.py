@@ -18,6 +18,7 @@ import operator
 import queue
 import random
 import struct
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -26,9 +27,10 @@ import torch
 
 from sordino.errors import UsageError
 from sordino.runtime.collectives.autograd import allgather
-from sordino.runtime.context import current
+from sordino.runtime.context import Context, current
 from sordino.runtime.devices import HOST
 from sordino.runtime.process_set import global_process_set
+from sordino.runtime.recovery.growth import wait_outside
 from sordino.runtime.recovery.losses import together
 from sordino.torch.elastic.handlers import (
     Handled,
@@ -59,6 +61,8 @@ __all__ = [
     "set_handler_registry",
 ]
 
+_LOOK_S = 0.1  # interval of checks whether processes wait to join
+_ADDED = 2
 _RESIZED = 4  # bit for a change of size, in addition to Horovod's 1 (hosts removed) and 2 (hosts added)
 
 
@@ -99,6 +103,7 @@ class State(ABC):
         self._version = 0  # number of commits and completed syncs; 0: no sync yet
         self._stopped = False  # in a commit, after all that this rank had to do for the others
         self._size: int | None = None  # of the world at the last sync
+        self._looked = 0.0  # time of the last check for newcomers
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._parts: dict[str, Part[Any]] = {}  # in the same order on all ranks
 
@@ -177,7 +182,12 @@ class State(ABC):
         if changes:
             raise HostsUpdatedInterrupt(skip_sync=changes == 1)
 
-    def _hear_of_hosts(self) -> None:
+    def _hear_of_hosts(self, context: Context) -> None:
+        now = time.monotonic()
+        if now - self._looked > _LOOK_S:
+            self._looked = now
+            if wait_outside(context):
+                self._news[1] |= _ADDED
         while not self._host_messages.empty():
             timestamp, change = self._host_messages.get()
             stamp = struct.unpack("<q", struct.pack("<d", timestamp))[0]  # as integers, they have the same order
@@ -185,6 +195,16 @@ class State(ABC):
                 self._news = [max(stamp, self._news[0]), self._news[1] | int(change)]
 
     # ---- used by run -------------------------------------------------------------------------------------------
+
+    def layout(self) -> list[str]:
+        """Return lines that must be the same on a process that wants to join: the values of this state."""
+        lines = []
+        for name in self._parts:
+            value = getattr(self, name)
+            lines.append(f"state.{name}: {type(value).__name__}")
+            if isinstance(value, torch.nn.Module):
+                lines += [f"{name}.{key} {list(tensor.shape)}" for key, tensor in value.state_dict().items()]
+        return lines
 
     def rejoin(self, undo: bool) -> None:
         """Agree with the other ranks on the last commit and, with `undo`, go back to it.
@@ -207,7 +227,7 @@ class State(ABC):
     def _exchange(self, when: str) -> list[RankReport]:
         """Return the messages of all ranks about themselves, in rank order. Collective."""
         context = current()
-        self._hear_of_hosts()
+        self._hear_of_hosts(context)
         stamp, changes = self._news
         if self._size is not None and self._size != context.size:
             changes |= _RESIZED
