@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import resources
 
-from sordino.cli import bench, completion, doctor, examples, inspect, plan, report, run, simulate
+from sordino.cli import bench, completion, doctor, examples, inspect, join, plan, report, run, simulate
 from sordino.errors import SordinoError, UsageError
 from sordino.suggestions import meant
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Everything after the first `--` belongs to the command to run. It is cut off here, because Python versions
     # differ in how argparse treats `--`.
     command: list[str] | None = None
-    if words[:1] == ["run"] and "--" in words:
+    if words[:1] in (["run"], ["join"]) and "--" in words:
         cut = words.index("--")
         words, command = words[:cut], words[cut + 1 :]
     parser = _parser()
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         own: argparse.ArgumentParser = options.own
         there = [option for action in own._actions for option in action.option_strings]
         own.error(f"unrecognized arguments: {' '.join(unknown)}{meant(unknown[0].partition('=')[0], there)}")
-    if command is not None and options.subcommand == "run":
+    if command is not None:
         options.command = [*options.command, *command]
     try:
         chosen: Callable[[argparse.Namespace], int] = options.main
@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
     for module, name, text in (
         (run, "run", "start a program on several ranks, on this machine or by mpirun on several"),
+        (join, "join", "add a rank to a running job of this machine"),
         (doctor, "doctor", "check the installation, and print a fix for each problem"),
         (inspect, "inspect", "show which running ranks wait for which, and the stacks of the late ones"),
         (examples, "examples", "copy an example to start from"),

@@ -34,7 +34,10 @@ from typing import Any
 
 from sordino.awake import Deadline
 from sordino.errors import PeerLost, Timeout, TransportError
+from sordino.log import logger
 from sordino.rendezvous.door import Door, Verdict
+
+_log = logger(__name__)
 
 _LENGTHS = struct.Struct("!II")  # lengths of a frame's head and payload
 _MOST_BYTES = 1 << 20
@@ -112,13 +115,34 @@ class SocketRendezvous:
         """Answer a newcomer, with the plan of the next world or the reason of the refusal."""
         self._say({"door": verdict.value, "to": newcomer}, text)
 
-    def knock(self, introduction: bytes) -> tuple[Verdict, bytes]:
+    def knock(self, introduction: bytes, warning: float) -> tuple[Verdict, bytes]:
         """Ask to join the job. Return the verdict, and the plan or the reason. Waits until the first rank answers.
+
+        Args:
+            introduction: what the first rank must know of this process.
+            warning: seconds until a warning that no rank answers.
 
         Raises:
             TransportError: the launcher is gone.
         """
-        head, payload = self._asked({"door": "knock"}, introduction, None)
+        self._say({"door": "knock"}, introduction)
+        self._socket.settimeout(warning)
+        try:
+            while True:
+                try:
+                    self._socket.recv(1, socket.MSG_PEEK)
+                    break
+                except TimeoutError:
+                    _log.warning(
+                        "stalled: process %d has waited %.0f s to join the job. Its ranks let newcomers in at commit() "
+                        "of hvd.elastic.run, with on_peer_lost='continue'",
+                        self._rank,
+                        warning,
+                    )
+                    self._socket.settimeout(None)
+            head, payload = _received(self._socket, None)
+        except OSError as error:
+            raise TransportError(f"the launcher of the job is gone: {error}") from error
         return Verdict(head["verdict"]), payload
 
     def new_number(self) -> int:
@@ -133,7 +157,7 @@ class SocketRendezvous:
         except OSError as error:
             raise TransportError(f"the launcher that started this rank is gone: {error}") from error
 
-    def _asked(self, head: dict[str, Any], payload: bytes, deadline: Deadline | None) -> tuple[dict[str, Any], bytes]:
+    def _asked(self, head: dict[str, Any], payload: bytes, deadline: Deadline) -> tuple[dict[str, Any], bytes]:
         self._say(head, payload)
         try:
             return _received(self._socket, deadline)

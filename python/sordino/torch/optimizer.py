@@ -532,7 +532,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             reducer.require_whole("step()")
         if self._claim.has_changed():
             self._take_in_changes()
-        recorder = self._strategy.context.recorder
+        context = self._strategy.context
+        recorder = context.recorder
+        if context.newcomer is not None:
+            raise UsageError(
+                "step() was called in a process that has yet to join the running job, and would train alone. Call it "
+                "in a function that is decorated by hvd.elastic.run, which joins first"
+            )
         if recorder is not None:
             recorder.begins()
         claim = self._claim

@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sordino._core import Request, World
+from sordino._core import Request, World, deadlines
 from sordino.errors import ConfigurationMismatch, SordinoError, TransportError, UsageError
 from sordino.log import logger
 from sordino.rendezvous.door import Verdict
@@ -139,7 +139,7 @@ def join(context: Context, layout: Sequence[str]) -> None:
     introduction = json.dumps({"settings": settings, "layout": _layout(context, layout)}).encode()
     _log.info("process %d waits to join the running job", context.identity)
     while True:
-        verdict, text = door.knock(introduction)
+        verdict, text = door.knock(introduction, deadlines()[1])
         if verdict is Verdict.OVER:
             _log.warning("the job has ended before process %d could join it", context.identity)
             sys.exit(0)

@@ -1,0 +1,98 @@
+"""Adds a rank to a job that `sordino run` has started on this machine.
+
+  sordino run -np 4 --on-peer-lost continue -- python examples/elastic.py       # in one terminal
+  sordino join -- python examples/elastic.py                                    # in another one
+
+The command is that of the job. Its ranks let the new process in at the next commit() of hvd.elastic.run, once the
+process has come to that function itself. It has its own output, exit status and end: Ctrl-C here ends this rank only.
+With several jobs on this machine, name one by the process id of one of its ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from sordino import _core
+from sordino.errors import UsageError
+from sordino.launcher.mpi import resolve
+from sordino.rendezvous.environment import NEWCOMER, RANK, RENDEZVOUS, SIZE, TOKEN
+from sordino.rendezvous.sockets import NO_NUMBER, SocketRendezvous
+
+_SHARED = (RENDEZVOUS, TOKEN, SIZE)
+_TAKEN_OVER = "OMP_NUM_THREADS"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `sordino join`."""
+    parser.usage = "sordino join [PID] -- COMMAND [ARGUMENT ...]"
+    parser.add_argument("pid", nargs="?", type=int, metavar="PID", help="a rank of the job (default: the only job)")
+    parser.set_defaults(command=[])
+
+
+def main(options: argparse.Namespace) -> int:
+    """Become a process that joins the job.
+
+    Raises:
+        UsageError: there is no such job, or more than one.
+        TransportError: the job's launcher does not answer.
+    """
+    if not options.command:
+        raise UsageError("no command; write that of the job after `--`, as in: sordino join -- python train.py")
+    job = _job_of(options.pid)
+    path, token = job[RENDEZVOUS], job[TOKEN]
+    number = SocketRendezvous(path, token.encode(), NO_NUMBER, _core.deadlines()[0]).new_number()
+    environment = {**os.environ, **{name: job[name] for name in _SHARED}, RANK: str(number), NEWCOMER: "1"}
+    environment["SORDINO_ON_PEER_LOST"] = "continue"
+    environment.pop("SORDINO_LAUNCHER", None)  # it takes notices of its own children only
+    if _TAKEN_OVER in job:
+        environment.setdefault(_TAKEN_OVER, job[_TAKEN_OVER])
+    words = resolve(options.command)
+    try:
+        os.execvpe(words[0], words, environment)
+    except OSError as error:
+        raise UsageError(f"{words[0]}: {error.strerror}") from error
+
+
+def _job_of(pid: int | None) -> dict[str, str]:
+    """Return the environment of a rank of the job that `pid` belongs to; of the only job without `pid`."""
+    if pid is not None:
+        found = _environment_of(pid)
+        if found is None:
+            raise UsageError(f"process {pid} is no rank of `sordino run` that you may read; see `sordino inspect`")
+        return found
+    jobs = {one[RENDEZVOUS]: (pid, one) for pid, one in _ranks() if _answers(one[RENDEZVOUS])}
+    if not jobs:
+        raise UsageError("no job of `sordino run` by this user runs on this machine")
+    if len(jobs) > 1:
+        pids = ", ".join(str(pid) for pid, _ in jobs.values())
+        raise UsageError(f"{len(jobs)} jobs run here. Name one by a rank of it: sordino join PID -- ... (PID: {pids})")
+    return next(iter(jobs.values()))[1]
+
+
+def _ranks() -> Iterator[tuple[int, dict[str, str]]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (found := _environment_of(int(entry.name))) is not None:
+            yield int(entry.name), found
+
+
+def _environment_of(pid: int) -> dict[str, str] | None:
+    """Return the environment of a rank that `sordino run` has started; None for another process."""
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape").split("\0")
+    except OSError:
+        return None
+    found = {name: value for name, _, value in (word.partition("=") for word in words)}
+    return found if all(found.get(name) for name in _SHARED) else None
+
+
+def _answers(path: str) -> bool:
+    """Return whether a launcher listens at this path."""
+    with socket.socket(socket.AF_UNIX) as one, contextlib.suppress(OSError):
+        one.connect(path)
+        return True
+    return False

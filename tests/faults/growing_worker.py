@@ -1,0 +1,141 @@
+"""A rank of a job that processes join: `python growing_worker.py FOLDER PLAN`.
+
+PLAN is JSON, see `Plan`. FOLDER gets log.R, with a line of JSON for each step that rank R has taken, and before.R and
+after.R with the parameters before and after processes have joined; R never changes. The gradient of a step depends on
+R, on the step and on the parameters only, so a test can compute what the job must have computed.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sordino.torch as hvd
+from sordino.algorithms import class_of, configured
+from sordino.runtime.context import current
+from sordino.runtime.recovery import growth
+
+STUCK_S = 120
+WIDTH = 12
+RATE, MOMENTUM = 0.1, 0.5
+
+
+@dataclass
+class Plan:
+    """What the job does.
+
+    Attributes:
+        algorithm: its name.
+        settings: its settings, as on a command line.
+        steps: number of steps.
+        hold: step before which the ranks wait for others to join.
+        size: number of ranks for which they wait; 0: they do not wait.
+        kill: steps at whose beginning ranks kill themselves, by rank.
+        strike: what happens to a rank while processes join, by rank: see `strike`.
+        width: of the model, by rank; `WIDTH` for the others.
+        outside: ranks that call step() without joining.
+    """
+
+    algorithm: str = "allreduce"
+    settings: list[str] = field(default_factory=list)
+    steps: int = 12
+    hold: int = 6
+    size: int = 0
+    kill: dict[str, int] = field(default_factory=dict)
+    strike: dict[str, str] = field(default_factory=dict)
+    width: dict[str, int] = field(default_factory=dict)
+    outside: list[int] = field(default_factory=list)
+
+
+def target(identity: int, step: int) -> torch.Tensor:
+    """Return the parameters that a rank's loss of a step has its minimum at."""
+    return torch.sin(torch.arange(WIDTH, dtype=torch.float64) * (identity + 1) + step)
+
+
+def die(*_: object) -> Any:
+    """End this process as if the machine had lost power."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def strike(where: str) -> None:
+    """Let this process die at a moment of a joining."""
+    if where == "invited":  # a newcomer that does not come to the meeting
+        current().start.grown_world = die
+    elif where == "met":  # a rank that has formed the next world, and not said so
+        form = current().start.grown_world
+
+        def form_and_die(*arguments: Any) -> Any:
+            form(*arguments)
+            die()
+
+        current().start.grown_world = form_and_die
+    elif where == "adopted":  # in the next world, before its first operation
+        growth._make_again = die
+    else:
+        raise ValueError(where)
+
+
+def main(folder: Path, plan: Plan) -> None:
+    """Train."""
+    faulthandler.dump_traceback_later(STUCK_S, exit=True)
+    hvd.init(on_peer_lost="continue")
+    me = current().identity
+    model = torch.nn.Linear(plan.width.get(str(me), WIDTH), 1, bias=False, dtype=torch.float64)
+    parameter = model.weight
+    with torch.no_grad():
+        parameter.fill_(1.0 if current().newcomer is None else 100.0 + me)
+    sgd = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+    algorithm = configured(class_of(plan.algorithm), plan.algorithm, plan.settings)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), algorithm=algorithm)
+    state = hvd.elastic.TorchState(model, optimizer, step=0)
+    log = (folder / f"log.{me}").open("a", buffering=1)
+
+    def note(name: str) -> None:
+        (folder / f"{name}.{me}").write_text(json.dumps(parameter.flatten().tolist()))
+
+    def gradient() -> None:
+        parameter.grad = None
+        loss = 0.5 * (parameter - target(me, state.step)).square().sum()
+        loss.backward()
+
+    if me in plan.outside:
+        gradient()
+        optimizer.step()
+    if str(me) in plan.strike:
+        strike(plan.strike[str(me)])
+
+    @hvd.elastic.run
+    def train(state: hvd.elastic.TorchState) -> None:
+        if hvd.size() == plan.size:
+            note("after")
+        while state.step < plan.steps:
+            if plan.kill.get(str(me)) == state.step:
+                die()
+            if state.step == plan.hold and hvd.size() < plan.size:
+                note("before")
+                time.sleep(0.02)
+                state.commit()
+                continue
+            gradient()
+            optimizer.step()
+            log.write(json.dumps({"step": state.step, "ranks": current().identities, "at": time.time()}) + "\n")
+            state.step += 1
+            state.commit()
+
+    train(state)
+    optimizer.flush()
+    note("end")
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Plan(**json.loads(sys.argv[2])))

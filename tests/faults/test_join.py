@@ -1,0 +1,132 @@
+"""Processes join a running job: they take over its state, the run is the one that the same ranks would have made
+together from there on, and no fault of a newcomer, or of a rank meanwhile, disturbs the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from growing import Grown, Plan, run_job
+from growing_worker import MOMENTUM, RATE, WIDTH, target
+
+from sordino._core import build_info
+
+
+def reference(grown: Grown, of: int) -> np.ndarray:
+    """Return the parameters at the end by the rules of SGD with averaged gradients, from the ranks of each step."""
+    weights, momentum = np.ones(WIDTH), np.zeros(WIDTH)
+    for step, line in enumerate(grown.log(of)):
+        assert line["step"] == step
+        gradients = [weights - target(rank, step).numpy() for rank in line["ranks"]]
+        momentum = MOMENTUM * momentum + np.mean(gradients, axis=0)
+        weights = weights - RATE * momentum
+    return weights
+
+
+def require_joined(grown: Grown, ranks: list[int], plan: Plan) -> None:
+    """Check that these ranks have finished together, and that those that were new took part from the hold on."""
+    assert grown.ended.status == 0, grown.output
+    assert list(grown.parameters("end")) == ranks, grown.output
+    for rank in ranks:
+        last = grown.log(rank)[-1]
+        assert last["step"] == plan.steps - 1 and sorted(last["ranks"]) == ranks, (rank, last)
+        if rank > 3 or rank not in grown.parameters("before"):
+            assert grown.log(rank)[0]["step"] == plan.hold
+
+
+@pytest.mark.parametrize("transport", ("local", "ucx"))
+def test_a_lost_rank_is_replaced(tmp_path: Path, transport: str) -> None:
+    if transport == "ucx" and not build_info()["ucx"]:
+        pytest.skip("this build has no UCX")
+    plan = Plan(kill={"1": 3}, size=3)
+    variables = {"SORDINO_RANKS_PER_NODE": "2"} if transport == "ucx" else {}
+    grown = run_job(tmp_path, 3, plan, 1, SORDINO_TRANSPORT=transport, **variables)
+    require_joined(grown, [0, 2, 3], plan)
+    ends = grown.parameters("end")
+    assert ends[0] == ends[2] == ends[3]
+    np.testing.assert_allclose(ends[0], reference(grown, 0), rtol=1e-12)
+    assert "rank 1 was ended by signal 9 (SIGKILL) and was replaced by process 3" in grown.ended.why
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    (
+        pytest.param("crossover", [], id="crossover"),
+        pytest.param("crossover", ["group_size=2"], id="crossover-groups"),
+        pytest.param("push-sum", [], id="push-sum"),
+        pytest.param("push-sum", ["overlap=1"], id="push-sum-overlap"),
+        pytest.param("local-sgd", ["interval=2"], id="local-sgd"),
+        pytest.param("diloco", ["interval=2"], id="diloco"),
+        pytest.param("diloco", ["interval=4", "overlap=2"], id="diloco-overlap"),
+        pytest.param("noloco", ["interval=2"], id="noloco"),
+        pytest.param("caps", [], id="caps"),
+        pytest.param("elastic-averaging", [], id="elastic-averaging"),
+        pytest.param("scheduled-pull", [], id="scheduled-pull"),
+        pytest.param("adpsgd", [], id="adpsgd"),
+    ),
+)
+def test_with_each_algorithm(tmp_path: Path, algorithm: str, settings: list[str]) -> None:
+    """The mean of the models stays what it was, and newcomers start from it."""
+    plan = Plan(algorithm, settings, kill={"1": 3, "3": 3}, size=4)
+    grown = run_job(tmp_path, 4, plan, 2)
+    require_joined(grown, [0, 2, 4, 5], plan)
+    before, after = grown.parameters("before"), grown.parameters("after")
+    mean = np.mean([before[0], before[2]], axis=0)
+    for rank in (0, 2, 4, 5):
+        np.testing.assert_allclose(after[rank], mean, rtol=1e-12, err_msg=f"rank {rank}")
+
+
+@pytest.mark.parametrize("victim", (0, 2))
+@pytest.mark.parametrize("moment", ("met", "adopted"))
+def test_a_rank_is_lost_while_a_process_joins(tmp_path: Path, victim: int, moment: str) -> None:
+    """The first rank, or another. The others recover, and let the newcomers in."""
+    plan = Plan(kill={"1": 3}, size=3, strike={f"{victim}": moment})
+    grown = run_job(tmp_path, 3, plan, 2)
+    require_joined(grown, sorted({0, 2, 3, 4} - {victim}), plan)
+    ends = list(grown.parameters("end").values())
+    assert ends[0] == ends[1] == ends[2]
+
+
+@pytest.mark.parametrize("moment", ("invited", "met", "adopted"))
+def test_a_newcomer_is_lost_while_it_joins(tmp_path: Path, moment: str) -> None:
+    plan = Plan(kill={"1": 3}, size=3, strike={"3": moment})
+    grown = run_job(tmp_path, 3, plan, 2)
+    require_joined(grown, [0, 2, 4], plan)
+    ends = grown.parameters("end")
+    assert ends[0] == ends[2] == ends[4]
+    np.testing.assert_allclose(ends[0], reference(grown, 0), rtol=1e-12)
+
+
+def test_a_newcomer_with_another_model_is_refused(tmp_path: Path) -> None:
+    plan = Plan(kill={"1": 3}, size=3, width={"3": 5})
+    grown = run_job(tmp_path, 3, plan, 2)
+    require_joined(grown, [0, 2, 4], plan)
+    assert "process 3 was refused: the job has model.weight [1, 12], and the newcomer model.weight [1, 5]" in grown.output
+    assert "ConfigurationMismatch: this process cannot join the running job" in grown.output
+
+
+def test_a_process_that_does_not_join_does_not_train_alone(tmp_path: Path) -> None:
+    plan = Plan(kill={"1": 3}, size=3, outside=[3])
+    grown = run_job(tmp_path, 3, plan, 2)
+    require_joined(grown, [0, 2, 4], plan)
+    assert "has yet to join the running job, and would train alone" in grown.output
+
+
+def test_the_job_ends_before_a_process_can_join(tmp_path: Path) -> None:
+    """The process ends with status 0, and the job does."""
+    plan = Plan(kill={"1": 11}, hold=99)
+    grown = run_job(tmp_path, 3, plan, 1)
+    assert grown.ended.status == 0, grown.output
+    assert list(grown.parameters("end")) in ([0, 2], [0, 2, 3]), grown.output
+    if 3 not in grown.parameters("end"):
+        assert "the job has ended before process 3 could join it" in grown.output
+
+
+def test_a_newcomer_is_lost_later(tmp_path: Path) -> None:
+    """It is lost like any other rank, and replaced by another process."""
+    plan = Plan(kill={"1": 3, "3": 8}, size=3)
+    grown = run_job(tmp_path, 3, plan, 1)
+    assert grown.ended.status == 0, grown.output
+    assert list(grown.parameters("end")) == [0, 2]
+    np.testing.assert_allclose(grown.parameters("end")[0], reference(grown, 0), rtol=1e-12)
