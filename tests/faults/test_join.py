@@ -35,6 +35,7 @@ def require_joined(grown: Grown, ranks: list[int], plan: Plan) -> None:
             assert grown.log(rank)[0]["step"] == plan.hold
 
 
+@pytest.mark.drill("a rank is replaced")
 @pytest.mark.parametrize("transport", ("local", "ucx"))
 def test_a_lost_rank_is_replaced(tmp_path: Path, transport: str) -> None:
     if transport == "ucx" and not build_info()["ucx"]:
@@ -49,6 +50,7 @@ def test_a_lost_rank_is_replaced(tmp_path: Path, transport: str) -> None:
     assert "rank 1 was ended by signal 9 (SIGKILL) and was replaced by process 3" in grown.ended.why
 
 
+@pytest.mark.drill("a rank is replaced, by algorithm")
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
     (
@@ -77,6 +79,7 @@ def test_with_each_algorithm(tmp_path: Path, algorithm: str, settings: list[str]
         np.testing.assert_allclose(after[rank], mean, rtol=1e-12, err_msg=f"rank {rank}")
 
 
+@pytest.mark.drill("a rank is lost while a process joins")
 @pytest.mark.parametrize("victim", (0, 2))
 @pytest.mark.parametrize("moment", ("met", "adopted"))
 def test_a_rank_is_lost_while_a_process_joins(tmp_path: Path, victim: int, moment: str) -> None:
@@ -88,6 +91,7 @@ def test_a_rank_is_lost_while_a_process_joins(tmp_path: Path, victim: int, momen
     assert ends[0] == ends[1] == ends[2]
 
 
+@pytest.mark.drill("a newcomer is lost while it joins")
 @pytest.mark.parametrize("moment", ("invited", "met", "adopted"))
 def test_a_newcomer_is_lost_while_it_joins(tmp_path: Path, moment: str) -> None:
     plan = Plan(kill={"1": 3}, size=3, strike={"3": moment})
@@ -98,14 +102,18 @@ def test_a_newcomer_is_lost_while_it_joins(tmp_path: Path, moment: str) -> None:
     np.testing.assert_allclose(ends[0], reference(grown, 0), rtol=1e-12)
 
 
+@pytest.mark.drill("a newcomer that does not fit")
 def test_a_newcomer_with_another_model_is_refused(tmp_path: Path) -> None:
     plan = Plan(kill={"1": 3}, size=3, width={"3": 5})
     grown = run_job(tmp_path, 3, plan, 2)
     require_joined(grown, [0, 2, 4], plan)
-    assert "process 3 was refused: the job has model.weight [1, 12], and the newcomer model.weight [1, 5]" in grown.output
+    assert (
+        "process 3 was refused: the job has model.weight [1, 12], and the newcomer model.weight [1, 5]" in grown.output
+    )
     assert "ConfigurationMismatch: this process cannot join the running job" in grown.output
 
 
+@pytest.mark.drill("a newcomer that does not join")
 def test_a_process_that_does_not_join_does_not_train_alone(tmp_path: Path) -> None:
     plan = Plan(kill={"1": 3}, size=3, outside=[3])
     grown = run_job(tmp_path, 3, plan, 2)

@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--respawn", type=int, default=0, metavar="N",
-        help="largest number of ranks that are replaced in the running job, which uses hvd.elastic.run; without mpirun, "
-        "and with --on-peer-lost continue, which it implies",
+        help="largest number of ranks that are replaced in the running job, which uses hvd.elastic.run; not with "
+        "mpirun; implies --on-peer-lost continue",
     )  # fmt: skip
     parser.add_argument(
         "--on-peer-lost", choices=("raise", "continue"), metavar="raise|continue",
@@ -154,7 +154,12 @@ def _locally(options: argparse.Namespace, job: mpi.Job, environment: dict[str, s
 
         def start(number: int, stop: StopSignals) -> Ended:
             return jobs.start_locally(
-                job, {**environment, "SORDINO_RESTART": str(number)}, place, survives_losses, stop, respawns=options.respawn
+                job,
+                {**environment, "SORDINO_RESTART": str(number)},
+                place,
+                survives_losses,
+                stop,
+                respawns=options.respawn,
             )
 
         work = partial(repeat, _noted(start, record), options.restarts)

@@ -273,7 +273,9 @@ class Outcomes:
         failed = sorted(outcome for outcome in known.values() if outcome.code != 0)
         if len(failed) < len(known) and all(one.code < 0 or one.rank in self._replaced for one in failed):
             lost = [
-                f"{one} and was replaced by process {self._replaced[one.rank]}" if one.rank in self._replaced else f"{one}"
+                f"{one} and was replaced by process {self._replaced[one.rank]}"
+                if one.rank in self._replaced
+                else f"{one}"
                 for one in failed
             ]
             if verdict:

@@ -147,9 +147,7 @@ class Context:
         self.internal = InternalSets()
         self._take_place()
 
-    def adopt_grown(
-        self, world: World, founders: Sequence[int], epoch: int, started: int, job_id: str
-    ) -> None:
+    def adopt_grown(self, world: World, founders: Sequence[int], epoch: int, started: int, job_id: str) -> None:
         """Continue in another world with more ranks, among which this rank may be new.
 
         Objects of the old world must be made again. Ranks may have counted operations differently, so all start anew.

@@ -258,33 +258,36 @@ class Recorder:
     @contextmanager
     def recovery(self, why: str) -> Iterator[None]:
         """Record a recovery, in which this rank continues in another world within the block."""
-        with self._other_world("recovery", why=why):
+        before = set(self._context.identities)
+        with self._other_world("recovery") as line:
             yield
+            line.update(lost=sorted(before.difference(self._context.identities)), why=why)
 
     @contextmanager
     def growth(self) -> Iterator[None]:
         """Record that ranks join, this one or others. This rank continues in another world within the block."""
-        with self._other_world("growth"):
+        before = set(self._context.identities)
+        with self._other_world("growth") as line:
             yield
+            line["joined"] = sorted(set(self._context.identities) - before)
 
     @contextmanager
-    def _other_world(self, kind: str, **values: Any) -> Iterator[None]:
-        before, began = set(self._context.identities), time.monotonic()
+    def _other_world(self, kind: str) -> Iterator[dict[str, Any]]:
+        """Yield further values of the line that is written at the end of the block."""
+        values: dict[str, Any] = {}
+        began = time.monotonic()
         in_step = self._begun.is_set()
         self._count(self._open if in_step else self._besides)
         self._besides.times += not in_step
         self._begun.set()  # calls of the recovery are not calls of the script
-        yield
+        yield values
         if not in_step:
             self._begun.clear()
         self._attach()
-        now = set(self._context.identities)
         self._file.write(
             kind,
             time=time.time(),
             step=self.steps,
-            lost=sorted(before - now),
-            joined=sorted(now - before),
             epoch=self._context.epoch,
             size=self._context.size,
             seconds=round(time.monotonic() - began, 6),

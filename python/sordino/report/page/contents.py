@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -182,6 +183,10 @@ def _rank(rank: Rank, run: Run, zero: float) -> dict[str, Any]:
     }
 
 
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
 def _events(run: Run, zero: float) -> list[dict[str, Any]]:
     """Return the events of the run in the order of time."""
     found: list[dict[str, Any]] = []
@@ -204,6 +209,9 @@ def _events(run: Run, zero: float) -> list[dict[str, Any]]:
                 f"Continued {lost} in epoch {line['epoch']}, {line['size']} ranks, "
                 f"after {line['seconds']:.3f} s. {line['why']}",
             )  # fmt: skip
+        for line in rank.of("growth"):
+            text = f"Continued with {_named(line['joined'])} in epoch {line['epoch']}, {line['size']} ranks"
+            add(line, who, "joined", f"{text}, after {line['seconds']:.3f} s.")
         for line in rank.of("error"):
             add(line, who, "failure", line["text"])
         for line in rank.of("fault"):
