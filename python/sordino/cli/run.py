@@ -153,14 +153,8 @@ def _locally(options: argparse.Namespace, job: mpi.Job, environment: dict[str, s
     with jobs.job_folder() as place:
 
         def start(number: int, stop: StopSignals) -> Ended:
-            return jobs.start_locally(
-                job,
-                {**environment, "SORDINO_RESTART": str(number)},
-                place,
-                survives_losses,
-                stop,
-                respawns=options.respawn,
-            )
+            variables = {**environment, "SORDINO_RESTART": str(number)}
+            return jobs.start_locally(job, variables, place, survives_losses, stop, respawns=options.respawn)
 
         work = partial(repeat, _noted(start, record), options.restarts)
         return guarded(work, place.clear, options.grace)

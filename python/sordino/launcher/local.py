@@ -9,8 +9,8 @@ line by line. Lines of several ranks are never mixed. The remaining ranks get si
 | the time limit has passed, or `Outcomes.over()` | at once | 1 s later |
 | a rank has failed, and ranks do not survive losses | after 0.3 s, for the errors of other ranks | 1 s later |
 
-With `respawns`, a rank that fails while others run is replaced by a process with a new number, which joins the job. A
-process that failed before it lived long has probably not joined, so the next one waits for 1 s, 2 s, 4 s, up to a minute.
+With `respawns`, a rank that fails while others run is replaced by a process with a new number, which joins the job. If
+such a process fails within 10 s, the next one waits for 1 s, 2 s, 4 s, up to a minute.
 """
 
 from __future__ import annotations

@@ -272,12 +272,8 @@ class Outcomes:
         known = self.known()
         failed = sorted(outcome for outcome in known.values() if outcome.code != 0)
         if len(failed) < len(known) and all(one.code < 0 or one.rank in self._replaced for one in failed):
-            lost = [
-                f"{one} and was replaced by process {self._replaced[one.rank]}"
-                if one.rank in self._replaced
-                else f"{one}"
-                for one in failed
-            ]
+            by = {rank: f" and was replaced by process {number}" for rank, number in self._replaced.items()}
+            lost = [f"{one}{by.get(one.rank, '')}" for one in failed]
             if verdict:
                 lost.append(verdict.text)
             else:
