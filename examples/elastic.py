@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -26,7 +27,7 @@ parser.add_argument("--pause", type=float, default=0.01, metavar="S", help="seco
 
 
 @hvd.elastic.run
-def train(state: hvd.elastic.TorchState, loader: DataLoader, epochs: int, pause: float) -> None:
+def train(state: Any, loader: DataLoader[Any], epochs: int, pause: float) -> None:
     """Train until `state.epoch` has come to `epochs`. Called again when ranks have left or joined."""
     while state.epoch < epochs:
         for number, (images, labels) in enumerate(loader):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import forked
-from growing_worker import WIDTH, Plan
+from growing_worker import Plan
 from pace import HANG_S
 
 from sordino.launcher.local import LocalJob
@@ -38,16 +38,18 @@ class Grown:
         return dict(sorted(found.items()))
 
 
+def clean_environment() -> dict[str, str]:
+    """Return the environment without settings of Sordino."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SORDINO_", "HOROVOD_"))}
+    return {**clean, "OMP_NUM_THREADS": "1"}
+
+
 def run_job(folder: Path, ranks: int, plan: Plan, respawns: int, **variables: str) -> Grown:
     """Run a job to its end."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SORDINO_", "HOROVOD_"))}
     words = [*forked.python(), str(WORKER), str(folder), json.dumps(asdict(plan))]
     (folder / "job").mkdir()
-    environment = {**clean, "SORDINO_ON_PEER_LOST": "continue", "OMP_NUM_THREADS": "1", **variables}
+    environment = {**clean_environment(), "SORDINO_ON_PEER_LOST": "continue", **variables}
     with open(folder / "output", "wb") as output:
         job = LocalJob(ranks, words, environment, folder / "job", True, Deadlines(), output, respawns)
         ended = job.run(StopSignals(), HANG_S)
     return Grown(folder, ended)
-
-
-__all__ = ["WIDTH", "Grown", "Plan", "run_job"]

@@ -107,6 +107,7 @@ def main(folder: Path, plan: Plan) -> None:
         loss = 0.5 * (parameter - target(me, state.step)).square().sum()
         loss.backward()
 
+    (folder / f"pid.{me}").write_text(f"{os.getpid()}")
     if me in plan.outside:
         gradient()
         optimizer.step()

@@ -3,14 +3,24 @@ together from there on, and no fault of a newcomer, or of a rank meanwhile, dist
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
-from growing import Grown, Plan, run_job
+from growing import WORKER, Grown, Plan, clean_environment, run_job
 from growing_worker import MOMENTUM, RATE, WIDTH, target
+from launched import eventually
+from pace import HANG_S
 
 from sordino._core import build_info
+from sordino.cli.app import main
+from sordino.launcher.processes import Ended
 
 
 def reference(grown: Grown, of: int) -> np.ndarray:
@@ -138,3 +148,48 @@ def test_a_newcomer_is_lost_later(tmp_path: Path) -> None:
     assert grown.ended.status == 0, grown.output
     assert list(grown.parameters("end")) == [0, 2]
     np.testing.assert_allclose(grown.parameters("end")[0], reference(grown, 0), rtol=1e-12)
+
+
+def command(folder: Path, output: str, *words: str, plan: Plan) -> subprocess.Popen[bytes]:
+    """Start a command of `sordino` with the worker as its program."""
+    program = [*forked.python(), str(WORKER), str(folder), json.dumps(asdict(plan))]
+    with open(folder / output, "wb") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "sordino.cli", *words, "--", *program],
+            stdout=file,
+            stderr=file,
+            env=clean_environment(),
+        )
+
+
+def test_join_from_another_terminal(tmp_path: Path) -> None:
+    plan = Plan(size=3)
+    job = command(tmp_path, "output", "run", "-np", "2", "--on-peer-lost", "continue", plan=plan)
+    pid = tmp_path / "pid.1"
+    assert eventually(lambda: pid.exists() and pid.read_text() != "", HANG_S)
+    joined = command(tmp_path, "output of 2", "join", pid.read_text(), plan=plan)
+    assert joined.wait(HANG_S) == 0, (tmp_path / "output of 2").read_text()
+    status = job.wait(HANG_S)
+    grown = Grown(tmp_path, Ended(status))
+    require_joined(grown, [0, 1, 2], plan)
+    ends = grown.parameters("end")
+    assert ends[0] == ends[1] == ends[2]
+    np.testing.assert_allclose(ends[0], reference(grown, 0), rtol=1e-12)
+
+
+REPLACING = ("run", "-np", "2", "--respawn")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    (
+        ((*REPLACING, "-1", "--", "true"), "--respawn -1: must be 0 or more"),
+        ((*REPLACING, "1", "--on-peer-lost", "raise", "--", "true"), "needs --on-peer-lost continue"),
+        ((*REPLACING, "1", "--launcher", "mpi", "--", "true"), "needs the local launcher"),
+        (("join",), "no command; write that of the job after `--`"),
+        (("join", "1", "--", "true"), "process 1 is no rank of `sordino run` that you may read"),
+    ),
+)
+def test_wrong_commands(words: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert message in capsys.readouterr().err

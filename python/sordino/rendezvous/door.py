@@ -41,7 +41,7 @@ class Door:
         if what == "knock":
             self.waiting[number] = say, payload
         elif what == "who":
-            named = [[one, introduction.decode()] for one, (_, introduction) in self.waiting.items()]
+            named = [[one, introduction.decode(errors="replace")] for one, (_, introduction) in self.waiting.items()]
             say({}, json.dumps(named).encode())
         else:
             verdict, to = Verdict(what), self.waiting.pop(int(head["to"]), None)

@@ -223,14 +223,16 @@ def _problem(context: Context, introduction: bytes, settings: str, layout: Seque
     """Return why a newcomer does not fit; "" if it does."""
     if context.process_sets:
         return "the job has process sets of its own, which a newcomer does not know; remove them first"
-    theirs: dict[str, Any] = json.loads(introduction)
-    if theirs["settings"] != settings:
+    try:
+        theirs: dict[str, Any] = json.loads(introduction)
+        its_settings, its_layout = str(theirs["settings"]), [str(line) for line in theirs["layout"]]
         _, compare = comparing(None, True)
-        try:
-            compare([settings, theirs["settings"]])
-        except ConfigurationMismatch as error:
-            return str(error)
-    pairs = zip([*layout, "nothing"], [*theirs["layout"], "nothing"])
+        compare([settings, its_settings])
+    except ConfigurationMismatch as error:
+        return f"settings differ between the job (rank 0) and the newcomer (rank 1): {error}"
+    except (ValueError, KeyError, TypeError, TransportError):
+        return "its introduction cannot be read"
+    pairs = zip([*layout, "nothing"], [*its_layout, "nothing"])
     ours, its = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
     return f"the job has {ours}, and the newcomer {its}" if ours != its else ""
 

@@ -1,0 +1,139 @@
+"""The door of a running job at the launcher: newcomers knock, the first rank answers, and strangers change nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from test_socket_rendezvous import TOKEN, Launcher, hung_up_on
+
+from sordino.errors import TransportError
+from sordino.rendezvous.door import Verdict
+from sordino.rendezvous.sockets import NO_NUMBER, SocketRendezvous, _frame
+
+Answer = Future[tuple[Verdict, bytes]]
+
+
+@pytest.fixture
+def launcher_of_ranks(tmp_path: Path) -> Iterator[Launcher]:
+    one = Launcher(tmp_path)
+    one.start()
+    yield one
+    one.end()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def knocking(launcher: Launcher, threads: ThreadPoolExecutor, first: SocketRendezvous, number: int) -> Answer:
+    """Let a process knock, and wait until the first rank can see it."""
+    answer = threads.submit(launcher.rank(number).knock, f"process {number}".encode(), 60.0)
+    while number not in [one for one, _ in first.newcomers()]:
+        assert not answer.done()
+    return answer
+
+
+def test_the_first_rank_answers(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor) -> None:
+    first = launcher_of_ranks.rank(0)
+    assert first.newcomers() == []
+    answers = {number: knocking(launcher_of_ranks, threads, first, number) for number in (4, 5)}
+    assert first.newcomers() == [(4, b"process 4"), (5, b"process 5")]
+    first.answer(5, Verdict.REFUSED, b"another model")
+    assert answers[5].result(10) == (Verdict.REFUSED, b"another model")
+    assert first.newcomers() == [(4, b"process 4")]
+    first.answer(4, Verdict.INVITED, b"the plan")
+    assert answers[4].result(10) == (Verdict.INVITED, b"the plan")
+    first.answer(4, Verdict.INVITED, b"again")  # nobody waits
+    assert first.gather("x", [0], b"me") == [b"me"]
+
+
+def test_a_newcomer_that_has_ended_waits_no_more(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor) -> None:
+    first = launcher_of_ranks.rank(0)
+    answer = knocking(launcher_of_ranks, threads, first, 4)
+    launcher_of_ranks.orders.send(b"\x04")
+    while first.newcomers():
+        pass
+    launcher_of_ranks.orders.send(b"\x00")  # the first rank, too: nobody is left, but this newcomer does not wait
+    launcher_of_ranks.end()
+    with pytest.raises(TransportError, match="the launcher of the job is gone"):
+        answer.result(10)
+
+
+def test_the_job_is_over_when_only_newcomers_are_left(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor) -> None:
+    first, second = launcher_of_ranks.rank(0), launcher_of_ranks.rank(1)
+    assert second.newcomers() == []  # so the launcher knows of it
+    answer = knocking(launcher_of_ranks, threads, first, 4)
+    launcher_of_ranks.orders.send(b"\x00")
+    assert len(second.newcomers()) == 1
+    launcher_of_ranks.orders.send(b"\x01")
+    assert answer.result(10) == (Verdict.OVER, b"")
+
+
+def test_numbers_are_new(launcher_of_ranks: Launcher) -> None:
+    asking = launcher_of_ranks.rank(NO_NUMBER)
+    assert [asking.new_number() for _ in range(3)] == [4, 5, 6]
+
+
+def test_a_foreign_process_that_leaves_has_ended(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor) -> None:
+    """The launcher has not started it, so it sees its end by the connection."""
+    first = launcher_of_ranks.rank(0)
+    number = launcher_of_ranks.rank(NO_NUMBER).new_number()
+    stranger = launcher_of_ranks.rank(number)
+    threads.submit(stranger.knock, b"", 60.0)
+    while not first.newcomers():
+        pass
+    stranger._socket.shutdown(2)
+    while first.newcomers():
+        pass
+
+
+def test_a_warning_after_a_long_wait(
+    launcher_of_ranks: Launcher, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = launcher_of_ranks.rank(0)
+    answer = threads.submit(launcher_of_ranks.rank(4).knock, b"", 0.05)
+    seen = threading.Event()
+    while not seen.wait(0.02):
+        if "lets newcomers in" in caplog.text or "let newcomers in" in caplog.text:
+            seen.set()
+    assert "process 4 has waited 0 s to join the job" in caplog.text
+    first.answer(4, Verdict.INVITED, b"plan")
+    assert answer.result(10) == (Verdict.INVITED, b"plan")
+
+
+RANK = _frame({"rank": 0}, TOKEN)
+
+
+@pytest.mark.parametrize(
+    "data",
+    (
+        pytest.param(_frame({"door": "who"}, b"x" * 64), id="no token"),
+        pytest.param(_frame({"rank": 4}, b"x" * 64) + _frame({"door": "knock"}, b""), id="another token"),
+        pytest.param(RANK + _frame({"door": "window"}, b""), id="an unknown word"),
+        pytest.param(RANK + _frame({"door": "invited"}, b""), id="an answer to nobody"),
+        pytest.param(RANK + _frame({"door": "invited", "to": "x"}, b""), id="an answer to no number"),
+        pytest.param(RANK + _frame({"door": ["knock"]}, b""), id="no word"),
+    ),
+)
+def test_strangers_change_nothing(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor, data: bytes) -> None:
+    first = launcher_of_ranks.rank(0)
+    answer = knocking(launcher_of_ranks, threads, first, 4)
+    assert hung_up_on(launcher_of_ranks, data)
+    assert first.newcomers() == [(4, b"process 4")]
+    first.answer(4, Verdict.INVITED, b"plan")
+    assert answer.result(10) == (Verdict.INVITED, b"plan")
+
+
+def test_an_introduction_of_any_bytes(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor) -> None:
+    first = launcher_of_ranks.rank(0)
+    answer = threads.submit(launcher_of_ranks.rank(4).knock, b"\xff\xfe", 60.0)
+    while not first.newcomers():
+        pass
+    first.answer(4, Verdict.REFUSED, b"no")
+    assert answer.result(10) == (Verdict.REFUSED, b"no")
