@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from planted import around, core, cuda, deadlines, edges, examples, face, gradients, logs, optimizers, records, users
+from planted import (
+    around,
+    core,
+    cuda,
+    deadlines,
+    edges,
+    examples,
+    face,
+    gradients,
+    growth,
+    logs,
+    optimizers,
+    records,
+    users,
+)
 
-MODULES = (core, cuda, deadlines, edges, gradients, optimizers, around, examples, face, logs, records, users)
+MODULES = (core, cuda, deadlines, edges, gradients, optimizers, around, examples, face, growth, logs, records, users)
 ERRORS = [error for module in MODULES for error in module.ERRORS]

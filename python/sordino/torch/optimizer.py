@@ -195,12 +195,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def after_growth(self) -> None:
         """Continue in the grown world. Collective over all its ranks."""
-        old = self._strategy
-        old.detach()
-        self._options = replace(self._options, members=tuple(range(old.context.started)))
-        self._strategy = self._make_strategy(compare=True)
-        self._strategy.take_over(old)
-        self._strategy.load_residuals(old.residuals() or {})
+        self._options = replace(self._options, members=tuple(range(self._strategy.context.started)))
+        self._replace_strategy()
 
     @contextmanager
     def _new_strategy(self) -> Iterator[None]:
@@ -208,11 +204,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         old = self._strategy
         old.do_together(lambda: old.settle(self._inner))
         yield
+        self._replace_strategy()
+        self._strategy.context.note_return()
+
+    def _replace_strategy(self) -> None:
+        old = self._strategy
         old.detach()
         self._strategy = self._make_strategy(compare=True)
         self._strategy.take_over(old)
         self._strategy.load_residuals(old.residuals() or {})
-        self._strategy.context.note_return()
 
     # ---- attributes of the wrapped optimizer -------------------------------------------------------------------
 
