@@ -9,6 +9,7 @@ replaces it. In some more jobs all ranks restart instead (`--restarts`). Times a
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -126,7 +127,7 @@ def measure(folder: Path, how: Sequence[str], respawn: bool) -> dict[str, float]
     if respawn:
         lines = next(lines for head, lines in _read(folder) if head["rank"] == survivor[0]["rank"])
         times = [at for _, at, _ in lines]
-        gaps = [after - before for before, after in zip(times, times[1:])]
+        gaps = [after - before for before, after in itertools.pairwise(times)]
         joined = next(at for _, at, size in lines if size == 2 and at > killed + 0.5)
         found["step"] = sorted(gaps)[len(gaps) // 2]
         found["slowest_step"] = max(gap for gap, at in zip(gaps, times[1:]) if at >= joined - 1.0)
