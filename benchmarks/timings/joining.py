@@ -21,8 +21,8 @@ def markdown(results: Results) -> str:
     joined = kinds["respawn"]
     what = (
         f"Two ranks with {results['parameters']:,} parameters, SGD with momentum; one is killed. {results['jobs']} "
-        f"jobs of each kind. The other rank's steps take {format_quartiles(joined['step'])}, and the slowest one around the "
-        f"joining {format_quartiles(joined['slowest_step'])}."
+        f"jobs of each kind. The other rank's steps take {format_quartiles(joined['step'])}, and the slowest one "
+        f"around the joining {format_quartiles(joined['slowest_step'])}."
     )
     columns = ["replacement", "from the kill to its first step", "from its import of torch to its first step"]
     return "\n\n".join([*verdicts.head(results, "Joining", what), table(columns, rows)])

@@ -42,6 +42,7 @@ class Plan:
         kill: steps at whose beginning ranks kill themselves, by rank.
         strike: what happens to a rank while processes join, by rank: see `strike`.
         width: of the model, by rank; `WIDTH` for the others.
+        leave: steps after which ranks leave, by rank.
         outside: ranks that call step() without joining.
     """
 
@@ -53,6 +54,7 @@ class Plan:
     kill: dict[str, int] = field(default_factory=dict)
     strike: dict[str, str] = field(default_factory=dict)
     width: dict[str, int] = field(default_factory=dict)
+    leave: dict[str, int] = field(default_factory=dict)
     outside: list[int] = field(default_factory=list)
 
 
@@ -97,6 +99,7 @@ def main(folder: Path, plan: Plan) -> None:
     algorithm = configured(class_of(plan.algorithm), plan.algorithm, plan.settings)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), algorithm=algorithm)
     state = hvd.elastic.TorchState(model, optimizer, step=0)
+    signal.signal(signal.SIGTERM, lambda *_: state.leave())
     log = (folder / f"log.{me}").open("a", buffering=1)
 
     def note(name: str) -> None:
@@ -122,6 +125,7 @@ def main(folder: Path, plan: Plan) -> None:
             if plan.kill.get(str(me)) == state.step:
                 die()
             if state.step == plan.hold and hvd.size() < plan.size:
+                optimizer.flush()  # nothing changes the parameters in the background from here on
                 note("before")
                 time.sleep(0.02)
                 state.commit()
@@ -130,6 +134,10 @@ def main(folder: Path, plan: Plan) -> None:
             optimizer.step()
             log.write(json.dumps({"step": state.step, "ranks": current().identities, "at": time.time()}) + "\n")
             state.step += 1
+            if state.step in plan.leave.values():
+                note("before")
+            if plan.leave.get(str(me)) == state.step:
+                signal.raise_signal(signal.SIGTERM)
             state.commit()
 
     train(state)

@@ -150,6 +150,24 @@ def test_a_newcomer_is_lost_later(tmp_path: Path) -> None:
     np.testing.assert_allclose(grown.parameters("end")[0], reference(grown, 0), rtol=1e-12)
 
 
+@pytest.mark.drill("a rank leaves in good order")
+@pytest.mark.parametrize("algorithm", ("crossover", "allreduce", "push-sum", "diloco"))
+@pytest.mark.parametrize("leavers", ((1,), (0,), (0, 2)))
+def test_ranks_leave(tmp_path: Path, algorithm: str, leavers: Sequence[int]) -> None:
+    """What they have learned stays in the mean of the models."""
+    stay = [rank for rank in range(3) if rank not in leavers]
+    plan = Plan(algorithm, size=len(stay), hold=99, leave={f"{rank}": 4 for rank in leavers})
+    grown = run_job(tmp_path, 3, plan, 0)
+    assert grown.ended.status == 0 and not grown.ended.why, grown.output
+    assert list(grown.parameters("end")) == stay
+    mean = np.mean(list(grown.parameters("before").values()), axis=0)
+    for rank in stay:
+        np.testing.assert_allclose(grown.parameters("after")[rank], mean, rtol=1e-12)
+        assert grown.log(rank)[-1] == grown.log(rank)[-1] | {"step": plan.steps - 1, "ranks": stay}
+    if algorithm == "allreduce":
+        np.testing.assert_allclose(grown.parameters("end")[stay[0]], reference(grown, stay[0]), rtol=1e-12)
+
+
 def command(folder: Path, output: str, *words: str, plan: Plan) -> subprocess.Popen[bytes]:
     """Start a command of `sordino` with the worker as its program."""
     program = [*forked.python(), str(WORKER), str(folder), json.dumps(asdict(plan))]

@@ -265,11 +265,12 @@ class Recorder:
 
     @contextmanager
     def growth(self) -> Iterator[None]:
-        """Record that ranks join, this one or others. This rank continues in another world within the block."""
+        """Record that ranks join or leave. This rank continues in another world within the block."""
         before = set(self._context.identities)
         with self._other_world("growth") as line:
             yield
-            line["joined"] = sorted(set(self._context.identities) - before)
+            now = set(self._context.identities)
+            line.update(joined=sorted(now - before), left=sorted(before - now))
 
     @contextmanager
     def _other_world(self, kind: str) -> Iterator[dict[str, Any]]:

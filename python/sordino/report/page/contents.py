@@ -12,6 +12,7 @@ from sordino.record.reading import Line, Rank, Reader, Run
 from sordino.report.page import series, waits
 
 _NO_METRICS = "Nothing was recorded: call hvd.record(loss=loss) in the training loop."
+_CHANGES = {"with": "joined", "without": "left"}  # of ranks, by the keys of a line "growth"
 _ALONE = "A single rank does not communicate."
 _NO_AGES = (
     "No ages were recorded: in training only scheduled-pull records them, in simulations all algorithms that average "
@@ -210,7 +211,8 @@ def _events(run: Run, zero: float) -> list[dict[str, Any]]:
                 f"after {line['seconds']:.3f} s. {line['why']}",
             )  # fmt: skip
         for line in rank.of("growth"):
-            text = f"Continued with {_named(line['joined'])} in epoch {line['epoch']}, {line['size']} ranks"
+            text = " and ".join(f"{how} {_named(line[key])}" for how, key in _CHANGES.items() if line[key])
+            text = f"Continued {text} in epoch {line['epoch']}, {line['size']} ranks"
             add(line, who, "joined", f"{text}, after {line['seconds']:.3f} s.")
         for line in rank.of("error"):
             add(line, who, "failure", line["text"])

@@ -1,4 +1,6 @@
-"""Growth: processes join a running job between two steps. The ranks form the next world beside the one that they have.
+"""Growth: processes join a running job between two steps, and ranks leave it in good order.
+
+The ranks form the next world beside the one that they have.
 
 | step | ranks | newcomer |
 |---|---|---|
@@ -9,6 +11,8 @@
 | 5 | they compare, in the old world, whether all have formed it. If not, they drop it and keep the old one | |
 | 6 | they adopt it, and meet newcomers in a barrier there | adopts it after the barrier, else knocks again |
 | 7 | all make their optimizers again, and leave the old world | makes its optimizers again |
+
+A rank that wants to leave takes part until step 5, and is in no plan. So what it has is in the mean of the models.
 
 A rank that is lost before step 6 is lost in the old world, whose ranks recover and repeat the steps from 3 on. After
 that it is lost in the new one, like a newcomer that is lost after its barrier.
@@ -22,7 +26,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from sordino._core import Request, World, deadlines
 from sordino.errors import ConfigurationMismatch, SordinoError, TransportError, UsageError
@@ -50,6 +54,7 @@ class Plan:
         key: name of the meeting.
         members: identities of its ranks, with those of the newcomers at the end.
         newcomers: number of newcomers.
+        leavers: identities of the ranks that leave.
         epoch: its epoch.
         started: number of ranks with which the job began.
         job_id: `Context.job_id`.
@@ -58,6 +63,7 @@ class Plan:
     key: str
     members: list[int]
     newcomers: int
+    leavers: list[int]
     epoch: int
     started: int
     job_id: str
@@ -83,40 +89,52 @@ def wait_outside(context: Context) -> bool:
         return False
 
 
-def admit(context: Context, layout: Sequence[str]) -> int:
-    """Let the processes join that wait for it. Collective over the ranks, between steps.
+def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> None:
+    """Let processes join that wait for it, and ranks leave that want to. Collective over the ranks, between steps.
+
+    On a rank that leaves, this ends the process with status 0.
 
     Args:
         context: the context of this rank, which adopts the next world.
         layout: lines that must be the same on a newcomer, besides those of the optimizers.
-
-    Returns:
-        the number of ranks that have joined.
+        leaves: whether this rank wants to leave.
 
     Raises:
         SordinoError: this rank cannot go on without lost ranks.
     """
-    if _door(context) is None:
-        return 0
-    asked = together(context, global_process_set, lambda: gather_by_core(context, wait_outside(context), "newcomers"))
-    if not any(asked):
-        return 0
+    said = together(
+        context, global_process_set, lambda: gather_by_core(context, (wait_outside(context), leaves), "changes")
+    )
+    if not any(waits or goes for waits, goes in said):
+        return
     lines = _layout(context, layout)
     for one in context.losses.living_growing():
         one.before_growth()
+    if _door(context) is None:  # the others notice the departure in their next operation
+        return _leave(context) if leaves else None
     formed: list[World] = []
-    plan = together(context, global_process_set, lambda: _formed(context, lines, formed))
+    plan = together(context, global_process_set, lambda: _formed(context, lines, leaves, formed))
+    if leaves:
+        _leave(context)
     if plan is None:
-        return 0
-    old, before, recorder = context.world, context.size, context.recorder
+        return None
+    old, recorder = context.world, context.recorder
     with recorder.growth() if recorder is not None else nullcontext():
         _adopt(context, formed.pop(), plan)
         again(context, lambda: _meet_newcomers(context))
         old.shutdown("")
         _make_again(context)
     if context.rank == 0:
-        _log.warning("%d ranks continue with %s", context.size, _named(plan.members[-plan.newcomers :]))
-    return context.size - before
+        changes = [f"with {_named(plan.members[-plan.newcomers :])}"] if plan.newcomers else []
+        changes += [f"without {_named(plan.leavers)}, which left"] if plan.leavers else []
+        _log.warning("%d ranks continue %s", context.size, " and ".join(changes))
+    return None
+
+
+def _leave(context: Context) -> NoReturn:
+    _log.info("rank %d leaves the job", context.rank)
+    context.shutdown("it has left the job")
+    sys.exit(0)
 
 
 def join(context: Context, layout: Sequence[str]) -> None:
@@ -173,16 +191,23 @@ def _layout(context: Context, more: Sequence[str]) -> list[str]:
     return [*more, *(line for one in context.losses.living_growing() for line in one.layout())]
 
 
-def _formed(context: Context, layout: Sequence[str], formed: list[World]) -> Plan | None:
-    """Form the next world, and put it into `formed`. Return its plan; None if not all ranks have formed it."""
+def _formed(context: Context, layout: Sequence[str], leaves: bool, formed: list[World]) -> Plan | None:
+    """Form the next world, and put it into `formed`, unless this rank leaves.
+
+    Return its plan; None if not all ranks have formed it, or it would have the same ranks.
+    """
     _drop(formed)
-    said = _planned(context, layout).encoded().decode() if context.rank == 0 else ""
+    leavers = [
+        identity for identity, goes in zip(context.identities, gather_by_core(context, leaves, "leavers")) if goes
+    ]
+    said = _planned(context, layout, leavers).encoded().decode() if context.rank == 0 else ""
     plan = Plan.decoded(gather_by_core(context, said, "plan")[0].encode())
-    if plan.newcomers == 0:
+    if plan.newcomers == 0 and not (leavers and plan.members):
         return None
     failure = ""
     try:
-        formed.append(context.start.grown_world(plan.members, plan.key, _MEETING_S))
+        if not leaves:
+            formed.append(context.start.grown_world(plan.members, plan.key, _MEETING_S))
     except SordinoError as error:
         failure = f"{type(error).__name__}: {error}"
     failures = [one for one in gather_by_core(context, failure, "formed") if one]
@@ -190,16 +215,16 @@ def _formed(context: Context, layout: Sequence[str], formed: list[World]) -> Pla
         return plan
     _drop(formed)
     if context.rank == 0:
-        _log.warning("%s could not join: %s", _named(plan.members[-plan.newcomers :]), failures[0])
+        _log.warning("the ranks could not form a world with other ranks: %s", failures[0])
     return None
 
 
 def _drop(formed: list[World]) -> None:
     while formed:
-        formed.pop().shutdown("the ranks go on without newcomers")
+        formed.pop().shutdown("the ranks keep their old world")
 
 
-def _planned(context: Context, layout: Sequence[str]) -> Plan:
+def _planned(context: Context, layout: Sequence[str], leavers: Sequence[int]) -> Plan:
     """Answer the newcomers, and return the plan."""
     door = _door(context)
     assert door is not None
@@ -212,8 +237,12 @@ def _planned(context: Context, layout: Sequence[str]) -> Plan:
             door.answer(number, Verdict.REFUSED, problem.encode())
         else:
             fit.append(number)
-    members = [*context.identities, *fit]
-    plan = Plan(secrets.token_hex(8), members, len(fit), context.epoch + 1, context.started, context.job_id)
+    stay = [identity for identity in context.identities if identity not in leavers]
+    if not stay:  # nobody has the state that newcomers need
+        fit = []
+    plan = Plan(
+        secrets.token_hex(8), [*stay, *fit], len(fit), list(leavers), context.epoch + 1, context.started, context.job_id
+    )
     for number in fit:
         door.answer(number, Verdict.INVITED, plan.encoded())
     return plan

@@ -4,7 +4,7 @@
   returns                     return its result
   UsageError, NotBuilt        raise it, because it would only recur
   SordinoError                form a world of the remaining ranks, reset, rejoin with undo, sync, call func again
-  HostsUpdatedInterrupt       let newcomers join, reset, rejoin without undo, sync, call func again
+  HostsUpdatedInterrupt       let newcomers join and others leave, reset, rejoin without undo, sync, call func again
 
 A process that joins a running job does so before its first rejoin.
 
@@ -88,7 +88,7 @@ def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[],
                 go_on_after(current(), cause)
             try:
                 if isinstance(cause, HostsUpdatedInterrupt):
-                    admit(current(), state.layout())
+                    admit(current(), state.layout(), state.leaves)
                 if cause is not None and reset is not None:
                     reset()
                 state.rejoin(undo=isinstance(cause, SordinoError))

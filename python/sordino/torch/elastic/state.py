@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 _LOOK_S = 0.1  # interval of checks whether processes wait to join
-_ADDED = 2
+_REMOVED, _ADDED = 1, 2
 _RESIZED = 4  # bit for a change of size, in addition to Horovod's 1 (hosts removed) and 2 (hosts added)
 
 
@@ -103,6 +103,7 @@ class State(ABC):
         self._version = 0  # number of commits and completed syncs; 0: no sync yet
         self._stopped = False  # in a commit, after all that this rank had to do for the others
         self._size: int | None = None  # of the world at the last sync
+        self.leaves = False  # whether this rank leaves after the next commit
         self._looked = 0.0  # time of the last check for newcomers
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._parts: dict[str, Part[Any]] = {}  # in the same order on all ranks
@@ -149,6 +150,15 @@ class State(ABC):
         """
         self._host_messages.put((timestamp, update_res))
 
+    def leave(self) -> None:
+        """Let this rank leave the job in good order, after its next `commit` or `check_host_updates`.
+
+        There its process ends with status 0, and the others go on without it. Algorithms whose ranks have different
+        models take the mean of all models first, so nothing that this rank has learned is lost. Can be called in a
+        signal handler: `signal.signal(signal.SIGTERM, lambda *_: state.leave())`. Needs `on_peer_lost="continue"`.
+        """
+        self.leaves = True
+
     def commit(self) -> None:
         """Save the state on all ranks, in one copy in memory. After a fault, changes since the last commit are lost.
 
@@ -188,6 +198,8 @@ class State(ABC):
             self._looked = now
             if wait_outside(context):
                 self._news[1] |= _ADDED
+        if self.leaves:
+            self._news[1] |= _REMOVED
         while not self._host_messages.empty():
             timestamp, change = self._host_messages.get()
             stamp = struct.unpack("<q", struct.pack("<d", timestamp))[0]  # as integers, they have the same order
