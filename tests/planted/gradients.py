@@ -168,7 +168,7 @@ ERRORS = [
     Error(
         "a graph does not notice in-place broadcasts",
         "stale copy",
-        "python/sordino/runtime/collectives/ops.py",
+        "python/sordino/runtime/collectives/descriptions.py",
         "        note_change([dense])\n",
         "        pass\n",
         (checks("autograd.what_a_graph_has_saved"),),
