@@ -208,9 +208,9 @@ ERRORS = [
     Error(
         "gradients that were sent for nothing are not reported",
         "lost message",
-        _REDUCER,
-        '            warnings.warn(\n                f"the gradient of',
-        '            (lambda *_, **__: None)(\n                f"the gradient of',
+        "python/sordino/runtime/gradients/misuse.py",
+        '    warnings.warn(\n        f"the gradient of',
+        '    (lambda *_, **__: None)(\n        f"the gradient of',
         (checks("hooks.every_wasted_reduction"),),
     ),
     Error(
