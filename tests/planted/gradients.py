@@ -56,8 +56,8 @@ ERRORS = [
     Error(
         "a constructor that fails keeps its claim",
         "forgotten rollback",
-        _OPTIMIZER,
-        "            self._claim.release()  #",
+        "python/sordino/torch/wrapping.py",
+        "            self.claim.release()  #",
         "            pass  #",
         (checks("claims.a_constructor"),),
     ),
