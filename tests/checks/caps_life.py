@@ -15,7 +15,7 @@ import torch
 
 import sordino.torch as hvd
 from checks.caps import DETECTORS, NEVER, Planted, first, skipping, states
-from checks.local_sgd import Odd, step, wrap
+from checks.odd import Odd, step, wrap
 from checks.registry import Seat, check, skipping_on_servers
 from sordino.algorithms import CaPS, LocalSGD, ThresholdScheduler
 from sordino.errors import UsageError

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sordino.torch as hvd
-from checks.local_sgd import OPTIMIZERS, Odd, batch, step, wrap
+from checks.odd import OPTIMIZERS, Odd, batch, step, wrap
 from checks.registry import Seat, check
 from sordino.algorithms import AllReduce
 from sordino.errors import StepOrderError, UsageError

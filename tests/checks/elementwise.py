@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sordino.torch as hvd
-from checks.local_sgd import Make, Odd, batch, divisors, near, same_models, step, train, wrap
+from checks.odd import Make, Odd, batch, divisors, near, same_models, step, train, wrap
 from checks.registry import Seat, check
 from sordino.algorithms import LocalSGD
 from sordino.errors import ConfigurationMismatch, UsageError

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import sordino.torch as hvd
 from checks.agreement import raises
-from checks.local_sgd import OPTIMIZERS, Odd, batch, wrap
 from checks.models import loss_of
+from checks.odd import OPTIMIZERS, Odd, batch, wrap
 from checks.registry import Seat, check
 from checks.training import Twins
 from sordino.algorithms import AllReduce, CaPS, Crossover, Layered, LocalSGD

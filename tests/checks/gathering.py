@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import sordino.torch as hvd
-from checks.local_sgd import OPTIMIZERS, Odd, batch, divisors, same_models, step, train, wrap
+from checks.odd import OPTIMIZERS, Odd, batch, divisors, same_models, step, train, wrap
 from checks.postponed import READS
 from checks.registry import Seat, check
 from sordino.algorithms import AdaptiveInterval, LocalSGD

@@ -14,9 +14,9 @@ from torch.autograd.graph import register_multi_grad_hook
 
 import sordino.torch as hvd
 from checks.agreement import raises
-from checks.local_sgd import Odd
-from checks.local_sgd import batch as odd_batch
 from checks.models import batch, loss_of, make_model
+from checks.odd import Odd
+from checks.odd import batch as odd_batch
 from checks.registry import Seat, check
 from checks.training import ROWS, sgd
 from sordino.algorithms import AllReduce, CaPS, Crossover, Layered, LocalSGD

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sordino.torch as hvd
-from checks.local_sgd import OPTIMIZERS, Make, Odd, batch, divisors, near, step, train, wrap
+from checks.odd import OPTIMIZERS, Make, Odd, batch, divisors, near, step, train, wrap
 from checks.registry import Seat, check
 from sordino.algorithms import AllReduce, Layered
 from sordino.errors import UsageError

@@ -2,81 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import sordino.torch as hvd
+from checks.odd import OPTIMIZERS, Odd, batch, divisors, near, same_models, step, train, twin_of, wrap
 from checks.registry import Seat, check
-from sordino.algorithms import AdaptiveInterval, Algorithm, AllReduce, LocalSGD
-from sordino.errors import NonFinite, UsageError
-
-Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
-OPTIMIZERS: dict[str, Make] = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
-    "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
-}
-
-
-class Odd(torch.nn.Module):
-    """Model with odd sizes, two dtypes, another memory order, a 0-d parameter and a parameter that is never used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(4)
-
-        def draw(*shape: int) -> torch.nn.Parameter:
-            return torch.nn.Parameter(torch.randn(*shape, generator=generator) / 3)
-
-        self.first, self.bias = draw(7, 13), draw(7)
-        self.image = torch.nn.Parameter(draw(2, 3, 5, 5).detach().contiguous(memory_format=torch.channels_last))
-        self.scale = torch.nn.Parameter(torch.tensor(0.7))
-        self.wide = torch.nn.Parameter(draw(11, 7).detach().double())
-        self.unused = draw(5)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        hidden = torch.tanh(inputs @ self.first.T + self.bias) * self.scale + self.image.mean(dim=(2, 3)).sum()
-        return (hidden.double() @ self.wide.T).sum(1)
-
-
-def wrap(model: torch.nn.Module, algorithm: Algorithm, make: Make = OPTIMIZERS["momentum"]) -> hvd.DistributedOptimizer:
-    return hvd.DistributedOptimizer(make(list(model.parameters())), model.named_parameters(), algorithm=algorithm)
-
-
-def batch(rank: int, turn: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1000 * turn + rank)
-    return torch.randn(6, 13, generator=generator), torch.randn(6, generator=generator, dtype=torch.float64)
-
-
-def step(seat: Seat, model: torch.nn.Module, optimizer: Any, turn: int) -> None:
-    inputs, targets = batch(seat.rank, turn)
-    optimizer.zero_grad()
-    torch.nn.functional.mse_loss(model(inputs), targets).backward()
-    optimizer.step()
-
-
-def train(seat: Seat, algorithm: Algorithm, steps: int, make: Make = OPTIMIZERS["momentum"]) -> Odd:
-    model = Odd()
-    optimizer = wrap(model, algorithm, make)
-    for turn in range(steps):
-        step(seat, model, optimizer, turn)
-    return model
-
-
-def near(one: torch.nn.Module, other: torch.nn.Module) -> None:
-    for (name, mine), theirs in zip(one.named_parameters(), other.parameters()):
-        torch.testing.assert_close(mine, theirs, atol=2e-6, rtol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
-
-
-def divisors(size: int) -> list[int]:
-    return [k for k in range(1, size + 1) if size % k == 0]
+from sordino.algorithms import AdaptiveInterval, AllReduce, LocalSGD
+from sordino.errors import UsageError
 
 
 @check(least=2, exchange=("sharded", "allreduce"), name=tuple(OPTIMIZERS))
@@ -134,27 +70,6 @@ def groups_follow_the_formula(seat: Seat, exchange: str, start: Any, aggregate: 
         wanted = reference(seat.size, algorithm, 8, 0.02)[seat.rank // k]
         for parameter, value in zip(model.parameters(), wanted):
             torch.testing.assert_close(parameter.double(), value, atol=1e-5, rtol=1e-4)
-
-
-@check(least=2, exchange=("sharded", "allreduce"))
-def a_restart_switches_at_the_same_step(seat: Seat, exchange: str) -> None:
-    k = divisors(seat.size)[-2]
-    algorithm = LocalSGD(2, k, exchange, start=4)
-    model = Odd()
-    optimizer = wrap(model, algorithm, OPTIMIZERS["sgd"])
-    for turn in range(3):
-        step(seat, model, optimizer, turn)
-    state = optimizer.state_dict()
-    twin = Odd()
-    twin.load_state_dict(model.state_dict())
-    resumed = wrap(twin, algorithm, OPTIMIZERS["sgd"])
-    resumed.load_state_dict(state)
-    for turn in range(3, 9):
-        step(seat, model, optimizer, turn)
-        step(seat, twin, resumed, turn)
-        for mine, theirs in zip(model.parameters(), twin.parameters()):
-            assert torch.equal(mine, theirs)
-    assert optimizer.state_dict()["sordino"]["alone"]
 
 
 @check(least=2)
@@ -255,144 +170,6 @@ def the_distance_is_that_of_the_models(seat: Seat, exchange: str) -> None:
 
 
 @check(least=2, exchange=("sharded", "allreduce"))
-def sums_of_movements_survive_changes(seat: Seat, exchange: str) -> None:
-    k = divisors(seat.size)[-2]
-    model = Odd()
-    model.image.requires_grad_(False)
-    algorithm = LocalSGD(2, k, exchange, aggregate="gradients")
-    optimizer = wrap(model, algorithm, lambda p: torch.optim.SGD(p, lr=0.001))
-    for turn in range(3):
-        step(seat, model, optimizer, turn)
-    model.image.requires_grad_(True)
-    step(seat, model, optimizer, 3)
-    assert hvd.consensus_distance(model) < 1e-5
-    before = model.image.detach().clone()
-    step(seat, model, optimizer, 4)
-    optimizer.set_backward_passes_per_step(1)
-    assert hvd.consensus_distance(model) < 1e-5
-    assert float((model.image.detach() - before).abs().max()) < 0.1
-
-
-def twin_of(model: Odd, optimizer: Any, algorithm: LocalSGD, make: Make) -> tuple[Odd, Any]:
-    """Return a copy of the model, and an optimizer of it that has loaded the state of the other."""
-    twin = Odd()
-    twin.load_state_dict(model.state_dict())
-    resumed = wrap(twin, algorithm, make)
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    return twin, resumed
-
-
-def same_models(one: Odd, other: Odd) -> bool:
-    return all(torch.equal(mine, theirs) for mine, theirs in zip(one.parameters(), other.parameters()))
-
-
-@check(least=2, exchange=("sharded", "allreduce"))
-def a_restart_goes_on_within_the_interval(seat: Seat, exchange: str) -> None:
-    algorithm, make = LocalSGD(3, divisors(seat.size)[-2], exchange), OPTIMIZERS["momentum"]
-    model = Odd()
-    optimizer = wrap(model, algorithm, make)
-    for turn in range(4):
-        step(seat, model, optimizer, turn)
-    twin, resumed = twin_of(model, optimizer, algorithm, make)
-    for turn in range(4, 10):
-        step(seat, model, optimizer, turn)
-        step(seat, twin, resumed, turn)
-        assert same_models(model, twin)
-        assert (hvd.consensus_distance(model) < 1e-5) == ((turn + 1) % 3 == 0)
-
-
-@check(least=2, exchange=("sharded", "allreduce"))
-def a_state_takes_groups_together_and_apart(seat: Seat, exchange: str) -> None:
-    """Loading a state sets whether groups train together or on their own, whatever the loading optimizer did before."""
-    algorithm, make = LocalSGD(4, divisors(seat.size)[-2], exchange, start=2), OPTIMIZERS["sgd"]
-    model = Odd()
-    optimizer = wrap(model, algorithm, make)
-    step(seat, model, optimizer, 0)
-    together = optimizer.state_dict()
-    for turn in range(1, 4):
-        step(seat, model, optimizer, turn)
-    assert hvd.consensus_distance(model) > 1e-5
-    twin, resumed = twin_of(model, optimizer, algorithm, make)
-    for turn in range(4, 8):
-        step(seat, model, optimizer, turn)
-        step(seat, twin, resumed, turn)
-        assert same_models(model, twin)
-    fresh = Odd()
-    for mine, theirs in zip(model.parameters(), fresh.parameters()):
-        mine.data.copy_(theirs.data)
-    optimizer.load_state_dict(together)
-    apart = []
-    for turn in range(4):
-        step(seat, model, optimizer, turn)
-        apart.append(hvd.consensus_distance(model) > 1e-5)
-    assert apart == [False, True, True, True]
-
-
-@check(least=2, exchange=("sharded", "allreduce"))
-def movements_begin_where_a_state_is_loaded(seat: Seat, exchange: str) -> None:
-    algorithm = LocalSGD(2, divisors(seat.size)[-2], exchange, aggregate="gradients")
-
-    def make(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.02)
-
-    model = Odd()
-    optimizer = wrap(model, algorithm, make)
-    step(seat, model, optimizer, 0)
-    step(seat, model, optimizer, 1)
-    state = optimizer.state_dict()
-    step(seat, model, optimizer, 2)
-    for parameter in model.parameters():
-        parameter.data.mul_(0.5)
-    optimizer.load_state_dict(state)
-    twin = Odd()
-    twin.load_state_dict(model.state_dict())
-    resumed = wrap(twin, algorithm, make)
-    resumed.load_state_dict(state)
-    for turn in range(3, 7):
-        step(seat, model, optimizer, turn)
-        step(seat, twin, resumed, turn)
-        assert same_models(model, twin)
-
-
-@check(least=2, exchange=("sharded", "allreduce"))
-def what_groups_have_moved_is_added_up_before_changes(seat: Seat, exchange: str) -> None:
-    k = divisors(seat.size)[-2]
-    model = Odd()
-    buffer = torch.full((3,), float(seat.rank))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.01),
-        model.named_parameters(),
-        algorithm=LocalSGD(3, k, exchange, aggregate="gradients", buffers="average"),
-        named_buffers=[("buffer", buffer)],
-    )
-    then = [parameter.detach().clone() for parameter in model.parameters()]
-    for turn in range(2):
-        step(seat, model, optimizer, turn)
-    wanted = [
-        start + hvd.allreduce(parameter.detach() - start, op=hvd.Sum) / k
-        for parameter, start in zip(model.parameters(), then)
-    ]
-    optimizer.set_backward_passes_per_step(1)
-    for parameter, value in zip(model.parameters(), wanted):
-        torch.testing.assert_close(parameter.detach(), value, atol=1e-6, rtol=1e-5)
-    seat.same("parameters", *(parameter.detach() for parameter in model.parameters()))
-    torch.testing.assert_close(buffer, torch.full((3,), (seat.size - 1) / 2))
-
-
-@check(least=2, exchange=("sharded", "allreduce"))
-def a_change_keeps_state_and_interval(seat: Seat, exchange: str) -> None:
-    algorithm, make = LocalSGD(4, divisors(seat.size)[-2], exchange), OPTIMIZERS["momentum"]
-    plain, changed = Odd(), Odd()
-    optimizers = [wrap(model, algorithm, make) for model in (plain, changed)]
-    for turn in range(9):
-        if turn == 6:
-            optimizers[1].set_backward_passes_per_step(1)
-        for model, optimizer in zip((plain, changed), optimizers):
-            step(seat, model, optimizer, turn)
-        assert same_models(plain, changed)
-
-
-@check(least=2, exchange=("sharded", "allreduce"))
 def buffers_are_averaged_with_the_models(seat: Seat, exchange: str) -> None:
     buffers = {"mean": torch.zeros(3), "count": torch.zeros(2, dtype=torch.float64)}
     for k in divisors(seat.size):
@@ -444,20 +221,6 @@ def an_interval_is_looked_at_once_in_a_block(seat: Seat) -> None:
 
 
 @check(least=2)
-def a_rate_that_has_fallen_before_a_restart_counts(seat: Seat) -> None:
-    algorithm = LocalSGD(3, start="decay")
-    model = Odd()
-    optimizer = wrap(model, algorithm, OPTIMIZERS["sgd"])
-    step(seat, model, optimizer, 0)
-    model, optimizer = twin_of(model, optimizer, algorithm, OPTIMIZERS["sgd"])
-    optimizer.param_groups[0]["lr"] = 0.01
-    step(seat, model, optimizer, 1)
-    assert optimizer.state_dict()["sordino"]["alone"]
-    step(seat, model, optimizer, 2)
-    assert hvd.consensus_distance(model) > 1e-6
-
-
-@check(least=2)
 def those_outside_a_set_may_leave_steps_out(seat: Seat) -> None:
     alone = hvd.add_process_set([0])
     model = torch.nn.Linear(3, 1, bias=False)
@@ -501,44 +264,3 @@ def groups_of_one_do_not_watch_gradients(seat: Seat) -> None:
         step(seat, model, optimizer, turn)
         watched.append(any(parameter._post_accumulate_grad_hooks for parameter in model.parameters()))
     assert watched == [True, False, False]
-
-
-@check(least=2)
-def a_state_from_before_is_read_and_replaced_at_once(seat: Seat) -> None:
-    model = Odd()
-    plain = OPTIMIZERS["momentum"](list(model.parameters()))
-    inputs, targets = batch(0, 0)
-    torch.nn.functional.mse_loss(model(inputs), targets).backward()
-    plain.step()
-    before = copy.deepcopy(plain.state_dict())
-    other = copy.deepcopy(before)
-    for values in other["state"].values():
-        values["momentum_buffer"].mul_(3)
-    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), algorithm=LocalSGD(2, seat.size))
-    for wanted in (before, other):
-        if wanted is other:
-            del optimizer  # with the interval that it found
-            plain = OPTIMIZERS["momentum"](list(model.parameters()))
-            plain.load_state_dict(copy.deepcopy(before))
-            optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), algorithm=LocalSGD(2, seat.size))
-            optimizer.load_state_dict(copy.deepcopy(other))
-        found = optimizer.state_dict()["state"]
-        assert found.keys() == wanted["state"].keys()
-        for index, values in wanted["state"].items():
-            assert torch.equal(found[index]["momentum_buffer"], values["momentum_buffer"])
-
-
-@check(least=2)
-def what_is_not_finite_is_not_added_up_before_changes(seat: Seat) -> None:
-    model = Odd()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.01),
-        model.named_parameters(),
-        algorithm=LocalSGD(3, divisors(seat.size)[-2], "allreduce", aggregate="gradients"),
-        check_finite=True,
-    )
-    step(seat, model, optimizer, 0)
-    if seat.rank == 0:
-        model.bias.data.fill_(math.nan)
-    with pytest.raises(NonFinite):
-        optimizer.set_backward_passes_per_step(1)

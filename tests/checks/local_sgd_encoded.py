@@ -13,7 +13,8 @@ import sordino.torch as hvd
 from checks.agreement import raises
 from checks.diloco import Layers, same_parameters, sgd
 from checks.diloco import train as train_layers
-from checks.local_sgd import OPTIMIZERS, Odd, divisors, reference, same_models, step, train, twin_of, wrap
+from checks.local_sgd import reference
+from checks.odd import OPTIMIZERS, Odd, divisors, same_models, step, train, twin_of, wrap
 from checks.registry import Seat, check
 from sordino.algorithms import DiLoCo, LocalSGD
 from sordino.codecs import Codec, Float16, Int4, Int8, Sign, TopK, TwoBit

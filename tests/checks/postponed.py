@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 import sordino.torch as hvd
 from checks.layered import equal, layered, postponed
-from checks.local_sgd import Odd, step, wrap
+from checks.odd import Odd, step, wrap
 from checks.registry import Seat, check
 from sordino.algorithms import AllReduce, Layered
 from sordino.errors import StepOrderError

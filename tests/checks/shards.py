@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sordino.torch as hvd
-from checks.local_sgd import OPTIMIZERS, Odd, batch, divisors, near, step, train, wrap
+from checks.odd import OPTIMIZERS, Odd, batch, divisors, near, step, train, wrap
 from checks.registry import Seat, check
 from sordino.algorithms import Algorithm, AllReduce, LocalSGD
 from sordino.errors import UsageError

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from algorithm_table import CONSERVING, GOSSIPING
-from checks.local_sgd import OPTIMIZERS, Odd, batch
+from checks.odd import OPTIMIZERS, Odd, batch
 from rank_seat import Seat, check
 
 import sordino.torch as hvd

@@ -6,8 +6,8 @@ import copy
 from pathlib import Path
 
 import torch
-from checks.local_sgd import OPTIMIZERS, Odd
 from checks.moving import rows
+from checks.odd import OPTIMIZERS, Odd
 from checks.reference import DTYPES, FLOATS, assert_equal, assert_reduced, values
 from rank_operations import inputs
 from rank_seat import LeftOut, Seat, check

@@ -52,7 +52,7 @@ ERRORS = [
     Error(
         "a checkpoint with a former name is refused",
         "dropped state in a checkpoint",
-        "python/sordino/torch/optimizer.py",
+        "python/sordino/torch/optimizer_state.py",
         "not in (algorithm.label, *algorithm.former_labels)",
         "!= algorithm.label",
         (tests("former_names"),),

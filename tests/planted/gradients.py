@@ -56,8 +56,8 @@ ERRORS = [
     Error(
         "a constructor that fails keeps its claim",
         "forgotten rollback",
-        _OPTIMIZER,
-        "            self._claim.release()  #",
+        "python/sordino/torch/wrapping.py",
+        "            self.claim.release()  #",
         "            pass  #",
         (checks("claims.a_constructor"),),
     ),
@@ -168,7 +168,7 @@ ERRORS = [
     Error(
         "a graph does not notice in-place broadcasts",
         "stale copy",
-        "python/sordino/runtime/collectives/ops.py",
+        "python/sordino/runtime/collectives/descriptions.py",
         "        note_change([dense])\n",
         "        pass\n",
         (checks("autograd.what_a_graph_has_saved"),),
@@ -208,9 +208,9 @@ ERRORS = [
     Error(
         "gradients that were sent for nothing are not reported",
         "lost message",
-        _REDUCER,
-        '            warnings.warn(\n                f"the gradient of',
-        '            (lambda *_, **__: None)(\n                f"the gradient of',
+        "python/sordino/runtime/gradients/misuse.py",
+        '    warnings.warn(\n        f"the gradient of',
+        '    (lambda *_, **__: None)(\n        f"the gradient of',
         (checks("hooks.every_wasted_reduction"),),
     ),
     Error(

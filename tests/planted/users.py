@@ -59,9 +59,9 @@ ERRORS = [
     Error(
         "algorithms load each other's states",
         "stale copy",
-        _TORCH + "optimizer.py",
-        "        if foreign or (more and self._strategy.state_dict() is None):\n",
-        "        if False:\n",
+        _TORCH + "optimizer_state.py",
+        "    if foreign or (more and strategy.state_dict() is None):\n",
+        "    if False:\n",
         (tests("torch_checkpoint", "another_algorithm"),),
     ),
     Error(

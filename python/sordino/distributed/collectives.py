@@ -32,6 +32,7 @@ from sordino.distributed.work import Part
 from sordino.errors import UsageError
 from sordino.runtime import opcode
 from sordino.runtime.collectives import ops
+from sordino.runtime.collectives.joining import barrier
 from sordino.runtime.collectives.operation import Sum, synchronize
 from sordino.runtime.collectives.point_to_point import recv_async, send_async
 from sordino.runtime.context import Context, use
@@ -185,7 +186,7 @@ class Collectives:
         begun = self._context.repeat(opcode.BARRIER, waits, None, None, None, self._set.process_set_id)
         if begun is None:
             with use(self._context):
-                ops.barrier(self._set)
+                barrier(self._set)
             return []
         return [] if waits else [Part(begun[0].done, begun[0].wait)]
 

@@ -32,6 +32,7 @@ from sordino.runtime.collectives.autograd import (
     grouped_reducescatter,
     reducescatter,
 )
+from sordino.runtime.collectives.joining import barrier, join
 from sordino.runtime.collectives.operation import Adasum, Average, Max, Min, Product, Sum, poll, synchronize
 from sordino.runtime.collectives.ops import (
     allgather_async,
@@ -39,7 +40,6 @@ from sordino.runtime.collectives.ops import (
     allreduce_async,
     allreduce_async_,
     alltoall_async,
-    barrier,
     broadcast_,
     broadcast_async,
     broadcast_async_,
@@ -48,7 +48,6 @@ from sordino.runtime.collectives.ops import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
     grouped_reducescatter_async,
-    join,
     reducescatter_async,
 )
 from sordino.runtime.collectives.point_to_point import recv, recv_async, send, send_async

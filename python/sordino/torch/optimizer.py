@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,14 +27,11 @@ from sordino.runtime.gradients.options import Groups, Options
 from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.torch import dcp
 from sordino.torch.arguments import Named, compression_of, name_parameters, parameters_of
-from sordino.torch.claims import Claim
-from sordino.torch.factory import make_strategy
-from sordino.torch.mesh import local_shards, ranks_along
+from sordino.torch.mesh import ranks_along
+from sordino.torch.optimizer_state import load_state, state_of
 from sordino.torch.scaler import step_scaled
 from sordino.torch.sync_batch_norm import warn_of_local_statistics
-
-_RESIDUALS = "gradient_residuals"
-"""Key of residuals of encoded gradients, in the state under "sordino"."""
+from sordino.torch.wrapping import Wrapping
 
 
 def _half_built(kind: type[DistributedOptimizer]) -> DistributedOptimizer:
@@ -105,8 +101,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # super().__init__ is not called, because there is only one set of groups and state, the wrapped optimizer's.
         self._inner = optimizer
         warn_of_local_statistics(named_parameters)
-        self._names = name_parameters(optimizer, named_parameters)
-        self._options = Options(
+        names = name_parameters(optimizer, named_parameters)
+        options = Options(
             algorithm=resolve(algorithm),
             compression=cast,
             codec=codec,
@@ -121,15 +117,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             members=members_of(current(), process_set),
             mesh=mesh is not None,
         )
-        self._options.check()
+        options.check()
         self._may_synchronize = True
         self._asked = False  # synchronize() was called for this step's gradients
-        self._claim = Claim(optimizer, self._names)
-        try:
-            self._strategy = self._make_strategy(compare=True)
-        except BaseException:
-            self._claim.release()  # the traceback may keep this object alive
-            raise
+        self._wrapping = Wrapping(optimizer, names, options, compare=True)
         recorder = self._strategy.context.recorder
         if recorder is not None:
             used = self._strategy.algorithm
@@ -142,77 +133,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # the scale. With check_finite, step() must be called so that it can refuse; this property must not raise.
         return self._options.check_finite or self._strategy.steps_always
 
-    def _make_strategy(self, compare: bool) -> Strategy:
-        parameters = parameters_of(self._inner)
-        names = [self._names[p] for p in parameters]
-        strategy = make_strategy(self._inner, parameters, names, self._options, compare)
-        strategy.stepping = self._claim.stepping
-        strategy.follow(self._claim.has_changed)
-        strategy.context.callbacks.on_end.add(self._world_ended)
-        strategy.context.losses.growing[id(self)] = weakref.ref(self)
-        return strategy
+    @property
+    def _strategy(self) -> Strategy:
+        return self._wrapping.strategy
 
-    def _world_ended(self) -> None:
-        """Release the parameters, because another world may train them."""
-        self._claim.release()
-        if self._strategy.reducer is not None:
-            self._strategy.reducer.release()
-
-    def _take_in_changes(self) -> None:
-        """Continue with the wrapped optimizer's current parameters, and reduce the gradients of new ones. Collective.
-
-        Raises:
-            UsageError: the algorithm cannot continue. StepOrderError: parameters were changed since backward().
-                LayoutMismatch: ranks have changed them differently; raised on all ranks.
-        """
-        old, known = self._strategy, self._claim.keys
-        added = [parameter for parameter in parameters_of(self._inner) if id(parameter) not in known]
-        self._names = {**name_parameters(self._inner, None), **self._names}
-        old.before_change()
-        new = self._make_strategy(compare=True)
-        try:
-            self._claim.take(self._names)
-        except UsageError:
-            new.detach()
-            raise
-        old.detach()
-        self._strategy = new
-        new.load_residuals(old.residuals() or {})
-        names = [self._names[parameter] for parameter in added]
-        new.after_change(names, local_shards(added, names, self._options))
-
-    # ---- ranks that join (Growing) ------------------------------------------------------------------------------
-
-    def layout(self) -> list[str]:
-        """Return lines about the model and the settings, which must be the same on a process that wants to join."""
-        return self._strategy.settings.check.lines()
-
-    def before_growth(self) -> None:
-        """Leave parameters and optimizer in a state from which a new rank can start. Collective."""
-        strategy = self._strategy
-        with self._claim.stepping():
-            strategy.do_together(lambda: strategy.prepare_growth(self._inner))
-
-    def after_growth(self) -> None:
-        """Continue in the grown world. Collective over all its ranks."""
-        self._options = replace(self._options, members=tuple(range(self._strategy.context.started)))
-        self._replace_strategy()
-
-    @contextmanager
-    def _new_strategy(self) -> Iterator[None]:
-        """Replace the strategy. After the block a new one continues, with the changes made in the block."""
-        old = self._strategy
-        old.do_together(lambda: old.settle(self._inner))
-        yield
-        self._replace_strategy()
-        self._strategy.context.note_return()
-
-    def _replace_strategy(self) -> None:
-        old = self._strategy
-        old.detach()
-        self._strategy = self._make_strategy(compare=True)
-        self._strategy.take_over(old)
-        self._strategy.load_residuals(old.residuals() or {})
+    @property
+    def _options(self) -> Options:
+        return self._wrapping.options
 
     # ---- attributes of the wrapped optimizer -------------------------------------------------------------------
 
@@ -220,8 +147,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         # GradScaler.unscale_ and others get the gradients through this after backward, so they must be reduced. Not if
         # that takes more exchanges than step() would: a single rank that reads this would wait for the others.
-        if self._may_synchronize and self._strategy.ready and not self._strategy.partial_state:
-            self._strategy.synchronize()
+        strategy = self._wrapping.strategy
+        if self._may_synchronize and strategy.ready and not strategy.partial_state:
+            strategy.synchronize()
         groups = self._inner.param_groups
         return dcp.with_key(groups) if dcp.MODULE in sys.modules else groups
 
@@ -265,7 +193,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
         # Horovod's name for it, which scripts and Horovod's tests read.
-        return self._names
+        return self._wrapping.names
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, which can be loaded with and without Sordino.
@@ -274,14 +202,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         residuals of codecs with error feedback, of this rank only (docs/compression.md). Collective if each rank has a
         shard of the optimizer's state (`LocalSGD`).
         """
-        own, residuals = self._strategy.state_dict(), self._strategy.residuals()
-        if own is None and residuals is None:
-            return self._inner.state_dict()
-        named = {"algorithm": self._strategy.algorithm.label, **(own or {})}
-        if residuals is not None:  # also {}: torch's checkpoints load only the keys of the present state
-            named[_RESIDUALS] = residuals
-        state = dcp.pack({**self._strategy.optimizer_state(self._inner), dcp.KEY: named})
-        self._strategy.context.note_return()
+        state = state_of(self._strategy, self._inner)
+        if dcp.KEY in state:
+            state = dcp.pack(state)
+            self._strategy.context.note_return()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -296,42 +220,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if self._strategy.in_flight:
             self.synchronize()
-        inner, own = dcp.unpack(state_dict)
-        residuals: dict[str, Any] = {}
-        if own is not None:
-            own = self._own_state(own)
-            residuals = own.pop(_RESIDUALS, {})
-            self._strategy.check_state(own)
-        self._strategy.load_optimizer_state(self._inner, inner)
-        self._strategy.reset()
-        if own is not None:
-            self._strategy.go_on_from(own)
-        self._strategy.load_residuals(residuals)
-
-    def _own_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the algorithm's state without its name. UsageError if it is another algorithm's state."""
-        algorithm, named = self._strategy.algorithm, state.get("algorithm", "another algorithm")
-        foreign = "algorithm" in state and named not in (algorithm.label, *algorithm.former_labels)
-        more = state.keys() - {"algorithm", _RESIDUALS}
-        if foreign or (more and self._strategy.state_dict() is None):
-            raise UsageError(
-                f"this state was saved by {named}, but the optimizer uses {algorithm}. Use the same algorithm, or "
-                f"remove the state of the other algorithm to begin {algorithm.label}: del state_dict['sordino']"
-            )
-        return {key: value for key, value in state.items() if key != "algorithm"}
+        load_state(self._strategy, self._inner, state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, which are reduced like the others from now on. Collective."""
-        self._between_steps("add_param_group()")
-        known = len(self._inner.param_groups)
-        with self._new_strategy():
-            self._inner.add_param_group(param_group)
-            self._names = {**name_parameters(self._inner, None), **self._names}
-            try:
-                self._claim.take(self._names)
-            except UsageError:
-                del self._inner.param_groups[known:]
-                raise
+        self._wrapping.require_between_steps("add_param_group()")
+        self._wrapping.add_param_group(param_group)
 
     def register_step_pre_hook(self, hook: Any) -> Any:
         """Register a hook that the wrapped optimizer calls before its step.
@@ -352,25 +246,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # ---- copies ------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        self._strategy.complete()
-        if self._strategy.partial_state and self._inner.state:
-            raise UsageError(
-                f"with {self._options.algorithm} a rank has only a part of the state; copy its state_dict() instead"
-            )
-        names = [self._names[parameter] for parameter in parameters_of(self._inner)]
-        under_way = self._strategy.state_of_copies()
-        return {"inner": self._inner, "names": names, "options": self._options, "under way": under_way}
+        return self._wrapping.state_of_copies()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._inner = state["inner"]
-        self._names = dict(zip(parameters_of(self._inner), state["names"]))
-        self._options = state["options"]
         self._may_synchronize = True
         self._asked = False  # synchronize() was called for this step's gradients
-        self._claim = Claim(self._inner, self._names)
-        self._strategy = self._make_strategy(compare=False)
-        if state.get("under way") is not None:
-            self._strategy.go_on_from(state["under way"])
+        self._wrapping = Wrapping.of_copy(state)
 
     def __dir__(self) -> list[str]:
         return sorted({*dir(type(self)), *vars(self)})  # object.__dir__ would use __class__
@@ -394,11 +276,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change the number of backward passes that are summed before a reduction. Collective, between steps."""
-        self._between_steps("set_backward_passes_per_step()")
+        self._wrapping.require_between_steps("set_backward_passes_per_step()")
         if passes <= 0:
             raise UsageError(f"backward_passes_per_step must be > 0, not {passes}")
-        with self._new_strategy():
-            self._options = replace(self._options, backward_passes_per_step=passes)
+        self._wrapping.change_options(backward_passes_per_step=passes)
 
     def synchronize(self) -> None:
         """Wait until all gradients are reduced, also after fewer passes than `backward_passes_per_step`.
@@ -454,7 +335,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         parameters, which are averaged here.
         """
         strategy = self._strategy
-        with self._claim.stepping():
+        with self._wrapping.claim.stepping():
             strategy.do_together(lambda: strategy.drain(self._inner))
         strategy.context.note_return()
 
@@ -517,22 +398,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Args:
             closure: as for the wrapped optimizer. Gradients are reduced after each evaluation of it.
         """
+        wrapping = self._wrapping
         if dcp.MODULE in sys.modules and dcp.makes_state():
-            with self._claim.stepping():
+            with wrapping.claim.stepping():
                 return self._inner.step()
-        if self._may_synchronize and self._asked and self._strategy.done:
+        if self._may_synchronize and self._asked and wrapping.strategy.done:
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
                 "The gradients are not reduced again; Horovod would.",
                 stacklevel=2,
             )
         self._asked = False
-        reducer = self._strategy.reducer
+        reducer, claim = wrapping.strategy.reducer, wrapping.claim
         if reducer is not None and reducer.backwards:
             reducer.require_whole("step()")
-        if self._claim.has_changed():
-            self._take_in_changes()
-        context = self._strategy.context
+        if claim.has_changed():
+            wrapping.take_in_changes()
+        strategy = wrapping.strategy
+        context = strategy.context
         recorder = context.recorder
         if context.newcomer is not None:
             raise UsageError(
@@ -541,32 +424,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         if recorder is not None:
             recorder.begins()
-        claim = self._claim
         claim.open = True  # set directly, because stepping() would cost two calls per step
         claim.steps += 1
         try:
             if "found_inf" in self.__dict__:  # called by GradScaler
-                synchronize, checks = self._may_synchronize, self._options.check_finite
-                result = step_scaled(self, self._strategy, self._inner, closure, synchronize, checks)
+                synchronize, checks = self._may_synchronize, wrapping.options.check_finite
+                result = step_scaled(self, strategy, self._inner, closure, synchronize, checks)
             else:
-                result = self._strategy.step(self._inner, closure, self._may_synchronize)
+                result = strategy.step(self._inner, closure, self._may_synchronize)
         finally:
             claim.open = False
         if recorder is not None:
-            recorder.step(self._strategy.noted())
+            recorder.step(strategy.noted())
         return result
-
-    def _between_steps(self, what: str) -> None:
-        """Raise StepOrderError if gradients are reduced, or being reduced, for a step that was not taken yet."""
-        if self._strategy.in_flight or self._strategy.done:
-            raise StepOrderError(f"{what} was called between backward and step()")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients like the wrapped optimizer.
 
         StepOrderError while gradients are being reduced (`gradients_ready()`).
         """
-        reducer = self._strategy.reducer
+        reducer = self._wrapping.strategy.reducer
         if reducer is not None and reducer.touched:
             reducer.clear(self._inner, set_to_none)
         else:

@@ -187,10 +187,10 @@ def test_an_exception_leaves_nothing(traces: Traces) -> None:
 
 
 def test_a_failure_half_way_leaves_nothing(traces: Traces, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster._bucket", lambda mbps: ["nonsense"])
+    monkeypatch.setattr("cluster.hosts._bucket", lambda mbps: ["nonsense"])
     with pytest.raises(NotBuilt, match=r"modprobe .* sch_tbf"), Cluster(hosts=2, mbps=MBPS):
         pass
-    monkeypatch.setattr("cluster._HOST", "echo Operation not permitted >&2; exit 1")
+    monkeypatch.setattr("cluster.hosts._HOST", "echo Operation not permitted >&2; exit 1")
     with pytest.raises(NotBuilt, match=r"Operation not permitted.*--privileged"), Cluster(hosts=2):
         pass
 

@@ -154,7 +154,7 @@ def test_several_modules_have_names_of_their_own() -> None:
         modules = [made(), made()]
         parameters = [one for module in modules for one in module.parameters()]
         optimizer = wrapped(torch.optim.SGD(parameters, lr=0.1), modules, replace(AllReduce()))
-        return list(optimizer._names.values())
+        return list(optimizer._parameter_names.values())
 
     [names] = sim.run(1, work)
     assert names[0] == "0.0.weight" and names[-1] == "1.2.bias"

@@ -96,8 +96,8 @@ class Job:
         for found in self.optimizers[seat.number]:
             optimizer = found()
             if optimizer is not None:
-                old = optimizer._strategy
-                optimizer._strategy = optimizer._make_strategy(compare=True)
+                wrapping, old = optimizer._wrapping, optimizer._strategy
+                wrapping.strategy = wrapping._make_strategy(compare=True)
                 old.detach()
 
     def _renew(self) -> None:

@@ -19,7 +19,8 @@ from sordino.algorithms.strategy import Closure
 from sordino.errors import StepOrderError, UsageError
 from sordino.runtime.context import Context
 from sordino.runtime.gradients.bucket import Bucket
-from sordino.runtime.gradients.reducer import QUIETLY, GradientReducer
+from sordino.runtime.gradients.misuse import QUIETLY
+from sordino.runtime.gradients.reducer import GradientReducer
 from sordino.runtime.gradients.settings import Settings
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from sordino.runtime.collectives.operation import Average, Reduction, Sum
-from sordino.runtime.collectives.ops import (
+from sordino.runtime.collectives.descriptions import (
     allgather_operation,
     allreduce_operation,
     alltoall_operation,
@@ -16,6 +15,7 @@ from sordino.runtime.collectives.ops import (
     label_of,
     reducescatter_operation,
 )
+from sordino.runtime.collectives.operation import Average, Reduction, Sum
 from sordino.runtime.context import current
 from sordino.runtime.process_set import ProcessSet
 

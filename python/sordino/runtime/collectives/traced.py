@@ -26,9 +26,7 @@ from typing import Any
 import torch
 
 from sordino.errors import UsageError
-from sordino.runtime.collectives.operation import Average, Reduction, Sum, resolve_op
-from sordino.runtime.collectives.operators import define, differentiate
-from sordino.runtime.collectives.ops import (
+from sordino.runtime.collectives.descriptions import (
     allgather_operation,
     allreduce_operation,
     alltoall_operation,
@@ -36,6 +34,8 @@ from sordino.runtime.collectives.ops import (
     label_of,
     reducescatter_operation,
 )
+from sordino.runtime.collectives.operation import Average, Reduction, Sum, resolve_op
+from sordino.runtime.collectives.operators import define, differentiate
 from sordino.runtime.context import current
 from sordino.runtime.devices import HOST
 from sordino.runtime.process_set import ProcessSet, global_process_set

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 
 from sordino.errors import UsageError
-from sordino.runtime.collectives.nodes import run_allreduce
-from sordino.runtime.collectives.operation import Adasum, Average, Reduction, Sum
-from sordino.runtime.collectives.ops import (
+from sordino.runtime.collectives.descriptions import (
     allgather_operation,
     alltoall_operation,
     broadcast_operation,
     label_of,
     reducescatter_operation,
 )
+from sordino.runtime.collectives.nodes import run_allreduce
+from sordino.runtime.collectives.operation import Adasum, Average, Reduction, Sum
 from sordino.runtime.context import current
 from sordino.runtime.process_set import ProcessSet
 

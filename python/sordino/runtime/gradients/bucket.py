@@ -26,10 +26,11 @@ from sordino.runtime import opcode
 from sordino.runtime.collectives.compression import Compression
 from sordino.runtime.collectives.operation import Average, Sum
 from sordino.runtime.context import Context
-from sordino.runtime.devices import HOST
+from sordino.runtime.devices import HOST, core_device
 from sordino.runtime.gradients.nonfinite import Evidence
 from sordino.runtime.gradients.places import Places, Unfit, spec_of
 from sordino.runtime.gradients.settings import Settings
+from sordino.runtime.local_shards import LocalShard
 from sordino.runtime.tensors import Described, check, dense_strides, describe
 
 
@@ -63,6 +64,35 @@ class Bucket:
     looked: Evidence | None = None  # for the gradients sent last, with check_finite
     handle: Handle | WhenWaited | None = None
     results: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # reduced outside of `places`
+
+    @classmethod
+    def of(
+        cls,
+        context: Context,
+        name: str,
+        members: list[int],
+        names: Sequence[str],
+        parameters: Sequence[torch.Tensor],
+        settings: Settings,
+    ) -> Bucket:
+        """Return a bucket without gradients.
+
+        Args:
+            context: the context of this rank.
+            name: name of the bucket.
+            members: indices of its parameters, which have the same dtype and device.
+            names: names of all parameters.
+            parameters: all parameters.
+            settings: settings of the reduction.
+        """
+        own = [parameters[i] for i in members]
+        packed, _ = settings.compression.compress(own[0].new_empty(0))
+        flags = packed.new_zeros(len(members))
+        layouts = [(one.dtype, one.shape, tuple(dense_strides(one))) for one in own]
+        shards = any(isinstance(one, LocalShard) for one in own)
+        private = shards or settings.codec is not None or settings.compression is not Compression.none
+        device = core_device(flags.device, context)
+        return cls(name, members, names, parameters, settings, flags, layouts, device, private)
 
     # ---- the start ---------------------------------------------------------------------------------------------
 

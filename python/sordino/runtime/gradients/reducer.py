@@ -23,7 +23,6 @@ a shared arena once (places.py), where the reduction is one pass over memory.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -33,11 +32,10 @@ from typing import Any
 
 import torch
 
-from sordino.errors import NonFinite, OperationMismatch, SordinoError, StepOrderError, UsageError
-from sordino.runtime.collectives.compression import Compression
+from sordino.errors import NonFinite, OperationMismatch, SordinoError, UsageError
 from sordino.runtime.collectives.operation import Average
 from sordino.runtime.context import Context
-from sordino.runtime.devices import core_device
+from sordino.runtime.gradients import misuse
 from sordino.runtime.gradients.bucket import Bucket, WhenWaited
 from sordino.runtime.gradients.closures import reducing
 from sordino.runtime.gradients.encoded_buckets import EncodedBuckets
@@ -46,23 +44,10 @@ from sordino.runtime.gradients.own_gradients import OwnGradients
 from sordino.runtime.gradients.plan import agree_on_order, divide, whole_layout
 from sordino.runtime.gradients.settings import Settings
 from sordino.runtime.gradients.sparse_gradients import SparseGradients
-from sordino.runtime.local_shards import LocalShard, clip_grad_norm
+from sordino.runtime.local_shards import clip_grad_norm
 from sordino.runtime.loss_state import Recoverable
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.recovery.losses import LOSSES
-from sordino.runtime.tensors import dense_strides
-
-_NAMED = 8  # maximum number of parameters in an error
-
-QUIETLY = "Put all backward() but the last one before step() in optimizer.no_sync()"
-
-_CUT_OFF = (
-    "an exception ended the previous backward() while its gradients were being reduced. If all ranks raised it, call "
-    "optimizer.synchronize() and then optimizer.zero_grad(), and continue with the next batch. If the other ranks have "
-    "no exception, they wait for this one: call optimizer.synchronize(), and then step() in "
-    "optimizer.skip_synchronize()"
-)
-
 
 _version_of = attrgetter("_version")
 
@@ -157,7 +142,7 @@ class GradientReducer(GradientHooks):
 
     def _begin_after_cut_off(self) -> None:
         if self.in_flight:
-            raise StepOrderError(f"backward() cannot begin: {_CUT_OFF}")
+            raise misuse.after_cut_off("backward() cannot begin")
         super()._begin_after_cut_off()
 
     def _forget_cut_off(self) -> None:
@@ -169,7 +154,7 @@ class GradientReducer(GradientHooks):
     def require_whole(self, what: str) -> None:
         """Raise StepOrderError if an exception has ended a backward, so that the call `what` is not allowed."""
         if self.cut_off:
-            raise StepOrderError(f"{what} is not possible yet: {_CUT_OFF}")
+            raise misuse.after_cut_off(f"{what} is not possible yet")
 
     def completed(self, number: int) -> None:
         of = self._watched[number]
@@ -197,25 +182,11 @@ class GradientReducer(GradientHooks):
         # Ranks may reduce the gradients of one step a different number of times. Different steps must not match.
         self._suffix = f".again{self._again}"
         if not any(bucket.has_reduced() for bucket in self._buckets or ()):
-            warnings.warn(
-                f"the gradient of '{self.names[index]}' and others were reduced at the end of an earlier backward(), "
-                "and cleared before a step() used them. Every backward() through this optimizer's parameters sends "
-                "their gradients, also for the loss of another model (the generator's, through the discriminator): "
-                "put that backward() in optimizer.no_sync(), or freeze the parameters for it (requires_grad_(False))",
-                stacklevel=2,
-            )
-            return
-        if self.settings.op != Average:  # a second sum would add reduced gradients of all ranks
-            raise StepOrderError(
-                "Gradients were computed more than backward_passes_per_step times before call to step(): all were "
-                f"reduced at the end of the previous backward(), and this one adds to '{self.names[index]}'. "
-                f"{QUIETLY}, or increase backward_passes_per_step"
-            )
-        warnings.warn(
-            f"gradients are reduced in every backward() of a step: this backward() adds to '{self.names[index]}', "
-            f"which was sent at the end of the previous one. {QUIETLY}, so that they are sent once",
-            stacklevel=2,
-        )
+            misuse.warn_of_unused(self.names[index])
+        elif self.settings.op == Average:
+            misuse.warn_of_repetition(self.names[index])
+        else:  # a second sum would add reduced gradients of all ranks
+            raise misuse.added_to_reduced(self.names[index])
 
     def begin_cycle(self) -> None:
         super().begin_cycle()
@@ -270,13 +241,7 @@ class GradientReducer(GradientHooks):
         self._watched.append(of)
 
     def _make_bucket(self, name: str, members: list[int]) -> Bucket:
-        packed, _ = self.settings.compression.compress(self.parameters[members[0]].new_empty(0))
-        flags = packed.new_zeros(len(members))
-        layouts = [(one.dtype, one.shape, tuple(dense_strides(one))) for one in (self.parameters[i] for i in members)]
-        device = core_device(flags.device, self.context)
-        shards = any(isinstance(self.parameters[i], LocalShard) for i in members)
-        private = shards or self._encoded is not None or self.settings.compression is not Compression.none
-        return Bucket(name, members, self.names, self.parameters, self.settings, flags, layouts, device, private)
+        return Bucket.of(self.context, name, members, self.names, self.parameters, self.settings)
 
     # ---- reductions --------------------------------------------------------------------------------------------
 
@@ -349,19 +314,11 @@ class GradientReducer(GradientHooks):
         try:
             handle.wait()
         except OperationMismatch as error:
-            raise OperationMismatch(
-                f"{error}. These are gradients: some ranks have changed the parameters of their optimizers "
-                "(param_groups, a cast), and others have not. Change them on all ranks, before the same step"
-            ) from error
+            raise misuse.changed_on_some_ranks(error) from error
         versions = versions_of(bucket.sent)
         if versions != bucket.versions:
             pairs = zip(bucket.members, versions, bucket.versions)
-            changed = [repr(self.names[i]) for i, version, before in pairs if version != before]
-            raise StepOrderError(
-                f"the gradient of {', '.join(changed[:_NAMED])} was changed while it was being reduced, by a hook of a "
-                "module or of another tensor, or by another thread. Change gradients in a hook of their parameter "
-                "(register_hook, register_post_accumulate_grad_hook), or between backward() and step()"
-            )
+            raise misuse.changed_in_flight([self.names[i] for i, version, before in pairs if version != before])
 
     def _reduce_if_active(self) -> None:
         """Reduce all gradients, and wait, unless this rank is the only one left or not in the process set."""
@@ -411,10 +368,7 @@ class GradientReducer(GradientHooks):
     def require_change_sent(self) -> None:
         """Raise StepOrderError if gradients of this cycle were sent before the optimizer's parameters changed."""
         if self._change_sent is False:
-            raise StepOrderError(
-                "the parameters of the wrapped optimizer were changed between backward() and step(): change them on "
-                "all ranks, before backward() or after step()"
-            )
+            raise misuse.changed_since_backward()
 
     def take_as_reduced(self) -> None:
         """Treat the gradients as reduced: the step uses their current values."""
@@ -428,10 +382,7 @@ class GradientReducer(GradientHooks):
         """
         if self.in_flight:
             self.require_whole("zero_grad()")
-            raise StepOrderError(
-                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-                "optimizer.synchronize(). This is prohibited as it can cause a race condition."
-            )
+            raise misuse.cleared_in_flight()
         self.reset()  # no step will use these gradients
         optimizer.zero_grad(set_to_none=set_to_none)
 

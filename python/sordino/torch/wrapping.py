@@ -1,0 +1,191 @@
+"""Wrapping of an optimizer: the claim on its parameters, the strategy of its steps, and changes of both.
+
+A strategy is made for certain parameters and options. A change of them replaces it:
+
+| change | method | when |
+|---|---|---|
+| a new group of parameters | `add_param_group` | between steps |
+| another option | `change_options` | between steps |
+| other parameters in the wrapped optimizer | `take_in_changes` | at the beginning of `step()` |
+| ranks that join or leave | `before_growth`, `after_growth` | between steps |
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sordino.algorithms.strategy import Strategy
+from sordino.errors import StepOrderError, UsageError
+from sordino.runtime.gradients.options import Options
+from sordino.torch.arguments import name_parameters, parameters_of
+from sordino.torch.claims import Claim
+from sordino.torch.factory import make_strategy
+from sordino.torch.mesh import local_shards
+
+
+class Wrapping:
+    """A wrapped optimizer, the claim on its parameters, and its current strategy.
+
+    Attributes:
+        optimizer: the wrapped optimizer.
+        names: names of its parameters.
+        options: the arguments of `DistributedOptimizer`.
+        claim: the claim on the parameters.
+        strategy: the current strategy.
+
+    Args:
+        optimizer: the wrapped optimizer.
+        names: names of its parameters.
+        options: the arguments of `DistributedOptimizer`.
+        compare: whether to meet the other ranks now (collective), or at the first step.
+
+    Raises:
+        UsageError: a parameter belongs to another wrapper, or an option does not fit. LayoutMismatch,
+            ConfigurationMismatch: ranks differ.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], options: Options, compare: bool
+    ) -> None:
+        self.optimizer, self.names, self.options = optimizer, names, options
+        self.claim = Claim(optimizer, names)
+        try:
+            self.strategy = self._make_strategy(compare)
+        except BaseException:
+            self.claim.release()  # the traceback may keep this object alive
+            raise
+
+    def _make_strategy(self, compare: bool) -> Strategy:
+        parameters = parameters_of(self.optimizer)
+        names = [self.names[p] for p in parameters]
+        strategy = make_strategy(self.optimizer, parameters, names, self.options, compare)
+        strategy.stepping = self.claim.stepping
+        strategy.follow(self.claim.has_changed)
+        strategy.context.callbacks.on_end.add(self._world_ended)
+        strategy.context.losses.growing[id(self)] = weakref.ref(self)
+        return strategy
+
+    def _world_ended(self) -> None:
+        """Release the parameters, because another world may train them."""
+        self.claim.release()
+        if self.strategy.reducer is not None:
+            self.strategy.reducer.release()
+
+    # ---- changes -----------------------------------------------------------------------------------------------
+
+    def require_between_steps(self, what: str) -> None:
+        """Raise StepOrderError if gradients are reduced, or being reduced, for a step that was not taken yet."""
+        if self.strategy.in_flight or self.strategy.done:
+            raise StepOrderError(f"{what} was called between backward and step()")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters. Collective, between steps.
+
+        Raises:
+            UsageError: a parameter belongs to another wrapper; the group is not added then.
+        """
+        known = len(self.optimizer.param_groups)
+        with self._new_strategy():
+            self.optimizer.add_param_group(param_group)
+            self._name_new_parameters()
+            try:
+                self.claim.take(self.names)
+            except UsageError:
+                del self.optimizer.param_groups[known:]
+                raise
+
+    def change_options(self, **options: Any) -> None:
+        """Replace these options. Collective, between steps."""
+        with self._new_strategy():
+            self.options = replace(self.options, **options)
+
+    def take_in_changes(self) -> None:
+        """Continue with the wrapped optimizer's current parameters, and reduce the gradients of new ones. Collective.
+
+        Raises:
+            UsageError: the algorithm cannot continue. StepOrderError: parameters were changed since backward().
+                LayoutMismatch: ranks have changed them differently; raised on all ranks.
+        """
+        old, known = self.strategy, self.claim.keys
+        added = [parameter for parameter in parameters_of(self.optimizer) if id(parameter) not in known]
+        self._name_new_parameters()
+        old.before_change()
+        new = self._make_strategy(compare=True)
+        try:
+            self.claim.take(self.names)
+        except UsageError:
+            new.detach()
+            raise
+        old.detach()
+        self.strategy = new
+        new.load_residuals(old.residuals() or {})
+        names = [self.names[parameter] for parameter in added]
+        new.after_change(names, local_shards(added, names, self.options))
+
+    @contextmanager
+    def _new_strategy(self) -> Iterator[None]:
+        """Replace the strategy. After the block a new one continues, with the changes made in the block."""
+        old = self.strategy
+        old.do_together(lambda: old.settle(self.optimizer))
+        yield
+        self._replace_strategy()
+        self.strategy.context.note_return()
+
+    def _replace_strategy(self) -> None:
+        old = self.strategy
+        old.detach()
+        self.strategy = self._make_strategy(compare=True)
+        self.strategy.take_over(old)
+        self.strategy.load_residuals(old.residuals() or {})
+
+    def _name_new_parameters(self) -> None:
+        self.names = {**name_parameters(self.optimizer, None), **self.names}
+
+    # ---- ranks that join (Growing) -----------------------------------------------------------------------------
+
+    def layout(self) -> list[str]:
+        """Return lines about the model and the settings, which must be the same on a process that wants to join."""
+        return self.strategy.settings.check.lines()
+
+    def before_growth(self) -> None:
+        """Leave parameters and optimizer in a state from which a new rank can start. Collective."""
+        strategy = self.strategy
+        with self.claim.stepping():
+            strategy.do_together(lambda: strategy.prepare_growth(self.optimizer))
+
+    def after_growth(self) -> None:
+        """Continue in the grown world. Collective over all its ranks."""
+        self.options = replace(self.options, members=tuple(range(self.strategy.context.started)))
+        self._replace_strategy()
+
+    # ---- copies ------------------------------------------------------------------------------------------------
+
+    def state_of_copies(self) -> dict[str, Any]:
+        """Return the arguments of `of_copy` for a copy, which has this optimizer or a copy of it.
+
+        Raises:
+            UsageError: this rank has only a part of the optimizer's state.
+        """
+        self.strategy.complete()
+        if self.strategy.partial_state and self.optimizer.state:
+            raise UsageError(
+                f"with {self.options.algorithm} a rank has only a part of the state; copy its state_dict() instead"
+            )
+        names = [self.names[parameter] for parameter in parameters_of(self.optimizer)]
+        under_way = self.strategy.state_of_copies()
+        return {"inner": self.optimizer, "names": names, "options": self.options, "under way": under_way}
+
+    @classmethod
+    def of_copy(cls, state: dict[str, Any]) -> Wrapping:
+        """Return the wrapping of a copied or unpickled optimizer, from `state_of_copies()`. Not collective."""
+        optimizer, under_way = state["inner"], state.get("under way")
+        copy = cls(optimizer, dict(zip(parameters_of(optimizer), state["names"])), state["options"], compare=False)
+        if under_way is not None:
+            copy.strategy.go_on_from(under_way)
+        return copy
