@@ -19,7 +19,7 @@ ERRORS = [
     ),
     Error(
         "a newcomer with another model is let in",
-        "forgotten check",
+        "lost message",
         _GROWTH,
         'return f"the job has {ours}, and the newcomer {its}" if ours != its else ""',
         'return ""',
@@ -67,7 +67,7 @@ ERRORS = [
     ),
     Error(
         "a process that has not joined trains alone",
-        "forgotten check",
+        "lost message",
         "python/sordino/torch/optimizer.py",
         "        if context.newcomer is not None:\n",
         "        if context.newcomer is not None and context.size > 1:\n",

@@ -29,6 +29,7 @@ IN_A_CLONE = (
     "gpu_kernels",
     "gpu_ranks",
     "gpu_step",
+    "joining",
     "layered",
     "local_sgd",
     "record",

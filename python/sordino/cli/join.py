@@ -47,7 +47,6 @@ def main(options: argparse.Namespace) -> int:
     path, token = job[RENDEZVOUS], job[TOKEN]
     number = SocketRendezvous(path, token.encode(), NO_NUMBER, _core.deadlines()[0]).new_number()
     environment = {**os.environ, **{name: job[name] for name in _SHARED}, RANK: str(number), NEWCOMER: "1"}
-    environment["SORDINO_ON_PEER_LOST"] = "continue"
     environment.pop("SORDINO_LAUNCHER", None)  # it takes notices of its own children only
     if _TAKEN_OVER in job:
         environment.setdefault(_TAKEN_OVER, job[_TAKEN_OVER])

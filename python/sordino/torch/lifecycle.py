@@ -110,7 +110,7 @@ def init(
     start = find_start(comm, store, rank, world_size)
     ranks = () if comm is None or hasattr(comm, "py2f") else tuple(comm)
     if isinstance(start, ProcessStart) and start.newcomer:
-        context = _newcomer(start, survivable, ranks, dedicated)
+        context = _newcomer(start, survivable or on_peer_lost is None, ranks, dedicated)
     elif dedicated is None:
         context = Context(start.world(None, survivable, ranks), start=start)
     else:
