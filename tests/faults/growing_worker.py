@@ -44,6 +44,7 @@ class Plan:
         width: of the model, by rank; `WIDTH` for the others.
         leave: steps after which ranks leave, by rank.
         outside: ranks that call step() without joining.
+        samples: instead of `steps`: two epochs of this number of samples, which an `ElasticSampler` divides.
     """
 
     algorithm: str = "allreduce"
@@ -56,6 +57,7 @@ class Plan:
     width: dict[str, int] = field(default_factory=dict)
     leave: dict[str, int] = field(default_factory=dict)
     outside: list[int] = field(default_factory=list)
+    samples: int = 0
 
 
 def target(identity: int, step: int) -> torch.Tensor:
@@ -98,7 +100,8 @@ def main(folder: Path, plan: Plan) -> None:
     sgd = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     algorithm = configured(class_of(plan.algorithm), plan.algorithm, plan.settings)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), algorithm=algorithm)
-    state = hvd.elastic.TorchState(model, optimizer, step=0)
+    sampler = hvd.elastic.ElasticSampler(range(plan.samples))
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, step=0, epoch=0)
     signal.signal(signal.SIGTERM, lambda *_: state.leave())
     log = (folder / f"log.{me}").open("a", buffering=1)
 
@@ -140,7 +143,26 @@ def main(folder: Path, plan: Plan) -> None:
                 signal.raise_signal(signal.SIGTERM)
             state.commit()
 
-    train(state)
+    @hvd.elastic.run
+    def train_on_samples(state: hvd.elastic.TorchState) -> None:
+        visited = (folder / f"visited.{me}").open("a", buffering=1)
+        while state.epoch < 2:
+            for number, sample in enumerate(sampler):
+                if plan.kill.get(str(me)) == state.step:
+                    die()
+                while state.step >= plan.hold and hvd.size() < plan.size:
+                    time.sleep(0.02)
+                    state.commit()
+                gradient()
+                optimizer.step()
+                state.step += 1
+                sampler.record_batch(number, 1)
+                visited.write(f"{state.epoch} {sample}\n")
+                state.commit()
+            state.epoch += 1
+            sampler.set_epoch(state.epoch)
+
+    (train_on_samples if plan.samples else train)(state)
     optimizer.flush()
     note("end")
     hvd.shutdown()

@@ -150,6 +150,21 @@ def test_a_newcomer_is_lost_later(tmp_path: Path) -> None:
     np.testing.assert_allclose(grown.parameters("end")[0], reference(grown, 0), rtol=1e-12)
 
 
+@pytest.mark.drill("samples are divided anew when ranks join")
+@pytest.mark.parametrize("hold", (6, 30))
+def test_every_sample_is_visited(tmp_path: Path, hold: int) -> None:
+    """In an epoch in which a rank is lost and another joins, and in the next."""
+    samples, ranks = 100, 3
+    plan = Plan(kill={"1": hold - 2}, size=ranks, hold=hold, samples=samples)
+    grown = run_job(tmp_path, ranks, plan, 1)
+    assert grown.ended.status == 0 and list(grown.parameters("end")) == [0, 2, 3], grown.output
+    for epoch in range(2):
+        visits = [line.split() for path in tmp_path.glob("visited.*") for line in path.read_text().splitlines()]
+        mine = [int(sample) for at, sample in visits if int(at) == epoch]
+        assert set(mine) == set(range(samples))
+        assert len(mine) <= samples + 3 * (ranks - 1)  # padding of three divisions
+
+
 @pytest.mark.drill("a rank leaves in good order")
 @pytest.mark.parametrize("algorithm", ("crossover", "allreduce", "push-sum", "diloco"))
 @pytest.mark.parametrize("leavers", ((1,), (0,), (0, 2)))
