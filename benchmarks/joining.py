@@ -82,7 +82,7 @@ def work(folder: Path) -> None:
 
 
 def _read(folder: Path) -> list[tuple[dict[str, Any], list[list[float]]]]:
-    """Return what each process has written, in the order of their starts."""
+    """Return the lines of each process, in the order of their starts."""
     found = []
     for path in folder.glob("steps.*"):
         lines = path.read_text().splitlines(keepends=True)

@@ -31,7 +31,7 @@ RATE, MOMENTUM = 0.1, 0.5
 
 @dataclass
 class Plan:
-    """What the job does.
+    """Settings of a job.
 
     Attributes:
         algorithm: its name.

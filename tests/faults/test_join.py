@@ -169,7 +169,7 @@ def test_every_sample_is_visited(tmp_path: Path, hold: int) -> None:
 @pytest.mark.parametrize("algorithm", ("crossover", "allreduce", "push-sum", "diloco"))
 @pytest.mark.parametrize("leavers", ((1,), (0,), (0, 2)))
 def test_ranks_leave(tmp_path: Path, algorithm: str, leavers: Sequence[int]) -> None:
-    """What they have learned stays in the mean of the models."""
+    """Their models stay in the mean of all models."""
     stay = [rank for rank in range(3) if rank not in leavers]
     plan = Plan(algorithm, size=len(stay), hold=99, leave={f"{rank}": 4 for rank in leavers})
     grown = run_job(tmp_path, 3, plan, 0)

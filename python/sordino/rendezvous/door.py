@@ -36,7 +36,7 @@ class Door:
     waiting: dict[int, tuple[Say, bytes]] = field(default_factory=dict)
 
     def take(self, number: int, say: Say, head: dict[str, Any], payload: bytes) -> None:
-        """Handle a frame of process `number`. ValueError or KeyError if it is none of the door's."""
+        """Handle a frame of process `number`. ValueError, KeyError or TypeError if it is malformed."""
         what = head["door"]
         if what == "knock":
             self.waiting[number] = say, payload

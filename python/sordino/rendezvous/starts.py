@@ -118,7 +118,7 @@ class ProcessStart:
         return _core.sim_worlds([0], True)[0]
 
     def door(self) -> SocketRendezvous | None:
-        """Return the rendezvous at which processes can join the running job; None if this launcher has none."""
+        """Return the rendezvous at which processes can join; None if this launcher does not support that."""
         return self.meeting if isinstance(self.meeting, SocketRendezvous) else None
 
     def grown_world(self, members: Sequence[int], key: str, timeout: float) -> _core.World:

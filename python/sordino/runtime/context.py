@@ -90,8 +90,8 @@ class Context:
     def __post_init__(self) -> None:
         self.names = Names(self.process_sets)
         self._host_device: Device | None = None
-        # Of the last world that ranks have formed by a meeting, and not by going on without lost ranks:
-        self._founders = list(range(self.world.size)) if self.newcomer is None else [self.newcomer]  # identities
+        # Identities of the ranks of the last world that was formed by a meeting. Smaller worlds follow it after losses.
+        self._founders = list(range(self.world.size)) if self.newcomer is None else [self.newcomer]
         self._first_epoch = 0
         self._take_place()
         self.started = self.size  # number of ranks of the first world

@@ -87,7 +87,7 @@ class SettingsCheck:
         self.name, self._met = self.name or name, True
 
     def lines(self) -> list[str]:
-        """Return what must be the same on all ranks, line by line."""
+        """Return lines about the model and the settings, which must be the same on all ranks."""
         return [*self._mine.values(), *self._model()]
 
     def _model(self) -> list[str]:

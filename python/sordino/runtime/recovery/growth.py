@@ -1,6 +1,6 @@
 """Growth: processes join a running job between two steps, and ranks leave it in good order.
 
-The ranks form the next world beside the one that they have.
+The ranks form the next world while they keep the old one.
 
 | step | ranks | newcomer |
 |---|---|---|
@@ -182,7 +182,7 @@ def join(context: Context, layout: Sequence[str]) -> None:
 
 
 def _door(context: Context) -> SocketRendezvous | None:
-    """Return the rendezvous at which processes can join; None if the launcher has none, or losses end the job."""
+    """Return the rendezvous at which processes can join; None without one, or if a loss ends the job."""
     start = context.start
     return start.door() if isinstance(start, ProcessStart) and context.survives_losses else None
 
@@ -238,7 +238,7 @@ def _planned(context: Context, layout: Sequence[str], leavers: Sequence[int]) ->
         else:
             fit.append(number)
     stay = [identity for identity in context.identities if identity not in leavers]
-    if not stay:  # nobody has the state that newcomers need
+    if not stay:  # no rank remains that has the state for newcomers
         fit = []
     plan = Plan(
         secrets.token_hex(8), [*stay, *fit], len(fit), list(leavers), context.epoch + 1, context.started, context.job_id
