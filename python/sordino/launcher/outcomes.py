@@ -102,7 +102,7 @@ class Outcomes:
     def __init__(
         self, ranks: int, folder: Path | None = None, kept: bool = True, deadlines: Deadlines | None = None
     ) -> None:
-        self.ranks = ranks
+        self._ranks = set(range(ranks))
         self.kept = kept
         self.patience_s = _PATIENCE_S  # for ranks that wait for a rank that has ended
         self._folder = folder
@@ -126,7 +126,7 @@ class Outcomes:
 
     def replace(self, lost: int, number: int) -> None:
         """Note that process `number` replaces a rank that has ended, which does not count as failed then."""
-        self.ranks = max(self.ranks, number + 1)
+        self._ranks.add(number)
         self._replaced[lost] = number
 
     def have_met(self) -> bool:
@@ -146,7 +146,7 @@ class Outcomes:
 
         Args:
             rank: the sender; for "left" the lost rank.
-            word: "waits", "met", "fails", "exits" or "left".
+            word: "waits", "met", "fails", "exits", "departs" or "left".
             pid: process of the sender if it is on this machine, else 0.
         """
         if word == "fails":
@@ -200,7 +200,7 @@ class Outcomes:
         """Return the condition of the module's table that holds now; None if none holds."""
         known, notices = self.known(), self._notices
         states = self._look()
-        left = {rank for rank in range(self.ranks) if rank not in known and states.get(rank) not in _GONE}
+        left = {rank for rank in sorted(self._ranks) if rank not in known and states.get(rank) not in _GONE}
         waiting = notices["waits"] - notices["met"] - known.keys()
         missed = min((outcome for rank, outcome in known.items() if rank not in notices["met"]), default=None)
         if missed and waiting:
@@ -219,7 +219,7 @@ class Outcomes:
             return _Hopeless("left out", text, _LEFT_OUT_S)
         # The others wait in MPI_Finalize for stopped ranks.
         still = {rank for rank in left if states.get(rank) == _STOPPED}
-        if still and len(still) < self.ranks and left <= still | notices["exits"]:
+        if still and len(still) < len(self._ranks) and left <= still | notices["exits"]:
             text = f"{_names(still)} {'were' if len(still) > 1 else 'was'} stopped (SIGSTOP) when all others had ended"
             return _Hopeless("stopped", text, self._deadlines.start, ends=still)
         return None
@@ -234,7 +234,7 @@ class Outcomes:
 
     def complete(self) -> bool:
         """Return whether all ranks have ended."""
-        return len(self.known()) == self.ranks
+        return len(self.known()) == len(self._ranks)
 
     def first_of(self, failed: Sequence[Outcome]) -> Outcome:
         """Return the outcome of the rank that failed first.
@@ -257,8 +257,9 @@ class Outcomes:
         """Return the status of the job and a message, which may be "".
 
         A rank is lost if a signal ended it, or if its end is unknown. The job succeeds if some rank finished with
-        status 0, and all ranks that are not lost did. Else it has the status of the rank that failed first. A condition
-        with its own status (see the module's table) takes precedence.
+        status 0 (one that left before the end has not finished), and so did all ranks that are not lost or replaced.
+        Else it has the status of the rank that failed first. A condition with its own status (see the module's table)
+        takes precedence.
 
         Args:
             launcher: mpirun's status, which is used if no end of a rank is known.
@@ -271,17 +272,20 @@ class Outcomes:
             return launcher, ""
         known = self.known()
         failed = sorted(outcome for outcome in known.values() if outcome.code != 0)
-        if len(failed) < len(known) and all(one.code < 0 or one.rank in self._replaced for one in failed):
+        finished = any(one.code == 0 and one.rank not in self._notices["departs"] for one in known.values())
+        if finished and all(one.code < 0 or one.rank in self._replaced for one in failed):
             by = {rank: f" and was replaced by process {number}" for rank, number in self._replaced.items()}
             lost = [f"{one}{by.get(one.rank, '')}" for one in failed]
             if verdict:
                 lost.append(verdict.text)
             else:
-                lost += [f"the end of rank {rank} is unknown" for rank in range(self.ranks) if rank not in known]
+                lost += [f"the end of rank {rank} is unknown" for rank in sorted(self._ranks) if rank not in known]
             return 0, f"{', '.join(lost)}; the others finished" if lost else ""
         if failed:
             first = self.first_of(failed)
             return first.status, because(first, len(failed))
+        if known:
+            return 1, "no rank has finished: all have left before the end"
         return launcher or 1, f"no rank has reported its end; mpirun's status is {launcher}"
 
 

@@ -7,6 +7,7 @@
 | left | the remaining ranks continue without the given rank |
 | fails | an error of this rank ends it |
 | exits | this rank exits |
+| departs | this rank leaves in good order, or could not join: how it ends says nothing about the job |
 
 They are needed because ranks would wait at the start or at the end for ranks that are gone or stopped, and only the
 launcher can end them.
@@ -53,6 +54,11 @@ def tell_of_the_joining() -> None:
     global _rank_process
     _rank_process = os.getpid()
     _tell("met", _own_number())
+
+
+def tell_of_the_departure() -> None:
+    """Tell the launcher that this process ends, although the job does not, or that the job has ended without it."""
+    _tell("departs", _own_number())
 
 
 def _own_number() -> int:

@@ -12,7 +12,8 @@ The ranks form the next world while they keep the old one.
 | 6 | they adopt it, and meet newcomers in a barrier there | adopts it after the barrier, else knocks again |
 | 7 | all make their optimizers again, and leave the old world | makes its optimizers again |
 
-A rank that wants to leave takes part until step 5, and is in no plan. So what it has is in the mean of the models.
+A rank that wants to leave takes part until step 5, and is not in the plan. Its model is in the mean of all models then.
+The last rank cannot leave, as nothing of the job would remain: it stays until others have joined.
 
 A rank that is lost before step 6 is lost in the old world, whose ranks recover and repeat the steps from 3 on. After
 that it is lost in the new one, like a newcomer that is lost after its barrier.
@@ -33,7 +34,7 @@ from sordino.errors import ConfigurationMismatch, SordinoError, TransportError, 
 from sordino.log import logger
 from sordino.rendezvous.door import Verdict
 from sordino.rendezvous.fingerprints import comparing
-from sordino.rendezvous.notices import tell_of_the_joining
+from sordino.rendezvous.notices import tell_of_the_departure, tell_of_the_joining
 from sordino.rendezvous.sockets import SocketRendezvous
 from sordino.rendezvous.starts import ProcessStart
 from sordino.runtime import opcode
@@ -111,13 +112,13 @@ def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> None
     for one in context.losses.living_growing():
         one.before_growth()
     if _door(context) is None:  # the others notice the departure in their next operation
-        return _leave(context) if leaves else None
+        return _leave(context) if leaves and not all(goes for _, goes in said) else None
     formed: list[World] = []
     plan = together(context, global_process_set, lambda: _formed(context, lines, leaves, formed))
-    if leaves:
-        _leave(context)
     if plan is None:
         return None
+    if context.identity in plan.leavers:
+        _leave(context)
     old, recorder = context.world, context.recorder
     with recorder.growth() if recorder is not None else nullcontext():
         _adopt(context, formed.pop(), plan)
@@ -132,6 +133,7 @@ def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> None
 
 
 def _leave(context: Context) -> NoReturn:
+    tell_of_the_departure()
     _log.info("rank %d leaves the job", context.rank)
     context.shutdown("it has left the job")
     sys.exit(0)
@@ -159,6 +161,7 @@ def join(context: Context, layout: Sequence[str]) -> None:
     while True:
         verdict, text = door.knock(introduction, deadlines()[1])
         if verdict is Verdict.OVER:
+            tell_of_the_departure()
             _log.warning("the job has ended before process %d could join it", context.identity)
             sys.exit(0)
         if verdict is Verdict.REFUSED:
@@ -200,13 +203,15 @@ def _formed(context: Context, layout: Sequence[str], leaves: bool, formed: list[
     leavers = [
         identity for identity, goes in zip(context.identities, gather_by_core(context, leaves, "leavers")) if goes
     ]
+    if len(leavers) == context.size:
+        leavers = []
     said = _planned(context, layout, leavers).encoded().decode() if context.rank == 0 else ""
     plan = Plan.decoded(gather_by_core(context, said, "plan")[0].encode())
-    if plan.newcomers == 0 and not (leavers and plan.members):
+    if plan.newcomers == 0 and not leavers:
         return None
     failure = ""
     try:
-        if not leaves:
+        if context.identity not in leavers:
             formed.append(context.start.grown_world(plan.members, plan.key, _MEETING_S))
     except SordinoError as error:
         failure = f"{type(error).__name__}: {error}"
@@ -238,8 +243,6 @@ def _planned(context: Context, layout: Sequence[str], leavers: Sequence[int]) ->
         else:
             fit.append(number)
     stay = [identity for identity in context.identities if identity not in leavers]
-    if not stay:  # no rank remains that has the state for newcomers
-        fit = []
     plan = Plan(
         secrets.token_hex(8), [*stay, *fit], len(fit), list(leavers), context.epoch + 1, context.started, context.job_id
     )
