@@ -183,6 +183,22 @@ def test_ranks_leave(tmp_path: Path, algorithm: str, leavers: Sequence[int]) -> 
         np.testing.assert_allclose(grown.parameters("end")[stay[0]], reference(grown, stay[0]), rtol=1e-12)
 
 
+def test_all_want_to_leave(tmp_path: Path) -> None:
+    """They stay, as nothing of the job would remain."""
+    plan = Plan(steps=120, hold=999, leave={"0": 3, "1": 3})  # more commits than resets that are allowed
+    grown = run_job(tmp_path, 2, plan, 0)
+    assert grown.ended.status == 0, grown.output
+    assert list(grown.parameters("end")) == [0, 1]
+    np.testing.assert_allclose(grown.parameters("end")[0], reference(grown, 0), rtol=1e-12)
+
+
+def test_the_last_rank_is_lost_after_another_has_left(tmp_path: Path) -> None:
+    """The job has not finished, although a process of it ended with status 0."""
+    plan = Plan(hold=99, leave={"0": 3}, kill={"1": 6})
+    grown = run_job(tmp_path, 2, plan, 0)
+    assert grown.ended.status == 137 and "rank 1 was ended by signal 9 (SIGKILL)" in grown.ended.why, grown.ended
+
+
 def command(folder: Path, output: str, *words: str, plan: Plan) -> subprocess.Popen[bytes]:
     """Start a command of `sordino` with the worker as its program."""
     program = [*forked.python(), str(WORKER), str(folder), json.dumps(asdict(plan))]

@@ -105,4 +105,20 @@ ERRORS = [
         "        return self._next\n",
         (_DOOR,),
     ),
+    Error(
+        "the last rank leaves, and nothing of the job remains",
+        "forgotten rollback",
+        _GROWTH,
+        "    if len(leavers) == context.size:\n        leavers = []\n",
+        "",
+        (_JOIN + "all_want_to_leave",),
+    ),
+    Error(
+        "a rank that has left counts as finished",
+        "wrong weight",
+        "python/sordino/launcher/outcomes.py",
+        'one.code == 0 and one.rank not in self._notices["departs"]',
+        "one.code == 0",
+        (_JOIN + "lost_after_another_has_left",),
+    ),
 ]

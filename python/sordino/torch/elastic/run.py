@@ -89,6 +89,7 @@ def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[],
             try:
                 if isinstance(cause, HostsUpdatedInterrupt):
                     admit(current(), state.layout(), state.leaves)
+                    state.stay()
                 if cause is not None and reset is not None:
                     reset()
                 state.rejoin(undo=isinstance(cause, SordinoError))

@@ -104,6 +104,7 @@ class State(ABC):
         self._stopped = False  # in a commit, after all that this rank had to do for the others
         self._size: int | None = None  # of the world at the last sync
         self.leaves = False  # whether this rank leaves after the next commit
+        self._stays_at = 0  # number of ranks at which it could not leave
         self._looked = 0.0  # time of the last check for newcomers
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._parts: dict[str, Part[Any]] = {}  # in the same order on all ranks
@@ -198,7 +199,7 @@ class State(ABC):
             self._looked = now
             if wait_outside(context):
                 self._news[1] |= _ADDED
-        if self.leaves:
+        if self.leaves and context.size != self._stays_at:
             self._news[1] |= _REMOVED
         while not self._host_messages.empty():
             timestamp, change = self._host_messages.get()
@@ -207,6 +208,10 @@ class State(ABC):
                 self._news = [max(stamp, self._news[0]), self._news[1] | int(change)]
 
     # ---- used by run -------------------------------------------------------------------------------------------
+
+    def stay(self) -> None:
+        """Note that this rank could not leave, as all ranks want to. It tries again when their number changes."""
+        self._stays_at = current().size if self.leaves else 0
 
     def layout(self) -> list[str]:
         """Return lines that must be the same on a process that wants to join: the values of this state."""
