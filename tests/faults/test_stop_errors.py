@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from crew import PATIENCE_S, MakeCrew, Member, metric
@@ -40,7 +41,7 @@ def test_ranks_that_end_by_themselves(starter: str, tmp_path: Path, note_time: N
 def test_a_rank_that_leaves_before_it_meets_the_others_fails_the_job(
     starter: str, tmp_path: Path, how: str, status: int
 ) -> None:
-    program = ["python", MEETING, how]
+    program = [*forked.python(), MEETING, how]
     with Launched(tmp_path, ["-np", "2", *CONTINUE, "--", *program]) as job:
         assert job.ends() == status, job.output
         job.leaves_nothing()
