@@ -3,7 +3,6 @@ status, and ranks that can continue without it do so."""
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from pathlib import Path
@@ -73,7 +72,7 @@ finally:
 @pytest.mark.drill("an error that shutdown() has seen")
 @pytest.mark.parametrize("seconds", [0, 20])
 def test_the_error_is_told_and_its_rank_is_blamed(seconds: int, tmp_path: Path) -> None:
-    with Launched(tmp_path, ["-np", "3", "--", sys.executable, "-c", SCRIPT, str(seconds)]) as job:
+    with Launched(tmp_path, ["-np", "3", "--", *forked.python(), "-c", SCRIPT, str(seconds)]) as job:
         assert job.ends() == 1, job.output
         for rank in (0, 2):
             assert "rank 1, which has shut down because of ValueError: no such column: age" in job.output, rank
