@@ -112,8 +112,8 @@ def open_mpi() -> mpi.Launcher | None:
 
 
 def started(ranks: int, command: list[str], launcher: mpi.Launcher | None, outlive: bool) -> list[str]:
-    """Return the words that start a command on some ranks. With `outlive`, ranks may continue after others have
-    ended."""
+    """Return the words that start a command on some ranks. `outlive`: mpirun does not end the other ranks with a lost
+    one."""
     if ranks == 1:
         return command
     if launcher is None:
