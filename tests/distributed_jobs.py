@@ -21,11 +21,12 @@ def run(
     backend: str = "sordino",
     device: str = "cpu",
     worker: Path = WORKER,
+    real: bool = False,
     **variables: str,
 ) -> list[str]:
-    """Run the ranks of a job to their ends, and return the output of each."""
+    """Run the ranks of a job to their ends, and return the output of each. `real`: no forks."""
     folder.mkdir(exist_ok=True)
-    python = forked.python() if device == "cpu" else [sys.executable]
+    python = forked.python() if device == "cpu" and not real else [sys.executable]
     command = [*python, str(worker), part, str(folder / "store")]
     told = {"SORDINO_TEST_BACKEND": backend, "SORDINO_TEST_DEVICE": device, "SORDINO_TIMEOUT_S": "60", **variables}
     ranks = [
