@@ -1,4 +1,4 @@
-"""Starts jobs of mp/distributed_worker.py and other workers, as torchrun would."""
+"""Starts jobs of mp/distributed_worker.py and other workers, as torchrun would. Ranks without a GPU are forks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 from pace import HANG_S
 
 WORKER = Path(__file__).parent / "mp" / "distributed_worker.py"
@@ -20,11 +21,13 @@ def run(
     backend: str = "sordino",
     device: str = "cpu",
     worker: Path = WORKER,
+    real: bool = False,
     **variables: str,
 ) -> list[str]:
-    """Run the ranks of a job to their ends, and return the output of each."""
+    """Run the ranks of a job to their ends, and return the output of each. `real`: no forks."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, str(worker), part, str(folder / "store")]
+    python = forked.python() if device == "cpu" and not real else [sys.executable]
+    command = [*python, str(worker), part, str(folder / "store")]
     told = {"SORDINO_TEST_BACKEND": backend, "SORDINO_TEST_DEVICE": device, "SORDINO_TIMEOUT_S": "60", **variables}
     ranks = [
         subprocess.Popen(

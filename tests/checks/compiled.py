@@ -1,5 +1,5 @@
 """Models compiled by torch.compile. Dynamo does not support several threads, so these checks run under MPI or on one
-thread."""
+thread. test_compiled.py has the checks with torch's default compiler, which compiles C++ for long."""
 
 from __future__ import annotations
 
@@ -44,21 +44,6 @@ def aot_eager_backend(seat: Seat) -> None:
 
 
 @check(on=("processes",))
-def inductor_backend(seat: Seat) -> None:
-    """Runs where a C++ compiler works, as on every machine that built Sordino. Elsewhere torch itself reports the
-    error."""
-    try:
-        torch.compile(lambda x: x * 2 + 1)(torch.ones(3))
-    except Exception as error:
-        works = False
-        print(f"inductor does not work here: {error}")
-    else:
-        works = True
-    if all(hvd.allgather_object(works)):
-        train_compiled(seat, "small", "inductor")
-
-
-@check(on=("processes",))
 def sync_batch_norm_in_a_compiled_model(seat: Seat) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), hvd.SyncBatchNorm(3)).double()
     hvd.broadcast_parameters(model.state_dict(), 0)
@@ -71,7 +56,7 @@ def sync_batch_norm_in_a_compiled_model(seat: Seat) -> None:
 def compiled_autograd(seat: Seat) -> None:
     """Gradients are reduced when all known ones are ready. In the first step, step() reduces them, as no end of
     backward is seen."""
-    twins = Twins(seat)
+    twins = Twins(seat, "matrices")  # Dynamo traces each hook for long, so these are few
     for turn in range(4):
         twins.zero(set_to_none=turn < 2)
         mine, whole = twins.batches()

@@ -123,7 +123,7 @@ def test_the_job_ends_with_it(starter: str, tmp_path: Path, note_time: Note, wha
 
 @pytest.mark.drill("killed before all have met")
 def test_a_rank_killed_before_it_meets_the_others_ends_this_start(starter_anywhere: str, tmp_path: Path) -> None:
-    program = ["python", MEETING, "os.kill(os.getpid(), 9)"]
+    program = [*forked.python(), MEETING, "os.kill(os.getpid(), 9)"]
     with Launched(tmp_path, ["-np", "2", *CONTINUE, "--restarts", "1", "--", *program]) as job:
         assert job.ends() == 0, job.output
         job.leaves_nothing()

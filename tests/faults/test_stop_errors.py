@@ -3,11 +3,11 @@ status, and ranks that can continue without it do so."""
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from crew import PATIENCE_S, MakeCrew, Member, metric
@@ -40,7 +40,7 @@ def test_ranks_that_end_by_themselves(starter: str, tmp_path: Path, note_time: N
 def test_a_rank_that_leaves_before_it_meets_the_others_fails_the_job(
     starter: str, tmp_path: Path, how: str, status: int
 ) -> None:
-    program = ["python", MEETING, how]
+    program = [*forked.python(), MEETING, how]
     with Launched(tmp_path, ["-np", "2", *CONTINUE, "--", *program]) as job:
         assert job.ends() == status, job.output
         job.leaves_nothing()
@@ -72,7 +72,7 @@ finally:
 @pytest.mark.drill("an error that shutdown() has seen")
 @pytest.mark.parametrize("seconds", [0, 20])
 def test_the_error_is_told_and_its_rank_is_blamed(seconds: int, tmp_path: Path) -> None:
-    with Launched(tmp_path, ["-np", "3", "--", sys.executable, "-c", SCRIPT, str(seconds)]) as job:
+    with Launched(tmp_path, ["-np", "3", "--", *forked.python(), "-c", SCRIPT, str(seconds)]) as job:
         assert job.ends() == 1, job.output
         for rank in (0, 2):
             assert "rank 1, which has shut down because of ValueError: no such column: age" in job.output, rank

@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+import forked
 import pytest
 from launched import Launched, eventually
 from pace import HANG_S, bound, stretched
@@ -100,7 +101,7 @@ def test_a_rank_that_does_not_come_is_left_out_after_the_deadline(
 def test_a_rank_that_does_not_come_ends_this_start(starter: str, tmp_path: Path, options: list[str]) -> None:
     deadline_s = stretched(5)
     deadlines = [f"-xSORDINO_TIMEOUT_S={deadline_s}", f"-xSORDINO_STALL_WARN_S={deadline_s / 5}"]
-    program = ["python", MEETING, "import time; time.sleep(300)"]
+    program = [*forked.python(), MEETING, "import time; time.sleep(300)"]
     with Launched(tmp_path, ["-np", "2", *deadlines, *options, "--", *program]) as job:
         again = "--restarts" in options
         assert job.ends() == (0 if again else 1), job.output

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import stand_in
 from checks.commands import SORDINO
@@ -111,19 +112,23 @@ def open_mpi() -> mpi.Launcher | None:
 
 
 def started(ranks: int, command: list[str], launcher: mpi.Launcher | None, outlive: bool) -> list[str]:
-    """Return the words that start a Python command on some ranks. With `outlive`, ranks may continue after others have
-    ended."""
+    """Return the words that start a command on some ranks. `outlive`: mpirun does not end the other ranks with a lost
+    one."""
     if ranks == 1:
-        return [sys.executable, *command]
+        return command
     if launcher is None:
-        return [*SORDINO, "run", "--launcher", "local", "-np", str(ranks), "--", sys.executable, *command]
+        return [*SORDINO, "run", "--launcher", "local", "-np", str(ranks), "--", *command]
     extra = ("--with-ft", "ulfm") if outlive else ()
-    return mpi.command_line(launcher, mpi.Job(ranks, ["python", *command], extra=extra))
+    return mpi.command_line(launcher, mpi.Job(ranks, command, extra=extra))
 
 
 def run(world: World, folder: Path, words: list[str], timeout: float, way: str = "", outlive: bool = False) -> str:
-    """Run a job to its end with its output in a file. Return a note if it had to be killed."""
-    words = [str(WORKER), *words, *([] if world.gpus else ["--pretend", "0"]), *["--cuda"] * world.stand_in]
+    """Run a job to its end with its output in a file. Return a note if it had to be killed.
+
+    Ranks that use a GPU, or load the stand-in for CUDA, are real processes. Others are forks.
+    """
+    python = [sys.executable] if world.gpus or world.stand_in else forked.python()
+    words = [*python, str(WORKER), *words, *([] if world.gpus else ["--pretend", "0"]), *["--cuda"] * world.stand_in]
     command = started(world.ranks, words, open_mpi(), outlive)
     environment = os.environ | {"SORDINO_TIMEOUT_S": "60"} | WAYS[way]
     if world.stand_in:

@@ -7,14 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from checks.commands import SORDINO
 from pace import HANG_S
 
 WORKER = Path(__file__).with_name("ddp_twin.py")
 LAUNCHERS = {
-    "ddp": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
-    "sordino": [*SORDINO, "run", "-np", "2", "--", "python"],
+    "ddp": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"],
+    "sordino": [*SORDINO, "run", "-np", "2", "--"],
 }
 
 
@@ -23,7 +24,8 @@ def test_the_losses_are_those_of_ddp(tmp_path: Path) -> None:
     told = {}
     for how, launcher in LAUNCHERS.items():
         out = tmp_path / how
-        done = subprocess.run([*launcher, str(WORKER), how, str(out)], capture_output=True, text=True, timeout=HANG_S)
+        command = [*launcher, *forked.python(), str(WORKER), how, str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
         assert done.returncode == 0, done.stderr
         told[how] = json.loads(out.read_text())
     losses, norms = zip(*told["ddp"])

@@ -1,4 +1,5 @@
-"""Collectives in compiled code on one rank, and with torch's default compiler (checks/compiled.py has other jobs)."""
+"""Collectives in compiled code on one rank. Models and collectives with torch's default compiler, which needs a C++
+compiler, as every machine that built Sordino has it (checks/compiled.py has other jobs)."""
 
 from __future__ import annotations
 
@@ -18,10 +19,12 @@ SCRIPT = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 import sordino.torch as hvd
-from checks.compiled import in_one_graph
+from checks.compiled import in_one_graph, train_compiled
 from checks.registry import Seat
 hvd.init()
-in_one_graph(Seat(hvd.rank(), hvd.size(), "processes", ""), "inductor")
+seat = Seat(hvd.rank(), hvd.size(), "processes", "")
+train_compiled(seat, "small", "inductor")
+in_one_graph(seat, "inductor")
 print("well")
 """
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from checks.commands import SORDINO
 from pace import HANG_S
@@ -35,13 +36,13 @@ if dist.is_initialized():
 assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
 os.write(1, f"told {told}: {group}, {'unknown' if unknown else 'known'}\\n".encode())
 """
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
 WAYS = {
-    "sordino run": [*SORDINO, "run", "--launcher", "local", "-np", "2", "--", sys.executable],
-    "mpirun": [*SORDINO, "run", "--launcher", "mpi", "-np", "2", "--", sys.executable],
+    "sordino run": [*SORDINO, "run", "--launcher", "local", "-np", "2", "--"],
+    "mpirun": [*SORDINO, "run", "--launcher", "mpi", "-np", "2", "--"],
     "torchrun": TORCHRUN,
     "torchrun and gloo": TORCHRUN,
-    "alone": [sys.executable],
+    "alone": [],
 }
 
 
@@ -54,9 +55,8 @@ def test_ranks_are_found(way: str, tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     words = ["gloo"] if "gloo" in way else []
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
-    done = subprocess.run(
-        [*WAYS[way], str(script), *words], capture_output=True, text=True, timeout=HANG_S, env=environment
-    )
+    command = [*WAYS[way], *forked.python(), str(script), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, env=environment)
     assert done.returncode == 0, done.stderr
     told = sorted(line for line in done.stdout.splitlines() if line.startswith("told"))
     if way == "alone":

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from urllib.request import urlopen
 
+import forked
 import pytest
 from checks.commands import SORDINO
 from launched import Started
@@ -30,12 +31,17 @@ def inspect(*words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+def worker(folder: Path, ranks: int) -> list[str]:
+    """Return the command of a job of the worker, without the ways of coming late."""
+    launch = [*SORDINO, "run", "--launcher", "local", "-np", str(ranks), "--"]
+    return [*launch, *forked.python(), str(WORKER), str(folder)]
+
+
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("inspected")
     os.mkfifo(folder / "held")
-    words = [*SORDINO, "run", "--launcher", "local", "-np", str(RANKS), "--", "python", str(WORKER), str(folder)]
-    with Started(folder, [*words, *LATE]) as started:
+    with Started(folder, [*worker(folder, RANKS), *LATE]) as started:
         yield folder, started
 
 
@@ -109,8 +115,7 @@ def test_counters_for_prometheus(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     os.mkfifo(tmp_path / "held")
-    command = [*SORDINO, "run", "--launcher", "local", "-np", "2", "--", "python", str(WORKER), str(tmp_path), "new"]
-    with Started(tmp_path, command, {"SORDINO_METRICS": f"127.0.0.1:{port}"}) as started:
+    with Started(tmp_path, [*worker(tmp_path, 2), "new"], {"SORDINO_METRICS": f"127.0.0.1:{port}"}) as started:
         started.wait_for(lambda: (tmp_path / "new.0").exists())
         time.sleep(0.5)
         found = []
@@ -133,7 +138,6 @@ def test_counters_for_prometheus(tmp_path: Path) -> None:
 )
 def test_addresses_that_cannot_be(address: str, told: str) -> None:
     script = "import sordino.torch as h; h.init()"
-    done = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, "SORDINO_METRICS": address}, capture_output=True, text=True
-    )
+    command, environment = [*forked.python(), "-c", script], {**os.environ, "SORDINO_METRICS": address}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and f"SORDINO_METRICS={address!r}: {told}" in done.stderr

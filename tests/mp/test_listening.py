@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 from checks.commands import SORDINO
 from pace import HANG_S
@@ -56,7 +56,7 @@ def test_strangers_at_the_ports_change_nothing(tmp_path: Path, transport: str) -
     if transport == "ucx" and not build_info()["ucx"]:
         pytest.skip("this build has no UCX")
     environment = {**os.environ, "SORDINO_TRANSPORT": transport, "SORDINO_RANKS_PER_NODE": "1"}
-    words = [*SORDINO, "run", "-np", "2", "--", sys.executable, "-c", WORKER, str(tmp_path)]
+    words = [*SORDINO, "run", "-np", "2", "--", *forked.python(), "-c", WORKER, str(tmp_path)]
     job = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
     half_open = []
     try:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from checks.commands import SORDINO
 from pace import HANG_S
@@ -39,7 +40,7 @@ def said(words: list[str], folder: Path, **more: str) -> list[str]:
 
 def test_torchrun(tmp_path: Path) -> None:
     assert said([*TORCHRUN, "2"], tmp_path) == ["world 0 of 2", "world 1 of 2"]
-    assert said([*TORCHRUN, "1"], tmp_path) == ["world 0 of 1"]
+    assert said([*TORCHRUN, "1", "--no-python", *forked.python()], tmp_path) == ["world 0 of 1"]
 
 
 # Counts steps and saves each; in the first start rank 1 fails after the third.
@@ -67,7 +68,16 @@ os.write(1, f"total {total.item():g}\\n".encode())
 def test_a_restart_of_torchrun_is_a_new_world_from_the_newest_checkpoint(tmp_path: Path) -> None:
     script = tmp_path / "elastic.py"
     script.write_text(ELASTIC)
-    words = [*TORCHRUN, "2", "--max-restarts", "2", str(script), str(tmp_path / "saved")]
+    words = [
+        *TORCHRUN,
+        "2",
+        "--max-restarts",
+        "2",
+        "--no-python",
+        *forked.python(),
+        str(script),
+        str(tmp_path / "saved"),
+    ]
     done = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     said = sorted(line for line in done.stdout.splitlines() if line.startswith(("start", "total")))
@@ -106,7 +116,7 @@ def test_torch_distributed_that_is_initialised(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("launcher")
 def test_mpi_comes_before_what_is_left_over(tmp_path: Path) -> None:
-    one, two = ([*SORDINO, "run", "--launcher", "mpi", "-np", ranks, "--", "python"] for ranks in "12")
+    one, two = ([*SORDINO, "run", "--launcher", "mpi", "-np", ranks, "--", *forked.python()] for ranks in "12")
     assert said(two, tmp_path, WORLD_SIZE="4", RANK="0") == ["world 0 of 2", "world 1 of 2"]
     assert said(one, tmp_path, WORLD_SIZE="1", RANK="0") == ["world 0 of 1"]
     (line,) = said(one, tmp_path, WORLD_SIZE="4", RANK="2")

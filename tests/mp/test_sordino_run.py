@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import forked
 import pytest
 from launched import Launched, own_mounts
 
@@ -90,7 +91,7 @@ print("right", hvd.rank(), flush=True)
 @pytest.mark.parametrize("size", ["64k", "20m"])
 def test_a_small_dev_shm(by_mpirun: None, tmp_path: Path, size: str) -> None:
     before = own_mounts('mount -t tmpfs -o size=$1 tmpfs /dev/shm; shift; exec "$@"', size)
-    with Launched(tmp_path, ["-np", "3", "--", "python", "-c", AVERAGES], before) as job:
+    with Launched(tmp_path, ["-np", "3", "--", *forked.python(), "-c", AVERAGES], before) as job:
         assert job.ends() == 0, job.output
         job.leaves_nothing()
         assert all(f"right {rank}\n" in job.output for rank in range(3))

@@ -10,6 +10,31 @@ _SIMULATE = "python/sordino/simulate/"
 
 ERRORS = [
     Error(
+        "the launcher imports torch for a command that was not asked for",
+        "wrong order of summation",
+        _CLI + "plan.py",
+        "from sordino.errors import NotBuilt, UsageError\n",
+        "from sordino.errors import NotBuilt, UsageError\nfrom sordino.plan import evidence  # noqa: F401\n",
+        (tests("cli", "starts_without_torch"),),
+    ),
+    Error(
+        "asking a rank imports all that the rank has",
+        "wrong order of summation",
+        "python/sordino/inspection/asking.py",
+        "from sordino.inspection.address import PREFIX, address_of, uid_of_peer\n",
+        "from sordino.inspection.address import PREFIX\n"
+        "from sordino.inspection.server import address_of, uid_of_peer\n",
+        (tests("cli", "starts_without_torch"),),
+    ),
+    Error(
+        "the process at the other end is taken for its user",
+        "off by one",
+        "python/sordino/inspection/address.py",
+        "_CREDENTIALS.unpack(raw)[1]",
+        "_CREDENTIALS.unpack(raw)[0]",
+        ("tests/mp/test_inspect.py -k answers_of_a_rank",),
+    ),
+    Error(
         "a refusal that comes together with the end is lost",
         "lost message",
         "csrc/engine/scheduler.cc",

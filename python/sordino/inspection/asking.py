@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sordino.errors import NotBuilt
-from sordino.inspection.server import PREFIX, address_of, uid_of_peer
+from sordino.inspection.address import PREFIX, address_of, uid_of_peer
 
 _ANSWERS_WITHIN_S = 0.8  # more than a rank needs, unless it runs code that holds the GIL
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a disk", "Z": "ended", "R": "running"}

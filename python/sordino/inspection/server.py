@@ -6,27 +6,14 @@ import contextlib
 import json
 import os
 import socket
-import struct
 import threading
 
+from sordino.inspection.address import address_of, uid_of_peer
 from sordino.inspection.state import state
 from sordino.log import logger
 
-PREFIX = "sordino-inspect"
 _log = logger(__name__)
 _RETRY_S = 0.2
-_CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of the other side
-
-
-def address_of(uid: int, pid: int) -> str:
-    """Return the address of a process in the abstract namespace, without the leading NUL."""
-    return f"{PREFIX}/{uid}/{pid}"
-
-
-def uid_of_peer(connection: socket.socket) -> int:
-    """Return the user id of the process at the other end of a Unix socket."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(raw)[1])
 
 
 class Server:

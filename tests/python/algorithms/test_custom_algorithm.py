@@ -5,16 +5,16 @@ from __future__ import annotations
 import ast
 import json
 import math
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
+from checks.commands import launch
 
 import sordino.torch as hvd
 from sordino import extend, plan, sim
@@ -22,6 +22,7 @@ from sordino._core import RandomCycle, Ring
 from sordino.algorithms import AllReduce, registry, resolve
 from sordino.algorithms.strategy import Runtime, Strategy
 from sordino.algorithms.traffic import Exchange, Model, Phase, Traffic, groups_of
+from sordino.cli.app import main
 from sordino.errors import PeerLost, UsageError
 from sordino.simulate.traffic import StepMessages as SimulatedTraffic
 
@@ -282,25 +283,18 @@ def test_a_plan_knows_its_costs() -> None:
     assert cost.sent() == [250_000] * 4
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths}
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200, env=environment)
-
-
 @pytest.mark.parametrize("data", ("none", "digits"))
 def test_a_simulation_runs_it(tmp_path: Path, data: str) -> None:
     told = tmp_path / "out.json"
-    words = ("--algorithm", NAME, "--workers", "4", "--steps", "6", "--data", data, "--compute-ms", "10")
-    done = run("-m", "sordino.cli", "simulate", *words, "--processes", "1", "--quiet", "--json", str(told))
-    assert done.returncode == 0, done.stderr
+    words = ["--algorithm", NAME, "--workers", "4", "--steps", "6", "--data", data, "--compute-ms", "10"]
+    assert main(["simulate", *words, "--processes", "1", "--quiet", "--json", str(told)]) == 0
     assert json.loads(told.read_text())
 
 
 def test_the_training_example_takes_it(tmp_path: Path) -> None:
+    """The script finds the algorithm by its name, as both are in one folder."""
     saved = tmp_path / "saved"
     words = ("--epochs", "1", "--algorithm", NAME, "--set", "interval=2", "--checkpoint", str(saved))
-    job = ("-m", "sordino.cli", "run", "-np", "2", "--", sys.executable, str(EXAMPLES / "train.py"))
-    done = run(*job, *words)
+    done = launch("run", "-np", "2", "--", *forked.python(), str(EXAMPLES / "train.py"), *words)
     assert done.returncode == 0, done.stderr
     assert saved.exists()

@@ -29,6 +29,13 @@ OPENMPI = mpi.Launcher(Path("/opt/mpi/bin/mpirun"), "openmpi", "mpirun (Open MPI
 HYDRA = mpi.Launcher(Path("/opt/mpi/bin/mpirun"), "hydra", "Version: 4.3")
 
 
+def test_the_command_starts_without_torch() -> None:
+    """`import torch` takes longer than all else that `sordino run` does before its ranks start."""
+    program = "import sys, sordino.cli.app; print(*({'torch', 'numpy', 'sordino._core'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
 # --- The command line -------------------------------------------------------------------------------------------------
 
 

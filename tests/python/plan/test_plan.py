@@ -15,6 +15,7 @@ import torch
 from results import ResultsOf
 from sordino import plan, sim
 from sordino.algorithms import Algorithm, AllReduce, Crossover, DiLoCo, LocalSGD, PushSum
+from sordino.cli.app import main
 from sordino.cli.plan import parse_count
 from sordino.errors import UsageError
 from sordino.plan import evidence, tasks
@@ -310,7 +311,6 @@ def run_plan(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "start more, as in: sordino plan -np 4"),
         (("--parameters", "lots"), "--parameters lots: expected a number"),
         (("--samples", "0"), "--samples 0"),
         (("--budget", "0"), "--budget 0"),
@@ -324,10 +324,15 @@ def run_plan(*words: str) -> subprocess.CompletedProcess[str]:
         (("--gbps", "10"), "it needs --nodes"),
     ],
 )
-def test_nonsense_is_refused(words: tuple[str, ...], said: str) -> None:
-    done = run_plan(*words)
+def test_nonsense_is_refused(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_single_rank_is_told_to_start_more() -> None:
+    done = run_plan()
     assert done.returncode == 2, done.stderr
-    assert said in done.stderr
+    assert "start more, as in: sordino plan -np 4" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -382,7 +387,7 @@ def test_a_plan_is_made(tmp_path: Path, ranks: int, results_of: ResultsOf) -> No
         "--parameters",
         "200k",
         "--budget",
-        "4",
+        "1",
         "--results",
         str(tmp_path),
         "--record",

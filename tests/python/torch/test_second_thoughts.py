@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from dataclasses import dataclass
 from typing import Any
 
+import forked
 import pytest
 import torch
 from pace import HANG_S
@@ -50,7 +50,7 @@ assert not refused(process_sets="dynamic")
 
 
 def test_a_second_init_takes_the_same_arguments() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=HANG_S)
+    done = subprocess.run([*forked.python(), "-c", SCRIPT], capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
 
 
