@@ -17,13 +17,13 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from sordino import _core
 from sordino.errors import UsageError
 from sordino.launcher.mpi import resolve
 from sordino.rendezvous.environment import NEWCOMER, RANK, RENDEZVOUS, SIZE, TOKEN
 from sordino.rendezvous.sockets import NO_NUMBER, SocketRendezvous
 
 _SHARED = (RENDEZVOUS, TOKEN, SIZE)
+_ANSWERS_S = 30.0  # longest wait for the launcher
 _TAKEN_OVER = "OMP_NUM_THREADS"
 
 
@@ -45,7 +45,7 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError("no command; write that of the job after `--`, as in: sordino join -- python train.py")
     job = _job_of(options.pid)
     path, token = job[RENDEZVOUS], job[TOKEN]
-    number = SocketRendezvous(path, token.encode(), NO_NUMBER, _core.deadlines()[0]).new_number()
+    number = SocketRendezvous(path, token.encode(), NO_NUMBER, _ANSWERS_S).new_number()
     environment = {**os.environ, **{name: job[name] for name in _SHARED}, RANK: str(number), NEWCOMER: "1"}
     environment.pop("SORDINO_LAUNCHER", None)  # it takes notices of its own children only
     if _TAKEN_OVER in job:
