@@ -42,6 +42,7 @@ class Plan:
         kill: steps at whose beginning ranks kill themselves, by rank.
         strike: what happens to a rank while processes join, by rank: see `strike`.
         width: of the model, by rank; `WIDTH` for the others.
+        meeting_s: seconds that ranks wait for newcomers.
         leave: steps after which ranks leave, by rank.
         outside: ranks that call step() without joining.
         samples: instead of `steps`: two epochs of this number of samples, which an `ElasticSampler` divides.
@@ -55,6 +56,7 @@ class Plan:
     kill: dict[str, int] = field(default_factory=dict)
     strike: dict[str, str] = field(default_factory=dict)
     width: dict[str, int] = field(default_factory=dict)
+    meeting_s: float = 10.0
     leave: dict[str, int] = field(default_factory=dict)
     outside: list[int] = field(default_factory=list)
     samples: int = 0
@@ -84,6 +86,23 @@ def strike(where: str) -> None:
         current().start.grown_world = form_and_die
     elif where == "adopted":  # in the next world, before its first operation
         growth._make_again = die
+    elif where == "made":  # in the next world, before newcomers have its state
+        make = growth._make_again
+
+        def make_and_die(*arguments: Any) -> Any:
+            make(*arguments)
+            die()
+
+        growth._make_again = make_and_die
+    elif where == "stopped":  # a newcomer that comes to the meeting when all others have given it up
+        meet = current().start.grown_world
+
+        def stop_and_meet(*arguments: Any) -> Any:
+            current().start.grown_world = meet
+            time.sleep(1.5 * growth._MEETING_S)
+            return meet(*arguments)
+
+        current().start.grown_world = stop_and_meet
     else:
         raise ValueError(where)
 
@@ -117,6 +136,7 @@ def main(folder: Path, plan: Plan) -> None:
     if me in plan.outside:
         gradient()
         optimizer.step()
+    growth._MEETING_S = plan.meeting_s
     if str(me) in plan.strike:
         strike(plan.strike[str(me)])
 

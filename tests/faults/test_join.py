@@ -91,7 +91,7 @@ def test_with_each_algorithm(tmp_path: Path, algorithm: str, settings: list[str]
 
 @pytest.mark.drill("a rank is lost while a process joins")
 @pytest.mark.parametrize("victim", (0, 2))
-@pytest.mark.parametrize("moment", ("met", "adopted"))
+@pytest.mark.parametrize("moment", ("met", "adopted", "made"))
 def test_a_rank_is_lost_while_a_process_joins(tmp_path: Path, victim: int, moment: str) -> None:
     """The first rank, or another. The others recover, and let the newcomers in."""
     plan = Plan(kill={"1": 3}, size=3, strike={f"{victim}": moment})
@@ -102,7 +102,7 @@ def test_a_rank_is_lost_while_a_process_joins(tmp_path: Path, victim: int, momen
 
 
 @pytest.mark.drill("a newcomer is lost while it joins")
-@pytest.mark.parametrize("moment", ("invited", "met", "adopted"))
+@pytest.mark.parametrize("moment", ("invited", "met", "adopted", "made"))
 def test_a_newcomer_is_lost_while_it_joins(tmp_path: Path, moment: str) -> None:
     plan = Plan(kill={"1": 3}, size=3, strike={"3": moment})
     grown = run_job(tmp_path, 3, plan, 2)
@@ -110,6 +110,26 @@ def test_a_newcomer_is_lost_while_it_joins(tmp_path: Path, moment: str) -> None:
     ends = grown.parameters("end")
     assert ends[0] == ends[2] == ends[4]
     np.testing.assert_allclose(ends[0], reference(grown, 0), rtol=1e-12)
+
+
+@pytest.mark.drill("a newcomer comes too late")
+def test_a_newcomer_comes_to_the_meeting_too_late(tmp_path: Path) -> None:
+    """The ranks have given it up, and train on. It knocks again, and joins."""
+    plan = Plan(kill={"1": 3}, size=3, strike={"3": "stopped"}, meeting_s=1.0)
+    grown = run_job(tmp_path, 3, plan, 1)
+    require_joined(grown, [0, 2, 3], plan)
+    np.testing.assert_allclose(grown.parameters("end")[0], reference(grown, 0), rtol=1e-12)
+
+
+@pytest.mark.drill("a rank is lost before a newcomer has the state")
+@pytest.mark.parametrize("algorithm", ("crossover", "push-sum", "diloco", "noloco"))
+def test_a_rank_is_lost_before_a_newcomer_has_the_state(tmp_path: Path, algorithm: str) -> None:
+    """Its parameters, 103 at first, are in no mean."""
+    settings = ["interval=2"] if algorithm in ("diloco", "noloco") else []
+    plan = Plan(algorithm, settings, kill={"1": 3}, size=3, strike={"2": "made"})
+    grown = run_job(tmp_path, 3, plan, 2)
+    assert grown.ended.status == 0, grown.output
+    assert all(np.abs(one).max() < 2 for one in grown.parameters("end").values()), grown.parameters("end")
 
 
 @pytest.mark.drill("a newcomer that does not fit")
@@ -151,18 +171,25 @@ def test_a_newcomer_is_lost_later(tmp_path: Path) -> None:
 
 
 @pytest.mark.drill("samples are divided anew when ranks join")
-@pytest.mark.parametrize("hold", (6, 30))
-def test_every_sample_is_visited(tmp_path: Path, hold: int) -> None:
-    """In an epoch in which a rank is lost and another joins, and in the next."""
-    samples, ranks = 100, 3
-    plan = Plan(kill={"1": hold - 2}, size=ranks, hold=hold, samples=samples)
-    grown = run_job(tmp_path, ranks, plan, 1)
-    assert grown.ended.status == 0 and list(grown.parameters("end")) == [0, 2, 3], grown.output
+@pytest.mark.parametrize(("ranks", "hold"), ((3, 6), (3, 30), (1, 30)))
+def test_every_sample_is_visited(tmp_path: Path, ranks: int, hold: int) -> None:
+    """In an epoch in which a rank is lost, if there are several, and others join, and in the next."""
+    samples, kill = 100, {"1": hold - 2} if ranks > 1 else {}
+    plan = Plan(kill=kill, size=3, hold=hold, samples=samples)
+    if ranks == 1:
+        job = command(tmp_path, "output", "run", "-np", "1", "--on-peer-lost", "continue", plan=plan)
+        assert eventually(lambda: (tmp_path / "pid.0").exists(), HANG_S)
+        pid = (tmp_path / "pid.0").read_text()
+        others = [command(tmp_path, f"output of {k}", "join", pid, plan=plan) for k in range(2)]
+        assert [one.wait(HANG_S) for one in (job, *others)] == [0, 0, 0]
+    else:
+        grown = run_job(tmp_path, ranks, plan, 1)
+        assert grown.ended.status == 0 and list(grown.parameters("end")) == [0, 2, 3], grown.output
     for epoch in range(2):
         visits = [line.split() for path in tmp_path.glob("visited.*") for line in path.read_text().splitlines()]
         mine = [int(sample) for at, sample in visits if int(at) == epoch]
         assert set(mine) == set(range(samples))
-        assert len(mine) <= samples + 3 * (ranks - 1)  # padding of three divisions
+        assert len(mine) <= samples + 3 * 2  # padding of three divisions
 
 
 @pytest.mark.drill("a rank leaves in good order")

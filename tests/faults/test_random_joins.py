@@ -32,7 +32,7 @@ _ALGORITHMS: list[tuple[str, list[str]]] = [
 ]
 _JOBS = int(os.environ.get("SORDINO_TEST_JOINS", 60))
 _SEED = int(os.environ.get("SORDINO_TEST_SEED", 0))
-_MOMENTS = ("invited", "met", "adopted")
+_MOMENTS = ("invited", "met", "adopted", "made")
 
 
 def drawn(seed: int) -> tuple[int, Plan, int, dict[str, str]]:

@@ -17,7 +17,7 @@ import forked
 from launched import eventually
 from pace import HANG_S
 
-from sordino.rendezvous.sockets import Desk
+from sordino.rendezvous.desk import Desk
 
 WORKER = Path(__file__).with_name("turn_worker.py")
 _TOKEN = "of a drill"

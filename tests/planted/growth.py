@@ -5,17 +5,58 @@ from __future__ import annotations
 from planted.error import Error
 
 _GROWTH = "python/sordino/runtime/recovery/growth.py"
+_STATE = "python/sordino/torch/elastic/state.py"
 _JOIN = "tests/faults/test_join.py --tier all -k "
 _DOOR = "tests/python/rendezvous/test_door.py"
 
 ERRORS = [
     Error(
-        "ranks take a world for formed although a newcomer did not come",
-        "lost message",
-        _GROWTH,
-        'failures = [one for one in gather_by_core(context, failure, "formed") if one]',
-        'failures = [one for one in gather_by_core(context, failure, "formed") if one][1:][:0]',
-        (_JOIN + "newcomer_is_lost_while_it_joins",),
+        "a vote succeeds although a rank has not agreed",
+        "wrong weight",
+        "python/sordino/rendezvous/votes.py",
+        "        elif vote.decided is None:\n            vote.decided = False\n",
+        "        else:\n            vote.agreed.add(rank)\n",
+        ("tests/python/rendezvous/test_votes.py",),
+    ),
+    Error(
+        "a vote waits for a rank that has ended",
+        "missing wait",
+        "python/sordino/rendezvous/votes.py",
+        "            elif missing & gone:\n                vote.decided = False\n",
+        "",
+        ("tests/python/rendezvous/test_votes.py",),
+    ),
+    Error(
+        "an answer that comes late is taken for another one",
+        "swapped rank",
+        "python/sordino/rendezvous/sockets.py",
+        '                if found[0].get("n") == request:\n',
+        "                if True:\n",
+        ("tests/python/rendezvous/test_door.py",),
+    ),
+    Error(
+        "a rank that has given up a round still counts in it",
+        "forgotten rollback",
+        "python/sordino/rendezvous/desk.py",
+        "            shown.pop(visitor.rank, None)\n",
+        "",
+        ("tests/python/rendezvous/test_door.py",),
+    ),
+    Error(
+        "a recovery takes the mean with a model that has just joined",
+        "wrong weight",
+        "python/sordino/algorithms/exchanging.py",
+        "if self.levels and self.context.losses.levels:",
+        "if self.levels:",
+        (_JOIN + "before_a_newcomer_has_the_state",),
+    ),
+    Error(
+        "what a job of one rank has processed is forgotten when another joins",
+        "dropped state in a checkpoint",
+        _STATE,
+        "            if under_way and one.version == 0:\n                continue\n",
+        "",
+        (_JOIN + "every_sample",),
     ),
     Error(
         "a newcomer with another model is let in",
@@ -24,14 +65,6 @@ ERRORS = [
         'return f"the job has {ours}, and the newcomer {its}" if ours != its else ""',
         'return ""',
         (_JOIN + "another_model",),
-    ),
-    Error(
-        "a newcomer knocks no more after a failed meeting",
-        "forgotten rollback",
-        _GROWTH,
-        '            if world is not None:\n                world.shutdown("")\n            continue\n',
-        "            raise\n",
-        (_JOIN + "lost_while",),
     ),
     Error(
         "ranks that join are not made known to the optimizers",
@@ -84,7 +117,7 @@ ERRORS = [
     Error(
         "newcomers are not told that the job is over",
         "lost message",
-        "python/sordino/rendezvous/sockets.py",
+        "python/sordino/rendezvous/desk.py",
         "            self._door.close()\n",
         "            self._door.waiting.clear()\n",
         (_DOOR,),
@@ -92,7 +125,7 @@ ERRORS = [
     Error(
         "a newcomer that has ended still waits at the door",
         "lost message",
-        "python/sordino/rendezvous/sockets.py",
+        "python/sordino/rendezvous/desk.py",
         "        self._door.left(rank)\n",
         "",
         (_DOOR,),
@@ -100,7 +133,7 @@ ERRORS = [
     Error(
         "the number of a newcomer is given twice",
         "swapped rank",
-        "python/sordino/rendezvous/sockets.py",
+        "python/sordino/rendezvous/desk.py",
         "        self._next += 1\n        return self._next - 1\n",
         "        return self._next\n",
         (_DOOR,),

@@ -206,7 +206,7 @@ class ExchangingStrategy(Strategy):
         self.round = round
         if not self.active:
             return
-        if self.levels:
+        if self.levels and self.context.losses.levels:
             self.level([tensor.detach() for tensor in self.exchanged])
         mine = torch.tensor([self.round, self.steps], device=HOST)
         furthest = allreduce(mine, op=Max, name=f"{self.label}.furthest", process_set=self.settings.process_set)

@@ -3,9 +3,10 @@
   sordino run -np 4 --on-peer-lost continue -- python examples/elastic.py       # in one terminal
   sordino join -- python examples/elastic.py                                    # in another one
 
-The command is that of the job. Its ranks let the new process in at the next commit() of hvd.elastic.run, once the
-process has come to that function itself. It has its own output, exit status and end: Ctrl-C here ends this rank only.
-With several jobs on this machine, name one by the process id of one of its ranks.
+The command is that of the job. Its ranks let the new process in at their next commit() after the process has called
+its function that hvd.elastic.run decorates. It has its own output, exit status and end: Ctrl-C here ends this rank
+only. Settings of Sordino are those of the job, unless they are set here. With several jobs on this machine, name one by
+the process id of one of its ranks.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from pathlib import Path
 
 from sordino.errors import UsageError
 from sordino.launcher.mpi import resolve
-from sordino.rendezvous.environment import NEWCOMER, RANK, RENDEZVOUS, SIZE, TOKEN
+from sordino.rendezvous.environment import NEWCOMER, RANK, RANK_VARIABLES, RENDEZVOUS, SIZE, TOKEN
 from sordino.rendezvous.sockets import NO_NUMBER, SocketRendezvous
 
 _SHARED = (RENDEZVOUS, TOKEN, SIZE)
+_OWN = ("SORDINO_LAUNCHER", RANK, RANK_VARIABLES)  # of one rank; the launcher takes notices of its own children only
 _ANSWERS_S = 30.0  # longest wait for the launcher
-_TAKEN_OVER = "OMP_NUM_THREADS"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +47,11 @@ def main(options: argparse.Namespace) -> int:
     job = _job_of(options.pid)
     path, token = job[RENDEZVOUS], job[TOKEN]
     number = SocketRendezvous(path, token.encode(), NO_NUMBER, _ANSWERS_S).new_number()
-    environment = {**os.environ, **{name: job[name] for name in _SHARED}, RANK: str(number), NEWCOMER: "1"}
-    environment.pop("SORDINO_LAUNCHER", None)  # it takes notices of its own children only
-    if _TAKEN_OVER in job:
-        environment.setdefault(_TAKEN_OVER, job[_TAKEN_OVER])
+    settings = {name: value for name, value in job.items() if name.startswith("SORDINO_") or name == "OMP_NUM_THREADS"}
+    environment = {**settings, **os.environ, **{name: job[name] for name in _SHARED}}
+    for name in _OWN:
+        environment.pop(name, None)
+    environment |= {RANK: str(number), NEWCOMER: "1"}
     words = resolve(options.command)
     try:
         os.execvpe(words[0], words, environment)

@@ -34,8 +34,8 @@ from sordino.launcher import outcomes
 from sordino.launcher.outcomes import Deadlines, Outcome
 from sordino.launcher.processes import Ended, StopSignals, end_with_parent, subreaper
 from sordino.launcher.restarts import AT_ONCE_S, FIRST_WAIT_S, LONGEST_WAIT_S
+from sordino.rendezvous.desk import Desk
 from sordino.rendezvous.environment import NEWCOMER, RANK, RENDEZVOUS, SIZE, TOKEN
-from sordino.rendezvous.sockets import Desk
 
 _LOOK_S = 0.05
 _SAY_S = 0.3  # from the first failure to SIGTERM, so that the others can print their errors
@@ -124,6 +124,7 @@ class LocalJob:
         self._due: list[tuple[float, int]] = []  # times of replacements, and the ranks that they replace
         self._wait_s = 0.0  # before the next replacement
         self._started_at: dict[int, float] = {}
+        self._told: set[int] = set()  # lost ranks that the desk knows of
         self._living: dict[int, _Rank] = {}
         self._failures: list[Outcome] = []  # in the order of observation, if a failure ends the job
         self._clock = AwakeClock()
@@ -147,6 +148,9 @@ class LocalJob:
                 all(self._start(number) for number in range(self._size))
             while self._living:
                 self._wait(_LOOK_S)
+                for rank in self._outcomes.left_out() - self._told:
+                    self._told.add(rank)
+                    self._desk.left(rank)
                 self._replace_due()
                 late = late or (limit is not None and limit.passed())
                 self._end_if_over(late)

@@ -129,6 +129,11 @@ class Outcomes:
         self._ranks.add(number)
         self._replaced[lost] = number
 
+    def left_out(self) -> set[int]:
+        """Return the ranks without which the others have continued. Some may still run."""
+        self.known()
+        return set(self._notices["left"])
+
     def have_met(self) -> bool:
         """Return whether ranks have met, so that another process can join them."""
         self.known()
@@ -271,7 +276,8 @@ class Outcomes:
         if not self.kept:
             return launcher, ""
         known = self.known()
-        failed = sorted(outcome for outcome in known.values() if outcome.code != 0)
+        never_joined = {rank for rank in self._replaced.values() if rank not in self._notices["met"]}
+        failed = sorted(one for one in known.values() if one.code != 0 and one.rank not in never_joined)
         finished = any(one.code == 0 and one.rank not in self._notices["departs"] for one in known.values())
         if finished and all(one.code < 0 or one.rank in self._replaced for one in failed):
             by = {rank: f" and was replaced by process {number}" for rank, number in self._replaced.items()}

@@ -162,6 +162,7 @@ class Context:
         self._founders, self._first_epoch = list(founders), epoch
         self.started, self.job_id, self.newcomer = started, job_id, None
         self.losses.forget()
+        self.losses.unsettled = True
         self.names.begin_anew()
         self.adopt(world)
 

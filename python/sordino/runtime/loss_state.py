@@ -106,7 +106,8 @@ class LossState:
         locksteps: sequences of parts, by their names.
         recoverables: objects to renew, by id(), in the order of registration.
         on_resize: callbacks for changes of the number of ranks.
-        growing: weak references to objects to make again when ranks join, by id(), in the order of registration.
+        unsettled: whether a rank has joined whose model is not that of the job yet, as far as this rank knows.
+        levels: whether recovery may take the mean of all models, as the ranks have agreed after the last loss.
         recovering: held by the thread that recovers.
         empty_recoveries: number of successive recoveries without a lost rank.
     """
@@ -115,7 +116,9 @@ class LossState:
     locksteps: dict[str, Lockstep] = field(default_factory=dict)
     recoverables: dict[int, Recoverable] = field(default_factory=dict)
     on_resize: list[Resized] = field(default_factory=list)
-    growing: dict[int, weakref.ref[Growing]] = field(default_factory=dict)
+    unsettled: bool = False
+    levels: bool = True
+    _growing: list[weakref.ref[Growing]] = field(default_factory=list)
     recovering: threading.RLock = field(default_factory=threading.RLock)
     empty_recoveries: int = 0
     _thread: threading.local = field(default_factory=threading.local)
@@ -127,7 +130,13 @@ class LossState:
 
     def living_growing(self) -> list[Growing]:
         """Return the objects to make again when ranks join that still exist."""
-        return [one for reference in self.growing.values() if (one := reference()) is not None]
+        return [one for reference in self._growing if (one := reference()) is not None]
+
+    def grows(self, thing: Growing) -> None:
+        """Register an object to make again when ranks join. All ranks do so in the same order."""
+        living = self.living_growing()
+        if all(one is not thing for one in living):
+            self._growing = [weakref.ref(one) for one in (*living, thing)]
 
     def forget(self) -> None:
         """Forget the sequences and objects of a world that another one replaces. The objects register again."""

@@ -128,7 +128,10 @@ def init(
             _log.warning("warning: %s", line)
     if folder:
         context.recorder = Recorder(context, folder)
-    _let_others_look(context)
+    if context.newcomer is None:
+        _let_others_look(context)
+    else:  # its place on the node, by which it is found, is known when it has joined
+        context.losses.on_resize.append(Resized(lambda *_: _let_others_look(context), context.size))
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":
             raise UsageError(f"init(process_sets={process_sets!r}): expected a list of process sets or 'dynamic'")

@@ -12,7 +12,6 @@ A strategy is made for certain parameters and options. A change of them replaces
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -68,7 +67,7 @@ class Wrapping:
         strategy.stepping = self.claim.stepping
         strategy.follow(self.claim.has_changed)
         strategy.context.callbacks.on_end.add(self._world_ended)
-        strategy.context.losses.growing[id(self)] = weakref.ref(self)
+        strategy.context.losses.grows(self)
         return strategy
 
     def _world_ended(self) -> None:

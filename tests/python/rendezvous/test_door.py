@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from test_socket_rendezvous import TOKEN, Launcher, hung_up_on
 
-from sordino.errors import TransportError
+from sordino.errors import Timeout, TransportError
 from sordino.rendezvous.door import Verdict
-from sordino.rendezvous.sockets import NO_NUMBER, SocketRendezvous, _frame
+from sordino.rendezvous.frames import frame
+from sordino.rendezvous.sockets import NO_NUMBER, SocketRendezvous
 
 Answer = Future[tuple[Verdict, bytes]]
 
@@ -61,7 +62,7 @@ def test_a_newcomer_that_has_ended_waits_no_more(launcher_of_ranks: Launcher, th
         pass
     launcher_of_ranks.orders.send(b"\x00")  # the first rank, too: nobody is left, but this newcomer does not wait
     launcher_of_ranks.end()
-    with pytest.raises(TransportError, match="the launcher of the job is gone"):
+    with pytest.raises(TransportError, match="the launcher that started this rank is gone"):
         answer.result(10)
 
 
@@ -107,18 +108,18 @@ def test_a_warning_after_a_long_wait(
     assert answer.result(10) == (Verdict.INVITED, b"plan")
 
 
-RANK = _frame({"rank": 0}, TOKEN)
+RANK = frame({"rank": 0}, TOKEN)
 
 
 @pytest.mark.parametrize(
     "data",
     (
-        pytest.param(_frame({"door": "who"}, b"x" * 64), id="no token"),
-        pytest.param(_frame({"rank": 4}, b"x" * 64) + _frame({"door": "knock"}, b""), id="another token"),
-        pytest.param(RANK + _frame({"door": "window"}, b""), id="an unknown word"),
-        pytest.param(RANK + _frame({"door": "invited"}, b""), id="an answer to nobody"),
-        pytest.param(RANK + _frame({"door": "invited", "to": "x"}, b""), id="an answer to no number"),
-        pytest.param(RANK + _frame({"door": ["knock"]}, b""), id="no word"),
+        pytest.param(frame({"door": "who"}, b"x" * 64), id="no token"),
+        pytest.param(frame({"rank": 4}, b"x" * 64) + frame({"door": "knock"}, b""), id="another token"),
+        pytest.param(RANK + frame({"door": "window"}, b""), id="an unknown word"),
+        pytest.param(RANK + frame({"door": "invited"}, b""), id="an answer to nobody"),
+        pytest.param(RANK + frame({"door": "invited", "to": "x"}, b""), id="an answer to no number"),
+        pytest.param(RANK + frame({"door": ["knock"]}, b""), id="no word"),
     ),
 )
 def test_strangers_change_nothing(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor, data: bytes) -> None:
@@ -137,3 +138,34 @@ def test_an_introduction_of_any_bytes(launcher_of_ranks: Launcher, threads: Thre
         pass
     first.answer(4, Verdict.REFUSED, b"no")
     assert answer.result(10) == (Verdict.REFUSED, b"no")
+
+
+def test_a_late_answer_is_not_taken_for_another(launcher_of_ranks: Launcher) -> None:
+    """A rank gives up a round. What the others of that round get or send later does not reach its next requests."""
+    ranks = [launcher_of_ranks.rank(number) for number in range(3)]
+    for number in range(3):  # each finds the others missing, because they have left the round
+        with pytest.raises(Timeout) as caught:
+            ranks[number].gather("x", [0, 1, 2], b"value", 0.3)
+        assert set(caught.value.missing) == {0, 1, 2} - {number}
+    launcher_of_ranks.orders.send(b"\x02")  # the round is over, and would say that this rank is lost
+    assert ranks[0].newcomers() == []
+    assert ranks[0].gather("y", [0], b"me") == [b"me"]
+
+
+def test_answers_have_the_numbers_of_their_requests(launcher_of_ranks: Launcher) -> None:
+    rank = launcher_of_ranks.rank(0)
+    late = rank._ask({"door": "who"})  # its answer is never read
+    assert rank.gather("x", [0], b"value") == [b"value"] and late == 1
+    assert rank.newcomers() == []
+
+
+def test_a_vote(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor) -> None:
+    ranks = [launcher_of_ranks.rank(number) for number in range(3)]
+    asked = [threads.submit(ranks[number].vote, "a", [0, 1, 2], True, 30.0) for number in (0, 1)]
+    assert ranks[2].vote("a", [0, 1, 2], True, 30.0)
+    assert [one.result(10) for one in asked] == [True, True]
+    assert not ranks[0].vote("b", [0, 1, 2], True, 0.3)  # the others do not come in time
+    assert not ranks[1].vote("b", [0, 1, 2], True, 30.0)
+    waits = threads.submit(ranks[0].vote, "c", [0, 1], True, 30.0)
+    launcher_of_ranks.orders.send(b"\x01")
+    assert not waits.result(10)

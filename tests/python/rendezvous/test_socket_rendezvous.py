@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sordino.errors import PeerLost, Timeout, TransportError
-from sordino.rendezvous.sockets import Desk, SocketRendezvous, _frame
+from sordino.rendezvous.desk import Desk
+from sordino.rendezvous.frames import frame
+from sordino.rendezvous.sockets import SocketRendezvous
 
 TOKEN = b"t" * 64
 
@@ -133,19 +135,19 @@ def hung_up_on(launcher: Launcher, data: bytes) -> bool:
             return True
 
 
-ROUND = _frame({"key": "0", "ranks": [0, 1]}, b"forged")
+ROUND = frame({"key": "0", "ranks": [0, 1]}, b"forged")
 STRANGERS = {
-    "another job's token": _frame({"rank": 0}, b"x" * 64) + ROUND,
-    "no token": _frame({"rank": 0}, b"") + ROUND,
-    "half of it": _frame({"rank": 0}, TOKEN[:-1]) + ROUND,
-    "more than a stranger may say": _frame({"rank": 0, "more": "x" * 2000}, TOKEN),
+    "another job's token": frame({"rank": 0}, b"x" * 64) + ROUND,
+    "no token": frame({"rank": 0}, b"") + ROUND,
+    "half of it": frame({"rank": 0}, TOKEN[:-1]) + ROUND,
+    "more than a stranger may say": frame({"rank": 0, "more": "x" * 2000}, TOKEN),
     "noise": b"\0\0\0\4\0\0\0\0noise...",
     "HTTP": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "no object": b"\0\0\0\4\0\0\0\0[[]]",
     "deep": b"\0\0\3\xe8\0\0\0\0" + b"[" * 1000,
-    "a rank's round of others": _frame({"rank": 5}, TOKEN) + ROUND,
-    "ranks that are none": _frame({"rank": 0}, TOKEN) + _frame({"key": "0", "ranks": ["a"]}, b""),
-    "endless": _frame({"rank": 0}, TOKEN) + b"\xff" * 8,
+    "a rank's round of others": frame({"rank": 5}, TOKEN) + ROUND,
+    "ranks that are none": frame({"rank": 0}, TOKEN) + frame({"key": "0", "ranks": ["a"]}, b""),
+    "endless": frame({"rank": 0}, TOKEN) + b"\xff" * 8,
 }
 
 
@@ -168,5 +170,5 @@ def test_noise_changes_nothing(tmp_path_factory: pytest.TempPathFactory, noise: 
 
 
 def test_heads_are_json_and_payloads_are_bytes() -> None:
-    frame = _frame({"a": 1}, b"\xff")
-    assert json.loads(frame[8:-1]) == {"a": 1} and frame[-1:] == b"\xff"
+    found = frame({"a": 1}, b"\xff")
+    assert json.loads(found[8:-1]) == {"a": 1} and found[-1:] == b"\xff"

@@ -1,26 +1,28 @@
 """Growth: processes join a running job between two steps, and ranks leave it in good order.
 
-The ranks form the next world while they keep the old one.
+The ranks form the next world while they keep the old one. The launcher decides which of the two they use: a vote
+(rendezvous/votes.py) has one outcome for all, whoever is lost meanwhile.
 
 | step | ranks | newcomer |
 |---|---|---|
 | 1 | | knocks at the launcher's door, with its settings and the layout of its model (`join`) |
-| 2 | all leave their optimizers in a state from which a newcomer can start (`admit`) | waits |
-| 3 | the first rank refuses newcomers that do not fit, invites the others, and tells all ranks the plan | is invited |
-| 4 | all meet at the launcher, and form the next world | meets them |
-| 5 | they compare, in the old world, whether all have formed it. If not, they drop it and keep the old one | |
-| 6 | they adopt it, and meet newcomers in a barrier there | adopts it after the barrier, else knocks again |
-| 7 | all make their optimizers again, and leave the old world | makes its optimizers again |
+| 2 | the first rank refuses newcomers that do not fit; all agree on the plan of the next world (`admit`) | waits |
+| 3 | they leave their optimizers in a state from which a newcomer can start | |
+| 4 | the first rank invites the newcomers; all meet at the launcher, and form the next world | meets them |
+| 5 | they vote whether they have formed it | votes, too |
+| 6 | no: they drop it, and go on in the old one | no: drops it, and knocks again |
+| 7 | yes: they adopt it, leave the old one, and make their optimizers again | yes: the same |
 
-A rank that wants to leave takes part until step 5, and is not in the plan. Its model is in the mean of all models then.
-The last rank cannot leave, as nothing of the job would remain: it stays until others have joined.
+A rank that wants to leave takes part until the vote, and is not in the next world. Its model is in the mean of all
+models then. The last rank cannot leave, as nothing of the job would remain: it stays until others have joined.
 
-A rank that is lost before step 6 is lost in the old world, whose ranks recover and repeat the steps from 3 on. After
-that it is lost in the new one, like a newcomer that is lost after its barrier.
+Until a newcomer has synchronized its state, no recovery may take the mean of all models (`LossState.unsettled`).
 """
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import json
 import secrets
 import sys
@@ -29,7 +31,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from sordino._core import Request, World, deadlines
+from sordino._core import World, deadlines
 from sordino.errors import ConfigurationMismatch, SordinoError, TransportError, UsageError
 from sordino.log import logger
 from sordino.rendezvous.door import Verdict
@@ -37,14 +39,13 @@ from sordino.rendezvous.fingerprints import comparing
 from sordino.rendezvous.notices import tell_of_the_departure, tell_of_the_joining
 from sordino.rendezvous.sockets import SocketRendezvous
 from sordino.rendezvous.starts import ProcessStart
-from sordino.runtime import opcode
 from sordino.runtime.context import Context
 from sordino.runtime.process_set import global_process_set
-from sordino.runtime.recovery.losses import LOSSES, again, gather_by_core, together
+from sordino.runtime.recovery.losses import gather_by_core, together
 
 _log = logger(__name__)
 _MEETING_S = 10.0  # for newcomers that were invited to come; ranks wait meanwhile
-_BARRIER = "grown"
+_LONGEST_LAYOUT = 1 << 18  # characters; of a longer one only the hash is sent
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ class Plan:
         """Return the plan from JSON."""
         return cls(**json.loads(text))
 
+    @property
+    def voters(self) -> list[int]:
+        """Identities of the ranks that must have formed the world, or agree to leave."""
+        return [*self.members, *self.leavers]
+
 
 def wait_outside(context: Context) -> bool:
     """Return whether processes wait to join, as far as this rank can know: only the first rank asks the launcher."""
@@ -86,50 +92,56 @@ def wait_outside(context: Context) -> bool:
         return False
     try:
         return bool(door.newcomers())
-    except TransportError:  # the launcher has gone, and ends the ranks
+    except TransportError:  # the launcher has no time; or it has gone, and ends the ranks
         return False
 
 
-def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> None:
+def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> bool:
     """Let processes join that wait for it, and ranks leave that want to. Collective over the ranks, between steps.
 
-    On a rank that leaves, this ends the process with status 0.
+    On a rank that leaves, this raises SystemExit with status 0.
 
     Args:
         context: the context of this rank, which adopts the next world.
         layout: lines that must be the same on a newcomer, besides those of the optimizers.
         leaves: whether this rank wants to leave.
 
+    Returns:
+        whether the world has changed.
+
     Raises:
         SordinoError: this rank cannot go on without lost ranks.
     """
-    said = together(
-        context, global_process_set, lambda: gather_by_core(context, (wait_outside(context), leaves), "changes")
-    )
-    if not any(waits or goes for waits, goes in said):
-        return
+    gc.collect()  # an optimizer that is only held by a cycle would be renewed on some ranks, and not on others
     lines = _layout(context, layout)
+    plan = together(context, global_process_set, lambda: _agreed_plan(context, lines, leaves))
+    if plan is None:
+        return False
     for one in context.losses.living_growing():
         one.before_growth()
-    if _door(context) is None:  # the others notice the departure in their next operation
-        return _leave(context) if leaves and not all(goes for _, goes in said) else None
-    formed: list[World] = []
-    plan = together(context, global_process_set, lambda: _formed(context, lines, leaves, formed))
-    if plan is None:
-        return None
-    if context.identity in plan.leavers:
+    door = _door(context)
+    if door is None or context.process_sets:  # the others recover without the ranks that leave
+        return _leave(context) if context.identity in plan.leavers else False
+    world, problem = _formed(context, door, plan)
+    if not door.vote(plan.key, plan.voters, not problem, _MEETING_S):
+        if world is not None:
+            world.shutdown("the ranks keep their old world")
+        if context.rank == 0:
+            _log.warning("the ranks go on as before, without other ranks%s", problem and f": {problem}")
+        return False
+    if world is None:
         _leave(context)
     old, recorder = context.world, context.recorder
     with recorder.growth() if recorder is not None else nullcontext():
-        _adopt(context, formed.pop(), plan)
-        again(context, lambda: _meet_newcomers(context))
+        _adopt(context, world, plan)
         old.shutdown("")
         _make_again(context)
     if context.rank == 0:
-        changes = [f"with {_named(plan.members[-plan.newcomers :])}"] if plan.newcomers else []
+        joined = [identity for identity in plan.members[-plan.newcomers :] if identity in context.identities]
+        changes = [f"with {_named(joined)}"] if plan.newcomers and joined else []
         changes += [f"without {_named(plan.leavers)}, which left"] if plan.leavers else []
         _log.warning("%d ranks continue %s", context.size, " and ".join(changes))
-    return None
+    return True
 
 
 def _leave(context: Context) -> NoReturn:
@@ -142,7 +154,7 @@ def _leave(context: Context) -> NoReturn:
 def join(context: Context, layout: Sequence[str]) -> None:
     """Join the running job. The ranks let this process in between two of their steps.
 
-    If the job ends meanwhile, this process ends with status 0.
+    If the job ends meanwhile, this raises SystemExit with status 0.
 
     Args:
         context: the context of this process, alone so far.
@@ -152,7 +164,7 @@ def join(context: Context, layout: Sequence[str]) -> None:
         ConfigurationMismatch: the job has other settings or another model.
         TransportError: the launcher is gone.
     """
-    door, start = _door(context), context.start
+    door = _door(context)
     if door is None:
         raise UsageError("this process cannot join the job: its launcher has no door for newcomers")
     settings, _ = comparing(None, True)
@@ -166,16 +178,13 @@ def join(context: Context, layout: Sequence[str]) -> None:
             sys.exit(0)
         if verdict is Verdict.REFUSED:
             raise ConfigurationMismatch(f"this process cannot join the running job: {text.decode()}")
-        plan, world = Plan.decoded(text), None
-        try:
-            world = start.grown_world(plan.members, plan.key, _MEETING_S)
-            world.run(Request(opcode.BARRIER, _BARRIER, [])).wait()
-        except LOSSES as error:
-            _log.info("the ranks did not let process %d in: %s", context.identity, error)
-            if world is not None:
-                world.shutdown("")
-            continue
-        break
+        plan = Plan.decoded(text)
+        world, problem = _formed(context, door, plan)
+        if door.vote(plan.key, plan.voters, not problem, _MEETING_S) and world is not None:
+            break
+        _log.info("the ranks did not let process %d in: %s", context.identity, problem or "another one did not come")
+        if world is not None:
+            world.shutdown("")
     tell_of_the_joining()
     alone, recorder = context.world, context.recorder
     with recorder.growth() if recorder is not None else nullcontext():
@@ -185,21 +194,26 @@ def join(context: Context, layout: Sequence[str]) -> None:
 
 
 def _door(context: Context) -> SocketRendezvous | None:
-    """Return the rendezvous at which processes can join; None without one, or if a loss ends the job."""
+    """Return the rendezvous at which processes can join; None without one, or if a loss ends the job.
+
+    Also None if only some of the launcher's ranks form the world, because identities are not the launcher's then.
+    """
     start = context.start
-    return start.door() if isinstance(start, ProcessStart) and context.survives_losses else None
+    if not isinstance(start, ProcessStart) or not context.survives_losses:
+        return None
+    return start.door() if context.newcomer is not None or context.started == start.size else None
 
 
 def _layout(context: Context, more: Sequence[str]) -> list[str]:
-    return [*more, *(line for one in context.losses.living_growing() for line in one.layout())]
+    lines = [*more, *(line for one in context.losses.living_growing() for line in one.layout())]
+    text = "\n".join(lines)
+    if len(text) < _LONGEST_LAYOUT:
+        return lines
+    return [f"{len(lines)} values with the hash {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"]
 
 
-def _formed(context: Context, layout: Sequence[str], leaves: bool, formed: list[World]) -> Plan | None:
-    """Form the next world, and put it into `formed`, unless this rank leaves.
-
-    Return its plan; None if not all ranks have formed it, or it would have the same ranks.
-    """
-    _drop(formed)
+def _agreed_plan(context: Context, layout: Sequence[str], leaves: bool) -> Plan | None:
+    """Return the plan that the first rank makes; None if no rank joins or leaves. Collective."""
     leavers = [
         identity for identity, goes in zip(context.identities, gather_by_core(context, leaves, "leavers")) if goes
     ]
@@ -207,48 +221,35 @@ def _formed(context: Context, layout: Sequence[str], leaves: bool, formed: list[
         leavers = []
     said = _planned(context, layout, leavers).encoded().decode() if context.rank == 0 else ""
     plan = Plan.decoded(gather_by_core(context, said, "plan")[0].encode())
-    if plan.newcomers == 0 and not leavers:
-        return None
-    failure = ""
-    try:
-        if context.identity not in leavers:
-            formed.append(context.start.grown_world(plan.members, plan.key, _MEETING_S))
-    except SordinoError as error:
-        failure = f"{type(error).__name__}: {error}"
-    failures = [one for one in gather_by_core(context, failure, "formed") if one]
-    if not failures:
-        return plan
-    _drop(formed)
-    if context.rank == 0:
-        _log.warning("the ranks could not form a world with other ranks: %s", failures[0])
-    return None
-
-
-def _drop(formed: list[World]) -> None:
-    while formed:
-        formed.pop().shutdown("the ranks keep their old world")
+    return plan if plan.newcomers or plan.leavers else None
 
 
 def _planned(context: Context, layout: Sequence[str], leavers: Sequence[int]) -> Plan:
-    """Answer the newcomers, and return the plan."""
+    """Refuse newcomers that do not fit, and return the plan with the others."""
     door = _door(context)
-    assert door is not None
+    fit = [] if door is None else _fitting(context, door, layout)
+    stay = [identity for identity in context.identities if identity not in leavers]
+    return Plan(
+        secrets.token_hex(8), [*stay, *fit], len(fit), list(leavers), context.epoch + 1, context.started, context.job_id
+    )
+
+
+def _fitting(context: Context, door: SocketRendezvous, layout: Sequence[str]) -> list[int]:
+    """Refuse newcomers that do not fit, and return the numbers of the others."""
+    try:
+        newcomers = door.newcomers()
+    except TransportError:  # the launcher has no time now
+        return []
     mine, _ = comparing(None, True)
     fit = []
-    for number, introduction in door.newcomers():
+    for number, introduction in newcomers:
         problem = _problem(context, introduction, mine, layout)
         if problem:
             _log.warning("process %d was refused: %s", number, problem)
             door.answer(number, Verdict.REFUSED, problem.encode())
         else:
             fit.append(number)
-    stay = [identity for identity in context.identities if identity not in leavers]
-    plan = Plan(
-        secrets.token_hex(8), [*stay, *fit], len(fit), list(leavers), context.epoch + 1, context.started, context.job_id
-    )
-    for number in fit:
-        door.answer(number, Verdict.INVITED, plan.encoded())
-    return plan
+    return fit
 
 
 def _problem(context: Context, introduction: bytes, settings: str, layout: Sequence[str]) -> str:
@@ -262,19 +263,33 @@ def _problem(context: Context, introduction: bytes, settings: str, layout: Seque
         compare([settings, its_settings])
     except ConfigurationMismatch as error:
         return f"settings differ between the job (rank 0) and the newcomer (rank 1): {error}"
-    except (ValueError, KeyError, TypeError, TransportError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TransportError):
         return "its introduction cannot be read"
     pairs = zip([*layout, "nothing"], [*its_layout, "nothing"])
     ours, its = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
     return f"the job has {ours}, and the newcomer {its}" if ours != its else ""
 
 
+def _formed(context: Context, door: SocketRendezvous, plan: Plan) -> tuple[World | None, str]:
+    """Return the next world, None on a rank that leaves; and the problem, "" if there is none.
+
+    Collective over the plan's members.
+    """
+    if context.newcomer is None and context.epoch + 1 != plan.epoch:
+        return None, "a rank was lost meanwhile"
+    if context.newcomer is None and context.rank == 0:
+        for number in plan.members[len(plan.members) - plan.newcomers :]:
+            door.answer(number, Verdict.INVITED, plan.encoded())
+    if context.identity in plan.leavers:
+        return None, ""
+    try:
+        return context.start.grown_world(plan.members, plan.key, _MEETING_S), ""
+    except SordinoError as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
 def _adopt(context: Context, world: World, plan: Plan) -> None:
     context.adopt_grown(world, plan.members, plan.epoch, plan.started, plan.job_id)
-
-
-def _meet_newcomers(context: Context) -> None:
-    context.world.run(Request(opcode.BARRIER, _BARRIER, [])).wait()
 
 
 def _make_again(context: Context) -> None:

@@ -234,8 +234,10 @@ def _meet_again(context: Context) -> None:
     mine = {key: (one.received_part, one.committed_part) for key, one in context.losses.locksteps.items()}
     recoverables = context.losses.living_recoverables()
     made = [one.name for one in recoverables]
-    gathered = gather_by_core(context, (context.identity, mine, made), f"survivors {context.epoch}")
-    counts_of: dict[int, Any] = {identity: counts for identity, counts, _ in gathered}
+    said = (context.identity, mine, made, context.losses.unsettled)
+    gathered = gather_by_core(context, said, f"survivors {context.epoch}")
+    counts_of: dict[int, Any] = {identity: counts for identity, counts, _, _ in gathered}
+    context.losses.levels = not any(unsettled for *_, unsettled in gathered)
     for key, lockstep in context.losses.locksteps.items():
         counts = [counts_of[one].get(key, (0, 0)) for one in lockstep.identities if one in counts_of]
         lockstep.completed_part = max(min(received for received, _ in counts), *(committed for _, committed in counts))

@@ -8,13 +8,12 @@
 
 A process that joins a running job does so before its first rejoin.
 
-More than `reset_limit` repetitions raise SordinoError.
+More than `reset_limit` repetitions raise SordinoError. Those after ranks have joined or left do not count.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -48,7 +47,8 @@ def run(func: Trains[Any] | None = None, *, reset_limit: int | None = 100) -> An
 
     Args:
         func: the function. All ranks call it with states that have the same attributes.
-        reset_limit: largest number of repetitions in total. The next fault ends the run. None: no limit.
+        reset_limit: largest number of repetitions in total, besides those after ranks have joined or left in good
+            order. The next fault ends the run. None: no limit.
 
     Raises:
         UsageError: the first argument is not a state, or `reset_limit` is negative.
@@ -81,14 +81,16 @@ def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[],
         if current().newcomer is not None:
             join(current(), state.layout())
         cause: SordinoError | HostsUpdatedInterrupt | None = None
-        for resets in itertools.count():
+        resets = 0
+        while True:
             if cause is not None:
+                resets += 1
                 _check_limit(resets, reset_limit, cause)
             if isinstance(cause, SordinoError):
                 go_on_after(current(), cause)
             try:
                 if isinstance(cause, HostsUpdatedInterrupt):
-                    admit(current(), state.layout(), state.leaves)
+                    resets -= admit(current(), state.layout(), state.leaves)
                     state.stay()
                 if cause is not None and reset is not None:
                     reset()

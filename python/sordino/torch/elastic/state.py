@@ -156,8 +156,13 @@ class State(ABC):
 
         There its process ends with status 0, and the others go on without it. Algorithms whose ranks have different
         models take the mean of all models first, so nothing that this rank has learned is lost. Can be called in a
-        signal handler: `signal.signal(signal.SIGTERM, lambda *_: state.leave())`. Needs `on_peer_lost="continue"`.
+        signal handler: `signal.signal(signal.SIGTERM, lambda *_: state.leave())`.
+
+        Raises:
+            UsageError: without `on_peer_lost="continue"`, with which the others can go on.
         """
+        if not current().survives_losses:
+            raise UsageError("state.leave() needs init(on_peer_lost='continue'), so that the other ranks can go on")
         self.leaves = True
 
     def commit(self) -> None:
@@ -267,8 +272,14 @@ class State(ABC):
         return notes
 
     def _hear(self, reports: Sequence[RankReport], strict: bool) -> None:
-        """Pass the ranks' notes to the parts. With `strict`, raise UsageError for notes of another epoch."""
+        """Pass the ranks' notes to the parts. With `strict`, raise UsageError for notes of another epoch.
+
+        Ranks that have not synchronized yet have processed nothing, unless none has.
+        """
+        under_way = any(one.version > 0 for one in reports)
         for rank, one in enumerate(reports):
+            if under_way and one.version == 0:
+                continue
             notes = one.notes
             for part in self._parts.values():
                 end = 1 + notes[0]
@@ -356,6 +367,7 @@ class ObjectState(State):
             part.install(snapshot, rank, len(reports))
         self._size = len(reports)
         self._version = max(one.version for one in reports) + 1
+        current().losses.unsettled = False
 
     def _receive_all(self) -> tuple[list[RankReport], list[Snapshot]]:
         """Return the messages of all ranks, and a snapshot of each part for this rank.
