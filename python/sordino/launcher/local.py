@@ -10,7 +10,7 @@ line by line. Lines of several ranks are never mixed. The remaining ranks get si
 | a rank has failed, and ranks do not survive losses | after 0.3 s, for the errors of other ranks | 1 s later |
 
 With `respawns`, a rank that fails while others run is replaced by a process with a new number, which joins the job. If
-such a process fails within 10 s, the next one waits for 1 s, 2 s, 4 s, up to a minute.
+such a process fails within 10 s, the next replacement starts after 1 s, 2 s, 4 s, up to a minute.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Outcomes:
         self._known[rank] = Outcome(at, rank, code)
 
     def replace(self, lost: int, number: int) -> None:
-        """Note that process `number` replaces a rank that has ended, which does not count as failed then."""
+        """Note that process `number` replaces a rank that has ended, which no longer counts as failed."""
         self._ranks.add(number)
         self._replaced[lost] = number
 

@@ -7,7 +7,7 @@ The launcher passes questions and answers on (rendezvous/sockets.py has the fram
 | knock, with its introduction | keeps it | |
 | | sends the introductions | asks who waits |
 | invited, with the plan of the next world; or refused, with the reason | passes it on | answers one of them |
-| over: all ranks have ended | when the last rank that does not wait here has gone | |
+| over | when no process is left but newcomers that wait | |
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Context:
     def __post_init__(self) -> None:
         self.names = Names(self.process_sets)
         self._host_device: Device | None = None
-        # Identities of the ranks of the last world that was formed by a meeting. Smaller worlds follow it after losses.
+        # Identities in the world that was last formed at the launcher. Smaller worlds follow it after losses.
         self._founders = list(range(self.world.size)) if self.newcomer is None else [self.newcomer]
         self._first_epoch = 0
         self._take_place()

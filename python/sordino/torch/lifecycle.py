@@ -261,10 +261,10 @@ def shutdown() -> None:
 
 
 def on_resize(callback: Callable[[int, int], None]) -> None:
-    """Register `callback(before, now)`, called with numbers of ranks after each loss that this rank survives.
+    """Register `callback(before, now)`, called with numbers of ranks when ranks were lost, have joined or have left.
 
-    It is called on every remaining rank, before the operation that noticed the loss returns. It may call operations,
-    like all ranks. If another rank is lost in one of them, it is called again, with the same `before`.
+    It is called on every rank, before the operation that noticed the loss returns. It may call operations, like all
+    ranks. If another rank is lost in one of them, it is called again, with the same `before`.
     """
     context = current()
     context.losses.on_resize.append(Resized(callback, context.size))
