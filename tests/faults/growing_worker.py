@@ -45,6 +45,7 @@ class Plan:
         meeting_s: seconds that ranks wait for newcomers.
         leave: steps after which ranks leave, by rank.
         outside: ranks that call step() without joining.
+        members: ranks of a process set, whose members add up ones in each step.
         samples: instead of `steps`: two epochs of this number of samples, which an `ElasticSampler` divides.
     """
 
@@ -59,6 +60,7 @@ class Plan:
     meeting_s: float = 10.0
     leave: dict[str, int] = field(default_factory=dict)
     outside: list[int] = field(default_factory=list)
+    members: list[int] = field(default_factory=list)
     samples: int = 0
 
 
@@ -132,6 +134,7 @@ def main(folder: Path, plan: Plan) -> None:
         loss = 0.5 * (parameter - target(me, state.step)).square().sum()
         loss.backward()
 
+    own = hvd.add_process_set(plan.members) if plan.members else None
     (folder / f"pid.{me}").write_text(f"{os.getpid()}")
     if me in plan.outside:
         gradient()
@@ -155,6 +158,8 @@ def main(folder: Path, plan: Plan) -> None:
                 continue
             gradient()
             optimizer.step()
+            if own is not None and own.included():
+                assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=own) == len(own.ranks)
             log.write(json.dumps({"step": state.step, "ranks": current().identities, "at": time.time()}) + "\n")
             state.step += 1
             if state.step in plan.leave.values():

@@ -210,6 +210,16 @@ def test_ranks_leave(tmp_path: Path, algorithm: str, leavers: Sequence[int]) -> 
         np.testing.assert_allclose(grown.parameters("end")[stay[0]], reference(grown, stay[0]), rtol=1e-12)
 
 
+@pytest.mark.parametrize("leaver", (0, 1))
+def test_a_rank_leaves_a_job_with_process_sets(tmp_path: Path, leaver: int) -> None:
+    """It counts as lost, so the sets continue with their other members."""
+    plan = Plan(hold=99, leave={f"{leaver}": 4}, members=[0, 2])
+    grown = run_job(tmp_path, 3, plan, 0)
+    stay = [rank for rank in range(3) if rank != leaver]
+    assert grown.ended.status == 0 and list(grown.parameters("end")) == stay, grown.output
+    assert grown.log(2)[-1]["ranks"] == stay
+
+
 def test_all_want_to_leave(tmp_path: Path) -> None:
     """They stay, as nothing of the job would remain."""
     plan = Plan(steps=120, hold=999, leave={"0": 3, "1": 3})  # more commits than resets that are allowed
@@ -224,6 +234,14 @@ def test_the_last_rank_is_lost_after_another_has_left(tmp_path: Path) -> None:
     plan = Plan(hold=99, leave={"0": 3}, kill={"1": 6})
     grown = run_job(tmp_path, 2, plan, 0)
     assert grown.ended.status == 137 and "rank 1 was ended by signal 9 (SIGKILL)" in grown.ended.why, grown.ended
+
+
+def test_a_newcomer_without_a_state_does_not_train(tmp_path: Path) -> None:
+    """The last rank with the state is lost when a newcomer has joined, and has not received it."""
+    plan = Plan(kill={"1": 3}, size=2, strike={"0": "made"})
+    grown = run_job(tmp_path, 2, plan, 1)
+    assert grown.ended.status == 137 and not grown.log(2), (grown.ended, grown.log(2))
+    assert "all ranks that had the state of the job were lost before this process" in grown.output
 
 
 def command(folder: Path, output: str, *words: str, plan: Plan) -> subprocess.Popen[bytes]:

@@ -154,4 +154,12 @@ ERRORS = [
         "one.code == 0",
         (_JOIN + "lost_after_another_has_left",),
     ),
+    Error(
+        "a newcomer that has received no state trains",
+        "forgotten rollback",
+        _STATE,
+        "if current().losses.unsettled and all(one.version == 0 for one in reports):",
+        "if False:",
+        (_JOIN + "without_a_state",),
+    ),
 ]

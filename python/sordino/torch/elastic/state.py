@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from sordino.errors import UsageError
+from sordino.errors import NoQuorum, UsageError
 from sordino.runtime.collectives.autograd import allgather
 from sordino.runtime.context import Context, current
 from sordino.runtime.devices import HOST
@@ -375,6 +375,10 @@ class ObjectState(State):
         It changes nothing, so it can be repeated.
         """
         reports = self._exchange("sync")
+        if current().losses.unsettled and all(one.version == 0 for one in reports):
+            raise NoQuorum(
+                "all ranks that had the state of the job were lost before this process, which has joined, received it"
+            )
         self._hear(reports, strict=False)
         self.save()
         versions = [one.version for one in reports]
