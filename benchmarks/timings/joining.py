@@ -25,7 +25,7 @@ def markdown(results: Results) -> str:
         f"around the joining {format_quartiles(joined['slowest_step'])}."
     )
     columns = ["replacement", "from the kill to its first step", "from its import of torch to its first step"]
-    return "\n\n".join([*verdicts.head(results, "Joining", what), table(columns, rows)])
+    return "\n\n".join([*verdicts.head(results, "Joining", what, unit=" s"), table(columns, rows)])
 
 
 def draw(results: Results, figure: Any) -> None:
