@@ -21,6 +21,7 @@ from sordino.report import records
 from timings.frontier import REPORTS as FRONTIER
 from timings.fsdp import REPORTS as FSDP
 from timings.gossip.report import REPORTS as GOSSIP
+from timings.joining import REPORTS as JOINING
 from timings.layered.report import REPORTS as LAYERED
 from timings.local_sgd.report import REPORTS as LOCAL_SGD
 from timings.scheduled_pull.report import REPORTS as SCHEDULED_PULL
@@ -46,6 +47,7 @@ REPORTS = {
     **SINGLE_COPY,
     **CACHE_LINES,
     **FRONTIER,
+    **JOINING,
 }
 
 

@@ -237,3 +237,14 @@ def test_fsdp_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     assert done.returncode == 0, done.stderr
     found = results_of("fsdp_np2")
     assert found["contestants"].keys() == {"plain", "gloo", "sordino", "shared"} and found["ranks"] == 2
+
+
+@pytest.mark.run_of_a_benchmark
+def test_joining_runs(tmp_path: Path, results_of: ResultsOf) -> None:
+    script = Path(__file__).resolve().parents[3] / "benchmarks" / "joining.py"
+    words = [sys.executable, str(script), "--quick", "--results", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    kinds = results_of("joining")["kinds"]
+    assert kinds.keys() == {"respawn", "restart"}
+    assert 0 < kinds["respawn"]["from_import"]["median"] < kinds["respawn"]["from_kill"]["median"]
