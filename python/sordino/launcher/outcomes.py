@@ -288,6 +288,7 @@ class Outcomes:
                 lost += [f"the end of rank {rank} is unknown" for rank in sorted(self._ranks) if rank not in known]
             return 0, f"{', '.join(lost)}; the others finished" if lost else ""
         if failed:
+            failed = [one for one in failed if one.rank not in self._replaced] or failed
             first = self.first_of(failed)
             return first.status, because(first, len(failed))
         if known:

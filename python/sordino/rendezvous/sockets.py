@@ -127,13 +127,16 @@ class SocketRendezvous:
 
     # ---- the door for newcomers --------------------------------------------------------------------------------
 
-    def newcomers(self) -> list[tuple[int, bytes]]:
+    def newcomers(self, seconds: float = _ANSWERS_S) -> list[tuple[int, bytes]]:
         """Return the processes that want to join the job: their numbers and introductions.
 
+        Args:
+            seconds: longest wait for the launcher's answer.
+
         Raises:
-            TransportError: the launcher is gone, or does not answer within a second.
+            TransportError: the launcher is gone, or does not answer in time.
         """
-        _, text = self._soon({"door": "who"}, _ANSWERS_S)
+        _, text = self._soon({"door": "who"}, seconds)
         return [(number, introduction.encode()) for number, introduction in json.loads(text)]
 
     def answer(self, newcomer: int, verdict: Verdict, text: bytes) -> None:

@@ -37,6 +37,41 @@ def test_judgement(codes: dict[int, int], of_mpirun: int, status: int, text: str
     assert job.judge(of_mpirun) == (status, text)
 
 
+@pytest.mark.parametrize(
+    ("code", "joined", "status"),
+    [
+        pytest.param(0, True, 0, id="finishes"),
+        pytest.param(1, False, 0, id="is refused"),  # the others have finished without it
+        pytest.param(-9, False, 0, id="is killed before it joins"),
+        pytest.param(3, True, 3, id="joins and fails"),
+    ],
+)
+def test_a_rank_was_replaced(code: int, joined: bool, status: int) -> None:
+    """Number 4 replaces rank 1, of three. Number 3 belongs to a process that the launcher has not started."""
+    job = Outcomes(3)
+    job.note(1, 7, 1.0)
+    job.replace(1, 4)
+    if joined:
+        job.hear(4, "met")
+    for rank, how in ((0, 0), (2, 0), (4, code)):
+        assert not job.complete()
+        job.note(rank, how, 2.0 + rank)
+    found, text = job.judge(0)
+    assert job.complete() and found == status, text
+    assert status != 0 or text == "rank 1 ended with status 7 and was replaced by process 4; the others finished"
+
+
+def test_a_rank_that_left_has_not_finished() -> None:
+    job = Outcomes(2)
+    job.hear(0, "departs")
+    job.note(0, 0, 1.0)
+    job.note(1, -9, 2.0)
+    assert job.judge(0) == (137, "rank 1 was ended by signal 9 (SIGKILL)")
+    job.note(1, 0, 2.0)
+    job.hear(1, "departs")
+    assert job.judge(0) == (1, "no rank has finished: all have left before the end")
+
+
 @given(texts=st.lists(st.binary(max_size=50), min_size=3, max_size=3), cut=st.integers(1, 40))
 def test_what_supervisors_say_is_taken_out_of_stderr(
     capfdbinary: pytest.CaptureFixture[bytes], texts: list[bytes], cut: int

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from pace import HANG_S
 from test_socket_rendezvous import TOKEN, Launcher, hung_up_on
 
 from sordino.errors import Timeout, TransportError
@@ -35,19 +36,19 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 def knocking(launcher: Launcher, threads: ThreadPoolExecutor, first: SocketRendezvous, number: int) -> Answer:
     """Let a process knock, and wait until the first rank can see it."""
     answer = threads.submit(launcher.rank(number).knock, f"process {number}".encode(), 60.0)
-    while number not in [one for one, _ in first.newcomers()]:
+    while number not in [one for one, _ in first.newcomers(HANG_S)]:
         assert not answer.done()
     return answer
 
 
 def test_the_first_rank_answers(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor) -> None:
     first = launcher_of_ranks.rank(0)
-    assert first.newcomers() == []
+    assert first.newcomers(HANG_S) == []
     answers = {number: knocking(launcher_of_ranks, threads, first, number) for number in (4, 5)}
-    assert first.newcomers() == [(4, b"process 4"), (5, b"process 5")]
+    assert first.newcomers(HANG_S) == [(4, b"process 4"), (5, b"process 5")]
     first.answer(5, Verdict.REFUSED, b"another model")
     assert answers[5].result(10) == (Verdict.REFUSED, b"another model")
-    assert first.newcomers() == [(4, b"process 4")]
+    assert first.newcomers(HANG_S) == [(4, b"process 4")]
     first.answer(4, Verdict.INVITED, b"the plan")
     assert answers[4].result(10) == (Verdict.INVITED, b"the plan")
     first.answer(4, Verdict.INVITED, b"again")  # nobody waits
@@ -58,7 +59,7 @@ def test_a_newcomer_that_has_ended_waits_no_more(launcher_of_ranks: Launcher, th
     first = launcher_of_ranks.rank(0)
     answer = knocking(launcher_of_ranks, threads, first, 4)
     launcher_of_ranks.orders.send(b"\x04")
-    while first.newcomers():
+    while first.newcomers(HANG_S):
         pass
     launcher_of_ranks.orders.send(b"\x00")  # the first rank, too: nobody is left, but this newcomer does not wait
     launcher_of_ranks.end()
@@ -68,10 +69,10 @@ def test_a_newcomer_that_has_ended_waits_no_more(launcher_of_ranks: Launcher, th
 
 def test_the_job_is_over_when_only_newcomers_are_left(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor) -> None:
     first, second = launcher_of_ranks.rank(0), launcher_of_ranks.rank(1)
-    assert second.newcomers() == []  # so the launcher knows of it
+    assert second.newcomers(HANG_S) == []  # so the launcher knows of it
     answer = knocking(launcher_of_ranks, threads, first, 4)
     launcher_of_ranks.orders.send(b"\x00")
-    assert len(second.newcomers()) == 1
+    assert len(second.newcomers(HANG_S)) == 1
     launcher_of_ranks.orders.send(b"\x01")
     assert answer.result(10) == (Verdict.OVER, b"")
 
@@ -87,10 +88,10 @@ def test_a_foreign_process_that_leaves_has_ended(launcher_of_ranks: Launcher, th
     number = launcher_of_ranks.rank(NO_NUMBER).new_number()
     stranger = launcher_of_ranks.rank(number)
     threads.submit(stranger.knock, b"", 60.0)
-    while not first.newcomers():
+    while not first.newcomers(HANG_S):
         pass
     stranger._socket.shutdown(2)
-    while first.newcomers():
+    while first.newcomers(HANG_S):
         pass
 
 
@@ -126,7 +127,7 @@ def test_strangers_change_nothing(launcher_of_ranks: Launcher, threads: ThreadPo
     first = launcher_of_ranks.rank(0)
     answer = knocking(launcher_of_ranks, threads, first, 4)
     assert hung_up_on(launcher_of_ranks, data)
-    assert first.newcomers() == [(4, b"process 4")]
+    assert first.newcomers(HANG_S) == [(4, b"process 4")]
     first.answer(4, Verdict.INVITED, b"plan")
     assert answer.result(10) == (Verdict.INVITED, b"plan")
 
@@ -134,7 +135,7 @@ def test_strangers_change_nothing(launcher_of_ranks: Launcher, threads: ThreadPo
 def test_an_introduction_of_any_bytes(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor) -> None:
     first = launcher_of_ranks.rank(0)
     answer = threads.submit(launcher_of_ranks.rank(4).knock, b"\xff\xfe", 60.0)
-    while not first.newcomers():
+    while not first.newcomers(HANG_S):
         pass
     first.answer(4, Verdict.REFUSED, b"no")
     assert answer.result(10) == (Verdict.REFUSED, b"no")
@@ -148,7 +149,7 @@ def test_a_late_answer_is_not_taken_for_another(launcher_of_ranks: Launcher) -> 
             ranks[number].gather("x", [0, 1, 2], b"value", 0.3)
         assert set(caught.value.missing) == {0, 1, 2} - {number}
     launcher_of_ranks.orders.send(b"\x02")  # the round is over, and would say that this rank is lost
-    assert ranks[0].newcomers() == []
+    assert ranks[0].newcomers(HANG_S) == []
     assert ranks[0].gather("y", [0], b"me") == [b"me"]
 
 
@@ -156,7 +157,7 @@ def test_answers_have_the_numbers_of_their_requests(launcher_of_ranks: Launcher)
     rank = launcher_of_ranks.rank(0)
     late = rank._ask({"door": "who"})  # its answer is never read
     assert rank.gather("x", [0], b"value") == [b"value"] and late == 1
-    assert rank.newcomers() == []
+    assert rank.newcomers(HANG_S) == []
 
 
 def test_a_vote(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor) -> None:

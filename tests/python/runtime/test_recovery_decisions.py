@@ -28,7 +28,7 @@ class World:
         self.told: list[tuple[int, int]] = []
         monkeypatch.setattr(losses, "_say_arrived", lambda *_: self._arrive())
         monkeypatch.setattr(losses, "recover", lambda *_: self._recover())
-        monkeypatch.setattr(losses, "_gather", self._gather)
+        monkeypatch.setattr(losses, "gather_by_core", self._gather)
 
     def _arrive(self) -> None:
         if self.coming:
@@ -40,10 +40,10 @@ class World:
         self.epoch += 1
 
     def _gather(self, _: Any, value: Any, __: str) -> list[Any]:
-        identity, mine, made = value
+        identity, mine, made, unsettled = value
         self.told.append(tuple(mine[OPERATIONS]))
-        return [(identity, mine, made)] + [
-            (one, {OPERATIONS: (arrived, 0)}, []) for one, arrived in self.others.items()
+        return [(identity, mine, made, unsettled)] + [
+            (one, {OPERATIONS: (arrived, 0)}, [], False) for one, arrived in self.others.items()
         ]
 
 
