@@ -100,8 +100,8 @@ ERRORS = [
         "a child with variables of its own is no rank",
         "swapped rank",
         "python/sordino/rendezvous/starts.py",
-        "inherited = mine == _values(_environment_of(parent), names)",
-        "inherited = mine.keys() == _values(_environment_of(parent), names).keys()",
+        "inherited = mine == _values(environment_of(parent), names)",
+        "inherited = mine.keys() == _values(environment_of(parent), names).keys()",
         (_LOADERS + " -k told_who_they_are",),
     ),
     Error(

@@ -15,12 +15,11 @@ import argparse
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 from sordino.errors import UsageError
 from sordino.launcher.mpi import resolve
-from sordino.rendezvous.environment import NEWCOMER, RANK, RANK_VARIABLES, RENDEZVOUS, SIZE, TOKEN
+from sordino.rendezvous.environment import NEWCOMER, RANK, RANK_VARIABLES, RENDEZVOUS, SIZE, TOKEN, environment_of
 from sordino.rendezvous.sockets import NO_NUMBER, SocketRendezvous
 
 _SHARED = (RENDEZVOUS, TOKEN, SIZE)
@@ -62,33 +61,24 @@ def main(options: argparse.Namespace) -> int:
 def _job_of(pid: int | None) -> dict[str, str]:
     """Return the environment of a rank of the job that `pid` belongs to; of the only job without `pid`."""
     if pid is not None:
-        found = _environment_of(pid)
-        if found is None:
+        found = environment_of(pid)
+        if not _is_rank(found):
             raise UsageError(f"process {pid} is no rank of `sordino run` that you may read; see `sordino inspect`")
         return found
-    jobs = {one[RENDEZVOUS]: (pid, one) for pid, one in _ranks() if _answers(one[RENDEZVOUS])}
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    ranks = {one: found for one in pids if _is_rank(found := environment_of(one))}
+    jobs = {found[RENDEZVOUS]: (one, found) for one, found in ranks.items() if _answers(found[RENDEZVOUS])}
     if not jobs:
         raise UsageError("no job of `sordino run` by this user runs on this machine")
     if len(jobs) > 1:
-        pids = ", ".join(str(pid) for pid, _ in jobs.values())
-        raise UsageError(f"{len(jobs)} jobs run here. Name one by a rank of it: sordino join PID -- ... (PID: {pids})")
+        named = ", ".join(str(one) for one, _ in jobs.values())
+        raise UsageError(f"{len(jobs)} jobs run here. Name one by a rank of it: sordino join PID -- ... (PID: {named})")
     return next(iter(jobs.values()))[1]
 
 
-def _ranks() -> Iterator[tuple[int, dict[str, str]]]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (found := _environment_of(int(entry.name))) is not None:
-            yield int(entry.name), found
-
-
-def _environment_of(pid: int) -> dict[str, str] | None:
-    """Return the environment of a rank that `sordino run` has started; None for another process."""
-    try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape").split("\0")
-    except OSError:
-        return None
-    found = {name: value for name, _, value in (word.partition("=") for word in words)}
-    return found if all(found.get(name) for name in _SHARED) else None
+def _is_rank(environment: dict[str, str]) -> bool:
+    """Return whether this is the environment of a rank that `sordino run` has started."""
+    return all(environment.get(name) for name in _SHARED)
 
 
 def _answers(path: str) -> bool:

@@ -33,7 +33,7 @@ from sordino.awake import AwakeClock, Deadline
 from sordino.launcher import outcomes
 from sordino.launcher.outcomes import Deadlines, Outcome
 from sordino.launcher.processes import Ended, StopSignals, end_with_parent, subreaper
-from sordino.launcher.restarts import AT_ONCE_S, FIRST_WAIT_S, LONGEST_WAIT_S
+from sordino.launcher.restarts import next_wait
 from sordino.rendezvous.desk import Desk
 from sordino.rendezvous.environment import NEWCOMER, RANK, RENDEZVOUS, SIZE, TOKEN
 
@@ -238,27 +238,25 @@ class LocalJob:
         self._outcomes.note(outcome.rank, outcome.code, outcome.at)
         if code != 0 and self._living and self._respawned < self._respawns and self._outcomes.have_met():
             self._respawned += 1
-            lived = self._clock.now() - self._started_at[number]
-            early = number >= self._size and lived < AT_ONCE_S
-            self._wait_s = min(max(FIRST_WAIT_S, 2 * self._wait_s), LONGEST_WAIT_S) if early else 0.0
-            self._due.append((self._clock.now() + self._wait_s, number))
-            return
+            now = self._clock.now()
+            self._wait_s = next_wait(self._wait_s, now - self._started_at[number]) if number >= self._size else 0.0
+            self._due.append((now + self._wait_s, number))
         if code != 0 and not self._survives_losses:
             self._failures.append(outcome)
 
     def _replace_due(self) -> None:
         """Start the replacements whose time has come, unless the job is about to end."""
+        if self._ends is not None or self._stop.received or not self._living:
+            return
         now = self._clock.now()
-        for at, lost in self._due if self._ends is None and self._living and not self._stop.received else ():
-            if at > now:
-                continue
-            self._due.remove((at, lost))
+        due = [lost for at, lost in self._due if at <= now]
+        self._due = [(at, lost) for at, lost in self._due if at > now]
+        for lost in due:
             number = self._desk.new_number()
             self._outcomes.replace(lost, number)
             text = f"{self._outcomes.known()[lost]}; process {number} replaces it"
             print(f"sordino run: {text} ({self._respawned} of {self._respawns})", file=sys.stderr, flush=True)
             self._start(number)
-            break  # the list has changed; the next one is due in the next round
 
     def _send(self, number: int) -> None:
         for rank in list(self._living.values()):

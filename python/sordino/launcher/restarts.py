@@ -39,12 +39,17 @@ def repeat(start: Callable[[int, StopSignals], Ended], restarts: int, stop: Stop
         if number == restarts:
             _say(f"{what}; it has been restarted {_times(restarts)}, which is the limit")
             break
-        wait = min(max(FIRST_WAIT_S, 2 * wait), LONGEST_WAIT_S) if lived < AT_ONCE_S else 0.0
+        wait = next_wait(wait, lived)
         _say(f"{what}; restart {number + 1} of {restarts}" + (f" in {wait:.0f} s" if wait else ""))
         stop.sleep(wait)
         if stop.received:
             return 128 + stop.received[0]
     return ended.status
+
+
+def next_wait(wait: float, lived: float) -> float:
+    """Return the seconds to wait before the next start, after a wait of `wait` and a start that lived `lived`."""
+    return min(max(FIRST_WAIT_S, 2 * wait), LONGEST_WAIT_S) if lived < AT_ONCE_S else 0.0
 
 
 def _times(number: int) -> str:

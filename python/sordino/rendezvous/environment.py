@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from sordino.errors import UsageError
 
@@ -212,3 +213,12 @@ def _left_over(variables: Mapping[str, str] | list[str]) -> str:
         f"If the variables are left from something else: `unset {' '.join(names)}`, or before init() in a notebook: "
         f"for name in {names}: os.environ.pop(name)"
     )
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """Return the initial environment of a process; {} if it has ended, or this user may not read it."""
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape").split("\0")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (word.partition("=") for word in words)}

@@ -13,13 +13,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +27,14 @@ from typing import Any, Protocol
 
 from sordino import _core
 from sordino.errors import ConfigurationMismatch, NotBuilt, UsageError
-from sordino.rendezvous.environment import RANK_VARIABLES, RENDEZVOUS, TOKEN, LaunchedRank, launched_rank
+from sordino.rendezvous.environment import (
+    RANK_VARIABLES,
+    RENDEZVOUS,
+    TOKEN,
+    LaunchedRank,
+    environment_of,
+    launched_rank,
+)
 from sordino.rendezvous.fingerprints import comparing, mpi_world
 from sordino.rendezvous.notices import awaited_by_the_launcher
 from sordino.rendezvous.sockets import SocketRendezvous
@@ -53,15 +60,8 @@ class Start(Protocol):
 class Rendezvous(Protocol):
     """Exchange of values between the processes of a job."""
 
-    def gather(self, key: str, ranks: Sequence[int], mine: bytes, timeout: float | None = None) -> list[bytes]:
-        """Return the values of these ranks for this key, in the order of `ranks`. Collective over them.
-
-        Args:
-            key: name of the round.
-            ranks: ranks of the round, including this rank.
-            mine: value of this rank.
-            timeout: seconds to wait for the other ranks; None: those of the rendezvous.
-        """
+    def gather(self, key: str, ranks: Sequence[int], mine: bytes) -> list[bytes]:
+        """Return the values of these ranks for this key, in the order of `ranks`. Collective over them."""
 
 
 @dataclass(frozen=True)
@@ -111,18 +111,25 @@ class ProcessStart:
         members = _members(ranks, self.rank, self.size)
         number = self._worlds[members]
         self._worlds[members] += 1
-        return self._meet(members, f"{number}", dedicated, survive_losses)
+        met = False
 
-    def alone(self) -> _core.World:
-        """Return a world of this process only, until it joins the running job."""
-        return _core.sim_worlds([0], True)[0]
+        def show(turn: int, mine: bytes) -> list[bytes]:
+            nonlocal met
+            shown = self.meeting.gather(f"{number}.{turn}", members, mine)
+            met = True
+            return shown
+
+        with awaited_by_the_launcher(lambda: met):
+            return self._meet(members, dedicated, survive_losses, show)
 
     def door(self) -> SocketRendezvous | None:
         """Return the rendezvous at which processes can join; None if this launcher does not support that."""
         return self.meeting if isinstance(self.meeting, SocketRendezvous) else None
 
     def grown_world(self, members: Sequence[int], key: str, timeout: float) -> _core.World:
-        """Return a world with processes that join. Collective over its ranks.
+        """Return a world with processes that join at the door. Collective over its ranks.
+
+        The launcher does not wait for them as at the start: without them the job goes on.
 
         Args:
             members: numbers of its ranks at the launcher.
@@ -132,28 +139,32 @@ class ProcessStart:
         Raises:
             Timeout, PeerLost, TransportError: the ranks do not meet.
         """
-        return self._meet(tuple(members), key, None, True, timeout)
+        door = self.door()
+        assert door is not None
+        return self._meet(
+            tuple(members), None, True, lambda turn, mine: door.gather(f"{key}.{turn}", members, mine, timeout)
+        )
 
     def _meet(
-        self, members: tuple[int, ...], key: str, dedicated: object, survive_losses: bool, timeout: float | None = None
+        self,
+        members: tuple[int, ...],
+        dedicated: object,
+        survive_losses: bool,
+        show: Callable[[int, bytes], list[bytes]],
     ) -> _core.World:
-        rounds, met = 0, False
+        """Return a world of these ranks, which show each other their values by `show` in numbered turns."""
+        turns = itertools.count()
 
         def gather(mine: bytes) -> list[bytes]:
-            nonlocal rounds, met
-            shown = self.meeting.gather(f"{key}.{rounds}", members, mine, timeout)
-            rounds, met = rounds + 1, True
-            return shown
+            return show(next(turns), mine)
 
-        # Newcomers have no deadline at the launcher: the job goes on without them.
-        with awaited_by_the_launcher(lambda: met) if timeout is None else nullcontext():
-            by_ucx = self._takes_ucx(members, gather)
-            if by_ucx:
-                _require_ucx()
-            mine, compare = comparing(dedicated, survive_losses)
-            return _core.process_world(
-                members.index(self.rank), len(members), gather, mine, compare, by_ucx, self.token, survive_losses
-            )
+        by_ucx = self._takes_ucx(members, gather)
+        if by_ucx:
+            _require_ucx()
+        mine, compare = comparing(dedicated, survive_losses)
+        return _core.process_world(
+            members.index(self.rank), len(members), gather, mine, compare, by_ucx, self.token, survive_losses
+        )
 
     def _takes_ucx(self, members: tuple[int, ...], gather: Any) -> bool:
         """Return whether the ranks need UCX, or all have SORDINO_TRANSPORT=ucx."""
@@ -274,7 +285,7 @@ def started_by_a_rank(environment: Mapping[str, str] = os.environ) -> str:
     mine = _values(environment, names)
     inherited = False
     if _runs_top_of_script():
-        inherited = mine == _values(_environment_of(parent), names)
+        inherited = mine == _values(environment_of(parent), names)
     if not inherited and json.dumps(mine) != environment.get(RANK_VARIABLES):
         return ""
     return f"rank {rank}" if rank else "a rank"
@@ -302,15 +313,6 @@ def note_the_variables(environment: MutableMapping[str, str] = os.environ) -> No
 
 def _values(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     return {name: environment.get(name, "") for name in names}
-
-
-def _environment_of(pid: int) -> dict[str, str]:
-    """Return the initial environment of a process; {} if it has ended."""
-    try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape").split("\0")
-    except OSError:
-        return {}
-    return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
 _starts: dict[tuple[object, ...], ProcessStart] = {}

@@ -44,14 +44,13 @@ class StoreRendezvous:
         """Set the seconds to wait for the other ranks to the timeout of a process group of torch.distributed."""
         self._timeout, self._limit = seconds, "the timeout of the process group"
 
-    def gather(self, key: str, ranks: Sequence[int], mine: bytes, timeout: float | None = None) -> list[bytes]:
+    def gather(self, key: str, ranks: Sequence[int], mine: bytes) -> list[bytes]:
         """Return the values of these ranks for this key, in the order of `ranks`. Collective over them.
 
         Args:
             key: name of the round.
             ranks: ranks of the round, including this rank.
             mine: value of this rank.
-            timeout: seconds to wait for the other ranks; None: those of this rendezvous.
 
         Raises:
             Timeout: some ranks have not come in time. The error has their numbers.
@@ -60,18 +59,18 @@ class StoreRendezvous:
         names = {rank: f"{self._prefix}/{key}/{rank}" for rank in ranks}
         try:
             self._store.set(names[self._rank], self._signature(names[self._rank], mine) + mine)
-            self._wait(names, f"{self._prefix}/{key}/given up", self._timeout if timeout is None else timeout)
+            self._wait(names, f"{self._prefix}/{key}/given up")
             return [self._checked(rank, name, bytes(self._store.get(name))) for rank, name in names.items()]
         except RuntimeError as error:  # torch raises this for errors of stores
             if isinstance(error, (Timeout, TransportError)):
                 raise
             raise TransportError(f"the store at which the ranks meet does not answer: {_first_line(error)}") from error
 
-    def _wait(self, names: dict[int, str], given_up: str, timeout: float) -> None:
+    def _wait(self, names: dict[int, str], given_up: str) -> None:
         clock, warned, looked = AwakeClock(2 * _LOOK_S), False, 0.0
         while not self._store.check(list(names.values())):
             waited = clock.now()
-            if waited < min(looked + _LOOK_S, timeout):
+            if waited < min(looked + _LOOK_S, self._timeout):
                 time.sleep(min(_NAP_S, waited / 8))
                 continue
             looked = waited
@@ -79,10 +78,10 @@ class StoreRendezvous:
             if not missing:
                 break
             text = f"waits for ranks {', '.join(map(str, missing))} to call init()"
-            if waited > timeout or self._store.check([given_up]):
+            if waited > self._timeout or self._store.check([given_up]):
                 self._store.set(given_up, b"")
                 time.sleep(2 * _LOOK_S)  # the store may end with this process; the others need time to read it
-                limit = f"for more than {timeout:g} s ({self._limit})"
+                limit = f"for more than {self._timeout:g} s ({self._limit})"
                 raise Timeout(f"rank {self._rank} {text}, {limit}", "init", missing)
             if waited > self._warning and not warned:
                 warned = True

@@ -14,7 +14,15 @@ from sordino.errors import UsageError
 from sordino.inspection import metrics, server
 from sordino.log import logger
 from sordino.log.core import listen
-from sordino.rendezvous.starts import MpiStart, ProcessStart, Start, find_start, note_the_variables, started_by_a_rank
+from sordino.rendezvous.starts import (
+    AloneStart,
+    MpiStart,
+    ProcessStart,
+    Start,
+    find_start,
+    note_the_variables,
+    started_by_a_rank,
+)
 from sordino.runtime.context import Context, current, current_or_none, is_no_rank, living_contexts, replace_current
 from sordino.runtime.exchange.helpers import Helpers
 from sordino.runtime.loss_state import Resized
@@ -147,7 +155,7 @@ def _newcomer(start: ProcessStart, survivable: bool, ranks: tuple[int, ...], ded
             "this process shall join a running job, which takes init(on_peer_lost='continue') without `comm`, and an "
             "algorithm in which all ranks have a model"
         )
-    return Context(start.alone(), start=start, newcomer=start.rank)
+    return Context(AloneStart().world(None, True), start=start, newcomer=start.rank)
 
 
 def _let_others_look(context: Context) -> None:

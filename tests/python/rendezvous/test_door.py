@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from pace import HANG_S
@@ -17,14 +16,6 @@ from sordino.rendezvous.frames import frame
 from sordino.rendezvous.sockets import NO_NUMBER, SocketRendezvous
 
 Answer = Future[tuple[Verdict, bytes]]
-
-
-@pytest.fixture
-def launcher_of_ranks(tmp_path: Path) -> Iterator[Launcher]:
-    one = Launcher(tmp_path)
-    one.start()
-    yield one
-    one.end()
 
 
 @pytest.fixture

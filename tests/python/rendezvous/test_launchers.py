@@ -225,7 +225,7 @@ def test_worlds_at_one_store_do_not_meet_what_earlier_ones_have_left() -> None:
 class Elsewhere:
     """A meeting of ranks, each on a machine of its own."""
 
-    def gather(self, key: str, ranks: list[int], mine: bytes, timeout: float | None = None) -> list[bytes]:
+    def gather(self, key: str, ranks: list[int], mine: bytes) -> list[bytes]:
         told = json.loads(mine)
         return [json.dumps({**told, "machine": f"machine {rank}", **MORE.get(rank, {})}).encode() for rank in ranks]
 

@@ -8,7 +8,6 @@ import os
 import selectors
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,14 +53,6 @@ class Launcher(threading.Thread):
 
     def rank(self, number: int, timeout: float = 30.0, token: bytes = TOKEN) -> SocketRendezvous:
         return SocketRendezvous(str(self.path), token, number, timeout)
-
-
-@pytest.fixture
-def launcher_of_ranks(tmp_path: Path) -> Iterator[Launcher]:
-    one = Launcher(tmp_path)
-    one.start()
-    yield one
-    one.end()
 
 
 def meet(launcher: Launcher, ranks: list[int], rounds: int) -> None:

@@ -1,4 +1,4 @@
-"""Votes at the launcher: one decision for all, whoever is lost."""
+"""Votes at the launcher: all ranks get one decision, whichever rank is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RANKS = (0, 2, 5)
 
 
 class Ballot:
-    """A vote of `RANKS`, with the decision that each was told."""
+    """A vote of `RANKS`, with the decisions that each has received."""
 
     def __init__(self) -> None:
         self.votes = Votes()

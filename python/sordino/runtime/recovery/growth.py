@@ -122,20 +122,14 @@ def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> bool
     door = _door(context)
     if door is None or context.process_sets:  # the others recover without the ranks that leave
         return _leave(context) if context.identity in plan.leavers else False
-    world, problem = _formed(context, door, plan)
-    if not door.vote(plan.key, plan.voters, not problem, _MEETING_S):
-        if world is not None:
-            world.shutdown("the ranks keep their old world")
+    world, problem = _elected(context, door, plan)
+    if problem:
         if context.rank == 0:
-            _log.warning("the ranks go on as before, without other ranks%s", problem and f": {problem}")
+            _log.warning("the ranks go on as before, without other ranks: %s", problem)
         return False
     if world is None:
         _leave(context)
-    old, recorder = context.world, context.recorder
-    with recorder.growth() if recorder is not None else nullcontext():
-        _adopt(context, world, plan)
-        old.shutdown("")
-        _make_again(context)
+    _move(context, world, plan)
     if context.rank == 0:
         joined = [identity for identity in plan.members[-plan.newcomers :] if identity in context.identities]
         changes = [f"with {_named(joined)}"] if plan.newcomers and joined else []
@@ -179,18 +173,12 @@ def join(context: Context, layout: Sequence[str]) -> None:
         if verdict is Verdict.REFUSED:
             raise ConfigurationMismatch(f"this process cannot join the running job: {text.decode()}")
         plan = Plan.decoded(text)
-        world, problem = _formed(context, door, plan)
-        if door.vote(plan.key, plan.voters, not problem, _MEETING_S) and world is not None:
-            break
-        _log.info("the ranks did not let process %d in: %s", context.identity, problem or "another one did not come")
+        world, problem = _elected(context, door, plan)
         if world is not None:
-            world.shutdown("")
+            break
+        _log.info("the ranks did not let process %d in: %s", context.identity, problem)
     tell_of_the_joining()
-    alone, recorder = context.world, context.recorder
-    with recorder.growth() if recorder is not None else nullcontext():
-        _adopt(context, world, plan)
-        alone.shutdown("")
-        _make_again(context)
+    _move(context, world, plan)
 
 
 def _door(context: Context) -> SocketRendezvous | None:
@@ -240,10 +228,9 @@ def _fitting(context: Context, door: SocketRendezvous, layout: Sequence[str]) ->
         newcomers = door.newcomers()
     except TransportError:  # the launcher has no time now
         return []
-    mine, _ = comparing(None, True)
     fit = []
     for number, introduction in newcomers:
-        problem = _problem(context, introduction, mine, layout)
+        problem = _problem(context, introduction, layout)
         if problem:
             _log.warning("process %d was refused: %s", number, problem)
             door.answer(number, Verdict.REFUSED, problem.encode())
@@ -252,14 +239,14 @@ def _fitting(context: Context, door: SocketRendezvous, layout: Sequence[str]) ->
     return fit
 
 
-def _problem(context: Context, introduction: bytes, settings: str, layout: Sequence[str]) -> str:
+def _problem(context: Context, introduction: bytes, layout: Sequence[str]) -> str:
     """Return why a newcomer does not fit; "" if it does."""
     if context.process_sets:
         return "the job has process sets of its own, which a newcomer does not know; remove them first"
     try:
         theirs: dict[str, Any] = json.loads(introduction)
         its_settings, its_layout = str(theirs["settings"]), [str(line) for line in theirs["layout"]]
-        _, compare = comparing(None, True)
+        settings, compare = comparing(None, True)
         compare([settings, its_settings])
     except ConfigurationMismatch as error:
         return f"settings differ between the job (rank 0) and the newcomer (rank 1): {error}"
@@ -270,8 +257,21 @@ def _problem(context: Context, introduction: bytes, settings: str, layout: Seque
     return f"the job has {ours}, and the newcomer {its}" if ours != its else ""
 
 
+def _elected(context: Context, door: SocketRendezvous, plan: Plan) -> tuple[World | None, str]:
+    """Form the next world, and vote for it. Return as `_formed`; the problem may be that of another rank.
+
+    Collective over the plan's voters.
+    """
+    world, problem = _formed(context, door, plan)
+    if door.vote(plan.key, plan.voters, not problem, _MEETING_S):
+        return world, ""
+    if world is not None:
+        world.shutdown("the ranks keep their old world")
+    return None, problem or "another process has not formed the next world"
+
+
 def _formed(context: Context, door: SocketRendezvous, plan: Plan) -> tuple[World | None, str]:
-    """Return the next world, None on a rank that leaves; and the problem, "" if there is none.
+    """Return the next world and the problem: None on a rank that leaves or has a problem, and "" without one.
 
     Collective over the plan's members.
     """
@@ -288,8 +288,13 @@ def _formed(context: Context, door: SocketRendezvous, plan: Plan) -> tuple[World
         return None, f"{type(error).__name__}: {error}"
 
 
-def _adopt(context: Context, world: World, plan: Plan) -> None:
-    context.adopt_grown(world, plan.members, plan.epoch, plan.started, plan.job_id)
+def _move(context: Context, world: World, plan: Plan) -> None:
+    """Adopt the next world, and leave the old one. Collective over the next world."""
+    old, recorder = context.world, context.recorder
+    with recorder.growth() if recorder is not None else nullcontext():
+        context.adopt_grown(world, plan.members, plan.epoch, plan.started, plan.job_id)
+        old.shutdown("")
+        _make_again(context)
 
 
 def _make_again(context: Context) -> None:

@@ -90,7 +90,8 @@ def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[],
                 go_on_after(current(), cause)
             try:
                 if isinstance(cause, HostsUpdatedInterrupt):
-                    resets -= admit(current(), state.layout(), state.leaves)
+                    if admit(current(), state.layout(), state.leaves):
+                        resets -= 1
                     state.stay()
                 if cause is not None and reset is not None:
                     reset()
