@@ -75,7 +75,6 @@ class ProcessSet {
   std::set<std::string> stalled;           // undecided names for which the coordinator has reported missing ranks
   std::optional<Running> running;
   std::map<std::uint64_t, PeerLost> given_up;  // by other members, before this rank has begun them; by sequence()
-  std::set<int> released;                      // members that have removed the set, see Leaving
   NcclChannels channels;
   std::atomic<int> in_flight{0};  // operations between submit and finish
   // Announced operations that have not ended, by their names of repeats, and the joins among them. Guarded by the
@@ -144,7 +143,6 @@ struct Leaving {
   std::weak_ptr<QueueBarrier> barrier;  // a thread may still look at it
   std::shared_ptr<Segment> block;
   std::vector<int> peers;  // members on this node
-  std::set<int> released;  // those that use this rank's block no more
   bool told = false;       // the peers know that this rank uses their blocks no more
 };
 

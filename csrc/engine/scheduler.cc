@@ -141,8 +141,7 @@ void Scheduler::remove_set(int id) {
   }
   if (OneShot* shot = removed->one_shot()) shot->abandon();
   if (removed->devices.tried)
-    leaving_.push_back(
-        {id, removed, removed->devices.barrier, removed->block(), removed->node_peers(), std::move(removed->released)});
+    leaving_.push_back({id, removed, removed->devices.barrier, removed->block(), removed->node_peers()});
   const auto error = std::make_exception_ptr(
       UsageError("process set " + std::to_string(id) + " was removed before the operation ran"));
   for (Submission& submission : orphans) finish(submission, error);
@@ -156,16 +155,13 @@ void Scheduler::release_blocks() {
     leaving.told = true;
   }
   std::erase_if(leaving_, [this](const Leaving& leaving) {
-    return leaving.told && std::all_of(leaving.peers.begin(), leaving.peers.end(), [&](int peer) {
-             return leaving.released.contains(peer) || common_.peers.gone(peer);
-           });
+    const auto has_released = [&](int peer) {
+      return released_[leaving.id].contains(peer) || common_.peers.gone(peer);
+    };
+    if (!leaving.told || !std::all_of(leaving.peers.begin(), leaving.peers.end(), has_released)) return false;
+    released_.erase(leaving.id);
+    return true;
   });
-}
-
-void Scheduler::note_released(int id, int peer) {
-  for (Leaving& leaving : leaving_) {
-    if (leaving.id == id) leaving.released.insert(peer);
-  }
 }
 
 void Scheduler::leave(int rank) {

@@ -132,7 +132,6 @@ class Scheduler {
   ProcessSet& add_set(int id, std::vector<int> ranks);
   void remove_set(int id);
   void release_blocks();
-  void note_released(int id, int peer);
   bool is_free(int id) const;
   void require_idle(int set) const;  // with mutex_ held
   void abandon_one_shots(int set);
@@ -185,7 +184,8 @@ class Scheduler {
   std::vector<Early> early_;  // messages about sets that this rank has not made yet
   std::set<int> made_;        // ids of all sets that this rank has made, including removed ones
   std::vector<Leaving> leaving_;
-  std::vector<Running> given_up_;  // operations whose transfers may still be under way
+  std::map<int, std::set<int>> released_;  // by id of a set: node peers that use this rank's block no more
+  std::vector<Running> given_up_;          // operations whose transfers may still be under way
   DeviceInFlight device_in_flight_;
   std::vector<Submission> removals_;  // of process sets; done at the end of the current advance()
   StagingPool staging_;               // declared after the sets, so destroyed first: its memory is used on their queues

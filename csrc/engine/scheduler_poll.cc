@@ -107,11 +107,12 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
     early_.push_back({from, Bytes(bytes.begin(), bytes.end())});  // its sender has made the set sooner
     return;
   }
-  const auto found = sets_.find(id);
-  if (found == sets_.end()) {  // a set removed meanwhile
-    if (message == Message::kReleased) note_released(id, from);
+  if (message == Message::kReleased) {  // this rank may have removed the set, or not yet
+    released_[id].insert(from);
     return;
   }
+  const auto found = sets_.find(id);
+  if (found == sets_.end()) return;  // a set removed meanwhile
   ProcessSet& set = *found->second;
   const int index = set.index_of(from);
   refuse_unless(index >= 0 && set.me >= 0, "sent a message about a process set that does not include both ranks");
@@ -144,7 +145,6 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
       set.receive(index, {turn, {number, after}, call, late}, reader.rest());
       break;
     }
-    case Message::kReleased: set.released.insert(from); break;
     case Message::kGaveUp: {
       const auto sequence = reader.get<std::uint64_t>();
       const std::string text = reader.text();

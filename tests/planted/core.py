@@ -777,7 +777,7 @@ ERRORS = [
         "a removed process set's memory goes while the devices of other ranks may use it",
         "forgotten rollback",
         "csrc/engine/scheduler.cc",
-        "return leaving.released.contains(peer) ||",
+        "return released_[leaving.id].contains(peer) ||",
         "return leaving.told ||",
         ("tests/mp/test_process_checks.py --tier all -k mpi-3-gpu-process_sets.unused_sets",),
     ),
