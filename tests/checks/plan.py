@@ -78,8 +78,12 @@ def the_bytes_of_gradients_are_those_of_the_transport(seat: Seat, codec: Codec |
 def links_are_measured(seat: Seat) -> None:
     rates, samples = plan.measure(1 << 18, 1.0)
     nodes = plan.nodes_of_ranks()
+    share = max(nodes) + 1 < seat.size
+    places = [place for place, found in (("inside", share), ("across", max(nodes) > 0)) if found]
+    assert sorted({place for place, _, _ in samples}) == sorted(places)
     assert (rates.across is not None) == (max(nodes) > 0)
-    assert (rates.inside is not None) == (max(nodes) + 1 < seat.size)
+    assert rates.inside is not None
+    assert share or rates.inside.alpha == 0  # ranks that share no memory time a copy, which is no message
     for line in (rates.inside, rates.across):
         assert line is None or (line.alpha >= 0 and line.beta >= 0 and line.alpha + line.beta > 0)
     assert rates.agreement >= 0
