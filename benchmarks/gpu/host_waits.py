@@ -17,7 +17,7 @@ from sordino.timing import Run
 
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize")
 STEP = "one step"
-STEPS = 8
+STEPS = 3
 
 
 def within(events: Iterable[Any], steps: int) -> dict[str, float]:

@@ -16,7 +16,8 @@ PRETENDED = "tests/mp/test_gpu_worker.py"
 PYTEST = "{python} -m pytest -v --tier all -p no:cacheprovider"
 SANITIZER = "compute-sanitizer --error-exitcode 86 --print-limit 20 --tool"
 HOST_KERNELS = "tests/python/core/test_kernels.py tests/python/core/test_unchanged.py"
-KERNELS = f"tests/gpu --ignore={RANKS} -m 'gpu and not large'"
+DISTRIBUTED, JOINS = "tests/gpu/test_cuda_distributed.py", "tests/gpu/test_gpu_joins.py"
+KERNELS = f"tests/gpu --ignore={RANKS} --ignore={DISTRIBUTED} --ignore={JOINS} -m 'gpu and not large'"
 RACES = "-k '(reduce or sums or elements or samples) and float32 or selected'"
 RUN_2 = "{python} -m sordino.cli run --launcher local -np 2 -- {python}"
 NCCL = "{python} -m benchmarks.gpu.nccl"
@@ -70,6 +71,10 @@ STAGES = (
           f"{NCCL} --try {{work}}/nccl {{nccl}}", "unpacked and generated, not compiled"),
     Stage("kernels", 40, f"{PYTEST} {KERNELS}",
           dry=f"{PYTEST} {HOST_KERNELS}", instead="the host's kernels", beside=True),
+    Stage("distributed", 90, f"{PYTEST} {DISTRIBUTED}",
+          dry=f"{PYTEST} tests/mp/test_distributed.py -k 'every_operation and 2'", instead="on the host", beside=True),
+    Stage("joins", 60, f"{PYTEST} {JOINS}",
+          dry=f"{PYTEST} tests/faults/test_join.py -k 'is_replaced and local'", instead="on the host", beside=True),
     Stage("one_rank", 60, f"{PYTEST} {RANKS} -k 1-on1",
           dry=f"{PYTEST} {PRETENDED} -k 1-pretended", instead="a simulated device", beside=True),
     Stage("two_ranks", 110, f"{PYTEST} {RANKS} -k 2-on1",

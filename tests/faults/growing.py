@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ def clean_environment() -> dict[str, str]:
 
 def run_job(folder: Path, ranks: int, plan: Plan, respawns: int, **variables: str) -> Grown:
     """Run a job to its end."""
-    words = [*forked.python(), str(WORKER), str(folder), json.dumps(asdict(plan))]
+    python = forked.python() if plan.device == "cpu" else [sys.executable]
+    words = [*python, str(WORKER), str(folder), json.dumps(asdict(plan))]
     (folder / "job").mkdir()
     environment = {**clean_environment(), "SORDINO_ON_PEER_LOST": "continue", **variables}
     with open(folder / "output", "wb") as output:

@@ -46,6 +46,7 @@ class Plan:
         leave: steps after which ranks leave, by rank.
         outside: ranks that call step() without joining.
         members: ranks of a process set, whose members add up ones in each step.
+        device: of the parameters.
         samples: instead of `steps`: two epochs of this number of samples, which an `ElasticSampler` divides.
     """
 
@@ -61,6 +62,7 @@ class Plan:
     leave: dict[str, int] = field(default_factory=dict)
     outside: list[int] = field(default_factory=list)
     members: list[int] = field(default_factory=list)
+    device: str = "cpu"
     samples: int = 0
 
 
@@ -115,7 +117,7 @@ def main(folder: Path, plan: Plan) -> None:
     hvd.init(on_peer_lost="continue")
     me = current().identity
     model = torch.nn.Linear(plan.width.get(str(me), WIDTH), 1, bias=False, dtype=torch.float64)
-    parameter = model.weight
+    parameter = model.to(plan.device).weight
     with torch.no_grad():
         parameter.fill_(1.0 if current().newcomer is None else 100.0 + me)
     sgd = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
@@ -131,7 +133,7 @@ def main(folder: Path, plan: Plan) -> None:
 
     def gradient() -> None:
         parameter.grad = None
-        loss = 0.5 * (parameter - target(me, state.step)).square().sum()
+        loss = 0.5 * (parameter - target(me, state.step).to(plan.device)).square().sum()
         loss.backward()
 
     own = hvd.add_process_set(plan.members) if plan.members else None

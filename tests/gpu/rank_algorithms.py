@@ -19,11 +19,14 @@ from sordino.algorithms import (
     AllReduce,
     CaPS,
     Crossover,
+    DiLoCo,
     Layered,
     LocalSGD,
+    NoLoCo,
     PushSum,
     ScheduledPull,
 )
+from sordino.codecs import PowerSGD
 
 STEPS = 7
 Makers = dict[str, Callable[[int], Algorithm]]
@@ -36,6 +39,7 @@ EQUAL: Makers = {  # all ranks have the same parameters afterwards
     "local SGD, pseudo-gradients": lambda n: LocalSGD(interval=STEPS, aggregate="gradients", exchange="allreduce"),
     "layered": lambda n: Layered(n),
     "layered, small groups": lambda n: Layered(max(1, n // 2)),
+    "DiLoCo": lambda n: DiLoCo(interval=STEPS, outer_momentum=0.5),
     "skipping, nothing": lambda n: CaPS(threshold=100.5),
     "skipping by servers": lambda n: CaPS(threshold=100.5, exchange="parameter-server"),
 }
@@ -44,6 +48,8 @@ OWN: Makers = {  # each rank has its own parameters afterwards
     "crossover of the model": lambda n: Crossover(segments="model"),
     "crossover of groups": lambda n: Crossover(group_size=2) if n > 2 and n % 2 == 0 else Crossover(),
     "push-sum, overlapping": lambda n: PushSum(overlap=2),
+    "DiLoCo, overlapping": lambda n: DiLoCo(interval=3, overlap=1, outer_momentum=0.5),
+    "NoLoCo": lambda n: NoLoCo(interval=2),
     "skipping by random samples": lambda n: CaPS("random", 40.0, sample_ratio=0.5),
 }
 
@@ -83,6 +89,13 @@ def all_ranks_are_equal(seat: Seat, which: str) -> None:
 def each_is_its_twin(seat: Seat, which: str) -> None:
     for name in ("momentum", "adam"):
         near(seat.twins(lambda name=name: trained(seat, OWN[which](seat.size), name)))
+
+
+@check(least=2, each=(1, 3))
+def low_rank_gradients(seat: Seat, rank: int) -> None:
+    pairs = seat.twins(lambda: trained(seat, AllReduce(), compression=PowerSGD(rank)))
+    near(pairs)
+    seat.same("low rank", *[mine for mine, _ in pairs])
 
 
 @check(least=2, each=("crossover", "dpsgd", "push-sum", "local SGD, whole models"))
