@@ -64,12 +64,12 @@ std::optional<std::size_t> Limits::memory() const {
   return least;
 }
 
-std::size_t Limits::available_memory() const {
-  std::size_t available = SIZE_MAX;
+Limits::Available Limits::available_memory() const {
+  Available least{SIZE_MAX, "this machine (MemAvailable in /proc/meminfo)"};
   std::ifstream machine(root_ / "proc/meminfo");
   for (std::string word; machine >> word;) {
     std::size_t kibibytes = 0;
-    if (word == "MemAvailable:" && machine >> kibibytes) available = kibibytes * 1024;
+    if (word == "MemAvailable:" && machine >> kibibytes) least.bytes = kibibytes * 1024;
   }
   visit_groups([&](const Version& version, const std::filesystem::path& folder, std::size_t limit) {
     std::size_t used = number_in(folder / version.usage).value_or(0);
@@ -78,9 +78,12 @@ std::size_t Limits::available_memory() const {
     for (std::size_t value = 0; statistics >> name >> value;) {
       if (name == version.active || name == version.inactive) used -= std::min(used, value);
     }
-    available = std::min(available, limit > used ? limit - used : 0);
+    const std::size_t left = limit > used ? limit - used : 0;
+    if (left >= least.bytes) return;
+    least = {left, "the control group " + folder.string() + ", which uses " + std::to_string(used) + " of " +
+                       std::to_string(limit) + " bytes"};
   });
-  return available;
+  return least;
 }
 
 Limits::Files Limits::files() {

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <optional>
+#include <string>
 
 namespace sordino {
 
@@ -20,8 +21,12 @@ class Limits {
 
   // Bytes that the groups allow. Empty if no group sets a limit.
   std::optional<std::size_t> memory() const;
-  // Bytes that the kernel could still give: the minimum over the machine and all groups. Cached files count as free.
-  std::size_t available_memory() const;
+  struct Available {
+    std::size_t bytes;
+    std::string of;  // what allows no more, for messages
+  };
+  // What the kernel could still give: the minimum over the machine and all groups. Cached files count as free.
+  Available available_memory() const;
 
   struct Files {
     std::size_t allowed, at_most;  // allowed at once (RLIMIT_NOFILE); the user may raise it to at_most

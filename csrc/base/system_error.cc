@@ -26,10 +26,12 @@ std::string explained(int error) {
              std::to_string(files.at_most) + "` before the job starts";
     }
     case ENFILE: return what + ": the limit of the whole machine is reached (sysctl fs.file-max)";
-    case ENOMEM:
-      return what + ": " + std::to_string(Limits().available_memory()) +
-             " bytes are available. If that is enough, the limit of mappings (sysctl vm.max_map_count) or of the "
+    case ENOMEM: {
+      const Limits::Available available = Limits().available_memory();
+      return what + ": " + std::to_string(available.bytes) + " bytes are available in " + available.of +
+             ". If that is enough, the limit of mappings (sysctl vm.max_map_count) or of the "
              "address space (`ulimit -v`) is reached";
+    }
     default: return what;
   }
 }

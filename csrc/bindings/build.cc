@@ -84,7 +84,7 @@ void register_build(py::module_& module) {
         const Limits limits(root);
         py::dict found;
         found["memory"] = limits.memory();
-        found["available_memory"] = limits.available_memory();
+        found["available_memory"] = limits.available_memory().bytes;
         return found;
       },
       py::arg("root") = "/",

@@ -116,9 +116,14 @@ def started(ranks: int, command: list[str], launcher: mpi.Launcher | None, outli
     one."""
     if ranks == 1:
         return command
+    extra: list[str] = []
+    if launcher is not None and outlive:
+        try:
+            extra = mpi.fault_tolerance(launcher)
+        except NotBuilt:
+            launcher = None
     if launcher is None:
         return [*SORDINO, "run", "--launcher", "local", "-np", str(ranks), "--", *command]
-    extra = ("--with-ft", "ulfm") if outlive else ()
     return mpi.command_line(launcher, mpi.Job(ranks, command, extra=extra))
 
 

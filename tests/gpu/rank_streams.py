@@ -213,12 +213,13 @@ def memory_does_not_grow(seat: Seat) -> None:
 
     first = work()
     hvd.barrier()
-    free = torch.cuda.mem_get_info(seat.device)[0]
-    for _ in range(3):
+    taken = []
+    for _ in range(6):
+        free = torch.cuda.mem_get_info(seat.device)[0]
         assert work() <= first
-    hvd.barrier()
-    left = torch.cuda.mem_get_info(seat.device)[0]
-    assert left > free - (64 << 20), f"{(free - left) >> 20} MiB of the GPU's memory have gone"
+        hvd.barrier()
+        taken.append(free - torch.cuda.mem_get_info(seat.device)[0])
+    assert min(taken) <= 0, f"in each round, memory of the GPU has gone: {taken} bytes"  # others may use the GPU, too
 
 
 @check(cuda=True)

@@ -29,24 +29,24 @@ constexpr int MADV_POPULATE_WRITE = 23;
 // A sparse segment takes memory in steps of this size, so that it grows only a few times.
 constexpr std::size_t kStep = std::size_t{64} << 10;
 
-// Bytes that the kernel could still give. Reading the limits takes longer than making a small segment. So a recent look
-// counts while it leaves much more than `size`, which the caller is about to take.
-std::size_t available_for(std::size_t size) {
+// Empty if the kernel could still give `size` bytes, which the caller is about to take; else why not. Reading the
+// limits takes longer than making a small segment. So a recent look counts while it leaves much more than that.
+std::string lacks(std::size_t size) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kRecent{100};
   constexpr std::size_t kMuch = std::size_t{256} << 20;
   static std::mutex mutex;
-  static std::size_t left = 0;
+  static Limits::Available left{};
   static Clock::time_point looked;
   std::lock_guard lock(mutex);
   const auto now = Clock::now();
-  if (now - looked > kRecent || left < kMuch || left - kMuch < size) {
+  if (now - looked > kRecent || left.bytes < kMuch || left.bytes - kMuch < size) {
     left = Limits().available_memory();
     looked = now;
   }
-  const std::size_t available = left;
-  left -= std::min(left, size);
-  return available;
+  if (left.bytes < size) return std::to_string(left.bytes) + " are available in " + left.of;
+  left.bytes -= size;
+  return {};
 }
 
 // Location of the beginning of a file, by which peers open it. Its table adds the segment.
@@ -100,8 +100,7 @@ class MemfdSegment : public Segment {
     const std::size_t size = end - reserved_;
     // A memfd has no size limit of its own. Reserving more than there is would not fail, but wake the out-of-memory
     // killer.
-    if (const std::size_t available = available_for(size); size > available)
-      throw no_room(size, std::to_string(available) + " are available");
+    if (const std::string why = lacks(size); !why.empty()) throw no_room(size, why);
     // Reserving the pages now turns "no memory left" into an error here instead of a SIGBUS at the first write.
     if (const int error = shm::reserve(fd_, reserved_, end); error != 0) throw no_room(size, explained(error));
     reserved_ = end;

@@ -13,16 +13,21 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-import shtab
+from sordino.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `sordino completion`."""
-    parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS, help="name of the shell")
+    parser.add_argument("shell", help="name of the shell: bash, zsh, or another that shtab knows")
 
 
 def main(options: argparse.Namespace) -> int:
     """Print the completion script for a shell."""
+    import shtab  # no other command needs it
+
+    if options.shell not in shtab.SUPPORTED_SHELLS:
+        known = ", ".join(shtab.SUPPORTED_SHELLS)
+        raise UsageError(f"unknown shell {options.shell!r}; there are completion scripts for {known}")
     for action in _actions(options.parser):
         if action.type is Path or action.metavar == "FILE" or action.dest == "command":
             action.complete = shtab.FILE  # type: ignore[attr-defined]

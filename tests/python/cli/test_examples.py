@@ -113,6 +113,20 @@ def test_a_shell_completes(shell: str, tmp_path: Path, capsys: pytest.CaptureFix
     assert done.stdout.split() == ["simulate"], done.stderr
 
 
+def test_an_unknown_shell_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["completion", "ksh"]) == 2
+    assert "unknown shell 'ksh'; there are completion scripts for bash, zsh" in capsys.readouterr().err
+
+
+def test_only_completion_needs_its_library() -> None:
+    """A machine to which Sordino is copied without its packages can start ranks."""
+    hidden = (
+        "import sys; sys.modules['shtab'] = None; from sordino.cli import app; sys.exit(app.main(['run', '--help']))"
+    )
+    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("name", ["", "run", "doctor", "examples", "plan", "simulate", "report", "bench", "completion"])
 def test_help_fits_a_screen(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "100")
