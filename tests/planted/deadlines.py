@@ -164,6 +164,14 @@ ERRORS = [
         '"active_file", "inactive_file"}',
         (tests("capacity", "control_groups"),),
     ),
+    Error(
+        "a static libstdc++ is mixed with PyTorch's",
+        "wrong bucket",
+        "CMakeLists.txt",
+        'add_link_options("LINKER:--exclude-libs,ALL")\n',
+        "",
+        (tests("link", "static_standard_library"),),
+    ),
     # ---- late ranks
     Error(
         "a rank that others wait for sleeps on",
