@@ -19,13 +19,13 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kWatchEvery{10};
 
-// Ranks that have a core each may spin while they wait. Ranks that outnumber the cores must leave them to each other.
-std::chrono::microseconds spin_for(const Transport& transport, const Config& config) {
+// Ranks of this machine for each core that they may use.
+double ranks_per_core(const Transport& transport) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   const bool known = sched_getaffinity(0, sizeof(cores), &cores) == 0;
   const auto available = known ? CPU_COUNT(&cores) : static_cast<int>(std::thread::hardware_concurrency());
-  return std::chrono::microseconds(transport.machine_size() <= available ? config.spin_us : 0);
+  return static_cast<double>(transport.machine_size()) / std::max(available, 1);
 }
 
 }  // namespace
@@ -55,7 +55,9 @@ World::World(Position place, const Config& config, std::uint64_t first_tag)
       view_(std::move(place.view)),
       transport_(std::move(place.transport)),
       common_(*transport_) {
-  const std::chrono::microseconds spin = spin_for(*transport_, config);
+  // Ranks that have a core each may spin while they wait. Ranks that outnumber the cores must leave them to each other.
+  const double crowd = ranks_per_core(*transport_);
+  const std::chrono::microseconds spin(crowd <= 1 ? config.spin_us : 0);
   patience_ = spin.count() > 0 ? 200 : 0;
   scheduler_ = std::make_unique<Scheduler>(common_, config, patience_);
   services_ = std::make_unique<ServiceHost>(common_, [this] { wake(); }, first_tag);
@@ -68,7 +70,7 @@ World::World(Position place, const Config& config, std::uint64_t first_tag)
       [this] {
         return transport_->rings_always() && !scheduler_->on_devices() && scheduler_->device_in_flight().empty();
       },
-      spin);
+      spin, crowd);
 }
 
 std::shared_ptr<World> World::successor(std::exception_ptr error) {

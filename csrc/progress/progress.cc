@@ -18,7 +18,11 @@ using Clock = std::chrono::steady_clock;
 // stopped). kTickForRemains: while work may remain. It is not shorter because a thread that has just waited is likely
 // to poll again, and should not be disturbed.
 constexpr microseconds kTick{50000}, kTickForRemains{1000};
+// Sleep of a thread that a bell wakes if something has come; it wakes by itself for lost peers and deadlines.
 constexpr microseconds kSleepWithBell{2000};
+// Ranks that crowd a core wake by themselves less often: each of them this long for every rank of its core, so that
+// waking (about 15 us) takes at most a twentieth of it.
+constexpr microseconds kForEachRank{300}, kMostCrowded{100000};
 // If ranks outnumber cores, a thread that waits for a computing rank first yields the core to it. It then goes on as
 // soon as that rank's time slice ends. Waking a sleeping thread by a bell takes longer than most operations.
 constexpr microseconds kYield{2000};
@@ -31,11 +35,21 @@ constexpr milliseconds kForget{100};
 // Interval between two checks for signals in a wait. Ctrl-C must end a wait within 200 ms.
 constexpr milliseconds kInterruptEvery{50};
 
+microseconds for_a_crowd(double crowd) {
+  return std::min(std::chrono::duration_cast<microseconds>(kForEachRank * crowd), kMostCrowded);
+}
+
 }  // namespace
 
 Progress::Progress(Transport& transport, std::function<bool()> poll, std::function<Work()> work,
-                   std::function<bool()> rings, microseconds spin)
-    : transport_(transport), poll_(std::move(poll)), work_(std::move(work)), rings_(std::move(rings)), spin_(spin) {
+                   std::function<bool()> rings, microseconds spin, double crowd)
+    : transport_(transport),
+      poll_(std::move(poll)),
+      work_(std::move(work)),
+      rings_(std::move(rings)),
+      spin_(spin),
+      tick_(std::max(kTick, for_a_crowd(crowd))),
+      sleep_with_bell_(std::max(kSleepWithBell, for_a_crowd(crowd))) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -53,7 +67,7 @@ void Progress::rest(std::uint32_t ticket, Clock::time_point idle_since) {
   if (idle < spin_ + kYield) {
     pause(idle);
   } else if (rings_()) {
-    transport_.sleep(ticket, kSleepWithBell);
+    transport_.sleep(ticket, sleep_with_bell_);
   } else {
     transport_.sleep(ticket, std::clamp(std::chrono::duration_cast<microseconds>(idle / 64), kLeastSleep, kMostSleep));
   }
@@ -198,7 +212,7 @@ microseconds Progress::tick() {
   const Work work = work_();
   if (Clock::now() - came_.load() > kForget) waits_at_once_ = false;
   sleeps_long_ = (work == Work::kNone || (work == Work::kUnderWay && rings_())) && !waits_at_once_.load();
-  return sleeps_long_ ? kTick : kTickForRemains;
+  return sleeps_long_ ? tick_ : kTickForRemains;
 }
 
 void Progress::run() {

@@ -21,9 +21,9 @@ class Progress {
  public:
   // `poll` returns whether anything moved, and must not throw. No two threads run it at once. `work` returns what needs
   // polling. `rings` returns whether all events that move it ring this rank's bell; otherwise it is polled more often.
-  // `spin`: how long to poll before offering the core to other threads.
+  // `spin`: how long to poll before offering the core to other threads. `crowd`: ranks of this machine for each core.
   Progress(Transport& transport, std::function<bool()> poll, std::function<Work()> work, std::function<bool()> rings,
-           std::chrono::microseconds spin);
+           std::chrono::microseconds spin, double crowd);
   ~Progress() { stop(); }
 
   // Polls until done() is true. Several threads may call done() at once. `interrupt` is called every 50 ms by the
@@ -74,6 +74,7 @@ class Progress {
   const std::function<Work()> work_;
   const std::function<bool()> rings_;
   const std::chrono::microseconds spin_;
+  const std::chrono::microseconds tick_, sleep_with_bell_;
   std::mutex turn_;  // held by the polling thread
   std::mutex mutex_;
   std::condition_variable changed_;
