@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "base/runs.h"
 #include "collectives/collective.h"
 
 namespace sordino {
@@ -147,14 +148,14 @@ std::size_t Announcement::bytes() const {
   return total;
 }
 
-Decision Decision::read(Reader& reader) {
+Decision Decision::read(Reader& reader, std::size_t members) {
   Decision decision;
   decision.names = reader.list<std::string>();
   decision.verdict = reader.one_of(kLastVerdict);
   decision.error = reader.text();
   decision.lost = reader.list<int>();
-  decision.participants = reader.list<int>();
-  decision.merged.rows = reader.list<std::int64_t>();
+  decision.participants = read_runs<int>(reader, members);
+  decision.merged.rows = read_runs<std::int64_t>(reader, members * members);
   decision.merged.last_rank = reader.get<int>();
   decision.merged.set_id = reader.get<int>();
   decision.abilities = reader.get<Abilities>();
@@ -167,8 +168,10 @@ Decision Decision::read(Reader& reader) {
   return decision;
 }
 
-void Decision::write(Writer& writer) const {
-  writer.put(names).put(verdict).put(error).put(lost).put(participants).put(merged.rows);
+void Decision::write(Writer& writer, std::size_t members) const {
+  writer.put(names).put(verdict).put(error).put(lost);
+  put_runs(writer, participants, members);
+  put_runs(writer, merged.rows, members * members);
   writer.put(merged.last_rank).put(merged.set_id).put(abilities).put(last);
 }
 

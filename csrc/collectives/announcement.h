@@ -62,8 +62,9 @@ struct Decision {
   int last = -1;          // world rank that announced it last; -1 where no rank did
   bool repeated = false;  // made by this rank, after all agreed in a turn
 
-  static Decision read(Reader& reader);
-  void write(Writer& writer) const;
+  // `members`: number of members of the set.
+  static Decision read(Reader& reader, std::size_t members);
+  void write(Writer& writer, std::size_t members) const;
 };
 
 // The first difference between two announcements of the same name, such as "dtype: float32 against int64", or "".

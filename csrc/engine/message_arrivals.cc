@@ -20,7 +20,7 @@ std::string elements(std::size_t bytes, DType dtype) {
 
 void PointToPoint::start_receive(const std::shared_ptr<Posting>& receive) {
   if (receive->peer != Posting::kAnySource && receive->peer != rank_) {
-    std::string& refused = out_[static_cast<std::size_t>(receive->peer)].refused;
+    std::string& refused = out_[receive->peer].refused;
     if (!refused.empty())
       return finish(*receive, std::make_exception_ptr(OperationMismatch(std::exchange(refused, {}))));
   }
@@ -120,9 +120,9 @@ void PointToPoint::copy_from(Posting& receive, const Arrival& message, const Loc
 
 // Lets a sender count on the memory of a message that was buffered, or could have been.
 void PointToPoint::give_back(int from, std::size_t bytes) {
-  Incoming& in = in_[static_cast<std::size_t>(from)];
+  Incoming& in = in_[from];
   if (from == rank_) {
-    out_[static_cast<std::size_t>(from)].consumed += bytes;
+    out_[from].consumed += bytes;
   } else if (in.box) {
     in.box->consume(bytes);
   } else if (in.unreported += bytes; in.unreported >= kBufferedBytes / 8) {
@@ -171,7 +171,7 @@ void PointToPoint::receive(int from, Reader& reader) {
       break;
     }
     case Word::kConsumed: {
-      Outgoing& out = out_[static_cast<std::size_t>(from)];
+      Outgoing& out = out_[from];
       const auto bytes = reader.get<std::uint64_t>();
       if (bytes > out.sent - out.consumed)
         throw TransportError("rank " + std::to_string(from) + " has taken more messages than were sent to it");
@@ -182,7 +182,7 @@ void PointToPoint::receive(int from, Reader& reader) {
 }
 
 void PointToPoint::map_box(int from, const Location& place) {
-  Incoming& in = in_[static_cast<std::size_t>(from)];
+  Incoming& in = in_[from];
   if (from == rank_ || !is_near(from) || in.box || place.segment == 0 || place.device != 0 ||
       place.offset > place.bytes || place.bytes - place.offset < FastBox::bytes())
     throw TransportError("rank " + std::to_string(from) + " offers a fast box that cannot be one");
@@ -201,7 +201,7 @@ bool PointToPoint::read_boxes() {
 }
 
 bool PointToPoint::read_box(int from) {
-  Incoming& in = in_[static_cast<std::size_t>(from)];
+  Incoming& in = in_[from];
   Ring& ring = in.box->ring();
   bool moved = false;
   for (std::size_t ready = ring.ready(); ready > 0; ready = ring.ready()) {

@@ -10,7 +10,7 @@ namespace sordino {
 void PointToPoint::start_send(const std::shared_ptr<Posting>& send) {
   if (send->peer == rank_) return send_to_self(send);
   if (common_.peers.gone(send->peer)) return finish(*send, departed(*send, send->peer));
-  Outgoing& out = out_[static_cast<std::size_t>(send->peer)];
+  Outgoing& out = out_[send->peer];
   if (!out.refused.empty()) {
     return finish(*send, std::make_exception_ptr(OperationMismatch(std::exchange(out.refused, {}))));
   }
@@ -31,7 +31,7 @@ Envelope PointToPoint::describe(const Posting& send, Outgoing& out, bool whole) 
 
 // A large message to itself stays in the caller's memory until a receive takes it.
 void PointToPoint::send_to_self(const std::shared_ptr<Posting>& send) {
-  Outgoing& out = out_[static_cast<std::size_t>(rank_)];
+  Outgoing& out = out_[rank_];
   const bool whole = send->bytes <= kWholeBytes && buffered(out) + kOverhead + send->bytes <= kBufferedBytes;
   const Envelope envelope = describe(*send, out, whole);
   if (whole) out.sent += cost(envelope);
@@ -51,7 +51,7 @@ std::uint64_t PointToPoint::buffered(const Outgoing& out) const {
 }
 
 bool PointToPoint::flush(int to) {
-  std::deque<std::shared_ptr<Posting>>& queue = out_[static_cast<std::size_t>(to)].queue;
+  std::deque<std::shared_ptr<Posting>>& queue = out_[to].queue;
   bool moved = false;
   while (!queue.empty() && put(to, queue.front())) {
     queue.pop_front();
@@ -63,7 +63,7 @@ bool PointToPoint::flush(int to) {
 
 // Sends the envelope, and the data if they go with it. False if the fast box has no room.
 bool PointToPoint::put(int to, const std::shared_ptr<Posting>& send) {
-  Outgoing& out = out_[static_cast<std::size_t>(to)];
+  Outgoing& out = out_[to];
   const bool near = is_near(to);
   if (near && !out.box) open_box(to);
   const bool whole = send->bytes <= kWholeBytes && buffered(out) + kOverhead + send->bytes <= kBufferedBytes;
@@ -93,7 +93,7 @@ bool PointToPoint::put(int to, const std::shared_ptr<Posting>& send) {
 }
 
 void PointToPoint::open_box(int to) {
-  Outgoing& out = out_[static_cast<std::size_t>(to)];
+  Outgoing& out = out_[to];
   NodeMemory& memory = common_.transport.node_memory();
   out.segment = memory.allocate(FastBox::bytes());
   out.box.emplace(out.segment->data);
@@ -101,7 +101,7 @@ void PointToPoint::open_box(int to) {
 }
 
 std::shared_ptr<Posting> PointToPoint::take_announced(int from, std::uint64_t number) {
-  Numbered& announced = out_[static_cast<std::size_t>(from)].announced;
+  Numbered& announced = out_[from].announced;
   const auto found = announced.find(number);
   if (found == announced.end()) return nullptr;
   std::shared_ptr<Posting> send = std::move(found->second);
@@ -112,7 +112,7 @@ std::shared_ptr<Posting> PointToPoint::take_announced(int from, std::uint64_t nu
 // Sends the data that the receiver has asked for.
 void PointToPoint::give(int to, std::uint64_t number, Tag tag) {
   const std::shared_ptr<Posting> send = take_announced(to, number);
-  if (send && tag >= (Tag{1} << kTagBits)) out_[static_cast<std::size_t>(to)].announced.emplace(number, send);
+  if (send && tag >= (Tag{1} << kTagBits)) out_[to].announced.emplace(number, send);
   if (!send || tag >= (Tag{1} << kTagBits))
     throw TransportError("rank " + std::to_string(to) + " asks for a message that was not announced to it");
   common_.traffic.count(common_.transport, to, send->bytes);
@@ -120,7 +120,7 @@ void PointToPoint::give(int to, std::uint64_t number, Tag tag) {
 }
 
 void PointToPoint::take_refusal(int from, std::uint64_t number, const std::string& text) {
-  Outgoing& out = out_[static_cast<std::size_t>(from)];
+  Outgoing& out = out_[from];
   if (number == 0 || number > out.last_number)
     throw TransportError("rank " + std::to_string(from) + " refuses a message that was not sent to it");
   if (const std::shared_ptr<Posting> send = take_announced(from, number)) {

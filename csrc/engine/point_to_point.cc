@@ -13,11 +13,7 @@
 namespace sordino {
 
 PointToPoint::PointToPoint(Common& common, ServiceHost& services)
-    : common_(common),
-      services_(services),
-      rank_(common.transport.rank()),
-      out_(static_cast<std::size_t>(common.transport.size())),
-      in_(out_.size()) {}
+    : common_(common), services_(services), rank_(common.transport.rank()) {}
 
 std::shared_ptr<Handle> PointToPoint::submit(std::shared_ptr<Posting> posting) {
   posting->since = common_.clock.now();
@@ -57,7 +53,7 @@ bool PointToPoint::advance() {
   begin_submitted();
   moved |= read_boxes();
   if (queued_ > 0) {
-    for (std::size_t to = 0; to < out_.size(); ++to) moved |= flush(static_cast<int>(to));
+    for (const auto& [to, out] : out_) moved |= flush(to);
   }
   if (!moving_.empty() || !given_up_.empty()) moved |= advance_transfers();
   return moved;
@@ -152,18 +148,22 @@ bool PointToPoint::is_without_source(const Posting& receive) const {
 
 void PointToPoint::lost(int rank) {
   if (rank == rank_) return;
-  Incoming& in = in_[static_cast<std::size_t>(rank)];
-  if (in.box) read_box(rank);  // the rank may have sent before it left
-  if (in.arriving && in.arriving->taker) finish(*in.arriving->taker, departed(*in.arriving->taker, rank));
-  in.arriving.reset();
-  in.box.reset();
-  std::erase(boxes_, rank);
+  if (const auto found = in_.find(rank); found != in_.end()) {
+    Incoming& in = found->second;
+    if (in.box) read_box(rank);  // the rank may have sent before it left
+    if (in.arriving && in.arriving->taker) finish(*in.arriving->taker, departed(*in.arriving->taker, rank));
+    in.arriving.reset();
+    in.box.reset();
+    std::erase(boxes_, rank);
+  }
   queues_.take_messages([rank](const Arrival& one) {
     return one.from == rank && (one.envelope.form == Envelope::Form::kAnnounced || !one.complete());
   });
   for (const auto& receive : queues_.take_receives([this](const Posting& one) { return is_without_source(one); }))
     finish(*receive, departed(*receive, rank));
-  Outgoing& out = out_[static_cast<std::size_t>(rank)];
+  const auto found = out_.find(rank);
+  if (found == out_.end()) return;
+  Outgoing& out = found->second;
   queued_ -= static_cast<int>(out.queue.size());
   for (const auto& send : std::exchange(out.queue, {})) finish(*send, departed(*send, rank));
   for (const auto& [number, send] : std::exchange(out.announced, {})) finish(*send, departed(*send, rank));
@@ -178,7 +178,7 @@ void PointToPoint::end_removed(const std::function<bool(int)>& exists) {
     end_it(*this, *one);
   for (const auto& one : queues_.take_messages([&](const Arrival& one) { return one.own && !exists(one.own->set); }))
     end_it(*this, *one->own);
-  for (Outgoing& out : out_) {
+  for (auto& [to, out] : out_) {
     for (auto at = out.announced.begin(); at != out.announced.end();) {
       const auto here = at++;
       if (exists(here->second->set)) continue;
@@ -200,13 +200,13 @@ void PointToPoint::end(const std::exception_ptr& why) {
   for (const auto& message : queues_.take_messages([](const Arrival&) { return true; })) {
     if (message->own) ended.push_back(message->own);
   }
-  for (Outgoing& out : out_) {
+  for (auto& [to, out] : out_) {
     take(std::exchange(out.queue, {}));
     for (const auto& [number, send] : std::exchange(out.announced, {})) ended.push_back(send);
     if (!out.refused.empty()) log::say(log::Level::kWarning, rank_, std::exchange(out.refused, {}) + ".");
   }
   queued_ = 0;
-  for (Incoming& in : in_) {
+  for (auto& [from, in] : in_) {
     if (in.arriving && in.arriving->taker) ended.push_back(in.arriving->taker);
     in.arriving.reset();
     in.box.reset();
@@ -231,13 +231,13 @@ void PointToPoint::visit(const std::function<void(Posting&, const std::vector<in
   queues_.visit(one_peer, [&](Arrival& message) {
     if (message.own) one_peer(*message.own);
   });
-  for (Outgoing& out : out_) {
+  for (auto& [to, out] : out_) {
     for (const auto& send : out.queue) one_peer(*send);
     for (const auto& [number, send] : out.announced) one_peer(*send);
   }
   for (Moving& one : moving_) visitor(*one.posting, {one.peer});
-  for (std::size_t from = 0; from < in_.size(); ++from) {
-    if (in_[from].arriving && in_[from].arriving->taker) visitor(*in_[from].arriving->taker, {static_cast<int>(from)});
+  for (const auto& [from, in] : in_) {
+    if (in.arriving && in.arriving->taker) visitor(*in.arriving->taker, {from});
   }
 }
 
@@ -254,7 +254,7 @@ std::string PointToPoint::text_of(const Handle& handle) {
 }
 
 void PointToPoint::leave_boxes() {
-  for (Outgoing& out : out_) {
+  for (auto& [to, out] : out_) {
     out.box.reset();
     if (out.segment) common_.transport.keep(std::move(out.segment));
   }

@@ -3,9 +3,8 @@
 //
 //   size of a message      to a rank of another node         to a node peer
 //   up to kWholeBytes      a control message                 the fast box to that rank (fast_box.h)
-//   larger                 announced, then a transfer        announced in the fast box. The receiver copies the data if
-//   they
-//                          that the receiver asks for        are in memory that it maps, else it asks for a transfer
+//   larger                 announced, then a transfer        announced in the fast box. The receiver copies data that
+//                          that the receiver asks for        it can map, and asks for a transfer of others
 //
 // A message that travels whole is over for its sender at once. The receiver buffers it until a receive takes it. The
 // sender counts such bytes of each receiver. Beyond kBufferedBytes it announces small messages, too. So they keep their
@@ -13,7 +12,7 @@
 //
 //   Word        sent to        meaning
 //   kEnvelope   the receiver   a message whose payload follows
-//   kFastBox       the receiver   the location of the sender's fast box
+//   kFastBox    the receiver   the location of the sender's fast box
 //   kAsk        the sender     a receive has taken the announced message; send the data under this tag
 //   kTaken      the sender     the receiver has copied the data of an announced message
 //   kRefused    the sender     the receive that took the message has another size or dtype
@@ -154,10 +153,10 @@ class PointToPoint {
   Common& common_;
   ServiceHost& services_;
   const int rank_;
-  std::vector<Outgoing> out_;  // by rank
-  std::vector<Incoming> in_;   // by rank
-  std::vector<int> boxes_;     // ranks whose fast boxes are mapped
-  int queued_ = 0;             // sends in Outgoing::queue
+  std::map<int, Outgoing> out_;  // by rank; only of ranks with messages, so that it does not grow with all ranks
+  std::map<int, Incoming> in_;   // the same
+  std::vector<int> boxes_;       // ranks whose fast boxes are mapped
+  int queued_ = 0;               // sends in Outgoing::queue
   MessageQueues queues_;
   std::list<Moving> moving_;
   std::list<Moving> given_up_;  // may still touch their memory

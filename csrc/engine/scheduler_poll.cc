@@ -87,7 +87,7 @@ bool Scheduler::decide() {
     for (Decision& decision : set->negotiation->decide()) {
       Writer writer;
       writer.put(Message::kDecision).put(id);
-      decision.write(writer);
+      decision.write(writer, set->ranks.size());
       common_.peers.post_to(set->ranks, writer.take());
       set->decisions.push_back(std::move(decision));
       decided = true;
@@ -124,7 +124,7 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
       break;
     case Message::kDecision: {
       refuse_unless(from == set.coordinator(), "sent a decision for a process set that it does not coordinate");
-      Decision decision = Decision::read(reader);
+      Decision decision = Decision::read(reader, set.ranks.size());
       const auto& some = decision.participants;
       refuse_unless(some.empty() || (some.front() >= 0 && some.back() < static_cast<int>(set.ranks.size())),
                     "names participants that do not exist");

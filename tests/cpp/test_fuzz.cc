@@ -154,7 +154,11 @@ std::vector<Announcement> announcements() {
 template <class T>
 Bytes written(const T& what) {
   Writer writer;
-  what.write(writer);
+  if constexpr (std::is_same_v<T, Decision>) {
+    what.write(writer, kMembers);
+  } else {
+    what.write(writer);
+  }
   return writer.take();
 }
 
@@ -261,7 +265,7 @@ void negotiations() {
     std::optional<Decision> decision;
     reads(bytes.size(), [&] {
       Reader reader(bytes);
-      decision = Decision::read(reader);
+      decision = Decision::read(reader, kMembers);
     });
     if (decision) check(*decision);
   }

@@ -1,4 +1,6 @@
 // The coordinator's bookkeeping: when an operation runs, in which order, and when it fails.
+#include <limits>
+
 #include "check.h"
 #include "engine/negotiation.h"
 #include "transport/transport.h"
@@ -123,6 +125,46 @@ void messages_survive_the_wire_and_cuts_do_not() {
   }
 }
 
+// Lists that have an entry for each rank take as many bytes for 1000 ranks as for 10.
+void a_decision_does_not_grow_with_the_ranks() {
+  const auto written = [](const Decision& decision, std::size_t members) {
+    Writer writer;
+    decision.write(writer, members);
+    return writer.take();
+  };
+  std::vector<std::size_t> sizes;
+  for (const int members : {10, 1000}) {
+    Decision decision;
+    decision.names = {"name"};
+    for (int member = 0; member < members; ++member) decision.participants.push_back(member);
+    decision.merged.rows.assign(static_cast<std::size_t>(members) * members, 7);  // as of an all-to-all
+    const Bytes bytes = written(decision, members);
+    Reader reader(bytes);
+    const Decision back = Decision::read(reader, members);
+    CHECK(back.participants == decision.participants && back.merged.rows == decision.merged.rows && reader.empty());
+    Reader of_fewer(bytes);
+    CHECK_THROWS(TransportError, Decision::read(of_fewer, members - 1));
+    sizes.push_back(bytes.size());
+  }
+  CHECK(sizes[0] == sizes[1], sizes[0], sizes[1]);
+  // Any numbers survive, also at the ends of their range, and more of them than a run may have.
+  using Limits = std::numeric_limits<std::int64_t>;
+  for (const std::vector<std::int64_t>& rows :
+       std::vector<std::vector<std::int64_t>>{{},
+                                              {5},
+                                              {5, 5},
+                                              {1, 2, 4, 8, 7, 6},
+                                              {Limits::min(), Limits::max(), 0, Limits::max()},
+                                              {3, 3, 3, 3, 3, 3, 3}}) {
+    Decision decision;
+    decision.names = {"name"};
+    decision.merged.rows = rows;
+    const Bytes bytes = written(decision, 2);
+    Reader reader(bytes);
+    CHECK(Decision::read(reader, 2).merged.rows == rows && reader.empty(), rows.size());
+  }
+}
+
 // The operations have different participants, as some ranks have joined before others, so they are not fused.
 void operations_of_other_participants_are_not_fused() {
   Negotiation talk({0, 3, 5}, std::size_t{1} << 20);
@@ -174,6 +216,7 @@ int main() {
   joined_members_are_not_waited_for();
   the_gone_fail_what_waits_for_them();
   messages_survive_the_wire_and_cuts_do_not();
+  a_decision_does_not_grow_with_the_ranks();
   operations_of_other_participants_are_not_fused();
   a_new_set_has_tags_of_its_own();
   return sordino::test::report();

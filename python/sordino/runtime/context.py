@@ -107,11 +107,11 @@ class Context:
         self.local_rank = here.index(self.rank)
         self.local_size = len(here)
         # Horovod's meaning: the nodes that have a rank with this local rank, in order.
-        sizes = [nodes.count(node) for node in sorted(set(nodes))]
-        order = [node for node, size in zip(sorted(set(nodes)), sizes) if size > self.local_rank]
+        sizes = Counter(nodes)
+        order = [node for node in sorted(sizes) if sizes[node] > self.local_rank]
         self.cross_rank = order.index(nodes[self.rank])
         self.cross_size = len(order)
-        self.is_homogeneous = len(set(sizes)) == 1
+        self.is_homogeneous = len(set(sizes.values())) == 1
         self.epoch = self.names.epoch = self._first_epoch + self.world.epoch
         self.survives_losses = self.losses.survivable = self.world.survives_losses
         self._choose_repeat()
