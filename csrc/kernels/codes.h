@@ -105,7 +105,7 @@ SORDINO_BOTH inline float value_of(std::uint32_t code, float scale) {
   }
 }
 
-// Mean of `count` magnitudes of kTop, 0 if there are none.
+// Mean of `count` magnitudes of kTop; 0 without any.
 SORDINO_BOTH inline float level_of(double sum, std::uint32_t count) {
   return count > 0 ? static_cast<float>(sum / static_cast<double>(count)) : 0;
 }

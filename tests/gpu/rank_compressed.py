@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -138,12 +139,16 @@ def encoded_bytes_go_the_way_of_other_tensors(seat: Seat) -> None:
 
 @check(least=2)
 def what_is_not_finite(seat: Seat) -> None:
-    """A NaN of one rank is a NaN of its block on all ranks."""
+    """A NaN of one rank is a NaN of its block on all ranks, and that rank warns."""
     parameter = torch.nn.Parameter(seat.put(torch.zeros(1000)))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), compression=Int8(128))
     parameter.grad = torch.ones_like(parameter)
     if seat.rank == 0:
         parameter.grad[300] = float("nan")
-    optimizer.step()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.step()
+    messages = [str(one.message) for one in caught if "NaN or an infinity" in str(one.message)]
+    assert len(messages) == (seat.rank == 0) and all("1 block of 128 values" in one for one in messages), messages
     found = parameter.detach().cpu()
     assert bool(found[256:384].isnan().all()) and int(found.isnan().sum()) == 128

@@ -1,4 +1,4 @@
-"""The codecs' CUDA kernels against the CPU's, bit for bit; and encoded means of GPU tensors against those of the host."""
+"""The codecs' CUDA kernels against the CPU's, bit for bit, and encoded means of GPU tensors against the host's."""
 
 from __future__ import annotations
 
@@ -61,7 +61,11 @@ def compare(cuda, codec: kernels.Codec, values: torch.Tensor, shift: int) -> Non
     total, given = torch.randn(count, generator=generator), torch.ones(count)
     encoded = torch.zeros(codec.bytes(count), dtype=torch.uint8)
     infinite = codec.encode(values.data_ptr(), count, encoded.data_ptr())
-    there = Place(values, 4 * shift), Place(torch.zeros_like(encoded), shift), Place(torch.tensor([5], dtype=torch.int32))
+    there = (
+        Place(values, 4 * shift),
+        Place(torch.zeros_like(encoded), shift),
+        Place(torch.tensor([5], dtype=torch.int32)),
+    )
     cuda.encode(codec, there[0].address, count, there[1].address, there[2].address)
     assert torch.equal(there[1].take(), encoded)
     assert int(there[2].take()) == 5 + infinite

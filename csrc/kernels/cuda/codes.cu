@@ -67,7 +67,8 @@ template <Code kCode>
 __global__ void __launch_bounds__(kThreads)
     decode_blocks(const Blocks blocks, const std::byte* encoded, float* values, float weight, bool add, float* given) {
   constexpr std::uint32_t kCount = kPlanes<kCode>, kBits = 8 / kCount, kMask = (1U << kBits) - 1;
-  const std::uint32_t plane = blocks.block / kCount;
+  constexpr std::uint32_t kLog = index_bits(kCount);
+  const std::uint32_t plane_bits = blocks.bits - kLog;  // a plane has 1 << plane_bits bytes
   const std::uint64_t first = std::uint64_t{blockIdx.x} * kDecoded * kThreads + threadIdx.x;
   float scales[kDecoded], before[kDecoded], counts[kDecoded];
   std::uint32_t codes[kDecoded];
@@ -78,7 +79,8 @@ __global__ void __launch_bounds__(kThreads)
     const std::byte* const from = encoded + (i >> blocks.bits) * blocks.bytes;
     const std::uint32_t place = static_cast<std::uint32_t>(i) & (blocks.block - 1);
     scales[u] = load_packed<float>(from);
-    codes[u] = static_cast<std::uint32_t>(from[sizeof(float) + place % plane]) >> place / plane * kBits & kMask;
+    const std::uint32_t byte = place & ((1U << plane_bits) - 1), plane = place >> plane_bits;
+    codes[u] = static_cast<std::uint32_t>(from[sizeof(float) + byte]) >> (plane * kBits) & kMask;
     before[u] = add ? values[i] : 0;
     counts[u] = given != nullptr ? given[i] : 0;
   }

@@ -122,14 +122,14 @@ __global__ void __launch_bounds__(kThreads)
     encode_kept(const Blocks blocks, const float* values, std::byte* encoded, std::uint32_t* infinite) {
   extern __shared__ std::uint16_t positions[];  // of all kept values
   __shared__ Levels levels;
-  __shared__ bool has_infinite;
+  __shared__ std::uint32_t unbounded;  // threads that keep a value that is not finite
   const std::uint64_t number = blockIdx.x;
   const std::uint32_t count = blocks.values_of(number), kept = blocks.kept < count ? blocks.kept : count;
   values += number << blocks.bits;
   encoded += number * blocks.bytes;
-  if (threadIdx.x == 0) has_infinite = false;
+  if (threadIdx.x == 0) unbounded = 0;
   const Bar bar = find_bar(values, count, kept);
-  if (!find_kept(values, count, blocks.block, bar, positions)) has_infinite = true;
+  if (!find_kept(values, count, blocks.block, bar, positions)) atomicAdd(&unbounded, 1U);
   __syncthreads();
   if constexpr (!kExact) {
     if (threadIdx.x < kWarp) {
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
   }
-  const bool finite = !has_infinite;
+  const bool finite = unbounded == 0;
   if (threadIdx.x == 0) {
     if constexpr (!kExact) {
       store_packed(encoded, finite ? levels.lower : float_of(kNan));

@@ -58,7 +58,8 @@ class CompressedMean:
         self._shard = count if codec.gathered else -(-count // (self._size * codec.unit)) * codec.unit
         """Values of a rank's shard; all ranks' shards together may be longer than the values, and then end with 0."""
         total = count if codec.gathered else self._shard * self._size
-        self._work, self._result = torch.zeros(total, device=device), torch.empty(total, device=device)
+        self._work = torch.zeros(total, device=device)
+        """The values to be sent, and later their means."""
         self._sent = torch.empty(self._coder.bytes(total), dtype=torch.uint8, device=device)
         self._given = torch.empty(count, device=device) if isinstance(codec, TopK) and codec.contributors else None
         self._mean = torch.empty(0 if codec.gathered else self._shard, device=device)
@@ -70,11 +71,6 @@ class CompressedMean:
         if codec.feedback:
             lengths = [total] if codec.gathered else [total, self._shard]
             self.residuals = [torch.zeros(length, device=device) for length in lengths]
-
-    def run(self, values: torch.Tensor) -> None:
-        """Replace values by their mean over all ranks. Collective. Arguments and errors are those of both parts."""
-        self.begin(values)
-        values.copy_(self.finish())
 
     @torch.no_grad()
     def begin(self, values: torch.Tensor) -> None:
@@ -113,7 +109,7 @@ class CompressedMean:
         """Wait for what `begin` has sent, and return the means. Collective. With one rank they are its values.
 
         Returns:
-            float32 tensor [count], valid until the next `finish`.
+            float32 tensor [count], valid until the next `begin`.
 
         Raises:
             PeerLost, Timeout, TransportError: the operation has failed. The residuals are unchanged.
@@ -122,12 +118,15 @@ class CompressedMean:
             return self._work[: self.count]
         assert self._received is not None
         received, self._received = self._received, None
-        if self._codec.gathered:
-            self._add_up(received(), self._result)
-        else:
-            self._scatter_mean(received())
+        encoded = received()
+        if not self._codec.gathered:
+            encoded = self._encoded_means(encoded)
         if self.residuals:
             self._keep_rest(self._work, self._sent, self.residuals[0])
+        if self._codec.gathered:
+            self._add_up(encoded, self._work)
+        else:
+            self._coder.decode(encoded, self._work, 1.0, False)
         infinite = self._infinite.read()
         if infinite > 0:
             warnings.warn(
@@ -136,7 +135,7 @@ class CompressedMean:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        return self._result[: self.count]
+        return self._work[: self.count]
 
     def give_up(self) -> None:
         """Wait for what `begin` has sent, and drop it. Not collective, once all ranks have begun."""
@@ -160,8 +159,8 @@ class CompressedMean:
         if given is not None:
             mean.div_(given.clamp_(min=1))
 
-    def _scatter_mean(self, received: torch.Tensor) -> None:
-        """Compute the mean of this rank's shard, and send it to all."""
+    def _encoded_means(self, received: torch.Tensor) -> torch.Tensor:
+        """Compute the mean of this rank's shard, send it to all, and return those of all shards, encoded."""
         mean = self._mean
         self._add_up(received, mean)
         if self.residuals:
@@ -171,7 +170,7 @@ class CompressedMean:
         means = self._transfers.all_gather(encoded)()
         if self.residuals:
             self._keep_rest(mean, encoded, self.residuals[1])
-        self._coder.decode(means, self._result, 1.0, False)
+        return means
 
     def _still_owed(self, residual: torch.Tensor) -> torch.Tensor:
         """Return a residual times its factor. Rounded apart from the sum, so that all devices get the same bits."""
