@@ -97,8 +97,8 @@ ERRORS = [
         "a rank uses its own mean before it is encoded",
         "stale copy",
         "python/sordino/runtime/exchange/compressed_mean.py",
-        "        self._coder.decode(means, self._result, 1.0, False)\n",
-        "        self._coder.decode(means, self._result, 1.0, False)\n        self._result[: self._shard] = mean\n",
+        "self._coder.decode(encoded, self._work, 1.0, False)\n",
+        "self._coder.decode(encoded, self._work, 1.0, False)\n            self._work[: self._shard] = self._mean\n",
         (checks("compressed.nothing_is_lost"),),
     ),
     Error(
