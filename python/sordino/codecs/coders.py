@@ -163,11 +163,12 @@ class CastCoder:
     def decode(
         self, encoded: torch.Tensor, values: torch.Tensor, weight: float, add: bool, given: torch.Tensor | None = None
     ) -> None:
-        wide = encoded.view(self._dtype).to(values.dtype)
+        # Multiplied and added apart, because a device may fuse both, with another rounding.
+        wide = encoded.view(self._dtype).to(values.dtype).mul_(weight)
         if add:
-            values.add_(wide, alpha=weight)
+            values.add_(wide)
         else:
-            values.copy_(wide.mul_(weight))
+            values.copy_(wide)
         if given is not None:
             given.add_(1)
 

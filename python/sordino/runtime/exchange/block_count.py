@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from sordino.runtime.devices import HOST
+
 
 class BlockCount:
     """A number on a device, with a copy for the host.
@@ -19,7 +21,7 @@ class BlockCount:
         self.value = torch.zeros(1, dtype=torch.int32, device=device)
         """int32 tensor [1], to which encodings add their blocks."""
         self._on_gpu = device.type == "cuda"
-        self._copy = torch.zeros(1, dtype=torch.int32, pin_memory=True) if self._on_gpu else self.value
+        self._copy = torch.zeros(1, dtype=torch.int32, device=HOST, pin_memory=True) if self._on_gpu else self.value
         self._sent = torch.cuda.Event() if self._on_gpu else None
 
     def send(self) -> None:
