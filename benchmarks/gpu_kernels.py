@@ -11,6 +11,7 @@
   unchanged          of c and d, all equal      reads 2
   lars               weights, gradient, velocity   reads 3, writes 2
   flatten            ResNet-50's 161 tensors into one buffer, and unflatten back; sizes scaled to fit
+  encode, decode     float32 values with a codec    reads the values, writes their bytes; and the reverse
 
 A copy within device memory reads and writes the same total of bytes. Then calls on all of ResNet-50's 161 tensors are
 compared with a copy and with the operations of PyTorch that they replace. Contestants take turns. Times are measured
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 
 from gpu import place as places
+from gpu.codec_calls import LIMITS, codec_calls, codec_of
 from gpu.kernels_report import REPORTS
 from gpu.place import Call, Place, in_turn
 from gpu.resnet_calls import THEIRS, ResNet, resnet_calls
@@ -149,7 +151,8 @@ def packing(place: Place, size: int) -> list[Task]:
 def measure(place: Place, size: int, budget: float, wanted: Callable[[str], bool]) -> list[Results]:
     """Return the rows of one size. A ratio is the bandwidth over that of the copy."""
     rows = []
-    for make in (*[lambda dtype=dtype: tasks(place, size, dtype) for dtype in DTYPES], lambda: packing(place, size)):
+    makers = [lambda dtype=dtype: tasks(place, size, dtype) for dtype in DTYPES]
+    for make in (*makers, lambda: packing(place, size), lambda: codec_calls(place, size, wanted)):
         for kernel, dtype, moved, run in make():
             if not wanted(kernel):
                 continue
@@ -193,13 +196,20 @@ def measure_resnet(place: Place, budget: float, wanted: Callable[[str], bool], n
 
 
 def targets(rows: Sequence[Results], resnet: Sequence[Results]) -> list[Results]:
-    """Return targets for the worst dtype of each kernel and large size, and for each call on ResNet-50's tensors."""
+    """Return targets for the worst dtype of each kernel and large size, and for each call on ResNet-50's tensors.
+
+    Codecs have lower targets than other kernels, and sparse codecs none.
+    """
     entries = []
     for kernel, size in dict.fromkeys((row["kernel"], row["bytes"]) for row in rows if row["bytes"] >= LARGE):
+        codec = codec_of(kernel)
+        if codec is not None and codec not in LIMITS:
+            continue
+        limit = COPY_LIMIT if codec is None else LIMITS[codec]
         chosen = [row for row in rows if row["kernel"] == kernel and row["bytes"] == size]
         worst = min(chosen, key=lambda row: row["ratio"])
         what = f"{kernel}, {format_bytes(size)} (worst: {worst['dtype']}), bandwidth over the copy's"
-        entries.append(verdicts.target(what, worst["ratio"], COPY_LIMIT, at_least=True))
+        entries.append(verdicts.target(what, worst["ratio"], limit, at_least=True))
     for row in resnet:
         what = f"{row['kernel']} of ResNet-50's tensors, time of PyTorch's operations over ours"
         entries.append(verdicts.target(what, row["ratio"], TORCH_LIMIT, at_least=True))

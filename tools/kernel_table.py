@@ -52,7 +52,8 @@ class Kernel:
 
 
 def short(name: str) -> str:
-    """The kernel and its operation: no namespaces, parameters or size of the table."""
+    """The kernel and its operation: no namespaces, parameters or size of the table. An enumerator is "Type number"."""
+    name = re.sub(r"\((?:\w+::)*(\w+)\)(\d+)", r"\1 \2", name)
     name = re.sub(r"\(anonymous namespace\)::|sordino::|kernels::|cuda::|^void ", "", name)
     name = re.sub(r"Batch<\d+>(, )?", "", name.split("(")[0])
     return name.replace(" >", ">").replace("<>", "")

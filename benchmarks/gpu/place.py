@@ -39,6 +39,14 @@ class HostKernels:
     def unflatten(self, flat: int, tensors: Sequence[tuple[int, int]], *, stream: int) -> None:
         kernels.unflatten(flat, tensors)
 
+    def encode(self, codec: Any, values: int, count: int, encoded: int, infinite: int, *, stream: int) -> None:
+        codec.encode(values, count, encoded)
+
+    def decode(
+        self, codec: Any, encoded: int, count: int, values: int, weight: float, add: bool, *, stream: int
+    ) -> None:
+        codec.decode(encoded, count, values, weight, add)
+
     def unchanged(self, items: Any, now: int, before: int, counts: int, *, stream: int) -> None:
         items.unchanged(now, before, counts)
 

@@ -15,10 +15,11 @@ PRETENDED = "tests/mp/test_gpu_worker.py"
 # Placeholders of commands, with values of the machine: {python}, {work}, {out}, {architecture}, {nccl}.
 PYTEST = "{python} -m pytest -v --tier all -p no:cacheprovider"
 SANITIZER = "compute-sanitizer --error-exitcode 86 --print-limit 20 --tool"
-HOST_KERNELS = "tests/python/core/test_kernels.py tests/python/core/test_unchanged.py"
+HOST_KERNELS = " ".join(f"tests/python/core/test_{name}.py" for name in ("kernels", "unchanged", "codecs"))
 DISTRIBUTED, JOINS = "tests/gpu/test_cuda_distributed.py", "tests/gpu/test_gpu_joins.py"
 KERNELS = f"tests/gpu --ignore={RANKS} --ignore={DISTRIBUTED} --ignore={JOINS} -m 'gpu and not large'"
-RACES = "-k '(reduce or sums or elements or samples) and float32 or selected'"
+RACES = "-k '(reduce or sums or elements or samples) and float32 or selected or (few and (13-of or int4-128))'"
+ADDRESSES = "-k 'float32 or (edges and 128)'"
 RUN_2 = "{python} -m sordino.cli run --launcher local -np 2 -- {python}"
 NCCL = "{python} -m benchmarks.gpu.nccl"
 # NCCL's experimental mode for several ranks on one GPU. It needs few channels; only rings and one protocol are built.
@@ -85,8 +86,8 @@ STAGES = (
           dry=f"{PYTEST} {PRETENDED} -k '4-pretended and way'", instead="a simulated device", beside=True),
     Stage("racecheck", 80, f"{SANITIZER} racecheck {PYTEST} -x {KERNELS} {RACES}",
           ("a build", "a GPU", "compute-sanitizer"), collected(f"{KERNELS} {RACES}"), "not run", beside=True),
-    Stage("memcheck", 40, f"{SANITIZER} memcheck {PYTEST} -x {KERNELS} -k float32",
-          ("a build", "a GPU", "compute-sanitizer"), collected(f"{KERNELS} -k float32"), "not run",
+    Stage("memcheck", 40, f"{SANITIZER} memcheck {PYTEST} -x {KERNELS} {ADDRESSES}",
+          ("a build", "a GPU", "compute-sanitizer"), collected(f"{KERNELS} {ADDRESSES}"), "not run",
           {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, beside=True),
     Stage("nccl_ranks", 60, f"{PYTEST} {RANKS} -k '2-on1 and nccl'",
           ("a build", "a GPU", "an NCCL for shared GPUs"),

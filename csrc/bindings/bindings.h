@@ -35,6 +35,7 @@ py::object messages_of(std::shared_ptr<World> world, py::object tensor_type, con
 
 // Addresses enter the core as integers, so the core never sees a torch type.
 inline std::byte* pointer(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
+inline float* floats(std::uintptr_t address) { return reinterpret_cast<float*>(address); }
 inline DType dtype_of(int code) {
   if (code < 0 || code >= kDTypeCount) throw UsageError("unknown element type code " + std::to_string(code));
   return static_cast<DType>(code);

@@ -68,6 +68,15 @@ class Methods {
   void norms(int dtype, const Tensors& tensors, std::uintptr_t results, Stream stream) {
     if (!tensors.empty()) kernels_->norms(dtype_of(dtype), rows_of(tensors), doubles(results), stream);
   }
+  void encode(const kernels::Codec& codec, std::uintptr_t values, std::size_t count, std::uintptr_t encoded,
+              std::uintptr_t infinite, Stream stream) {
+    kernels_->encode(codec, floats(values), count, pointer(encoded), reinterpret_cast<std::uint32_t*>(infinite),
+                     stream);
+  }
+  void decode(const kernels::Codec& codec, std::uintptr_t encoded, std::size_t count, std::uintptr_t values,
+              float weight, bool add, std::uintptr_t given, Stream stream) {
+    kernels_->decode(codec, pointer(encoded), count, floats(values), weight, add, floats(given), stream);
+  }
   void unchanged(const kernels::Items& items, std::uintptr_t now, std::uintptr_t before, std::uintptr_t counts,
                  int digits, std::uintptr_t counters, Stream stream) {
     kernels_->unchanged(items, pointer(now), pointer(before), pointer(counts), digits, pointer(counters), stream);
@@ -130,6 +139,11 @@ void register_cuda_kernels(py::module_& module) {
            named, stream, no_gil, "|x - y|^2 of rows (x, y), as float64.")
       .def("norms", &Methods::norms, py::arg("dtype"), py::arg("rows"), py::arg("results"), named, stream, no_gil,
            "|x| of rows (x), as float64.")
+      .def("encode", &Methods::encode, py::arg("codec"), py::arg("values"), py::arg("count"), py::arg("encoded"),
+           py::arg("infinite") = 0, named, stream, no_gil,
+           "Adds the number of blocks with a value that is not finite to the uint32 at `infinite`.")
+      .def("decode", &Methods::decode, py::arg("codec"), py::arg("encoded"), py::arg("count"), py::arg("values"),
+           py::arg("weight"), py::arg("add"), py::arg("given") = 0, named, stream, no_gil)
       .def("unchanged", &Methods::unchanged, py::arg("items"), py::arg("now"), py::arg("before"), py::arg("counts"),
            py::arg("digits") = kernels::kExact, py::arg("counters") = 0, named, stream, no_gil)
       .def("draw", &Methods::draw, py::arg("items"), py::arg("key"), py::arg("indices"), named, stream, no_gil)

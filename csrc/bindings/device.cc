@@ -36,8 +36,31 @@ void launch(const PyDevice& self, Work&& work) {
 
 void define_kernels(py::class_<PyDevice, std::shared_ptr<PyDevice>>& device) {
   using Addresses = std::vector<std::vector<std::uintptr_t>>;
+  using kernels::Codec;
   using kernels::Items;
   device
+      .def(
+          "encode",
+          [](const PyDevice& self, const Codec& codec, std::uintptr_t values, std::size_t count, std::uintptr_t encoded,
+             std::uintptr_t infinite) {
+            launch(self, [&](Kernels& on, Stream stream) {
+              on.encode(codec, floats(values), count, pointer(encoded), reinterpret_cast<std::uint32_t*>(infinite),
+                        stream);
+            });
+          },
+          py::arg("codec"), py::arg("values"), py::arg("count"), py::arg("encoded"), py::arg("infinite") = 0,
+          "Codec.encode on the current stream. The number of blocks with a value that is not finite is added to the "
+          "uint32 at `infinite`.")
+      .def(
+          "decode",
+          [](const PyDevice& self, const Codec& codec, std::uintptr_t encoded, std::size_t count, std::uintptr_t values,
+             float weight, bool add, std::uintptr_t given) {
+            launch(self, [&](Kernels& on, Stream stream) {
+              on.decode(codec, pointer(encoded), count, floats(values), weight, add, floats(given), stream);
+            });
+          },
+          py::arg("codec"), py::arg("encoded"), py::arg("count"), py::arg("values"), py::arg("weight"), py::arg("add"),
+          py::arg("given") = 0, "Codec.decode on the current stream, without positions beyond the end of their block.")
       .def(
           "unchanged",
           [](const PyDevice& self, const Items& items, std::uintptr_t now, std::uintptr_t before, std::uintptr_t counts,

@@ -15,7 +15,8 @@
 // that is not finite becomes finite. Blocks with no magnitude from 2^-100 on decode to 0, but for kTopExact.
 //
 // All functions accept any count (0 included), never allocate, never throw on valid arguments, and give the same bits
-// at every instruction set level.
+// at every instruction set level. Kernels::encode and decode (device_kernels.h) are the same on devices; codes.h has
+// the formulas and the order of sums.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +26,13 @@ namespace sordino::kernels {
 
 enum class Code : std::uint8_t { kInt8 = 0, kInt4, kTwoBit, kSign, kTop, kTopExact };
 inline constexpr int kCodeCount = 6;
+
+// Bits of a position in a block, whose size is a power of two.
+static constexpr std::uint32_t index_bits(std::size_t block) {
+  std::uint32_t bits = 0;
+  while (block >> bits > 1) ++bits;
+  return bits;
+}
 
 class Codec {
  public:
@@ -45,10 +53,13 @@ class Codec {
   // Writes bytes(count) bytes. Returns the number of blocks with a value that is not finite.
   std::size_t encode(const float* values, std::size_t count, std::byte* encoded) const;
 
+  // Positions beyond the end of their block, in bytes that no encode() has written: UsageError, or left out.
+  enum class Outside { kThrow, kLeaveOut };
+
   // values[i] = weight * x[i], where x are the encoded values; or, if `add`, values[i] += weight * x[i]. Where a sparse
-  // code has no value, x is 0. `given`, if it is not null, goes up by one where it has one. Throws UsageError for
-  // encoded bytes that no encode() has written, as far as they would lead outside of `values`.
-  void decode(const std::byte* encoded, std::size_t count, float* values, float weight, bool add, float* given) const;
+  // code has no value, x is 0. `given`, if it is not null, goes up by one where it has one.
+  void decode(const std::byte* encoded, std::size_t count, float* values, float weight, bool add, float* given,
+              Outside outside = Outside::kThrow) const;
 
  private:
   Code code_;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "kernels/codecs.h"
 #include "kernels/kernels.h"
 #include "kernels/mix.h"
 #include "kernels/unchanged.h"
@@ -24,10 +25,10 @@ struct Rows {
   std::size_t size() const { return counts.size(); }
 };
 
-// Kernels of kernels/kernels.h, mix.h and unchanged.h on device memory. Results have the same bits, except for sums of
-// squares and products, which are added in another order (always the same). Each call puts its work on a queue and
-// returns; it has read all arrays of addresses by then. Tensors are aligned to their elements at least. Calls throw the
-// same errors as those functions, and DeviceError.
+// Kernels of kernels/kernels.h, codecs.h, mix.h and unchanged.h on device memory. Results have the same bits, except
+// for sums of squares and products, which are added in another order (always the same). Each call puts its work on a
+// queue and returns; it has read all arrays of addresses by then. Tensors are aligned to their elements at least. Calls
+// throw the same errors as those functions, and DeviceError.
 class Kernels {
  public:
   virtual ~Kernels() = default;
@@ -49,6 +50,14 @@ class Kernels {
   virtual void squared_distances(DType type, const Rows& rows, double* results, Stream stream) = 0;
   // results[t] = |x| (2-norm) of row t = (x).
   virtual void norms(DType type, const Rows& rows, double* results, Stream stream) = 0;
+
+  // Codec::encode. `*infinite`, if it is not null, goes up by the number of blocks with a value that is not finite.
+  // `encoded` may have any alignment.
+  virtual void encode(const kernels::Codec& codec, const float* values, std::size_t count, std::byte* encoded,
+                      std::uint32_t* infinite, Stream stream) = 0;
+  // Codec::decode, but encoded values at positions beyond the end of their block are left out.
+  virtual void decode(const kernels::Codec& codec, const std::byte* encoded, std::size_t count, float* values,
+                      float weight, bool add, float* given, Stream stream) = 0;
 
   // As in kernels/unchanged.h. `counts` and all other arrays are device memory (or pinned).
   virtual void unchanged(const kernels::Items& items, const std::byte* now, std::byte* before, std::byte* counts,

@@ -27,6 +27,12 @@ def mean_of(codec: Codec, count: int, name: str = "mean") -> CompressedMean:
     return CompressedMean(count, codec, name, SetTransfers(name, global_process_set))
 
 
+def average(mean: CompressedMean, values: torch.Tensor) -> None:
+    """Replace values by their mean."""
+    mean.begin(values)
+    values.copy_(mean.finish())
+
+
 def values_of(rank: int, turn: int, count: int) -> torch.Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(100 * turn + rank))
 
@@ -42,7 +48,7 @@ def nothing_is_lost_for_good(seat: Seat, codec: Codec, count: int) -> None:
         mine = values_of(seat.rank, turn, count)
         wanted += sum(values_of(rank, turn, count).double() for rank in range(seat.size)) / seat.size
         result = mine.clone()
-        mean.run(result)
+        average(mean, result)
         seat.same("mean", result)
         sent += result
     if not codec.feedback:
@@ -59,7 +65,7 @@ def nothing_is_lost_for_good(seat: Seat, codec: Codec, count: int) -> None:
 def the_mean_is_near(seat: Seat, codec: Codec) -> None:
     count = 1000
     result = values_of(seat.rank, 0, count)
-    mean_of(codec, count).run(result)
+    average(mean_of(codec, count), result)
     wanted = sum(values_of(rank, 0, count).double() for rank in range(seat.size)) / seat.size
     tolerance = {Float16: 2e-3, Int8: 0.03, TopK: 1e-6}[type(codec)]
     torch.testing.assert_close(result.double(), wanted, atol=tolerance, rtol=0)
@@ -71,7 +77,7 @@ def means_over_those_that_sent(seat: Seat) -> None:
     codec = TopK(ratio=1 / 32, chunk=32, bits=32, contributors=True)
     values = torch.zeros(64)
     values[seat.rank], values[40] = seat.rank + 1.0, 2.0 * seat.rank + 1
-    mean_of(codec, 64).run(values)
+    average(mean_of(codec, 64), values)
     wanted = torch.zeros(64)
     wanted[: seat.size] = torch.arange(1.0, seat.size + 1)
     wanted[40] = seat.size
@@ -87,23 +93,23 @@ def a_nan_is_a_nan_on_all_ranks(seat: Seat, codec: Codec) -> None:
         values[5] = float("nan")
     warned = pytest.warns(RuntimeWarning, match="NaN") if seat.rank == 0 and seat.transport == "processes" else None
     with warned or nullcontext():  # threads share the warnings of their process
-        mean.run(values)
+        average(mean, values)
     seat.same("mean", values.nan_to_num(123.0))
     assert values[5].isnan() and values[codec.unit :].isfinite().all()
     again = values_of(seat.rank, 1, count)
-    mean.run(again)
+    average(mean, again)
     assert again.isfinite().all()
 
 
 @check()
 def one_rank_and_what_does_not_fit(seat: Seat) -> None:
     mean = mean_of(Sign(), 10)
-    raises(UsageError, "contiguous float32 (10,)", mean.run, torch.zeros(11))
-    raises(UsageError, "contiguous float32 (10,)", mean.run, torch.zeros(10, dtype=torch.float64))
+    raises(UsageError, "contiguous float32 (10,)", mean.begin, torch.zeros(11))
+    raises(UsageError, "contiguous float32 (10,)", mean.begin, torch.zeros(10, dtype=torch.float64))
     if seat.size == 1:
         values = torch.randn(10)
         before = values.clone()
-        mean.run(values)
+        average(mean, values)
         assert torch.equal(values, before)
 
 

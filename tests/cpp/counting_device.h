@@ -50,6 +50,14 @@ class CountingKernels : public Kernels {
   void norms(DType type, const Rows& rows, double* results, Stream stream) override {
     both(&Kernels::norms, type, rows, results, stream);
   }
+  void encode(const kernels::Codec& codec, const float* values, std::size_t count, std::byte* encoded,
+              std::uint32_t* infinite, Stream stream) override {
+    both(&Kernels::encode, codec, values, count, encoded, infinite, stream);
+  }
+  void decode(const kernels::Codec& codec, const std::byte* encoded, std::size_t count, float* values, float weight,
+              bool add, float* given, Stream stream) override {
+    both(&Kernels::decode, codec, encoded, count, values, weight, add, given, stream);
+  }
   void unchanged(const kernels::Items& items, const std::byte* now, std::byte* before, std::byte* counts, int digits,
                  std::byte* counters, Stream stream) override {
     both(&Kernels::unchanged, items, now, before, counts, digits, counters, stream);

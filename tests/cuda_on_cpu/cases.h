@@ -143,6 +143,7 @@ void start_sum_cases(Runner& runner, bool thorough);
 void start_copy_cases(Runner& runner, bool thorough);
 void start_mix_cases(Runner& runner, bool thorough);
 void start_item_cases(Runner& runner, bool thorough);
+void start_codec_cases(Runner& runner, bool thorough);
 
 // Bytes between a multiple of 64 and tensor number `index` of a row. Kinds: 0 aligned, 1 all alike, 2 all different.
 inline std::size_t phase_of(int kind, std::size_t index, std::size_t size) {

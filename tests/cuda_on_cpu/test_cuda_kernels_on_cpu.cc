@@ -38,6 +38,7 @@ int main(int count, char** words) {
     start_copy_cases(runner, thorough);
     start_mix_cases(runner, thorough);
     start_item_cases(runner, thorough);
+    start_codec_cases(runner, thorough);
   }
   CHECK(on_cpu::occupied() == 0, on_cpu::occupied(), "bytes are still allocated");
   const auto counters = on_cpu::counters();

@@ -25,6 +25,7 @@ MODULES = (
     "rank_streams",
     "rank_training",
     "rank_algorithms",
+    "rank_compressed",
     "rank_compiled",
     "rank_arrays",
     "rank_graphs",

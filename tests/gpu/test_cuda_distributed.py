@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from distributed_jobs import assert_well, run
+from distributed_jobs import WORKER, assert_well, run
 
 pytestmark = pytest.mark.gpu
 
@@ -23,3 +23,8 @@ def test_losses_are_those_of_the_cpu(tmp_path: Path) -> None:
         found[device] = json.loads(out.read_text())
     for kind, losses in found["cuda"].items():
         assert losses == pytest.approx(found["cpu"][kind], rel=1e-3 if "bfloat16" not in kind else 0.05), kind
+
+
+def test_encoded_gradients_of_ddp_have_the_bits_of_the_cpu(tmp_path: Path) -> None:
+    worker = WORKER.with_name("encoded_worker.py")
+    assert_well(run("encoded", 2, tmp_path, device="cuda", worker=worker))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planted import (
     around,
+    codecs,
     core,
     cuda,
     deadlines,
@@ -18,5 +19,20 @@ from planted import (
     users,
 )
 
-MODULES = (core, cuda, deadlines, edges, gradients, optimizers, around, examples, face, growth, logs, records, users)
+MODULES = (
+    codecs,
+    core,
+    cuda,
+    deadlines,
+    edges,
+    gradients,
+    optimizers,
+    around,
+    examples,
+    face,
+    growth,
+    logs,
+    records,
+    users,
+)
 ERRORS = [error for module in MODULES for error in module.ERRORS]

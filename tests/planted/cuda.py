@@ -7,6 +7,7 @@ from planted.error import Error
 _LAUNCH = "csrc/kernels/cuda/launch.cuh"
 _CURRENT = "csrc/kernels/cuda/current.cuh"
 _SELECT = "csrc/kernels/cuda/select.cu"
+_SCAN = "csrc/kernels/cuda/scan.cuh"
 _MIX = "csrc/kernels/cuda/mix.cu"
 _ELEMENTS = "csrc/kernels/cuda/elements.cu"
 _ELEMENT_OPS = "csrc/kernels/cuda/element_ops.h"
@@ -253,7 +254,7 @@ ERRORS = [
     Error(
         "a scan reads the sums of warps before they are there",
         "missing wait",
-        _SELECT,
+        _SCAN,
         "of_warps[warp] = sum;\n  __syncthreads();",
         "of_warps[warp] = sum;",
         _ON_KERNELS,
@@ -261,7 +262,7 @@ ERRORS = [
     Error(
         "a scan writes sums that the last scan still reads",
         "missing wait",
-        _SELECT,
+        _SCAN,
         "  __syncthreads();\n  return before + sum - own;",
         "  return before + sum - own;",
         _ON_KERNELS,
@@ -317,7 +318,7 @@ ERRORS = [
     Error(
         "a lane takes no sum from the first lane",
         "off by one",
-        _SELECT,
+        _SCAN,
         "if (lane >= distance) sum += before;",
         "if (lane > distance) sum += before;",
         _ON_KERNELS,
@@ -325,17 +326,17 @@ ERRORS = [
     Error(
         "half of a warp is missing from a mask",
         "wrong bucket",
-        _SELECT,
-        "__shfl_up_sync(0xffffffff, sum, distance)",
+        _SCAN,
+        "__shfl_up_sync(kAllLanes, sum, distance)",
         "__shfl_up_sync(0xffff, sum, distance)",
         _ON_KERNELS,
     ),
     Error(
         "a scan leaves out the last warp",
         "off by one",
-        _SELECT,
-        "other < kSelecting / kWarp; ++other",
-        "other < kSelecting / kWarp - 1; ++other",
+        _SCAN,
+        "other < kWarps; ++other",
+        "other < kWarps - 1; ++other",
         _ON_KERNELS,
     ),
     Error(
@@ -357,7 +358,7 @@ ERRORS = [
     Error(
         "samples are loaded as words at odd addresses",
         "misaligned access",
-        _UNCHANGED_OPS,
+        "csrc/kernels/cuda/pack.h",
         "if (reinterpret_cast<std::uintptr_t>(from) % sizeof(T) == 0) return",
         "if (reinterpret_cast<std::uintptr_t>(from) % 1 == 0) return",
         _ON_KERNELS,

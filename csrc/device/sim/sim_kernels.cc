@@ -10,6 +10,7 @@ namespace sordino::sim {
 namespace {
 
 using kernels::Average;
+using kernels::Codec;
 using kernels::Items;
 using kernels::Span;
 
@@ -74,6 +75,18 @@ class SimKernels : public Kernels {
         *next++ = std::sqrt(kernels::dots(type, at[0], at[0], count).xx);
       });
     });
+  }
+
+  void encode(const Codec& codec, const float* values, std::size_t count, std::byte* encoded, std::uint32_t* infinite,
+              Stream stream) override {
+    enqueue(stream, [=] {
+      const std::size_t found = codec.encode(values, count, encoded);
+      if (infinite != nullptr) *infinite += static_cast<std::uint32_t>(found);
+    });
+  }
+  void decode(const Codec& codec, const std::byte* encoded, std::size_t count, float* values, float weight, bool add,
+              float* given, Stream stream) override {
+    enqueue(stream, [=] { codec.decode(encoded, count, values, weight, add, given, Codec::Outside::kLeaveOut); });
   }
 
   void unchanged(const Items& items, const std::byte* now, std::byte* before, std::byte* counts, int digits,

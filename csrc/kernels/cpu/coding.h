@@ -1,26 +1,16 @@
 // Encoding and decoding of one block (codecs.h). Included by impl.h only.
 //
-// Codes of fewer than 8 bits are packed in planes: with 4 bits, byte j holds the values j and j + block / 2; with 2
-// bits j, j + block / 4, and so on. So every loop reads and writes adjacent elements, and compilers vectorise it. Sums
-// are taken in a fixed number of lanes, so that they have the same bits at every level.
+// Every loop reads and writes adjacent elements, so compilers vectorise it.
 #pragma once
 
+#include "kernels/codes.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/table.h"
 
 namespace sordino::kernels::SORDINO_LEVEL {
 namespace {
 
-constexpr std::size_t kMostCoded = 16384;         // values of a block
-constexpr std::uint32_t kMagnitude = 0x7fffffff;  // all bits of a float but the sign
-constexpr std::uint32_t kInfinity = 0x7f800000;
-constexpr std::uint32_t kTiny = 0x0d800000;  // 2^-100
-constexpr std::uint32_t kNan = 0x7fc00000;
-// Levels, and the boundary between them, of four values for a normal distribution of deviation 1 (Max 1960, Table I).
-constexpr float kLower = 0.4528F, kUpper = 1.510F, kBoundary = 0.9816F;
-// Limits a little below the largest float, so that no code of a finite value overflows.
-constexpr std::uint32_t kLargest = 0x7f7ffff0;
-constexpr float kLargestRoot = 2.25e38F;
+constexpr std::size_t kMostCoded = 16384;  // values of a block
 
 inline std::uint32_t largest_magnitude(const float* values, std::size_t count) {
   std::uint32_t largest = 0;
@@ -31,85 +21,40 @@ inline std::uint32_t largest_magnitude(const float* values, std::size_t count) {
   return largest;
 }
 
-// Sum of |values[i] * factor|, or of its square.
-template <bool kSquared>
-float sum_of_magnitudes(const float* values, std::size_t count, float factor) {
-  constexpr std::size_t kLanes = 16;
-  float lanes[kLanes] = {};
-  std::size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (std::size_t k = 0; k < kLanes; ++k) {
-      const float x = values[i + k] * factor;
-      lanes[k] += kSquared ? x * x : float_of(bits_of(x) & kMagnitude);
-    }
-  }
-  for (std::size_t k = 0; i < count; ++i, ++k) {
-    const float x = values[i] * factor;
-    lanes[k] += kSquared ? x * x : float_of(bits_of(x) & kMagnitude);
-  }
-  for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
+// Adds the upper half of the lanes to the lower half, until one is left.
+template <class Number>
+inline Number sum_of_lanes(Number (&lanes)[kSumLanes]) {
+  for (std::size_t half = kSumLanes / 2; half > 0; half /= 2) {
     for (std::size_t k = 0; k < half; ++k) lanes[k] += lanes[k + half];
   }
   return lanes[0];
 }
 
-// The scale of a block. The codes of values are functions of value * factor.
-struct BlockScale {
-  float scale, factor;
-  bool finite;
-};
-
 template <Code kCode>
-BlockScale block_scale(const float* values, std::size_t count) {
-  const std::uint32_t largest = largest_magnitude(values, count);
-  if (largest >= kInfinity) return {float_of(kNan), 0, false};
-  if (largest < kTiny) return {0, 0, true};
-  const float most = float_of(largest < kLargest ? largest : kLargest);
-  if constexpr (kCode == Code::kInt8) return {most / 127, 127 / most, true};
-  if constexpr (kCode == Code::kInt4) return {most / 7, 7 / most, true};
-  // Relative to the largest, so that squares neither overflow nor vanish.
-  const float relative = 1 / most, n = static_cast<float>(count);
-  if constexpr (kCode == Code::kTwoBit) {
-    const float root = most * __builtin_sqrtf(sum_of_magnitudes<true>(values, count, relative) / n);
-    return {root < kLargestRoot ? root : kLargestRoot, 1 / root, true};
+float sum_of_summands(const float* values, std::size_t count, float factor) {
+  float lanes[kSumLanes] = {};
+  std::size_t i = 0;
+  for (; i + kSumLanes <= count; i += kSumLanes) {
+    for (std::size_t k = 0; k < kSumLanes; ++k) lanes[k] += summand<kCode>(values[i + k], factor);
   }
-  return {most * (sum_of_magnitudes<false>(values, count, relative) / n), 1, true};
+  for (std::size_t k = 0; i < count; ++i, ++k) lanes[k] += summand<kCode>(values[i], factor);
+  return sum_of_lanes(lanes);
 }
-
-// Code of one value, in the low bits.
-template <Code kCode>
-inline std::uint32_t code_of(float value, float factor) {
-  if constexpr (kCode == Code::kSign) return bits_of(value) >> 31;
-  const float x = value * factor;
-  if constexpr (kCode == Code::kTwoBit) {
-    return (bits_of(x) >> 31) << 1 | static_cast<std::uint32_t>(float_of(bits_of(x) & kMagnitude) > kBoundary);
-  }
-  // Adding 1.5 * 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits.
-  return bits_of(x + 12582912.0F) & (kCode == Code::kInt8 ? 0xff : 0xf);
-}
-
-template <Code kCode>
-inline float value_of(std::uint32_t code, float scale) {
-  if constexpr (kCode == Code::kSign) return float_of(bits_of(scale) | code << 31);
-  if constexpr (kCode == Code::kTwoBit)
-    return float_of(bits_of(scale * (code & 1 ? kUpper : kLower)) | (code >> 1) << 31);
-  constexpr int kSignBit = kCode == Code::kInt8 ? 0x80 : 0x8;
-  return scale * static_cast<float>((static_cast<int>(code) ^ kSignBit) - kSignBit);
-}
-
-template <Code kCode>
-constexpr std::size_t kPlanes = kCode == Code::kInt8     ? 1
-                                : kCode == Code::kInt4   ? 2
-                                : kCode == Code::kTwoBit ? 4
-                                                         : 8;
 
 template <Code kCode>
 bool encode_all(const Encoding& e) {
   constexpr std::size_t kCount = kPlanes<kCode>;
   constexpr std::uint32_t kBits = 8 / kCount;
-  const BlockScale found = block_scale<kCode>(e.values, e.count);
+  const BlockScale found = block_scale<kCode>(largest_magnitude(e.values, e.count), e.count, [&](float factor) {
+    return sum_of_summands<kCode>(e.values, e.count, factor);
+  });
   __builtin_memcpy(e.encoded, &found.scale, sizeof(float));
   auto* out = reinterpret_cast<std::uint8_t*>(e.encoded + sizeof(float));
+  const std::size_t plane = e.block / kCount;
+  if (!found.finite) {
+    __builtin_memset(out, 0, plane);
+    return false;
+  }
   float padded[kMostCoded];
   const float* values = e.values;
   if (e.count < e.block) {
@@ -117,7 +62,6 @@ bool encode_all(const Encoding& e) {
     __builtin_memset(padded + e.count, 0, (e.block - e.count) * sizeof(float));
     values = padded;
   }
-  const std::size_t plane = e.block / kCount;
   const float factor = found.factor;
   SORDINO_INDEPENDENT
   for (std::size_t j = 0; j < plane; ++j) {
@@ -127,7 +71,7 @@ bool encode_all(const Encoding& e) {
     }
     out[j] = static_cast<std::uint8_t>(byte);
   }
-  return found.finite;
+  return true;
 }
 
 template <Code kCode, bool kAdd>
@@ -272,23 +216,23 @@ bool encode_top(const Encoding& e) {
     return finite;
   }
   const auto magnitude = [&](std::size_t k) { return float_of(bits_of(e.values[positions[k]]) & kMagnitude); };
-  double sum = 0, upper = 0, lower = 0;
-  for (std::size_t k = 0; k < kept; ++k) sum += static_cast<double>(magnitude(k));
-  const auto mean = static_cast<float>(sum / static_cast<double>(kept));
-  std::size_t above = 0;
+  double sums[kSumLanes] = {}, upper[kSumLanes] = {}, lower[kSumLanes] = {};
+  for (std::size_t k = 0; k < kept; ++k) sums[k % kSumLanes] += static_cast<double>(magnitude(k));
+  const float mean = level_of(sum_of_lanes(sums), static_cast<std::uint32_t>(kept));
+  std::uint32_t above = 0;
   for (std::size_t k = 0; k < kept; ++k) {
     const float value = magnitude(k);
     above += value > mean;
-    (value > mean ? upper : lower) += static_cast<double>(value);
+    (value > mean ? upper : lower)[k % kSumLanes] += static_cast<double>(value);
   }
-  float levels[2] = {above < kept ? static_cast<float>(lower / static_cast<double>(kept - above)) : 0,
-                     above > 0 ? static_cast<float>(upper / static_cast<double>(above)) : 0};
+  float levels[2] = {level_of(sum_of_lanes(lower), static_cast<std::uint32_t>(kept) - above),
+                     level_of(sum_of_lanes(upper), above)};
   if (!finite) levels[0] = levels[1] = float_of(kNan);
   __builtin_memcpy(e.encoded, levels, sizeof levels);
   BitWriter out(e.encoded + sizeof levels);
   for (std::size_t k = 0; k < kept; ++k) {
     out.put(positions[k], width);
-    out.put((bits_of(e.values[positions[k]]) >> 31) << 1 | static_cast<std::uint32_t>(magnitude(k) > mean), 2);
+    out.put(kept_code(e.values[positions[k]], mean), 2);
   }
   out.finish();
   return finite;
@@ -302,20 +246,23 @@ bool decode_top(const Decoding& d) {
   if constexpr (!kExact) __builtin_memcpy(levels, d.encoded, sizeof levels);
   BitReader in(d.encoded + (kExact ? 0 : sizeof levels));
   if (!d.add) __builtin_memset(d.values, 0, d.count * sizeof(float));
+  bool inside = true;
   for (std::size_t k = 0; k < kept; ++k) {
     const std::uint32_t position = in.take(width);
-    if (position >= d.count) return false;
     float value;
     if constexpr (kExact) {
       value = float_of(in.take(32));
     } else {
-      const std::uint32_t code = in.take(2);
-      value = float_of(bits_of(levels[code & 1]) | (code >> 1) << 31);
+      value = kept_value(in.take(2), levels[0], levels[1]);
+    }
+    if (position >= d.count) {
+      inside = false;
+      continue;
     }
     d.values[position] += d.weight * value;
     if (d.given != nullptr) d.given[position] += 1;
   }
-  return true;
+  return inside;
 }
 
 template <Code kCode>

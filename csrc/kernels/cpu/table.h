@@ -81,13 +81,6 @@ struct Decoding {
   float* given;  // counts of the values that the block has, or null
 };
 
-// Bits of a position in a block, whose size is a power of two.
-static constexpr std::uint32_t index_bits(std::size_t block) {
-  std::uint32_t bits = 0;
-  while (block >> bits > 1) ++bits;
-  return bits;
-}
-
 // One block of at most `block` values, to be encoded for an estimated distance of the receiver's values (modulo.h).
 struct ResidueEncoding {
   const float* values;

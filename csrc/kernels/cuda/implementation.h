@@ -21,6 +21,10 @@ class CudaKernels final : public Kernels {
   void dots(DType type, const Rows& rows, double* results, Stream stream) override;
   void squared_distances(DType type, const Rows& rows, double* results, Stream stream) override;
   void norms(DType type, const Rows& rows, double* results, Stream stream) override;
+  void encode(const Codec& codec, const float* values, std::size_t count, std::byte* encoded, std::uint32_t* infinite,
+              Stream stream) override;
+  void decode(const Codec& codec, const std::byte* encoded, std::size_t count, float* values, float weight, bool add,
+              float* given, Stream stream) override;
   void unchanged(const Items& items, const std::byte* now, std::byte* before, std::byte* counts, int digits,
                  std::byte* counters, Stream stream) override;
   void draw(const Items& items, std::uint64_t key, std::byte* indices, Stream stream) override;

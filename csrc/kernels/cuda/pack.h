@@ -85,6 +85,19 @@ SORDINO_BOTH inline void store_each(std::byte* to, const Pack<T, kWidth>& pack) 
   for (int e = 0; e < kWidth; ++e) store<T, 1>(to + e * sizeof(T), {{pack.values[e]}});
 }
 
+// One element that may have less alignment than its type.
+template <class T>
+SORDINO_BOTH inline T load_packed(const std::byte* from) {
+  if (reinterpret_cast<std::uintptr_t>(from) % sizeof(T) == 0) return load<T, 1>(from).values[0];
+  return __builtin_bit_cast(T, load_each<std::uint8_t, sizeof(T)>(from));
+}
+template <class T>
+SORDINO_BOTH inline void store_packed(std::byte* to, T value) {
+  if (reinterpret_cast<std::uintptr_t>(to) % sizeof(T) == 0) return store<T, 1>(to, {{value}});
+  using Bytes = Pack<std::uint8_t, sizeof(T)>;
+  store_each(to, __builtin_bit_cast(Bytes, value));
+}
+
 // Loads the first `live` of several packs, which lie `step` bytes apart; the others are zero.
 template <class T, int kWidth, int kAhead>
 SORDINO_BOTH inline void load_live(Pack<T, kWidth> (&packs)[kAhead], const std::byte* from, std::size_t step,

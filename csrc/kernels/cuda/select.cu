@@ -1,33 +1,13 @@
 // The samples that moved most: the steps of select_ops.h, and the sums over a block between them.
 #include "kernels/cuda/items_plan.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/scan.cuh"
 #include "kernels/cuda/select_ops.h"
 
 namespace sordino::kernels::cuda {
 namespace {
 
-constexpr std::uint32_t kSelecting = 1024, kWarp = 32;  // threads
-
-// The sum of the `own` of all threads before this one; `all` becomes the sum over all threads.
-__device__ std::uint64_t exclusive_sum(std::uint64_t own, std::uint64_t& all) {
-  __shared__ std::uint64_t of_warps[kWarp];
-  const std::uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  std::uint64_t sum = own;
-  for (std::uint32_t distance = 1; distance < kWarp; distance *= 2) {
-    const std::uint64_t before = __shfl_up_sync(0xffffffff, sum, distance);
-    if (lane >= distance) sum += before;
-  }
-  if (lane == kWarp - 1) of_warps[warp] = sum;
-  __syncthreads();
-  std::uint64_t before = 0;
-  all = 0;
-  for (std::uint32_t other = 0; other < kSelecting / kWarp; ++other) {
-    if (other < warp) before += of_warps[other];
-    all += of_warps[other];
-  }
-  __syncthreads();
-  return before + sum - own;
-}
+constexpr std::uint32_t kSelecting = 1024;  // threads
 
 // The cut of a row whose histogram is `bins`.
 __device__ Cut find_cut(const Row& row, const std::uint32_t* bins) {
@@ -35,7 +15,7 @@ __device__ Cut find_cut(const Row& row, const std::uint32_t* bins) {
   const std::uint32_t counter = kBins - 1 - threadIdx.x;
   const std::uint64_t times = threadIdx.x < kBins ? bins[counter] : 0;
   std::uint64_t all;
-  const std::uint64_t above = exclusive_sum(times, all);
+  const std::uint64_t above = exclusive_sum<kSelecting>(times, all);
   if (is_lowest(times, above, row.words[2])) cut = {counter, static_cast<std::uint32_t>(row.words[2] - above)};
   __syncthreads();
   return cut;
@@ -87,7 +67,7 @@ __global__ void __launch_bounds__(kSelecting)
   SORDINO_UNROLL
   for (std::uint32_t k = 0; k < kSixteens; ++k) own.add(taken_of(load_sixteen(part.row, part.at(k), part.end), cut));
   std::uint64_t all;
-  exclusive_sum(packed(own), all);
+  exclusive_sum<kSelecting>(packed(own), all);
   if (threadIdx.x == 0) taken[blockIdx.x] = unpacked(all);
 }
 
@@ -102,12 +82,12 @@ __global__ void __launch_bounds__(kSelecting)
     before.add(taken[chunk]);
   }
   std::uint64_t all;
-  exclusive_sum(packed(before), all);
+  exclusive_sum<kSelecting>(packed(before), all);
   before = unpacked(all);
   for (std::uint32_t k = 0; k < kSixteens; ++k) {
     const Sixteen found = load_sixteen(part.row, part.at(k), part.end);
     Taken ahead = before;
-    ahead.add(unpacked(exclusive_sum(packed(taken_of(found, cut)), all)));
+    ahead.add(unpacked(exclusive_sum<kSelecting>(packed(taken_of(found, cut)), all)));
     write_taken(part.row, found, cut, ahead);
     before.add(unpacked(all));
   }

@@ -136,19 +136,6 @@ struct Draw {
   }
 };
 
-// Samples of all types lie back to back, so a sample may have less alignment than its type.
-template <class T>
-SORDINO_BOTH inline T load_packed(const std::byte* from) {
-  if (reinterpret_cast<std::uintptr_t>(from) % sizeof(T) == 0) return load<T, 1>(from).values[0];
-  return __builtin_bit_cast(T, load_each<std::uint8_t, sizeof(T)>(from));
-}
-template <class T>
-SORDINO_BOTH inline void store_packed(std::byte* to, T value) {
-  if (reinterpret_cast<std::uintptr_t>(to) % sizeof(T) == 0) return store<T, 1>(to, {{value}});
-  using Bytes = Pack<std::uint8_t, sizeof(T)>;
-  store_each(to, __builtin_bit_cast(Bytes, value));
-}
-
 // The sampled elements of rows (saved, indices, now, item).
 template <class T, int kPacks>
 struct Sampled {

@@ -119,9 +119,10 @@ def _coding(buffers: Buffers) -> list[Task]:
     for codec in (Int8(), Int4(), TwoBit(), Sign(), TopK()):
         coder = codec.coder()
         room = torch.empty(coder.bytes(values.numel()), dtype=torch.uint8)
-        coder.encode(values, room)
+        infinite = torch.zeros(1, dtype=torch.int32)
+        coder.encode(values, room, infinite)
         name, moved = CODEC + type(codec).__name__, 2 * buffers.size
-        found.append(("encode", name, moved, partial(coder.encode, values, room)))
+        found.append(("encode", name, moved, partial(coder.encode, values, room, infinite)))
         found.append(("decode", name, moved, partial(coder.decode, room, total, 0.5, True)))
     return found
 

@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from sordino._core import Device
 from sordino.codecs.coders import CastCoder, Coder, CoreCoder, ModuloCoder, NearCastCoder, NearCoder
 from sordino.errors import UsageError
 from sordino.suggestions import meant
@@ -57,8 +58,12 @@ class FlatCodec(Codec, ABC):
         """Number of values that are encoded together: a part that begins at a multiple of it can be decoded alone."""
 
     @abstractmethod
-    def coder(self) -> Coder:
-        """Return the object that encodes and decodes."""
+    def coder(self, device: Device | None = None) -> Coder:
+        """Return the object that encodes and decodes.
+
+        Args:
+            device: device of the tensors; None: host memory.
+        """
 
     def near_coder(self) -> NearCoder | None:
         """Return the object that encodes for receivers with values nearby; None: the codec cannot be used for them."""
@@ -93,8 +98,8 @@ class _Blocks(FlatCodec):
     def unit(self) -> int:
         return self.block
 
-    def coder(self) -> Coder:
-        return CoreCoder(self.code, self.block)
+    def coder(self, device: Device | None = None) -> Coder:
+        return CoreCoder(self.code, self.block, device=device)
 
 
 class Int8(_Blocks):
@@ -182,9 +187,9 @@ class TopK(FlatCodec):
     def unit(self) -> int:
         return self.chunk
 
-    def coder(self) -> Coder:
+    def coder(self, device: Device | None = None) -> Coder:
         kept = max(1, round(self.ratio * self.chunk))
-        return CoreCoder("top" if self.bits == 2 else "top_exact", self.chunk, kept)
+        return CoreCoder("top" if self.bits == 2 else "top_exact", self.chunk, kept, device)
 
 
 class _Cast(FlatCodec):
@@ -196,7 +201,7 @@ class _Cast(FlatCodec):
     def unit(self) -> int:
         return 1
 
-    def coder(self) -> Coder:
+    def coder(self, device: Device | None = None) -> Coder:
         return CastCoder(self.dtype)
 
     def near_coder(self) -> NearCoder:

@@ -1,28 +1,35 @@
-"""Coders: the work of the codecs of flat values, on tensors in host memory."""
+"""Coders: the work of the codecs of flat values, on tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from sordino._core import kernels
+from sordino._core import Device, kernels
 
 if TYPE_CHECKING:
     import torch
 
 
 class Coder(Protocol):
-    """The work of a codec, on contiguous 1-d tensors in host memory."""
+    """The work of a codec, on contiguous 1-d tensors of the coder's device: in host memory, or on a GPU.
+
+    On a GPU the work is put on the current stream, and no method waits for it. Codes and values have the same bits on
+    all devices.
+    """
 
     def bytes(self, count: int) -> int:
         """Return the number of bytes of `count` encoded values."""
         ...
 
-    def encode(self, values: torch.Tensor, encoded: torch.Tensor) -> int:
-        """Encode float32 values into a uint8 tensor of `bytes(values.numel())` elements.
+    def encode(self, values: torch.Tensor, encoded: torch.Tensor, infinite: torch.Tensor) -> None:
+        """Encode float32 values.
 
-        Returns:
-            The number of blocks that have a NaN or an infinity. These values are not finite after decoding either.
+        Args:
+            values: float32 tensor.
+            encoded: uint8 tensor of `bytes(values.numel())` elements, which is written.
+            infinite: int32 tensor [1]. The number of blocks that have a NaN or an infinity is added to it. These values
+                are not finite after decoding either.
         """
         ...
 
@@ -37,12 +44,16 @@ class Coder(Protocol):
             weight: factor of the decoded values.
             add: add to the former values of the tensor.
             given: float32 tensor of counts, or None. Counts of values that were sent go up by one.
+
+        Raises:
+            UsageError: in host memory, `encoded` names a position beyond the end of a block. A GPU leaves such values
+                out.
         """
         ...
 
 
 class NearCoder(Protocol):
-    """The work of a codec for receivers that have values near those that are sent. For tensors as in `Coder`.
+    """The work of a codec for receivers that have values near those that are sent, on tensors in host memory.
 
     Estimates of the distances between workers are float32 tensors with one element for each block. Q(x) is what
     receivers decode for x.
@@ -100,26 +111,41 @@ class NearCoder(Protocol):
 
 
 class CoreCoder:
-    """A codec of the core."""
+    """A codec of the core.
 
-    def __init__(self, code: str, block: int, kept: int = 0) -> None:
-        self._codec = kernels.Codec(code, block, kept)
+    Args:
+        code: name of the codec in the core.
+        block: values of a block.
+        kept: values of a block that a sparse codec sends; 0 for others.
+        device: device of the tensors; None: host memory.
+    """
+
+    def __init__(self, code: str, block: int, kept: int = 0, device: Device | None = None) -> None:
+        self._codec, self._device = kernels.Codec(code, block, kept), device
 
     def bytes(self, count: int) -> int:
         return self._codec.bytes(count)
 
-    def encode(self, values: torch.Tensor, encoded: torch.Tensor) -> int:
-        return self._codec.encode(values.data_ptr(), values.numel(), encoded.data_ptr())
+    def encode(self, values: torch.Tensor, encoded: torch.Tensor, infinite: torch.Tensor) -> None:
+        places = (values.data_ptr(), values.numel(), encoded.data_ptr())
+        if self._device is None:
+            infinite.add_(self._codec.encode(*places))
+        else:
+            self._device.encode(self._codec, *places, infinite.data_ptr())
 
     def decode(
         self, encoded: torch.Tensor, values: torch.Tensor, weight: float, add: bool, given: torch.Tensor | None = None
     ) -> None:
         counts = 0 if given is None else given.data_ptr()
-        self._codec.decode(encoded.data_ptr(), values.numel(), values.data_ptr(), weight, add, counts)
+        places = (encoded.data_ptr(), values.numel(), values.data_ptr())
+        if self._device is None:
+            self._codec.decode(*places, weight, add, counts)
+        else:
+            self._device.decode(self._codec, *places, weight, add, counts)
 
 
 class CastCoder:
-    """A codec that is a cast to a shorter dtype."""
+    """A codec that is a cast to a shorter dtype, on any device."""
 
     def __init__(self, dtype: str) -> None:
         import torch  # settings are made without torch
@@ -129,19 +155,20 @@ class CastCoder:
     def bytes(self, count: int) -> int:
         return count * self._dtype.itemsize
 
-    def encode(self, values: torch.Tensor, encoded: torch.Tensor) -> int:
+    def encode(self, values: torch.Tensor, encoded: torch.Tensor, infinite: torch.Tensor) -> None:
         narrow = encoded.view(self._dtype)
         narrow.copy_(values)
-        return int(not bool(narrow.isfinite().all()))
+        infinite.add_(narrow.isfinite().all().logical_not())
 
     def decode(
         self, encoded: torch.Tensor, values: torch.Tensor, weight: float, add: bool, given: torch.Tensor | None = None
     ) -> None:
-        wide = encoded.view(self._dtype).to(values.dtype)
+        # Multiplied and added apart, because a device may fuse both, with another rounding.
+        wide = encoded.view(self._dtype).to(values.dtype).mul_(weight)
         if add:
-            values.add_(wide, alpha=weight)
+            values.add_(wide)
         else:
-            values.copy_(wide.mul_(weight))
+            values.copy_(wide)
         if given is not None:
             given.add_(1)
 
@@ -190,7 +217,11 @@ class NearCastCoder:
         return moved.new_empty(0)
 
     def encode(self, values: torch.Tensor, distances: torch.Tensor, encoded: torch.Tensor) -> int:
-        return self._cast.encode(values, encoded)
+        import torch
+
+        infinite = values.new_zeros(1, dtype=torch.int32)
+        self._cast.encode(values, encoded, infinite)
+        return int(infinite)
 
     def change(
         self,

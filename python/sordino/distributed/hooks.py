@@ -141,7 +141,7 @@ class Encoded(BucketAverage):
         former, mean = self._means.get(number, ((), None))
         if mean is None or list(map(id, former)) != list(map(id, parameters)):
             name = f"bucket {number} of DistributedDataParallel"
-            mean = mean_of(self.codec, parts, name, _GroupTransfers(self.group, gradients.device))
+            mean = mean_of(self.codec, parts, name, _GroupTransfers(self.group))
             self._means[number] = parameters, mean
         mean.run(parts)
         done: Future[torch.Tensor] = Future()
@@ -150,10 +150,10 @@ class Encoded(BucketAverage):
 
 
 class _GroupTransfers:
-    """The collectives of a process group, on copies in the memory of a device."""
+    """The collectives of a process group."""
 
-    def __init__(self, group: Any, device: torch.device) -> None:
-        self._group, self._device, self.size = group, device, _size_of(group)
+    def __init__(self, group: Any) -> None:
+        self._group, self.size = group, _size_of(group)
 
     def all_to_all(self, sent: torch.Tensor) -> Received:
         return self._start(dist.all_to_all_single, sent, 1)
@@ -172,12 +172,12 @@ class _GroupTransfers:
         return wait
 
     def _start(self, operation: Any, sent: torch.Tensor, times: int) -> Received:
-        received = torch.empty(times * sent.numel(), dtype=sent.dtype, device=self._device)
-        work = operation(received, sent.to(self._device), group=self._group, async_op=True)
+        received = torch.empty(times * sent.numel(), dtype=sent.dtype, device=sent.device)
+        work = operation(received, sent, group=self._group, async_op=True)
 
         def wait() -> torch.Tensor:
             work.wait()
-            return received.cpu()
+            return received
 
         return wait
 

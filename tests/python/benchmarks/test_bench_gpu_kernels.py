@@ -70,6 +70,23 @@ def test_targets_are_for_large_tensors_and_the_worst_dtype() -> None:
     assert "bfloat16" in found[0]["what"] and "64 MiB" in found[0]["what"]
 
 
+def test_targets_of_codecs() -> None:
+    rows = [row(kernel, "float32", 64 << 20, 0.6) for kernel in ("encode int8", "decode sign", "encode top")]
+    found = gpu_kernels.targets(rows, [])
+    assert [(one["what"].split(",")[0], one["limit"], one["met"]) for one in found] == [
+        ("encode int8", 0.5, True),
+        ("decode sign", 0.5, True),
+    ]
+
+
+def test_codecs_are_measured() -> None:
+    """On the host instead of a GPU."""
+    host = places.find("gpu_kernels", True)
+    rows = gpu_kernels.measure(host, 4096, 0.001, lambda kernel: "int4" in kernel or kernel == "encode top")
+    moved = {one["kernel"]: one["moved"] for one in rows}
+    assert moved == {"encode int4": 4096 + 8 * 68, "decode int4": 4096 + 8 * 68, "encode top": 4096 + 120}
+
+
 def test_report() -> None:
     results = {
         "benchmark": "gpu_kernels",

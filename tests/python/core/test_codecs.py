@@ -38,9 +38,10 @@ def encoded(codec: FlatCodec, values: np.ndarray) -> tuple[torch.Tensor, int]:
     coder = codec.coder()
     # Two bytes more than needed, to see that they are not written.
     room = torch.full((coder.bytes(source.numel()) + 2,), 0xA5, dtype=torch.uint8)
-    infinite = coder.encode(source, room[:-2])
+    infinite = torch.zeros(1, dtype=torch.int32)
+    coder.encode(source, room[:-2], infinite)
     assert room[-2:].tolist() == [0xA5, 0xA5]
-    return room[:-2].clone(), infinite
+    return room[:-2].clone(), int(infinite)
 
 
 def decoded(codec: FlatCodec, code: torch.Tensor, count: int) -> np.ndarray:

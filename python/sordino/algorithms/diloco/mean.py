@@ -25,7 +25,6 @@ from sordino.algorithms.diloco import DiLoCo
 from sordino.codecs import FlatCodec
 from sordino.runtime.collectives.operation import Average
 from sordino.runtime.context import Context
-from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.channel import PreparedReduction
 from sordino.runtime.exchange.compressed_mean import CompressedMean
 from sordino.runtime.exchange.flat_buffer import FlatBuffer
@@ -157,7 +156,7 @@ class EncodedMean:
 
     Args:
         process_set: the ranks.
-        like: 1-d tensors with the sizes and dtypes of the values. They are sent as float32, from host memory.
+        like: 1-d tensors with the sizes, dtypes and device of the values. They are sent as float32.
         name: name of the operations, the same on all ranks.
         codec: the codec.
         kept: factor of what encodings have lost before (`CompressedMean`).
@@ -169,7 +168,7 @@ class EncodedMean:
         names = [f"{name}.{number}" for number in range(len(like))]
         self._like = list(like)
         self.encoded = [
-            CompressedMean(one.numel(), codec, name, SetTransfers(name, process_set), kept)
+            CompressedMean(one.numel(), codec, name, SetTransfers(name, process_set), kept, one.device)
             for name, one in zip(names, like)
         ]
         self._values: list[torch.Tensor] = []  # of this rank
@@ -179,7 +178,7 @@ class EncodedMean:
 
     @torch.no_grad()
     def begin(self, values: Sequence[torch.Tensor]) -> None:
-        self._values = [value.to(HOST, torch.float32, copy=True) for value in values]
+        self._values = [value.to(torch.float32, copy=True) for value in values]
         self.pending = True
         self._send()
 
@@ -209,5 +208,6 @@ class EncodedMean:
     def continue_from(self, values: Sequence[torch.Tensor]) -> None:
         for mean in self.encoded:
             mean.give_up()
-        self._values, self._in_flight, self._failure = [value.clone() for value in values], False, None
+        own = [value.to(one.device, copy=True) for value, one in zip(values, self._like)]
+        self._values, self._in_flight, self._failure = own, False, None
         self.pending = len(values) > 0

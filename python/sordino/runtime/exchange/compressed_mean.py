@@ -8,6 +8,9 @@ whose sums are no smaller than their parts (`FlatCodec.gathered`) is encoded onc
 
 *Residuals* are what encodings have lost (error feedback). They change only when the mean is complete: an operation that
 fails loses nothing.
+
+All of this happens on the device of the values. On a GPU the work is put on the current stream. Only the end of
+`finish` waits for a GPU: for the encoding of this rank's values, which precedes all transfers.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ import torch
 
 from sordino.codecs import FlatCodec, TopK
 from sordino.errors import UsageError
-from sordino.runtime.devices import HOST
+from sordino.runtime.devices import HOST, core_device
+from sordino.runtime.exchange.block_count import BlockCount
 from sordino.runtime.exchange.transfers import Received, Transfers
 from sordino.runtime.recovery.losses import LOSSES
 
@@ -33,31 +37,40 @@ class CompressedMean:
         name: what the values are, for errors.
         transfers: the collectives of the ranks.
         kept: factor of what was lost before, from 0 to 1; β in SparseLoCo.
+        device: device of the values.
+
+    Raises:
+        NotBuilt: this build does not support the device.
     """
 
-    def __init__(self, count: int, codec: FlatCodec, name: str, transfers: Transfers, kept: float = 1.0) -> None:
+    def __init__(
+        self,
+        count: int,
+        codec: FlatCodec,
+        name: str,
+        transfers: Transfers,
+        kept: float = 1.0,
+        device: torch.device = HOST,
+    ) -> None:
         self.count, self._codec, self._name, self._transfers, self._kept = count, codec, name, transfers, kept
-        self._coder = codec.coder()
+        self._device, self._coder = device, codec.coder(core_device(device))
         self._size = transfers.size
         self._shard = count if codec.gathered else -(-count // (self._size * codec.unit)) * codec.unit
         """Values of a rank's shard; all ranks' shards together may be longer than the values, and then end with 0."""
         total = count if codec.gathered else self._shard * self._size
-        self._work, self._result = torch.zeros(total, device=HOST), torch.empty(total, device=HOST)
-        self._sent = torch.empty(self._coder.bytes(total), dtype=torch.uint8, device=HOST)
-        self._given = torch.empty(count, device=HOST) if isinstance(codec, TopK) and codec.contributors else None
-        self._mean = torch.empty(0 if codec.gathered else self._shard, device=HOST)
+        self._work = torch.zeros(total, device=device)
+        """The values to be sent, and later their means."""
+        self._sent = torch.empty(self._coder.bytes(total), dtype=torch.uint8, device=device)
+        self._given = torch.empty(count, device=device) if isinstance(codec, TopK) and codec.contributors else None
+        self._mean = torch.empty(0 if codec.gathered else self._shard, device=device)
         self._received: Received | None = None  # None: nothing is in flight
-        self._infinite = 0
+        self._infinite = BlockCount(device)
+        self._of_means = torch.zeros(1, dtype=torch.int32, device=device)  # counts that no one reads
         self.residuals: list[torch.Tensor] = []
         """Values that this rank still has to send, for each of the encodings."""
         if codec.feedback:
             lengths = [total] if codec.gathered else [total, self._shard]
-            self.residuals = [torch.zeros(length, device=HOST) for length in lengths]
-
-    def run(self, values: torch.Tensor) -> None:
-        """Replace values by their mean over all ranks. Collective. Arguments and errors are those of both parts."""
-        self.begin(values)
-        values.copy_(self.finish())
+            self.residuals = [torch.zeros(length, device=device) for length in lengths]
 
     @torch.no_grad()
     def begin(self, values: torch.Tensor) -> None:
@@ -67,25 +80,27 @@ class CompressedMean:
         residuals of the block become 0.
 
         Args:
-            values: float32 tensor [count] in host memory. The caller may change it afterwards.
+            values: float32 tensor [count] on the device. The caller may change it afterwards.
 
         Raises:
             UsageError: `values` are other than described.
             PeerLost, Timeout, TransportError: the operation has failed.
         """
         fits = values.dtype == torch.float32 and values.shape == (self.count,) and values.is_contiguous()
-        if not fits or values.device.type != "cpu":
+        if not fits or values.device != self._device:
             raise UsageError(
                 f"{self._name}: values are {values.dtype} {tuple(values.shape)} on {values.device}, and must be "
-                f"contiguous float32 ({self.count},) on the CPU"
+                f"contiguous float32 ({self.count},) on {self._device}"
             )
         self._work[: self.count].copy_(values)
         self._work[self.count :].zero_()
         if not self._sends:
             return
         if self.residuals:
-            self._work.add_(self.residuals[0], alpha=self._kept)
-        self._infinite = self._coder.encode(self._work, self._sent)
+            self._work.add_(self._still_owed(self.residuals[0]))
+        self._infinite.value.zero_()
+        self._coder.encode(self._work, self._sent, self._infinite.value)
+        self._infinite.send()
         start = self._transfers.all_gather if self._codec.gathered else self._transfers.all_to_all
         self._received = start(self._sent)
 
@@ -94,7 +109,7 @@ class CompressedMean:
         """Wait for what `begin` has sent, and return the means. Collective. With one rank they are its values.
 
         Returns:
-            float32 tensor [count], valid until the next `finish`.
+            float32 tensor [count], valid until the next `begin`.
 
         Raises:
             PeerLost, Timeout, TransportError: the operation has failed. The residuals are unchanged.
@@ -103,20 +118,24 @@ class CompressedMean:
             return self._work[: self.count]
         assert self._received is not None
         received, self._received = self._received, None
-        if self._codec.gathered:
-            self._add_up(received(), self._result)
-        else:
-            self._scatter_mean(received())
+        encoded = received()
+        if not self._codec.gathered:
+            encoded = self._encoded_means(encoded)
         if self.residuals:
             self._keep_rest(self._work, self._sent, self.residuals[0])
-        if self._infinite > 0:
+        if self._codec.gathered:
+            self._add_up(encoded, self._work)
+        else:
+            self._coder.decode(encoded, self._work, 1.0, False)
+        infinite = self._infinite.read()
+        if infinite > 0:
             warnings.warn(
-                f"{self._name}: {self._infinite} block{'s' * (self._infinite != 1)} of {self._codec.unit} values of "
-                "this rank have a NaN or an infinity, so their means are NaN on all ranks",
+                f"{self._name}: {infinite} block{'s' * (infinite != 1)} of {self._codec.unit} values of this rank have "
+                "a NaN or an infinity, so their means are NaN on all ranks",
                 RuntimeWarning,
                 stacklevel=3,
             )
-        return self._result[: self.count]
+        return self._work[: self.count]
 
     def give_up(self) -> None:
         """Wait for what `begin` has sent, and drop it. Not collective, once all ranks have begun."""
@@ -140,18 +159,22 @@ class CompressedMean:
         if given is not None:
             mean.div_(given.clamp_(min=1))
 
-    def _scatter_mean(self, received: torch.Tensor) -> None:
-        """Compute the mean of this rank's shard, and send it to all."""
+    def _encoded_means(self, received: torch.Tensor) -> torch.Tensor:
+        """Compute the mean of this rank's shard, send it to all, and return those of all shards, encoded."""
         mean = self._mean
         self._add_up(received, mean)
         if self.residuals:
-            mean.add_(self.residuals[1], alpha=self._kept)
-        encoded = torch.empty(self._coder.bytes(self._shard), dtype=torch.uint8, device=HOST)
-        self._coder.encode(mean, encoded)
+            mean.add_(self._still_owed(self.residuals[1]))
+        encoded = torch.empty(self._coder.bytes(self._shard), dtype=torch.uint8, device=self._device)
+        self._coder.encode(mean, encoded, self._of_means)
         means = self._transfers.all_gather(encoded)()
         if self.residuals:
             self._keep_rest(mean, encoded, self.residuals[1])
-        self._coder.decode(means, self._result, 1.0, False)
+        return means
+
+    def _still_owed(self, residual: torch.Tensor) -> torch.Tensor:
+        """Return a residual times its factor. Rounded apart from the sum, so that all devices get the same bits."""
+        return residual if self._kept == 1 else residual * self._kept
 
     def _keep_rest(self, values: torch.Tensor, encoded: torch.Tensor, residual: torch.Tensor) -> None:
         """Keep what an encoding has lost: the values less what all decode."""

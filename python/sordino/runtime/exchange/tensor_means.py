@@ -9,7 +9,6 @@ import torch
 
 from sordino.codecs import Codec, FlatCodec, PowerSGD
 from sordino.errors import UsageError
-from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.compressed_mean import CompressedMean
 from sordino.runtime.exchange.low_rank_mean import LowRankMean
 from sordino.runtime.exchange.residuals import Encoded
@@ -58,11 +57,11 @@ def mean_of(codec: Codec, tensors: Sequence[torch.Tensor], name: str, transfers:
 
 
 class FlatMean:
-    """Mean of the values of tensors, one after the other, on the CPU. Arguments are those of `mean_of`."""
+    """Mean of the values of tensors, one after the other, on their device. Arguments are those of `mean_of`."""
 
     def __init__(self, codec: FlatCodec, tensors: Sequence[torch.Tensor], name: str, transfers: Transfers) -> None:
         self._counts = [tensor.numel() for tensor in tensors]
-        self._mean = CompressedMean(sum(self._counts), codec, name, transfers)
+        self._mean = CompressedMean(sum(self._counts), codec, name, transfers, device=tensors[0].device)
 
     @property
     def residuals(self) -> list[torch.Tensor]:
@@ -70,7 +69,6 @@ class FlatMean:
 
     @torch.no_grad()
     def run(self, tensors: Sequence[torch.Tensor]) -> None:
-        values = torch.cat([tensor.reshape(-1) for tensor in tensors]).to(HOST, torch.float32)
-        self._mean.run(values)
-        for tensor, part in zip(tensors, values.split(self._counts)):
+        self._mean.begin(torch.cat([tensor.reshape(-1) for tensor in tensors]).to(torch.float32))
+        for tensor, part in zip(tensors, self._mean.finish().split(self._counts)):
             tensor.copy_(part.view_as(tensor))

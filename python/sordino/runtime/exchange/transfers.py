@@ -16,7 +16,11 @@ Received = Callable[[], torch.Tensor]
 
 
 class Transfers(Protocol):
-    """The collectives of some ranks that a mean needs. The first two take contiguous uint8 tensors in host memory."""
+    """The collectives of some ranks that a mean needs.
+
+    The first two take contiguous uint8 tensors of any device, which must not change until the result is there. Results
+    are on the same device.
+    """
 
     size: int
     """Number of ranks."""

@@ -1,4 +1,4 @@
-// What a kernel sees: its place in the grid, barriers, exchanges within a warp, and atomic additions.
+// What a kernel sees: its place in the grid, barriers, exchanges within a warp, counts of bits, and atomic additions.
 //
 // A thread of a block is a fiber. Fibers change only in the functions below, so a thread that forgets a barrier runs
 // ahead of the others, or behind them, as the seed of the order says.
@@ -81,6 +81,8 @@ inline bool __any_sync(unsigned mask, bool value, on_cpu::Line line = on_cpu::Li
 inline bool __all_sync(unsigned mask, bool value, on_cpu::Line line = on_cpu::Line::current()) {
   return on_cpu::vote(mask, value, line) == mask;
 }
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 // Blocks of two streams may add to the same number at once.
 template <class T>
