@@ -310,7 +310,7 @@ def training(rank: int, size: int) -> None:
         with torch.device("cpu"):
             model = Net()
         model = wrapped(kind, model.to(DEVICE), size)
-        optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+        optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False), []
         for step in range(12):
             for turn in range(2):
                 seed = 1000 * step + 10 * turn + (kind != "tensor parallel") * rank

@@ -86,7 +86,7 @@ def test_what_cannot_be_planned() -> None:
 def test_a_plan_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert check.main(["--plan", "--stages", "kernels two_ranks"]) == 0
     assert capsys.readouterr().out == (
-        'benchmarks/gpu_check.sh --budget 570 --stages "build kernels two_ranks"  # 330 s\n'
+        'benchmarks/gpu_check.sh --budget 570 --stages "build kernels two_ranks"  # 390 s\n'
     )
     assert check.main(["--plan"]) == 0
     assert "nccl" not in capsys.readouterr().out
