@@ -42,7 +42,8 @@ std::vector<T> read_runs(Reader& reader, std::size_t most) {
     auto value = static_cast<Number>(reader.get<T>());
     const auto difference = static_cast<Number>(reader.get<T>());
     const auto count = reader.get<std::uint32_t>();
-    if (count == 0 || count > most) throw TransportError("a control message has a run of " + std::to_string(count) + " numbers");
+    if (count == 0 || count > most)
+      throw TransportError("a control message has a run of " + std::to_string(count) + " numbers");
     for (std::uint32_t i = 0; i < count; ++i, value += difference) values.push_back(static_cast<T>(value));
   }
   return values;

@@ -1,10 +1,13 @@
-// Tasks: waiting, nesting, and the place where exceptions come out.
+// Tasks: waiting, nesting, and the place where exceptions come out; and how often a rank that waits polls.
+#include <chrono>
 #include <memory>
 #include <stdexcept>
 #include <vector>
 
 #include "check.h"
+#include "progress/progress.h"
 #include "progress/task.h"
+#include "transport/sim/sim.h"
 
 using sordino::Task;
 using sordino::until;
@@ -131,6 +134,27 @@ void dropped_tasks_destroy_what_they_hold() {
   CHECK(alive == 0);
 }
 
+// Polls of a rank that waits for 0.4 s, from 20 ms on, when it sleeps.
+int polls_while_waiting(double crowd) {
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  const auto past = [begin](int ms) { return Clock::now() - begin > std::chrono::milliseconds(ms); };
+  const auto transport = std::move(sordino::sim::Network({0}).transports().front());
+  int polls = 0;
+  sordino::Progress progress(
+      *transport,
+      [&] {
+        polls += past(20);
+        return false;
+      },
+      [] { return sordino::Work::kUnderWay; }, [] { return true; }, std::chrono::microseconds(0), crowd);
+  progress.wait([&] { return past(400); });
+  return polls;
+}
+
+// Otherwise hundreds of ranks on a core would do nothing but wake up.
+void ranks_that_crowd_a_core_rest_longer() { CHECK(polls_while_waiting(500) <= 8); }
+
 }  // namespace
 
 int main() {
@@ -139,5 +163,6 @@ int main() {
   one_of_several_that_fails_ends_them();
   exceptions_reach_the_awaiting_task_or_resume();
   dropped_tasks_destroy_what_they_hold();
+  ranks_that_crowd_a_core_rest_longer();
   return sordino::test::report();
 }

@@ -55,6 +55,22 @@ ERRORS = [
         (tests("socket_rendezvous"),),
     ),
     Error(
+        "ranks take the values of others in another order",
+        "swapped rank",
+        "python/sordino/rendezvous/store.py",
+        "signed = [bytes(self._store.get(name)) for name in names.values()]",
+        "signed = [bytes(self._store.get(name)) for name in sorted(names.values())]",
+        (tests("launchers"),),
+    ),
+    Error(
+        "every rank reads the value of every other",
+        "wrong bucket",
+        "python/sordino/rendezvous/store.py",
+        "if self._rank == ranks[0]:",
+        "if self._rank in ranks:",
+        (tests("launchers"),),
+    ),
+    Error(
         "any signature is accepted",
         "lost message",
         "python/sordino/rendezvous/store.py",

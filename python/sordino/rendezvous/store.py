@@ -1,5 +1,8 @@
 """Rendezvous of ranks that torchrun and similar launchers have started: through a torch.distributed store.
 
+In a round every rank writes its value. The first rank reads them all, and writes them as one, which the others read. So
+N ranks make about 4 N requests, not one for each pair.
+
 Any process that reaches the store's port can write to it. If the ranks have a secret (SORDINO_TOKEN), they sign their
 values with it, and refuse others.
 """
@@ -57,35 +60,49 @@ class StoreRendezvous:
             TransportError: the store is gone, or a value is not signed correctly.
         """
         names = {rank: f"{self._prefix}/{key}/{rank}" for rank in ranks}
+        together, given_up = f"{self._prefix}/{key}/all", f"{self._prefix}/{key}/given up"
         try:
             self._store.set(names[self._rank], self._signature(names[self._rank], mine) + mine)
-            self._wait(names, f"{self._prefix}/{key}/given up")
-            return [self._checked(rank, name, bytes(self._store.get(name))) for rank, name in names.items()]
+            if self._rank == ranks[0]:
+                self._wait(names, list(names.values()), given_up)
+                signed = [bytes(self._store.get(name)) for name in names.values()]
+                self._store.set(together, _joined(signed))
+            else:
+                self._wait(names, [together], given_up)
+                signed = _divided(bytes(self._store.get(together)), len(names))
+            return [self._checked(rank, names[rank], one) for rank, one in zip(names, signed)]
         except RuntimeError as error:  # torch raises this for errors of stores
             if isinstance(error, (Timeout, TransportError)):
                 raise
             raise TransportError(f"the store at which the ranks meet does not answer: {_first_line(error)}") from error
 
-    def _wait(self, names: dict[int, str], given_up: str) -> None:
+    def _wait(self, names: dict[int, str], awaited: list[str], given_up: str) -> None:
+        """Wait until the store has all awaited names. `names`: those that the ranks write, to name missing ranks."""
         clock, warned, looked = AwakeClock(2 * _LOOK_S), False, 0.0
-        while not self._store.check(list(names.values())):
+        while not self._store.check(awaited):
             waited = clock.now()
             if waited < min(looked + _LOOK_S, self._timeout):
                 time.sleep(min(_NAP_S, waited / 8))
                 continue
             looked = waited
+            late = waited > self._timeout or self._store.check([given_up])
+            if not late and (warned or waited <= self._warning):
+                continue
             missing = [rank for rank, name in names.items() if not self._store.check([name])]
-            if not missing:
+            if self._store.check(awaited):
                 break
-            text = f"waits for ranks {', '.join(map(str, missing))} to call init()"
-            if waited > self._timeout or self._store.check([given_up]):
+            if missing:
+                text = f"waits for ranks {', '.join(map(str, missing))} to call init()"
+            else:
+                missing = [next(iter(names))]
+                text = f"waits for rank {missing[0]}, which has come to init() and does not go on"
+            if late:
                 self._store.set(given_up, b"")
                 time.sleep(2 * _LOOK_S)  # the store may end with this process; the others need time to read it
                 limit = f"for more than {self._timeout:g} s ({self._limit})"
                 raise Timeout(f"rank {self._rank} {text}, {limit}", "init", missing)
-            if waited > self._warning and not warned:
-                warned = True
-                _log.warning("stalled: rank %d %s, for %.0f s", self._rank, text, waited, extra={"rank": self._rank})
+            warned = True
+            _log.warning("stalled: rank %d %s, for %.0f s", self._rank, text, waited, extra={"rank": self._rank})
 
     def _signature(self, name: str, value: bytes) -> bytes:
         if not self._token:
@@ -130,6 +147,22 @@ def open_store(address: tuple[str, int], hosts: bool, timeout: float) -> Any:
                 f"{_first_line(error)}"
             ) from error
     return _opened[address]
+
+
+def _joined(values: Sequence[bytes]) -> bytes:
+    return b"".join(len(value).to_bytes(8, "little") + value for value in values)
+
+
+def _divided(joined: bytes, count: int) -> list[bytes]:
+    values: list[bytes] = []
+    at = 0
+    while at + 8 <= len(joined) and len(values) < count:
+        end = at + 8 + int.from_bytes(joined[at : at + 8], "little")
+        values.append(joined[at + 8 : end])
+        at = end
+    if len(values) != count or at != len(joined):
+        raise TransportError(f"the store holds something else than the values of {count} ranks, which have met there")
+    return values
 
 
 def _first_line(error: Exception) -> str:

@@ -195,6 +195,57 @@ def test_ranks_see_what_all_have_shown() -> None:
     )
 
 
+class Counting:
+    """A store that counts the values that are read and written."""
+
+    def __init__(self) -> None:
+        self._store, self.reads, self.writes, self._lock = HashStore(), 0, 0, threading.Lock()
+
+    def set(self, name: str, value: bytes) -> None:
+        with self._lock:
+            self.writes += 1
+        self._store.set(name, value)
+
+    def get(self, name: str) -> bytes:
+        with self._lock:
+            self.reads += 1
+        return self._store.get(name)
+
+    def check(self, names: list[str]) -> bool:
+        return self._store.check(names)
+
+
+def test_requests_grow_as_the_ranks_do() -> None:
+    store, size, shown = Counting(), 40, {}
+
+    def come(rank: int) -> None:
+        shown[rank] = at_store(store, rank).gather("round", range(size), b"%d" % rank)
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(shown[rank] == [b"%d" % other for other in range(size)] for rank in range(size))
+    assert (store.reads, store.writes) == (2 * size - 1, size + 1)
+
+
+def test_a_first_rank_that_does_not_go_on_is_named() -> None:
+    store = HashStore()
+    store.set("here/round/0", b"")
+    with pytest.raises(errors.Timeout, match="waits for rank 0, which has come to init") as caught:
+        at_store(store, 1, timeout=0.1).gather("round", [0, 1], b"here")
+    assert caught.value.missing == (0,)
+
+
+@pytest.mark.parametrize("joined", [b"", b"\1", b"\1" + bytes(7) + b"x", (b"\1" + bytes(7) + b"x") * 3, b"\xff" * 40])
+def test_values_of_other_ranks_that_are_none_are_refused(joined: bytes) -> None:
+    store = HashStore()
+    store.set("here/round/all", joined)
+    with pytest.raises(errors.TransportError, match="something else than the values of 2 ranks"):
+        at_store(store, 1).gather("round", [0, 1], b"here")
+
+
 def test_who_does_not_come_is_named() -> None:
     with pytest.raises(errors.Timeout, match=r"rank 1 waits for ranks 0, 2 to call init\(\)") as caught:
         at_store(HashStore(), 1, timeout=0.1).gather("round", [0, 1, 2], b"here")
@@ -205,10 +256,12 @@ def test_who_does_not_come_is_named() -> None:
 def test_what_is_not_signed_with_the_jobs_token_is_refused(other: bytes) -> None:
     store = HashStore()
     store.set(
-        "here/round/0", b"x" * 40 if not other else at_store(store, 0, other)._signature("here/round/0", b"x") + b"x"
+        "here/round/1", b"x" * 40 if not other else at_store(store, 1, other)._signature("here/round/1", b"x") + b"x"
     )
-    with pytest.raises(errors.TransportError, match="the value of rank 0 in the store is not signed"):
-        at_store(store, 1, b"secret").gather("round", [0, 1], b"mine")
+    for rank in (0, 2):  # the first rank, and one that reads what it has written
+        store.set("here/round/2", at_store(store, 2, b"secret")._signature("here/round/2", b"y") + b"y")
+        with pytest.raises(errors.TransportError, match="the value of rank 1 in the store is not signed"):
+            at_store(store, rank, b"secret").gather("round", [0, 1, 2], b"y")
 
 
 def test_worlds_at_one_store_do_not_meet_what_earlier_ones_have_left() -> None:
