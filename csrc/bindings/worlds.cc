@@ -81,7 +81,15 @@ void register_worlds(py::module_& module) {
       .def("kill", &sim::Network::kill, py::arg("rank"), "Simulate that the process of a rank is killed.")
       .def("stop", &sim::Network::stop, py::arg("rank"), py::arg("stopped") = true, "Suspend a rank, or resume it.")
       .def("cut", &sim::Network::cut, py::arg("one"), py::arg("other"), py::arg("is_cut") = true,
-           "Hold back all messages between two ranks, or deliver them.");
+           "Hold back all messages between two ranks, or deliver them.")
+      .def(
+          "sent",
+          [](const sim::Network& self) {
+            std::vector<std::pair<std::uint64_t, std::uint64_t>> all;
+            for (const auto& [messages, bytes] : self.sent()) all.emplace_back(messages, bytes);
+            return all;
+          },
+          "(messages, bytes) that each rank has sent, but not through shared memory.");
   py::implicitly_convertible<py::list, sim::Network>();
   module.def(
       "sim_worlds",

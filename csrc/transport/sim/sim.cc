@@ -40,6 +40,12 @@ struct Mailbox {
   std::list<std::shared_ptr<Parcel>> parcels;
   std::vector<Loss> losses;
   Doorbell bell;
+  std::atomic<std::uint64_t> sent{0}, sent_bytes{0};  // by this rank
+
+  void count(std::size_t bytes) {
+    sent.fetch_add(1, std::memory_order_relaxed);
+    sent_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  }
 };
 
 struct Free {
@@ -232,6 +238,7 @@ class SimTransport : public Transport {
 
   void post(int to, Bytes message) override {
     if (machines_->killed[rank_]) return;
+    machines_->boxes[rank_].count(message.size());
     Mailbox& box = machines_->boxes[to];
     {
       std::lock_guard lock(box.mutex);
@@ -269,6 +276,7 @@ class SimTransport : public Transport {
     return moved;
   }
   std::unique_ptr<Transfer> send(int to, Tag tag, std::span<const std::byte> data) override {
+    machines_->boxes[rank_].count(data.size());
     Mailbox& box = machines_->boxes[to];
     auto parcel = std::make_shared<Parcel>();
     parcel->from = rank_;
@@ -342,6 +350,12 @@ void Network::stop(int rank, bool stopped) { machines_->stopped.at(static_cast<s
 void Network::hinder(std::function<void(int)> mapping) { machines_->mapping = std::move(mapping); }
 
 void Network::delay(std::function<bool()> late) { machines_->late = std::move(late); }
+
+std::vector<Network::Sent> Network::sent() const {
+  std::vector<Sent> all;
+  for (const Mailbox& box : machines_->boxes) all.push_back({box.sent.load(), box.sent_bytes.load()});
+  return all;
+}
 
 void Network::cut(int one, int other, bool is_cut) {
   machines_->link(one, other) = is_cut;

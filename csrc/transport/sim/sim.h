@@ -1,6 +1,7 @@
 // Transport between threads of one process, for tests and for runs with a single rank.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -32,6 +33,11 @@ class Network {
   void hinder(std::function<void(int rank)> mapping);
   // A transfer that could end stays unfinished while late() returns true. Call this before anything is sent.
   void delay(std::function<bool()> late);
+  // What each rank has sent so far: control messages and transfers, also within nodes, but not through shared memory.
+  struct Sent {
+    std::uint64_t messages, bytes;
+  };
+  std::vector<Sent> sent() const;
 
  private:
   std::shared_ptr<Machines> machines_;
