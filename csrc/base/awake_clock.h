@@ -2,8 +2,8 @@
 // paused container) does not count. So ranks that were stopped together go on together, and a rank that was stopped
 // alone does not blame the others for it.
 //
-// Linux has no such clock. The polling thread ticks it at least every 50 ms (progress/progress.cc). So a longer time
-// between two ticks is time in which this process did not run.
+// Linux has no such clock. The polling thread ticks it at least every 100 ms (nap_for in engine/world.cc). So a much
+// longer time between two ticks is time in which this process did not run.
 #pragma once
 
 #include <algorithm>

@@ -81,7 +81,7 @@ Limits::Available Limits::available_memory() const {
     const std::size_t left = limit > used ? limit - used : 0;
     if (left >= least.bytes) return;
     least = {left, "the control group " + folder.string() + ", which uses " + std::to_string(used) + " of " +
-                       std::to_string(limit) + " bytes"};
+                       std::to_string(limit) + " bytes, without cached files"};
   });
   return least;
 }

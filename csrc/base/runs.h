@@ -1,20 +1,21 @@
 // Lists of integers in control messages, as runs of numbers with a common difference: (first, difference, count).
 //
-// What a message tells of each rank is mostly equal or consecutive. Then it takes one run, for any number of ranks; a
-// list of random numbers takes a quarter more than without runs.
+// What a message tells of each rank is mostly equal or consecutive. Then it takes one run, for any number of ranks. Any
+// other list takes at most half more than without runs.
 #pragma once
 
-#include <algorithm>
 #include <concepts>
+#include <cstdint>
+#include <string>
 #include <type_traits>
+#include <vector>
 
 #include "base/wire.h"
 
 namespace sordino {
 
-// `most`: largest count of a run; the reader refuses larger ones, so that a damaged message does not take all memory.
 template <std::integral T>
-void put_runs(Writer& writer, const std::vector<T>& values, std::size_t most) {
+void put_runs(Writer& writer, const std::vector<T>& values) {
   using Number = std::make_unsigned_t<T>;  // differences wrap
   const auto difference = [&](std::size_t i) {
     return static_cast<Number>(static_cast<Number>(values[i + 1]) - static_cast<Number>(values[i]));
@@ -22,7 +23,7 @@ void put_runs(Writer& writer, const std::vector<T>& values, std::size_t most) {
   std::vector<std::size_t> ends;
   for (std::size_t i = 0; i < values.size(); i = ends.back()) {
     std::size_t end = i + 1;
-    while (end < values.size() && end - i < most && difference(end - 1) == difference(i)) ++end;
+    while (end < values.size() && difference(end - 1) == difference(i)) ++end;
     ends.push_back(end);
   }
   writer.put(static_cast<std::uint32_t>(ends.size()));
@@ -34,6 +35,7 @@ void put_runs(Writer& writer, const std::vector<T>& values, std::size_t most) {
   }
 }
 
+// `most`: largest count of all numbers. So a damaged message does not take all memory.
 template <std::integral T>
 std::vector<T> read_runs(Reader& reader, std::size_t most) {
   using Number = std::make_unsigned_t<T>;
@@ -42,8 +44,9 @@ std::vector<T> read_runs(Reader& reader, std::size_t most) {
     auto value = static_cast<Number>(reader.get<T>());
     const auto difference = static_cast<Number>(reader.get<T>());
     const auto count = reader.get<std::uint32_t>();
-    if (count == 0 || count > most)
-      throw TransportError("a control message has a run of " + std::to_string(count) + " numbers");
+    if (count == 0 || count > most - values.size())
+      throw TransportError("a control message has a list of more than " + std::to_string(most) +
+                           " numbers, or a part of a list without any");
     for (std::uint32_t i = 0; i < count; ++i, value += difference) values.push_back(static_cast<T>(value));
   }
   return values;

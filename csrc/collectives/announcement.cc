@@ -11,6 +11,8 @@
 namespace sordino {
 namespace {
 
+constexpr std::size_t kMostTensors = 65536;  // of one operation with rows
+
 template <class Number>
 std::string text(const std::vector<Number>& numbers) {
   std::string out = "[";
@@ -155,7 +157,7 @@ Decision Decision::read(Reader& reader, std::size_t members) {
   decision.error = reader.text();
   decision.lost = reader.list<int>();
   decision.participants = read_runs<int>(reader, members);
-  decision.merged.rows = read_runs<std::int64_t>(reader, members * members);
+  decision.merged.rows = read_runs<std::int64_t>(reader, members * (members + kMostTensors));
   decision.merged.last_rank = reader.get<int>();
   decision.merged.set_id = reader.get<int>();
   decision.abilities = reader.get<Abilities>();
@@ -168,10 +170,10 @@ Decision Decision::read(Reader& reader, std::size_t members) {
   return decision;
 }
 
-void Decision::write(Writer& writer, std::size_t members) const {
+void Decision::write(Writer& writer) const {
   writer.put(names).put(verdict).put(error).put(lost);
-  put_runs(writer, participants, members);
-  put_runs(writer, merged.rows, members * members);
+  put_runs(writer, participants);
+  put_runs(writer, merged.rows);
   writer.put(merged.last_rank).put(merged.set_id).put(abilities).put(last);
 }
 

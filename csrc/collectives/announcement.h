@@ -64,7 +64,7 @@ struct Decision {
 
   // `members`: number of members of the set.
   static Decision read(Reader& reader, std::size_t members);
-  void write(Writer& writer, std::size_t members) const;
+  void write(Writer& writer) const;
 };
 
 // The first difference between two announcements of the same name, such as "dtype: float32 against int64", or "".

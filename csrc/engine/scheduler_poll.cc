@@ -87,7 +87,7 @@ bool Scheduler::decide() {
     for (Decision& decision : set->negotiation->decide()) {
       Writer writer;
       writer.put(Message::kDecision).put(id);
-      decision.write(writer, set->ranks.size());
+      decision.write(writer);
       common_.peers.post_to(set->ranks, writer.take());
       set->decisions.push_back(std::move(decision));
       decided = true;

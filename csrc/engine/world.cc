@@ -1,8 +1,10 @@
 #include "engine/world.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <thread>
 
 #include "base/keep.h"
@@ -19,13 +21,25 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kWatchEvery{10};
 
-// Ranks of this machine for each core that they may use.
-double ranks_per_core(const Transport& transport) {
+// Ranks that have a core each may spin while they wait. Ranks that outnumber the cores must leave them to each other.
+std::chrono::microseconds spin_for(const Transport& transport, const Config& config) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   const bool known = sched_getaffinity(0, sizeof(cores), &cores) == 0;
   const auto available = known ? CPU_COUNT(&cores) : static_cast<int>(std::thread::hardware_concurrency());
-  return static_cast<double>(transport.machine_size()) / std::max(available, 1);
+  return std::chrono::microseconds(transport.machine_size() <= available ? config.spin_us : 0);
+}
+
+// Ranks that crowd the machine's cores wake by themselves less often: each of them after this time for every rank of a
+// core, so that waking (about 15 us) takes at most a twentieth of it. All cores count, because each rank may be bound
+// to others. The clocks of deadlines must see much shorter steps than they count.
+std::chrono::microseconds nap_for(const Transport& transport, const Config& config) {
+  constexpr double kForEachRank = 300e-6, kMost = 0.1;
+  static_assert(std::chrono::duration<double>(2 * kMost) <= AwakeClock::kLongestStep);
+  const double crowd =
+      static_cast<double>(transport.machine_size()) / static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN));
+  const double most = config.survive_losses ? std::min(kMost, config.silence_s / 40) : kMost;
+  return std::chrono::microseconds(std::llround(1e6 * std::min(kForEachRank * crowd, most)));
 }
 
 }  // namespace
@@ -55,9 +69,7 @@ World::World(Position place, const Config& config, std::uint64_t first_tag)
       view_(std::move(place.view)),
       transport_(std::move(place.transport)),
       common_(*transport_) {
-  // Ranks that have a core each may spin while they wait. Ranks that outnumber the cores must leave them to each other.
-  const double crowd = ranks_per_core(*transport_);
-  const std::chrono::microseconds spin(crowd <= 1 ? config.spin_us : 0);
+  const std::chrono::microseconds spin = spin_for(*transport_, config);
   patience_ = spin.count() > 0 ? 200 : 0;
   scheduler_ = std::make_unique<Scheduler>(common_, config, patience_);
   services_ = std::make_unique<ServiceHost>(common_, [this] { wake(); }, first_tag);
@@ -70,7 +82,7 @@ World::World(Position place, const Config& config, std::uint64_t first_tag)
       [this] {
         return transport_->rings_always() && !scheduler_->on_devices() && scheduler_->device_in_flight().empty();
       },
-      spin, crowd);
+      spin, nap_for(*transport_, config));
 }
 
 std::shared_ptr<World> World::successor(std::exception_ptr error) {

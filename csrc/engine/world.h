@@ -61,9 +61,9 @@ class World {
   // Returns when the handle is done, whether or not it succeeded (see Handle::error). Where ranks survive losses, it
   // also waits for the device's work, because there a rank that has results reports that to the others.
   void wait(const Handle& handle);
-  // Sets a function that a waiting thread calls every 50 ms without holding a lock, to handle signals. An exception
-  // that it throws ends the wait and with it the world: TransportError on this rank, PeerLost on the others. The
-  // reason: the result is lost here, so ranks would go on from different places.
+  // Sets a function that a waiting thread calls about every 50 ms without holding a lock, to handle signals. An
+  // exception that it throws ends the wait and with it the world: TransportError on this rank, PeerLost on the others.
+  // The reason: the result is lost here, so ranks would go on from different places.
   void on_wait(std::function<void()> interrupt) { interrupt_ = std::move(interrupt); }
 
   // Starts to send or to receive a message (engine/point_to_point.h). Throws UsageError for a process set without this

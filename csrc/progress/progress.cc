@@ -20,9 +20,6 @@ using Clock = std::chrono::steady_clock;
 constexpr microseconds kTick{50000}, kTickForRemains{1000};
 // Sleep of a thread that a bell wakes if something has come; it wakes by itself for lost peers and deadlines.
 constexpr microseconds kSleepWithBell{2000};
-// Ranks that crowd a core wake by themselves less often: each of them this long for every rank of its core, so that
-// waking (about 15 us) takes at most a twentieth of it.
-constexpr microseconds kForEachRank{300}, kMostCrowded{100000};
 // If ranks outnumber cores, a thread that waits for a computing rank first yields the core to it. It then goes on as
 // soon as that rank's time slice ends. Waking a sleeping thread by a bell takes longer than most operations.
 constexpr microseconds kYield{2000};
@@ -35,21 +32,17 @@ constexpr milliseconds kForget{100};
 // Interval between two checks for signals in a wait. Ctrl-C must end a wait within 200 ms.
 constexpr milliseconds kInterruptEvery{50};
 
-microseconds for_a_crowd(double crowd) {
-  return std::min(std::chrono::duration_cast<microseconds>(kForEachRank * crowd), kMostCrowded);
-}
-
 }  // namespace
 
 Progress::Progress(Transport& transport, std::function<bool()> poll, std::function<Work()> work,
-                   std::function<bool()> rings, microseconds spin, double crowd)
+                   std::function<bool()> rings, microseconds spin, microseconds nap)
     : transport_(transport),
       poll_(std::move(poll)),
       work_(std::move(work)),
       rings_(std::move(rings)),
       spin_(spin),
-      tick_(std::max(kTick, for_a_crowd(crowd))),
-      sleep_with_bell_(std::max(kSleepWithBell, for_a_crowd(crowd))) {
+      tick_(std::max(kTick, nap)),
+      sleep_with_bell_(std::max(kSleepWithBell, nap)) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -64,7 +57,7 @@ void Progress::pause(Clock::duration idle) {
 
 void Progress::rest(std::uint32_t ticket, Clock::time_point idle_since) {
   const auto idle = Clock::now() - idle_since;
-  if (idle < spin_ + kYield) {
+  if (wanted_.load() > 0 || idle < spin_ + kYield) {
     pause(idle);
   } else if (rings_()) {
     transport_.sleep(ticket, sleep_with_bell_);
@@ -146,11 +139,14 @@ void Progress::wait(const std::function<bool()>& done, const std::function<void(
   auto idle_since = Clock::now();
   while (!done()) {
     if (interrupts.due()) interrupts.call(waiter);
+    if (wanted_.load() > 0) {
+      give_way();
+      continue;
+    }
     std::unique_lock turn(turn_, std::try_to_lock);
     if (!turn) {
       // Another waiter polls, or the world's thread, which is about to notice this waiter and stop.
-      std::unique_lock lock(mutex_);
-      changed_.wait_for(lock, microseconds(50));
+      give_way();
       continue;
     }
     poll_or_rest(done, idle_since);
@@ -169,6 +165,11 @@ void Progress::poll_until(std::unique_lock<std::mutex>& turn, const std::functio
       turn.lock();
       continue;
     }
+    if (wanted_.load() > 0) {
+      turn.unlock();
+      give_way();
+      turn.lock();
+    }
     poll_or_rest(done, idle_since);
     for (int look = 0; look < looks && !done(); ++look) pause(Clock::duration(0));
   }
@@ -185,6 +186,22 @@ void Progress::poll_or_rest(const std::function<bool()>& done, Clock::time_point
   }
 }
 
+void Progress::give_way() {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, microseconds(50));
+}
+
+void Progress::alone(const std::function<void()>& action) {
+  std::unique_lock turn(turn_, std::try_to_lock);
+  if (!turn) {
+    wanted_.fetch_add(1);
+    transport_.ring(transport_.rank());  // the thread that has the turn may be asleep
+    turn.lock();
+    wanted_.fetch_sub(1);
+  }
+  action();
+}
+
 void Progress::notify() {
   transport_.ring(transport_.rank());  // a polling thread may be asleep
   if (thread_sleeps_.load()) {
@@ -199,6 +216,7 @@ void Progress::stop() {
     stopping_ = true;
   }
   changed_.notify_all();
+  transport_.ring(transport_.rank());
   if (thread_.joinable()) thread_.join();
 }
 

@@ -21,12 +21,13 @@ class Progress {
  public:
   // `poll` returns whether anything moved, and must not throw. No two threads run it at once. `work` returns what needs
   // polling. `rings` returns whether all events that move it ring this rank's bell; otherwise it is polled more often.
-  // `spin`: how long to poll before offering the core to other threads. `crowd`: ranks of this machine for each core.
+  // `spin`: how long to poll before offering the core to other threads. `nap`: how long a waiting thread sleeps at
+  // least, unless its bell rings; 0 for the usual time.
   Progress(Transport& transport, std::function<bool()> poll, std::function<Work()> work, std::function<bool()> rings,
-           std::chrono::microseconds spin, double crowd);
+           std::chrono::microseconds spin, std::chrono::microseconds nap);
   ~Progress() { stop(); }
 
-  // Polls until done() is true. Several threads may call done() at once. `interrupt` is called every 50 ms by the
+  // Polls until done() is true. Several threads may call done() at once. `interrupt` is called about every 50 ms by the
   // waiting thread, which then holds no lock; an exception that it throws ends the wait. Empty: never.
   void wait(const std::function<bool()>& done, const std::function<void()>& interrupt = {});
   // Only the thread that holds the turn polls. The lock is not owned if another thread has the turn for more than about
@@ -37,10 +38,7 @@ class Progress {
   void poll_until(std::unique_lock<std::mutex>& turn, const std::function<bool()>& done, int looks,
                   const std::function<void()>& interrupt);
   // Runs `action` while no thread polls.
-  void alone(const std::function<void()>& action) {
-    std::lock_guard turn(turn_);
-    action();
-  }
+  void alone(const std::function<void()>& action);
   // The same, unless a thread polls, maybe for long. Returns whether it ran.
   bool try_alone(const std::function<void()>& action) {
     const std::unique_lock turn = try_turn();
@@ -67,6 +65,7 @@ class Progress {
   bool wakes() const;
   void poll_or_rest(const std::function<bool()>& done, std::chrono::steady_clock::time_point& idle_since);
   void pause(std::chrono::steady_clock::duration idle);
+  void give_way();
   void rest(std::uint32_t ticket, std::chrono::steady_clock::time_point idle_since);
 
   Transport& transport_;
@@ -75,7 +74,8 @@ class Progress {
   const std::function<bool()> rings_;
   const std::chrono::microseconds spin_;
   const std::chrono::microseconds tick_, sleep_with_bell_;
-  std::mutex turn_;  // held by the polling thread
+  std::mutex turn_;             // held by the polling thread
+  std::atomic<int> wanted_{0};  // threads that want the turn, for which a waiter makes way
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<int> waiters_{0};

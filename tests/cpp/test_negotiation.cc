@@ -127,9 +127,9 @@ void messages_survive_the_wire_and_cuts_do_not() {
 
 // Lists that have an entry for each rank take as many bytes for 1000 ranks as for 10.
 void a_decision_does_not_grow_with_the_ranks() {
-  const auto written = [](const Decision& decision, std::size_t members) {
+  const auto written = [](const Decision& decision) {
     Writer writer;
-    decision.write(writer, members);
+    decision.write(writer);
     return writer.take();
   };
   std::vector<std::size_t> sizes;
@@ -138,7 +138,7 @@ void a_decision_does_not_grow_with_the_ranks() {
     decision.names = {"name"};
     for (int member = 0; member < members; ++member) decision.participants.push_back(member);
     decision.merged.rows.assign(static_cast<std::size_t>(members) * members, 7);  // as of an all-to-all
-    const Bytes bytes = written(decision, members);
+    const Bytes bytes = written(decision);
     Reader reader(bytes);
     const Decision back = Decision::read(reader, members);
     CHECK(back.participants == decision.participants && back.merged.rows == decision.merged.rows && reader.empty());
@@ -147,7 +147,13 @@ void a_decision_does_not_grow_with_the_ranks() {
     sizes.push_back(bytes.size());
   }
   CHECK(sizes[0] == sizes[1], sizes[0], sizes[1]);
-  // Any numbers survive, also at the ends of their range, and more of them than a run may have.
+  // The whole list has a limit, not each run.
+  Decision large;
+  large.names = {"name"};
+  for (int part = 0; part < 200; ++part) large.merged.rows.insert(large.merged.rows.end(), 1000, part % 2);
+  Reader reader(written(large));
+  CHECK_THROWS(TransportError, Decision::read(reader, 2));
+  // Any numbers survive, also at the ends of their range.
   using Limits = std::numeric_limits<std::int64_t>;
   for (const std::vector<std::int64_t>& rows :
        std::vector<std::vector<std::int64_t>>{{},
@@ -159,7 +165,7 @@ void a_decision_does_not_grow_with_the_ranks() {
     Decision decision;
     decision.names = {"name"};
     decision.merged.rows = rows;
-    const Bytes bytes = written(decision, 2);
+    const Bytes bytes = written(decision);
     Reader reader(bytes);
     CHECK(Decision::read(reader, 2).merged.rows == rows && reader.empty(), rows.size());
   }

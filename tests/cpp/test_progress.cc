@@ -1,7 +1,9 @@
 // Tasks: waiting, nesting, and the place where exceptions come out; and how often a rank that waits polls.
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -134,26 +136,57 @@ void dropped_tasks_destroy_what_they_hold() {
   CHECK(alive == 0);
 }
 
-// Polls of a rank that waits for 0.4 s, from 20 ms on, when it sleeps.
-int polls_while_waiting(double crowd) {
-  using Clock = std::chrono::steady_clock;
-  const auto begin = Clock::now();
-  const auto past = [begin](int ms) { return Clock::now() - begin > std::chrono::milliseconds(ms); };
-  const auto transport = std::move(sordino::sim::Network({0}).transports().front());
-  int polls = 0;
-  sordino::Progress progress(
-      *transport,
-      [&] {
-        polls += past(20);
-        return false;
-      },
-      [] { return sordino::Work::kUnderWay; }, [] { return true; }, std::chrono::microseconds(0), crowd);
-  progress.wait([&] { return past(400); });
-  return polls;
-}
+// A rank that waits until it is told to end, and sleeps for a second unless its bell rings.
+class Resting {
+ public:
+  Resting() {
+    waiter_ = std::thread([this] { progress.wait([this] { return over_.load(); }); });
+    while (polls == 0) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // until it sleeps
+  }
+  ~Resting() {
+    over_ = true;
+    progress.notify();
+    waiter_.join();
+  }
+
+ private:
+  const std::unique_ptr<sordino::Transport> transport_ = std::move(sordino::sim::Network({0}).transports().front());
+  std::atomic<bool> over_{false};
+  std::thread waiter_;
+
+ public:
+  std::atomic<int> polls{0};
+  sordino::Progress progress{*transport_,
+                             [this] {
+                               ++polls;
+                               return false;
+                             },
+                             [] { return sordino::Work::kUnderWay; },
+                             [] { return true; },
+                             std::chrono::microseconds(0),
+                             std::chrono::seconds(1)};
+};
 
 // Otherwise hundreds of ranks on a core would do nothing but wake up.
-void ranks_that_crowd_a_core_rest_longer() { CHECK(polls_while_waiting(500) <= 8); }
+void ranks_that_crowd_a_core_rest_longer() {
+  Resting rank;
+  const int before = rank.polls;
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  CHECK(rank.polls - before <= 3, rank.polls - before);
+}
+
+// A thread that needs the turn of one that rests gets it, each time, long before the rest is over.
+void a_thread_that_wants_the_turn_does_not_wait_for_a_rest() {
+  Resting rank;
+  const auto begin = std::chrono::steady_clock::now();
+  int acted = 0;
+  for (int turn = 0; turn < 20; ++turn) {
+    rank.progress.alone([&] { ++acted; });
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // it rests again
+  }
+  CHECK(acted == 20 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+}
 
 }  // namespace
 
@@ -164,5 +197,6 @@ int main() {
   exceptions_reach_the_awaiting_task_or_resume();
   dropped_tasks_destroy_what_they_hold();
   ranks_that_crowd_a_core_rest_longer();
+  a_thread_that_wants_the_turn_does_not_wait_for_a_rest();
   return sordino::test::report();
 }

@@ -296,7 +296,7 @@ void decisions_that_do_not_fit_are_refused() {
     ranks[1].poll();
     Writer writer;
     writer.put(Message::kDecision).put(0);
-    decision.write(writer, 2);
+    decision.write(writer);
     ranks[0].transport->post(1, writer.take());
     ranks[1].poll();
   };
@@ -335,7 +335,7 @@ void a_removal_in_the_middle_of_the_end_fails_once() {
     decision.participants = {0, 1};
     Writer writer;
     writer.put(Message::kDecision).put(set);
-    decision.write(writer, 2);
+    decision.write(writer);
     ranks[1].transport->post(2, writer.take());
     ranks[0].poll();
     ranks[1].poll();
