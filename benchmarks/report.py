@@ -24,6 +24,7 @@ from timings.gossip.report import REPORTS as GOSSIP
 from timings.joining import REPORTS as JOINING
 from timings.layered.report import REPORTS as LAYERED
 from timings.local_sgd.report import REPORTS as LOCAL_SGD
+from timings.scale import REPORTS as SCALE
 from timings.scheduled_pull.report import REPORTS as SCHEDULED_PULL
 from timings.transports.cache_lines import REPORTS as CACHE_LINES
 from timings.transports.recording import REPORTS as RECORDING
@@ -48,6 +49,7 @@ REPORTS = {
     **CACHE_LINES,
     **FRONTIER,
     **JOINING,
+    **SCALE,
 }
 
 

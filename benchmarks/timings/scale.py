@@ -6,7 +6,7 @@ from typing import Any
 
 from sordino.report import Results, verdicts
 from sordino.report.records import Report
-from sordino.report.tables import format_bytes, table
+from sordino.report.tables import table
 
 
 def _number(value: float | None) -> str:
@@ -36,7 +36,7 @@ def markdown(results: Results) -> str:
     heads = ["Phase", *(f"{row['ranks']:,} ranks" for row in rows), "exponent"]
     totals = [
         ["seconds in all", *(f"{row['seconds']:.1f}" for row in rows)],
-        ["memory of a rank", *(format_bytes(row["memory"]) for row in rows)],
+        ["memory of a rank", *(f"{row['memory'] / 2**20:.1f} MiB" for row in rows)],
     ]
     return "\n\n".join(
         [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -248,3 +249,19 @@ def test_joining_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     kinds = results_of("joining")["kinds"]
     assert kinds.keys() == {"respawn", "restart"}
     assert 0 < kinds["respawn"]["from_import"]["median"] < kinds["respawn"]["from_kill"]["median"]
+
+
+def test_what_a_rank_sends_hardly_grows() -> None:
+    """Operations that need no data of all ranks cost the average rank no more messages among 64 ranks than among 16,
+    and the coordinator the same number for each rank."""
+    script = Path(__file__).resolve().parents[3] / "benchmarks" / "scale.py"
+    found = []
+    for size in (16, 64):
+        done = subprocess.run([sys.executable, str(script), "--one", str(size)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found.append({phase["phase"]: phase for phase in json.loads(done.stdout)["phases"]})
+    few, many = found
+    for name in ("first operation", "all-reduce", "broadcast", "new process set", "step of Crossover"):
+        assert many[name]["messages"] < few[name]["messages"] + 1, name
+        assert many[name]["most_messages"] < 64 + 16, name
+        assert many[name]["bytes"] < 2 * few[name]["bytes"] + 100, name
