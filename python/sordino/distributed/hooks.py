@@ -144,6 +144,9 @@ class Encoded(BucketAverage):
             mean = mean_of(self.codec, parts, name, _GroupTransfers(self.group))
             self._means[number] = parameters, mean
         mean.run(parts)
+        if bucket.is_last():
+            for _, each in self._means.values():
+                each.report()
         done: Future[torch.Tensor] = Future()
         done.set_result(gradients)
         return done

@@ -5,15 +5,22 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
+import sordino.torch as hvd
+from sordino import sim
 from sordino._core import sim_device
+from sordino.algorithms.diloco import mean as outer_mean
 from sordino.codecs import FlatCodec, Int8, Sign, TopK
+from sordino.distributed import hooks
 from sordino.errors import UsageError
 from sordino.runtime.exchange import compressed_mean
+from sordino.runtime.exchange.block_count import BlockCount
 from sordino.runtime.exchange.compressed_mean import CompressedMean
+from sordino.runtime.exchange.low_rank_mean import LowRankMean
 
 
 class Echo:
@@ -39,13 +46,116 @@ def test_only_the_step_with_a_nan_warns(codec: FlatCodec) -> None:
         given = values.clone()
         given[: 32 * bad : 32] = math.nan
         mean.begin(given)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert bool(mean.finish().isfinite().all()) == (not bad)
         if bad:
             with pytest.warns(RuntimeWarning, match=f"gradients: {bad} blocks? of 32 values"):
-                mean.finish()
-        else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                assert bool(mean.finish().isfinite().all())
+                mean.report()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            mean.report()
+
+
+def test_what_was_not_reported_is_warned_of_by_the_next_mean() -> None:
+    mean = CompressedMean(64, Int8(32), "gradients", Echo())
+    mean.begin(torch.full((64,), math.nan))
+    mean.finish()
+    with pytest.warns(RuntimeWarning, match="gradients: 2 blocks of 32 values"):
+        mean.begin(torch.zeros(64))
+
+
+class Reductions:
+    """The begins of encoded means, and the reads of their counts, in their order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.order: list[str] = []
+        begin, run, read = CompressedMean.begin, LowRankMean.run, BlockCount.read
+
+        def noted(event: str, method: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*given: Any) -> Any:
+                self.order.append(event)
+                return method(*given)
+
+            return call
+
+        monkeypatch.setattr(CompressedMean, "begin", noted("begin", begin))
+        monkeypatch.setattr(LowRankMean, "run", noted("begin", run))
+        monkeypatch.setattr(BlockCount, "read", noted("read", read))
+
+    def check(self, means: int) -> None:
+        """Compare with the order in which no mean waits for the encoding of an earlier one."""
+        assert self.order == ["begin"] * means + ["read"] * means
+        self.order.clear()
+
+
+@pytest.mark.parametrize("compression", ["int8", "PowerSGD(rank=1)"])
+def test_buckets_of_an_optimizer_are_reported_when_all_are_sent(
+    compression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train() -> None:
+        parameters = [torch.nn.Parameter(torch.zeros(40, 10)) for _ in range(3)]
+        wrapped = torch.optim.SGD(parameters, lr=0.1)
+        optimizer = hvd.DistributedOptimizer(wrapped, compression=compression, groups=3)
+        for step in range(2):
+            for parameter in parameters:
+                parameter.grad = torch.ones_like(parameter)
+            if step == 1 and hvd.rank() == 0:
+                parameters[1].grad[3, 4] = math.nan  # type: ignore[index]
+            optimizer.step()
+
+    reductions = Reductions(monkeypatch)
+    with pytest.warns(RuntimeWarning, match="NaN or an infinity") as warned:
+        sim.run(2, train)
+    assert len([one for one in warned if "of this rank" in str(one.message)]) == 1
+    # Two ranks share the list. The reads of a step come after its 3 begins on each of them.
+    order = reductions.order
+    assert order.count("begin") == order.count("read") == 12
+    assert order[:3] == ["begin"] * 3 and order[-3:] == ["read"] * 3
+
+
+class OneBucket:
+    """Bucket of DistributedDataParallel with one parameter."""
+
+    def __init__(self, number: int, last: bool, value: float) -> None:
+        self._number, self._last, self._values = number, last, torch.full((40, 10), value)
+        self._parameters = [torch.nn.Parameter(torch.zeros(40, 10))]
+
+    def index(self) -> int:
+        return self._number
+
+    def is_last(self) -> bool:
+        return self._last
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return self._parameters
+
+    def gradients(self) -> list[torch.Tensor]:
+        return [self._values]
+
+    def buffer(self) -> torch.Tensor:
+        return self._values.view(-1)
+
+
+def test_buckets_of_ddp_are_reported_with_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    reductions = Reductions(monkeypatch)
+    monkeypatch.setattr(hooks, "_GroupTransfers", lambda group: Echo())
+    state = hooks.Encoded("int8")
+    state.start(OneBucket(0, False, 1.0))  # type: ignore[arg-type]
+    state.start(OneBucket(1, False, math.nan))  # type: ignore[arg-type]
+    with pytest.warns(RuntimeWarning, match="bucket 1 of DistributedDataParallel: 4 blocks"):
+        state.start(OneBucket(2, True, 1.0))  # type: ignore[arg-type]
+    reductions.check(3)
+
+
+def test_the_tensors_of_an_outer_step_are_reported_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    reductions = Reductions(monkeypatch)
+    monkeypatch.setattr(outer_mean, "SetTransfers", lambda name, process_set: Echo())
+    mean = outer_mean.EncodedMean(hvd.global_process_set, [torch.zeros(8), torch.zeros(5)], "outer", Int8(), 1.0)
+    mean.begin([torch.zeros(8), torch.full((5,), math.nan)])
+    with pytest.warns(RuntimeWarning, match=r"outer\.1: 1 block"):
+        mean.finish()
+    reductions.check(2)
 
 
 @pytest.mark.parametrize("codec", [Int8(), TopK()], ids=repr)

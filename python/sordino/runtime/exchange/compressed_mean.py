@@ -9,8 +9,8 @@ whose sums are no smaller than their parts (`FlatCodec.gathered`) is encoded onc
 *Residuals* are what encodings have lost (error feedback). They change only when the mean is complete: an operation that
 fails loses nothing.
 
-All of this happens on the device of the values. On a GPU the work is put on the current stream. Only the end of
-`finish` waits for a GPU: for the encoding of this rank's values, which precedes all transfers.
+All of this happens on the device of the values. On a GPU the work is put on the current stream. Only `report` waits for
+a GPU: for the encoding of this rank's values. So a caller with several means finishes all of them first.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class CompressedMean:
         self._mean = torch.empty(0 if codec.gathered else self._shard, device=device)
         self._received: Received | None = None  # None: nothing is in flight
         self._infinite = BlockCount(device)
+        self._unreported = False  # whether a mean is complete whose count of blocks `report` has not read
         self._of_means = torch.zeros(1, dtype=torch.int32, device=device)  # counts that no one reads
         self.residuals: list[torch.Tensor] = []
         """Values that this rank still has to send, for each of the encodings."""
@@ -76,8 +77,8 @@ class CompressedMean:
     def begin(self, values: torch.Tensor) -> None:
         """Encode values, and start to send them. Collective.
 
-        A NaN or an infinity makes the means of its block NaN on all ranks, with a warning on the rank that has it, and
-        residuals of the block become 0.
+        A NaN or an infinity makes the means of its block NaN on all ranks, with a warning on the rank that has it
+        (`report`), and residuals of the block become 0.
 
         Args:
             values: float32 tensor [count] on the device. The caller may change it afterwards.
@@ -92,6 +93,7 @@ class CompressedMean:
                 f"{self._name}: values are {values.dtype} {tuple(values.shape)} on {values.device}, and must be "
                 f"contiguous float32 ({self.count},) on {self._device}"
             )
+        self.report()
         self._work[: self.count].copy_(values)
         self._work[self.count :].zero_()
         if not self._sends:
@@ -127,15 +129,26 @@ class CompressedMean:
             self._add_up(encoded, self._work)
         else:
             self._coder.decode(encoded, self._work, 1.0, False)
+        self._unreported = True
+        return self._work[: self.count]
+
+    def report(self) -> None:
+        """Warn if the values of the last complete mean had a NaN or an infinity. Not collective.
+
+        It waits for the encoding of these values, which a GPU does behind all earlier work of its stream. The caller
+        calls it once for each mean, when everything else is on the queue. Otherwise the next `begin` does.
+        """
+        if not self._unreported:
+            return
+        self._unreported = False
         infinite = self._infinite.read()
         if infinite > 0:
             warnings.warn(
                 f"{self._name}: {infinite} block{'s' * (infinite != 1)} of {self._codec.unit} values of this rank have "
                 "a NaN or an infinity, so their means are NaN on all ranks",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=2,
             )
-        return self._work[: self.count]
 
     def give_up(self) -> None:
         """Wait for what `begin` has sent, and drop it. Not collective, once all ranks have begun."""
