@@ -7,7 +7,8 @@ So a value is encoded at most twice, and all ranks decode the same bytes: the me
 whose sums are no smaller than their parts (`FlatCodec.gathered`) is encoded once, and every rank decodes those of all.
 
 *Residuals* are what encodings have lost (error feedback). They change only when the mean is complete: an operation that
-fails loses nothing.
+fails loses nothing. An exception is the work of a GPU by NCCL: an operation returns when it is on the queue. If it
+fails later, residuals have changed, and means may be wrong.
 
 All of this happens on the device of the values. On a GPU the work is put on the current stream. Only `report` waits for
 a GPU: for the encoding of this rank's values. So a caller with several means finishes all of them first.
@@ -114,7 +115,8 @@ class CompressedMean:
             float32 tensor [count], valid until the next `begin`.
 
         Raises:
-            PeerLost, Timeout, TransportError: the operation has failed. The residuals are unchanged.
+            PeerLost, Timeout, TransportError: the operation has failed. The residuals are unchanged. If a later operation
+                raises what has failed on a GPU after `finish` had returned, residuals and means must not be used.
         """
         if not self._sends:
             return self._work[: self.count]

@@ -101,7 +101,8 @@ class LowRankMean:
 
         Raises:
             UsageError: a tensor has another shape.
-            PeerLost, Timeout, TransportError: the operation has failed. Tensors, residuals and factors are unchanged.
+            PeerLost, Timeout, TransportError: the operation has failed. Tensors, residuals and factors are unchanged; on
+                a GPU with the exception of `TensorMean.run`.
         """
         shapes = [tensor.shape for tensor in tensors]
         if shapes != self._shapes:
@@ -120,8 +121,8 @@ class LowRankMean:
         count = self._bad.read()
         if count > 0:
             warnings.warn(
-                f"{self._name}: {count} of {len(self._shapes)} tensors of this rank have a NaN or an infinity, so their "
-                "means are not finite on any rank",
+                f"{self._name}: {count} of {len(self._shapes)} tensors of this rank have a NaN or an infinity, so "
+                "their means are not finite on any rank",
                 RuntimeWarning,
                 stacklevel=2,
             )

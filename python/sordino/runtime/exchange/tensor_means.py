@@ -31,7 +31,9 @@ class TensorMean(Encoded, Protocol):
             tensors: floating-point tensors with the shapes of this object, of any strides, on one device.
 
         Raises:
-            PeerLost, Timeout, TransportError: the operation has failed. The tensors and this object are unchanged.
+            PeerLost, Timeout, TransportError: the operation has failed. The tensors and this object are unchanged. On a
+                GPU `run` may return before the operation is over. If a later operation raises its failure, the tensors
+                and residuals must not be used.
         """
         ...
 
