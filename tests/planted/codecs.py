@@ -145,6 +145,23 @@ ERRORS = [
         (tests("compressed_mean"),),
     ),
     Error(
+        "ranks without a shard of the mean have memory for it",
+        "wrong bucket",
+        _MEAN,
+        "torch.empty(0 if codec.gathered else self._shard, device",
+        "torch.empty(self._shard, device",
+        (tests("compressed_mean"),),
+    ),
+    Error(
+        "bytes that have arrived are kept while others arrive",
+        "stale copy",
+        _MEAN,
+        "        received, self._received = self._received, None\n        assert received is not None\n        return received()",
+        "        received, self._received = self._received, None\n        assert received is not None\n"
+        "        self._last = received()\n        return self._last",
+        (tests("compressed_mean"),),
+    ),
+    Error(
         "each bucket waits for its encoding before the next one is sent",
         "missing wait",
         "python/sordino/runtime/gradients/encoded_buckets.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import sordino.torch as hvd
 from sordino import sim
 from sordino._core import sim_device
 from sordino.algorithms.diloco import mean as outer_mean
-from sordino.codecs import FlatCodec, Int8, Sign, TopK
+from sordino.codecs import FlatCodec, Float16, Int8, Sign, TopK
 from sordino.distributed import hooks
 from sordino.errors import UsageError
 from sordino.runtime.exchange import compressed_mean
@@ -63,6 +64,52 @@ def test_what_was_not_reported_is_warned_of_by_the_next_mean() -> None:
     mean.finish()
     with pytest.warns(RuntimeWarning, match="gradients: 2 blocks of 32 values"):
         mean.begin(torch.zeros(64))
+
+
+class Many(Echo):
+    """Transfers of one process that stands for any number of ranks. It measures what arrives."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.most = size, 0  # bytes
+        self._held: list[weakref.ref[torch.Tensor]] = []
+
+    def all_to_all(self, sent: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return lambda: self._arrive(sent.chunk(self.size)[0].repeat(self.size), 0)
+
+    def all_gather(self, sent: torch.Tensor) -> Callable[[], torch.Tensor]:
+        sent_besides = sent.numel() if self._held else 0  # the first bytes that are sent belong to the mean
+        return lambda: self._arrive(sent.repeat(self.size), sent_besides)
+
+    def _arrive(self, received: torch.Tensor, sent: int) -> torch.Tensor:
+        self._held.append(weakref.ref(received))
+        held = [one() for one in self._held]
+        self.most = max(self.most, sent + sum(one.numel() for one in held if one is not None))
+        return received
+
+
+@pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.parametrize(
+    ("codec", "formula"),
+    [
+        (Int8(), lambda n, b: (4 + 4 / n + b, b * (1 + 1 / n))),
+        (Float16(), lambda n, b: (4 + 4 / n + b, b * (1 + 1 / n))),
+        (Sign(), lambda n, b: (8 + 8 / n + b, b * (1 + 1 / n))),
+        (TopK(), lambda n, b: (8 + b, n * b)),
+        (TopK(contributors=True), lambda n, b: (12 + b, n * b)),
+    ],
+    ids=["Int8", "Float16", "Sign", "TopK", "contributors"],
+)
+def test_memory_is_that_of_the_page(
+    codec: FlatCodec, formula: Callable[[int, float], tuple[float, float]], size: int
+) -> None:
+    """The table is in docs/compression.md, under "On GPUs"."""
+    count, transfers = 1 << 20, Many(size)
+    mean = CompressedMean(count, codec, "gradients", transfers)
+    mean.begin(torch.ones(count))
+    mean.finish()
+    tensors = [one for one in vars(mean).values() if isinstance(one, torch.Tensor)] + mean.residuals
+    kept = sum(one.numel() * one.itemsize for one in tensors)
+    assert (kept / count, transfers.most / count) == pytest.approx(formula(size, codec.bytes(count) / count), abs=1e-3)
 
 
 class Reductions:

@@ -115,16 +115,13 @@ class CompressedMean:
             float32 tensor [count], valid until the next `begin`.
 
         Raises:
-            PeerLost, Timeout, TransportError: the operation has failed. The residuals are unchanged. If a later operation
-                raises what has failed on a GPU after `finish` had returned, residuals and means must not be used.
+            PeerLost, Timeout, TransportError: the operation has failed. The residuals are unchanged. If a later
+                operation raises what has failed on a GPU after `finish` had returned, residuals and means must not be
+                used.
         """
         if not self._sends:
             return self._work[: self.count]
-        assert self._received is not None
-        received, self._received = self._received, None
-        encoded = received()
-        if not self._codec.gathered:
-            encoded = self._encoded_means(encoded)
+        encoded = self._arrived() if self._codec.gathered else self._encoded_means()
         if self.residuals:
             self._keep_rest(self._work, self._sent, self.residuals[0])
         if self._codec.gathered:
@@ -159,6 +156,12 @@ class CompressedMean:
                 self._received()
             self._received = None
 
+    def _arrived(self) -> torch.Tensor:
+        """Wait for the bytes that ranks have sent to this one, and return them, without a reference to them here."""
+        received, self._received = self._received, None
+        assert received is not None
+        return received()
+
     @property
     def _sends(self) -> bool:
         return self._size > 1 and self.count > 0
@@ -174,10 +177,10 @@ class CompressedMean:
         if given is not None:
             mean.div_(given.clamp_(min=1))
 
-    def _encoded_means(self, received: torch.Tensor) -> torch.Tensor:
+    def _encoded_means(self) -> torch.Tensor:
         """Compute the mean of this rank's shard, send it to all, and return those of all shards, encoded."""
         mean = self._mean
-        self._add_up(received, mean)
+        self._add_up(self._arrived(), mean)  # what has arrived is free before the means arrive
         if self.residuals:
             mean.add_(self._still_owed(self.residuals[1]))
         encoded = torch.empty(self._coder.bytes(self._shard), dtype=torch.uint8, device=self._device)
