@@ -49,6 +49,8 @@ class Codec:
 class FlatCodec(Codec, ABC):
     """Base class of codecs of float32 values whose shapes play no part."""
 
+    in_core: ClassVar[bool] = True
+    """Whether kernels of the core encode and decode. Otherwise torch does, on any device."""
     gathered: ClassVar[bool] = False
     """Whether every rank sends all of its values to every other rank, because their sum would be no smaller."""
 
@@ -62,7 +64,7 @@ class FlatCodec(Codec, ABC):
         """Return the object that encodes and decodes.
 
         Args:
-            device: device of the tensors; None: host memory.
+            device: the core's device of the tensors; None: host memory. Without effect if not `in_core`.
         """
 
     def near_coder(self) -> NearCoder | None:
@@ -196,6 +198,7 @@ class _Cast(FlatCodec):
     """Base class of casts."""
 
     dtype: ClassVar[str]
+    in_core = False
 
     @property
     def unit(self) -> int:

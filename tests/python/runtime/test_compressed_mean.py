@@ -15,9 +15,9 @@ import sordino.torch as hvd
 from sordino import sim
 from sordino._core import sim_device
 from sordino.algorithms.diloco import mean as outer_mean
-from sordino.codecs import FlatCodec, Float16, Int8, Sign, TopK
+from sordino.codecs import BFloat16, FlatCodec, Float16, Int8, Sign, TopK
 from sordino.distributed import hooks
-from sordino.errors import UsageError
+from sordino.errors import NotBuilt, UsageError
 from sordino.runtime.exchange import compressed_mean
 from sordino.runtime.exchange.block_count import BlockCount
 from sordino.runtime.exchange.compressed_mean import CompressedMean
@@ -229,6 +229,41 @@ def test_the_kernels_are_those_of_the_device(codec: FlatCodec, monkeypatch: pyte
     assert used == ["encode"]
     assert torch.equal(mean.finish(), wanted.finish())
     assert used.count("decode") > 1
+
+
+def no_kernels(device: torch.device) -> None:
+    raise NotBuilt(f"no kernels for {device}")
+
+
+def test_only_what_the_core_encodes_needs_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compressed_mean, "core_device", no_kernels)
+    with pytest.raises(NotBuilt, match="no kernels for cpu"):
+        CompressedMean(4, Int8(), "gradients", Echo())
+    for codec, transfers in ((Float16(), Echo()), (BFloat16(), Echo()), (Sign(), Many(1))):
+        mean = CompressedMean(4, codec, "gradients", transfers)
+        mean.begin(torch.full((4,), 1.5))
+        assert torch.equal(mean.finish(), torch.full((4,), 1.5))
+
+
+class Elsewhere(torch.Tensor):
+    """CPU tensor that stands for one of a device that the core does not know."""
+
+    device = torch.device("xpu", 0)
+
+
+@pytest.mark.parametrize("codec", [Int8(32), Sign(32), TopK(0.25, 32), BFloat16()], ids=repr)
+def test_values_of_other_devices_are_encoded_on_the_cpu(codec: FlatCodec) -> None:
+    values = torch.randn(100, generator=torch.Generator().manual_seed(3))
+    here = CompressedMean(100, codec, "gradients", Echo())
+    there = CompressedMean(100, codec, "gradients", Echo(), device=Elsewhere.device)
+    for _ in range(2):
+        here.begin(values)
+        there.begin(values.as_subclass(Elsewhere))
+        found = there.finish()
+        assert found.device.type == "cpu" and torch.equal(found, here.finish())
+    assert all(one.device.type == "cpu" for one in there.residuals)
+    with pytest.raises(UsageError, match=r"on cpu, and must be .* on xpu:0"):
+        there.begin(values)
 
 
 def test_values_that_do_not_fit() -> None:

@@ -10,8 +10,9 @@ whose sums are no smaller than their parts (`FlatCodec.gathered`) is encoded onc
 fails loses nothing. An exception is the work of a GPU by NCCL: an operation returns when it is on the queue. If it
 fails later, residuals have changed, and means may be wrong.
 
-All of this happens on the device of the values. On a GPU the work is put on the current stream. Only `report` waits for
-a GPU: for the encoding of this rank's values. So a caller with several means finishes all of them first.
+All of this happens on the device of the values, or on the CPU if the core does not know the device. On a GPU the work
+is put on the current stream. Only `report` waits for a GPU: for the encoding of this rank's values. So a caller with
+several means finishes all of them first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 
 from sordino.codecs import FlatCodec, TopK
 from sordino.errors import UsageError
-from sordino.runtime.devices import HOST, core_device
+from sordino.runtime.devices import HOST, core_device, encoding_device
 from sordino.runtime.exchange.block_count import BlockCount
 from sordino.runtime.exchange.transfers import Received, Transfers
 from sordino.runtime.recovery.losses import LOSSES
@@ -38,10 +39,11 @@ class CompressedMean:
         name: what the values are, for errors.
         transfers: the collectives of the ranks.
         kept: factor of what was lost before, from 0 to 1; β in SparseLoCo.
-        device: device of the values.
+        device: device of the values. Those of a device that is neither a CPU nor a CUDA device are encoded and sent on
+            the CPU.
 
     Raises:
-        NotBuilt: this build does not support the device.
+        NotBuilt: values of a CUDA device are to be encoded with kernels of the core, and this build has none for it.
     """
 
     def __init__(
@@ -54,8 +56,9 @@ class CompressedMean:
         device: torch.device = HOST,
     ) -> None:
         self.count, self._codec, self._name, self._transfers, self._kept = count, codec, name, transfers, kept
-        self._device, self._coder = device, codec.coder(core_device(device))
-        self._size = transfers.size
+        self._size, self._device, self._place = transfers.size, device, encoding_device(device)
+        device = self._place
+        self._coder = codec.coder(core_device(device) if self._sends and codec.in_core else None)
         self._shard = count if codec.gathered else -(-count // (self._size * codec.unit)) * codec.unit
         """Values of a rank's shard; all ranks' shards together may be longer than the values, and then end with 0."""
         total = count if codec.gathered else self._shard * self._size
@@ -112,7 +115,7 @@ class CompressedMean:
         """Wait for what `begin` has sent, and return the means. Collective. With one rank they are its values.
 
         Returns:
-            float32 tensor [count], valid until the next `begin`.
+            float32 tensor [count] where it was encoded (`encoding_device`), valid until the next `begin`.
 
         Raises:
             PeerLost, Timeout, TransportError: the operation has failed. The residuals are unchanged. If a later
@@ -183,7 +186,7 @@ class CompressedMean:
         self._add_up(self._arrived(), mean)  # what has arrived is free before the means arrive
         if self.residuals:
             mean.add_(self._still_owed(self.residuals[1]))
-        encoded = torch.empty(self._coder.bytes(self._shard), dtype=torch.uint8, device=self._device)
+        encoded = torch.empty(self._coder.bytes(self._shard), dtype=torch.uint8, device=self._place)
         self._coder.encode(mean, encoded, self._of_means)
         means = self._transfers.all_gather(encoded)()
         if self.residuals:

@@ -101,8 +101,8 @@ class LowRankMean:
 
         Raises:
             UsageError: a tensor has another shape.
-            PeerLost, Timeout, TransportError: the operation has failed. Tensors, residuals and factors are unchanged; on
-                a GPU with the exception of `TensorMean.run`.
+            PeerLost, Timeout, TransportError: the operation has failed. Tensors, residuals and factors are unchanged,
+                with the exception for GPUs in `TensorMean.run`.
         """
         shapes = [tensor.shape for tensor in tensors]
         if shapes != self._shapes:
