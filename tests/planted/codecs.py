@@ -177,6 +177,22 @@ ERRORS = [
         (tests("compressed_mean"),),
     ),
     Error(
+        "a cast counts at most one value that is not finite",
+        "wrong weight",
+        "python/sordino/codecs/coders.py",
+        "narrow.isfinite().logical_not_().sum()",
+        "narrow.isfinite().all().logical_not_()",
+        (tests("compressed_mean"),),
+    ),
+    Error(
+        "values too large for a cast count as finite",
+        "lost message",
+        "python/sordino/codecs/coders.py",
+        "infinite.add_(narrow.isfinite()",
+        "infinite.add_(values.isfinite()",
+        (tests("compressed_mean"),),
+    ),
+    Error(
         "each bucket waits for its encoding before the next one is sent",
         "missing wait",
         "python/sordino/runtime/gradients/encoded_buckets.py",

@@ -71,6 +71,16 @@ class FlatCodec(Codec, ABC):
         """Return the object that encodes for receivers with values nearby; None: the codec cannot be used for them."""
         return None
 
+    def not_finite(self, number: int, faults: str = "a NaN or an infinity") -> str:
+        """Return the beginning of a warning of values that are not finite: "2 blocks of 128 values of this rank ...".
+
+        Args:
+            number: number that `encode` has counted, at least 1.
+            faults: faults that a block can have. Codecs without blocks ignore it.
+        """
+        blocks, have = ("blocks", "have") if number > 1 else ("block", "has")
+        return f"{number} {blocks} of {self.unit} values of this rank {have} {faults}"
+
     def bytes(self, count: int) -> int:
         """Return the number of bytes of `count` encoded values."""
         return self.coder().bytes(count)
@@ -209,6 +219,10 @@ class _Cast(FlatCodec):
 
     def near_coder(self) -> NearCoder:
         return NearCastCoder(self.dtype)
+
+    def not_finite(self, number: int, faults: str = "") -> str:
+        values, are = ("values", "are") if number > 1 else ("value", "is")
+        return f"{number} {values} of this rank {are} not finite in {self.dtype}"
 
     def bytes(self, count: int) -> int:
         return 2 * count

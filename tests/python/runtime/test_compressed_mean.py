@@ -58,6 +58,30 @@ def test_only_the_step_with_a_nan_warns(codec: FlatCodec) -> None:
             mean.report()
 
 
+@pytest.mark.parametrize(
+    ("codec", "values", "text"),
+    [
+        (Float16(), (1e6,), "gradients: 1 value of this rank is not finite in float16, so"),
+        (Float16(), (1e6, -1e5, math.nan), "gradients: 3 values of this rank are not finite in float16, so"),
+        (BFloat16(), (math.inf, 3.4e38), "gradients: 2 values of this rank are not finite in bfloat16, so"),
+        (Int8(32), (math.inf,), "gradients: 1 block of 32 values of this rank has a NaN or an infinity, so"),
+        (
+            Int8(32),
+            (math.inf, 1e6, math.nan),
+            "gradients: 2 blocks of 32 values of this rank have a NaN or an infinity",
+        ),
+    ],
+)
+def test_what_is_not_finite_is_counted(codec: FlatCodec, values: tuple[float, ...], text: str) -> None:
+    mean = CompressedMean(200, codec, "gradients", Echo())
+    given = torch.ones(200)
+    given[: 32 * len(values) : 32] = torch.tensor(values)
+    mean.begin(given)
+    mean.finish()
+    with pytest.warns(RuntimeWarning, match=text):
+        mean.report()
+
+
 def test_what_was_not_reported_is_warned_of_by_the_next_mean() -> None:
     mean = CompressedMean(64, Int8(32), "gradients", Echo())
     mean.begin(torch.full((64,), math.nan))

@@ -69,7 +69,7 @@ class CompressedMean:
         self._mean = torch.empty(0 if codec.gathered else self._shard, device=device)
         self._received: Received | None = None  # None: nothing is in flight
         self._infinite = BlockCount(device)
-        self._unreported = False  # whether a mean is complete whose count of blocks `report` has not read
+        self._unreported = False  # whether a mean is complete whose count `report` has not read
         self._of_means = torch.zeros(1, dtype=torch.int32, device=device)  # counts that no one reads
         self.residuals: list[torch.Tensor] = []
         """Values that this rank still has to send, for each of the encodings."""
@@ -82,7 +82,8 @@ class CompressedMean:
         """Encode values, and start to send them. Collective.
 
         A NaN or an infinity makes the means of its block NaN on all ranks, with a warning on the rank that has it
-        (`report`), and residuals of the block become 0.
+        (`report`), and residuals of the block become 0. With a cast, means of values that are not finite in its dtype
+        are not finite on any rank, with the same warning.
 
         Args:
             values: float32 tensor [count] on the device. The caller may change it afterwards.
@@ -135,7 +136,7 @@ class CompressedMean:
         return self._work[: self.count]
 
     def report(self) -> None:
-        """Warn if the values of the last complete mean had a NaN or an infinity. Not collective.
+        """Warn if some values of the last complete mean were not finite. Not collective.
 
         It waits for the encoding of these values, which a GPU does behind all earlier work of its stream. The caller
         calls it once for each mean, when everything else is on the queue. Otherwise the next `begin` does.
@@ -146,8 +147,7 @@ class CompressedMean:
         infinite = self._infinite.read()
         if infinite > 0:
             warnings.warn(
-                f"{self._name}: {infinite} block{'s' * (infinite != 1)} of {self._codec.unit} values of this rank have "
-                "a NaN or an infinity, so their means are NaN on all ranks",
+                f"{self._name}: {self._codec.not_finite(infinite)}, so their means are not finite on any rank",
                 RuntimeWarning,
                 stacklevel=2,
             )
