@@ -28,8 +28,8 @@ class Coder(Protocol):
         Args:
             values: float32 tensor.
             encoded: uint8 tensor of `bytes(values.numel())` elements, which is written.
-            infinite: int32 tensor [1]. The number of blocks that have a NaN or an infinity is added to it; by a cast, the
-                number of values that are not finite in its dtype. They are not finite after decoding either.
+            infinite: int32 tensor [1]. The number of blocks that have a NaN or an infinity is added to it. A cast adds
+                the number of values that are not finite in its dtype. They are not finite after decoding either.
         """
         ...
 
