@@ -43,7 +43,7 @@ class CompressedMean:
             the CPU.
 
     Raises:
-        NotBuilt: values of a CUDA device are to be encoded with kernels of the core, and this build has none for it.
+        NotBuilt: the codec needs kernels of the core for a CUDA device, and this build has none.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class CompressedMean:
     def _encoded_means(self) -> torch.Tensor:
         """Compute the mean of this rank's shard, send it to all, and return those of all shards, encoded."""
         mean = self._mean
-        self._add_up(self._arrived(), mean)  # what has arrived is free before the means arrive
+        self._add_up(self._arrived(), mean)  # the parts are freed before the means arrive
         if self.residuals:
             mean.add_(self._still_owed(self.residuals[1]))
         encoded = torch.empty(self._coder.bytes(self._shard), dtype=torch.uint8, device=self._place)
