@@ -30,7 +30,7 @@ def codec_of(kernel: str) -> str | None:
 
 
 class _Buffers:
-    """Values, room for them encoded, and encoded values, which are random."""
+    """Random values, room for their encodings, which `encode` writes, and room for decoded values."""
 
     def __init__(self, place: Place, count: int, codec: Any) -> None:
         self.values = torch.randn(count, device=place.device)

@@ -28,9 +28,10 @@ def mean_of(codec: Codec, count: int, name: str = "mean") -> CompressedMean:
 
 
 def average(mean: CompressedMean, values: torch.Tensor) -> None:
-    """Replace values by their mean."""
+    """Replace values by their mean, and warn if they were not finite."""
     mean.begin(values)
     values.copy_(mean.finish())
+    mean.report()
 
 
 def values_of(rank: int, turn: int, count: int) -> torch.Tensor:

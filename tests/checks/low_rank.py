@@ -157,6 +157,7 @@ def what_is_not_finite_stays_so(seat: Seat, bad: float) -> None:
             hits = seat.rank in (0, seat.last) and seat.transport == "processes"
             with pytest.warns(RuntimeWarning, match="NaN or an infinity") if hits else nullcontext():
                 mean.run(mine)  # threads share the warnings of their process
+                mean.report()
             assert mine[0].isnan().all() and not mine[1][2].isfinite()
             assert all(one.isfinite().all() for one in mine[2:])
             before, factor = reference.errors[0], reference.factors[0]

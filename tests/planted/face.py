@@ -18,6 +18,22 @@ ERRORS = [
         (tests("cli", "starts_without_torch"),),
     ),
     Error(
+        "a shell is left out of the completion scripts",
+        "lost message",
+        _CLI + "completion.py",
+        ', "tcsh", "fish", "powershell")',
+        ', "tcsh", "fish")',
+        (tests("examples", "shells_are_those_of_the_library"),),
+    ),
+    Error(
+        "a machine without the completion library gets a traceback",
+        "lost message",
+        _CLI + "completion.py",
+        "except ModuleNotFoundError as error:",
+        "except KeyError as error:",
+        (tests("examples", "completion_without_its_library"),),
+    ),
+    Error(
         "asking a rank imports all that the rank has",
         "wrong order of summation",
         "python/sordino/inspection/asking.py",

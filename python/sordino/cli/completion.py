@@ -15,19 +15,30 @@ from pathlib import Path
 
 from sordino.errors import UsageError
 
+SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")
+"""The shells of shtab, the library that writes the scripts. Stated here, because no other command needs shtab."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `sordino completion`."""
-    parser.add_argument("shell", help="name of the shell: bash, zsh, or another that shtab knows")
+    parser.add_argument("shell", choices=SHELLS, help="name of the shell")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the completion script for a shell."""
-    import shtab  # no other command needs it
+    """Print the completion script for a shell.
 
+    Raises:
+        UsageError: shtab is missing, or is an older version that does not know the shell.
+    """
+    try:
+        import shtab
+    except ModuleNotFoundError as error:
+        raise UsageError("sordino completion needs the package shtab: pip install shtab") from error
     if options.shell not in shtab.SUPPORTED_SHELLS:
         known = ", ".join(shtab.SUPPORTED_SHELLS)
-        raise UsageError(f"unknown shell {options.shell!r}; there are completion scripts for {known}")
+        raise UsageError(
+            f"shtab {shtab.__version__} knows {known}, and not {options.shell}: pip install --upgrade shtab"
+        )
     for action in _actions(options.parser):
         if action.type is Path or action.metavar == "FILE" or action.dest == "command":
             action.complete = shtab.FILE  # type: ignore[attr-defined]

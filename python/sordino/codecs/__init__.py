@@ -49,6 +49,8 @@ class Codec:
 class FlatCodec(Codec, ABC):
     """Base class of codecs of float32 values whose shapes play no part."""
 
+    in_core: ClassVar[bool] = True
+    """Whether kernels of the core encode and decode. Otherwise torch does, on any device."""
     gathered: ClassVar[bool] = False
     """Whether every rank sends all of its values to every other rank, because their sum would be no smaller."""
 
@@ -62,12 +64,22 @@ class FlatCodec(Codec, ABC):
         """Return the object that encodes and decodes.
 
         Args:
-            device: device of the tensors; None: host memory.
+            device: the core's device of the tensors; None: host memory. Without effect if not `in_core`.
         """
 
     def near_coder(self) -> NearCoder | None:
         """Return the object that encodes for receivers with values nearby; None: the codec cannot be used for them."""
         return None
+
+    def not_finite(self, number: int, faults: str = "a NaN or an infinity") -> str:
+        """Return the beginning of a warning of values that are not finite: "2 blocks of 128 values of this rank ...".
+
+        Args:
+            number: number that `encode` has counted, at least 1.
+            faults: faults that a block can have. Codecs without blocks ignore it.
+        """
+        blocks, have = ("blocks", "have") if number > 1 else ("block", "has")
+        return f"{number} {blocks} of {self.unit} values of this rank {have} {faults}"
 
     def bytes(self, count: int) -> int:
         """Return the number of bytes of `count` encoded values."""
@@ -196,6 +208,7 @@ class _Cast(FlatCodec):
     """Base class of casts."""
 
     dtype: ClassVar[str]
+    in_core = False
 
     @property
     def unit(self) -> int:
@@ -206,6 +219,10 @@ class _Cast(FlatCodec):
 
     def near_coder(self) -> NearCoder:
         return NearCastCoder(self.dtype)
+
+    def not_finite(self, number: int, faults: str = "") -> str:
+        values, are = ("values", "are") if number > 1 else ("value", "is")
+        return f"{number} {values} of this rank {are} not finite in {self.dtype}"
 
     def bytes(self, count: int) -> int:
         return 2 * count

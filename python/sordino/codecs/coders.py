@@ -15,7 +15,7 @@ class Coder(Protocol):
     """The work of a codec, on contiguous 1-d tensors of the coder's device: in host memory, or on a GPU.
 
     On a GPU the work is put on the current stream, and no method waits for it. Codes and values have the same bits on
-    all devices.
+    all devices, except for NaNs: a NaN stays a NaN, with any bits.
     """
 
     def bytes(self, count: int) -> int:
@@ -28,8 +28,8 @@ class Coder(Protocol):
         Args:
             values: float32 tensor.
             encoded: uint8 tensor of `bytes(values.numel())` elements, which is written.
-            infinite: int32 tensor [1]. The number of blocks that have a NaN or an infinity is added to it. These values
-                are not finite after decoding either.
+            infinite: int32 tensor [1]. The number of blocks that have a NaN or an infinity is added to it. A cast adds
+                the number of values that are not finite in its dtype. They are not finite after decoding either.
         """
         ...
 
@@ -75,7 +75,8 @@ class NearCoder(Protocol):
         """Encode float32 values into a uint8 tensor of `bytes(values.numel())` elements.
 
         Returns:
-            The number of blocks that have a NaN or an infinity.
+            The number of blocks that have a NaN, an infinity or a value that is too large; of a cast, the number of
+            values that are not finite in its dtype.
         """
         ...
 
@@ -158,7 +159,7 @@ class CastCoder:
     def encode(self, values: torch.Tensor, encoded: torch.Tensor, infinite: torch.Tensor) -> None:
         narrow = encoded.view(self._dtype)
         narrow.copy_(values)
-        infinite.add_(narrow.isfinite().all().logical_not())
+        infinite.add_(narrow.isfinite().logical_not_().sum())
 
     def decode(
         self, encoded: torch.Tensor, values: torch.Tensor, weight: float, add: bool, given: torch.Tensor | None = None

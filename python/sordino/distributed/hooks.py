@@ -118,7 +118,8 @@ class Encoded(BucketAverage):
 
     Gradients are encoded in float32, whatever their dtype. What an encoding loses is added to the gradients of the next
     step (`sordino.codecs`). These residuals belong to a bucket. They start from 0 when DDP divides its
-    gradients anew, after the first step. The collectives of a bucket are over when the hook returns.
+    gradients anew, after the first step. When the hook returns, the collectives of the bucket are over, or, on a GPU,
+    on the current stream.
 
     Args:
         codec: the codec, such as `Int8()` or `PowerSGD(rank=2)`, or its name, such as "int8".
@@ -144,6 +145,9 @@ class Encoded(BucketAverage):
             mean = mean_of(self.codec, parts, name, _GroupTransfers(self.group))
             self._means[number] = parameters, mean
         mean.run(parts)
+        if bucket.is_last():
+            for _, each in self._means.values():
+                each.report()
         done: Future[torch.Tensor] = Future()
         done.set_result(gradients)
         return done

@@ -56,6 +56,11 @@ def core_device(device: torch.device, context: Context | None = None) -> Device 
     return _gpu(torch.cuda.current_device() if device.index is None else device.index)
 
 
+def encoding_device(device: torch.device) -> torch.device:
+    """Return the device on which tensors of a device are encoded: the CPU if the core does not know the device."""
+    return device if device.type in ("cpu", "cuda") else HOST
+
+
 def common_device(tensors: Iterable[torch.Tensor], what: str) -> torch.device:
     """Return the device of all tensors; the CPU without tensors. Raises UsageError if they are on several devices."""
     devices = list(dict.fromkeys(tensor.device for tensor in tensors))

@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import shtab
 import torch
 from algorithm_table import has
 
 from minimal import train
 from sordino import sim
 from sordino.algorithms import names, resolve
-from sordino.cli import app, examples
+from sordino.cli import app, completion, examples
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
@@ -108,14 +109,29 @@ def test_a_shell_completes(shell: str, tmp_path: Path, capsys: pytest.CaptureFix
     if shell == "zsh":
         assert "simulate" in script.read_text()
         return
-    ask = "COMP_WORDS=(sordino sim); COMP_CWORD=1; _shtab_sordino sordino sim sordino; echo ${COMPREPLY[@]}"
-    done = subprocess.run(["bash", "-c", f"source {script}; {ask}"], capture_output=True, text=True)
-    assert done.stdout.split() == ["simulate"], done.stderr
+    for typed, wanted in (("sim", ["simulate"]), ("completion z", ["zsh"])):
+        *before, last = words = ["sordino", *typed.split()]
+        ask = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(before)}; _shtab_sordino sordino {last} {before[-1]}"
+        lines = f"source {script}; {ask}; echo ${{COMPREPLY[@]}}"
+        done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True)
+        assert done.stdout.split() == wanted, done.stderr
 
 
-def test_an_unknown_shell_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(["completion", "ksh"]) == 2
-    assert "unknown shell 'ksh'; there are completion scripts for bash, zsh" in capsys.readouterr().err
+def test_shells_are_those_of_the_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(completion.SHELLS) == set(shtab.SUPPORTED_SHELLS)
+    with pytest.raises(SystemExit) as end:
+        app.main(["completion", "ksh"])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and "invalid choice: 'ksh'" in error and "powershell" in error
+    monkeypatch.setattr(shtab, "SUPPORTED_SHELLS", ["bash", "zsh"])
+    assert app.main(["completion", "fish"]) == 2
+    assert "knows bash, zsh, and not fish: pip install --upgrade shtab" in capsys.readouterr().err
+
+
+def test_completion_without_its_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert app.main(["completion", "bash"]) == 2
+    assert "needs the package shtab: pip install shtab" in capsys.readouterr().err
 
 
 def test_only_completion_needs_its_library() -> None:

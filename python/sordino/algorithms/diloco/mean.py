@@ -195,6 +195,8 @@ class EncodedMean:
             if not self._in_flight:
                 self._send()
             means = [mean.finish().to(one) for mean, one in zip(self.encoded, self._like)]
+            for mean in self.encoded:
+                mean.report()
         except Exception as error:
             self._failure = error  # a second attempt must not wait for operations that are over
             raise

@@ -83,7 +83,7 @@ class CompressedMixing:
     def __init__(self, peers: Peers, arena: ParameterBuffer, codec: FlatCodec) -> None:
         coder = codec.near_coder()
         assert coder is not None
-        self._peers, self._arena, self._coder = peers, arena, coder
+        self._peers, self._arena, self._codec, self._coder = peers, arena, codec, coder
         self._runs: list[_Run] = []
         end = 0
         for segment, values in arena.runs:
@@ -168,9 +168,9 @@ class CompressedMixing:
             target.add_(change.to(target))
         counts.exchanges += 1
         if infinite > 0:
+            parts = self._codec.not_finite(infinite, "a NaN, an infinity or a value too large for the codec")
             warnings.warn(
-                f"{self._peers.name}: {infinite} block{'s' * (infinite != 1)} of parameters of this rank have a NaN, "
-                "an infinity or a value too large for the codec, so the same blocks of its peers become NaN",
+                f"{self._peers.name}: {parts}, so the same parameters of its peers are not finite after the exchange",
                 RuntimeWarning,
                 stacklevel=3,
             )

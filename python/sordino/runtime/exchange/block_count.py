@@ -1,4 +1,4 @@
-"""Number of blocks that are not finite, which an encoding counts on its device and the host reads later."""
+"""Number of blocks or values that are not finite, which is counted on a device, and which the host reads later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BlockCount:
 
     def __init__(self, device: torch.device) -> None:
         self.value = torch.zeros(1, dtype=torch.int32, device=device)
-        """int32 tensor [1], to which encodings add their blocks."""
+        """int32 tensor [1], to which encodings add their counts."""
         self._on_gpu = device.type == "cuda"
         self._copy = torch.zeros(1, dtype=torch.int32, device=HOST, pin_memory=True) if self._on_gpu else self.value
         self._sent = torch.cuda.Event() if self._on_gpu else None

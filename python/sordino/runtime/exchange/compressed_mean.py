@@ -7,10 +7,12 @@ So a value is encoded at most twice, and all ranks decode the same bytes: the me
 whose sums are no smaller than their parts (`FlatCodec.gathered`) is encoded once, and every rank decodes those of all.
 
 *Residuals* are what encodings have lost (error feedback). They change only when the mean is complete: an operation that
-fails loses nothing.
+fails loses nothing. An exception is the work of a GPU by NCCL: an operation returns when it is on the queue. If it
+fails later, residuals have changed, and means may be wrong.
 
-All of this happens on the device of the values. On a GPU the work is put on the current stream. Only the end of
-`finish` waits for a GPU: for the encoding of this rank's values, which precedes all transfers.
+All of this happens on the device of the values, or on the CPU if the core does not know the device. On a GPU the work
+is put on the current stream. Only `report` waits for a GPU: for the encoding of this rank's values. So a caller with
+several means finishes all of them first.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 
 from sordino.codecs import FlatCodec, TopK
 from sordino.errors import UsageError
-from sordino.runtime.devices import HOST, core_device
+from sordino.runtime.devices import HOST, core_device, encoding_device
 from sordino.runtime.exchange.block_count import BlockCount
 from sordino.runtime.exchange.transfers import Received, Transfers
 from sordino.runtime.recovery.losses import LOSSES
@@ -37,10 +39,11 @@ class CompressedMean:
         name: what the values are, for errors.
         transfers: the collectives of the ranks.
         kept: factor of what was lost before, from 0 to 1; β in SparseLoCo.
-        device: device of the values.
+        device: device of the values. Those of a device that is neither a CPU nor a CUDA device are encoded and sent on
+            the CPU.
 
     Raises:
-        NotBuilt: this build does not support the device.
+        NotBuilt: the codec needs kernels of the core for a CUDA device, and this build has none.
     """
 
     def __init__(
@@ -53,8 +56,9 @@ class CompressedMean:
         device: torch.device = HOST,
     ) -> None:
         self.count, self._codec, self._name, self._transfers, self._kept = count, codec, name, transfers, kept
-        self._device, self._coder = device, codec.coder(core_device(device))
-        self._size = transfers.size
+        self._size, self._device, self._place = transfers.size, device, encoding_device(device)
+        device = self._place
+        self._coder = codec.coder(core_device(device) if self._sends and codec.in_core else None)
         self._shard = count if codec.gathered else -(-count // (self._size * codec.unit)) * codec.unit
         """Values of a rank's shard; all ranks' shards together may be longer than the values, and then end with 0."""
         total = count if codec.gathered else self._shard * self._size
@@ -65,6 +69,7 @@ class CompressedMean:
         self._mean = torch.empty(0 if codec.gathered else self._shard, device=device)
         self._received: Received | None = None  # None: nothing is in flight
         self._infinite = BlockCount(device)
+        self._unreported = False  # whether a mean is complete whose count `report` has not read
         self._of_means = torch.zeros(1, dtype=torch.int32, device=device)  # counts that no one reads
         self.residuals: list[torch.Tensor] = []
         """Values that this rank still has to send, for each of the encodings."""
@@ -76,8 +81,9 @@ class CompressedMean:
     def begin(self, values: torch.Tensor) -> None:
         """Encode values, and start to send them. Collective.
 
-        A NaN or an infinity makes the means of its block NaN on all ranks, with a warning on the rank that has it, and
-        residuals of the block become 0.
+        A NaN or an infinity makes the means of its block NaN on all ranks, with a warning on the rank that has it
+        (`report`), and residuals of the block become 0. With a cast, means of values that are not finite in its dtype
+        are not finite on any rank, with the same warning.
 
         Args:
             values: float32 tensor [count] on the device. The caller may change it afterwards.
@@ -92,6 +98,7 @@ class CompressedMean:
                 f"{self._name}: values are {values.dtype} {tuple(values.shape)} on {values.device}, and must be "
                 f"contiguous float32 ({self.count},) on {self._device}"
             )
+        self.report()
         self._work[: self.count].copy_(values)
         self._work[self.count :].zero_()
         if not self._sends:
@@ -109,33 +116,41 @@ class CompressedMean:
         """Wait for what `begin` has sent, and return the means. Collective. With one rank they are its values.
 
         Returns:
-            float32 tensor [count], valid until the next `begin`.
+            float32 tensor [count] where it was encoded (`encoding_device`), valid until the next `begin`.
 
         Raises:
-            PeerLost, Timeout, TransportError: the operation has failed. The residuals are unchanged.
+            PeerLost, Timeout, TransportError: the operation has failed. The residuals are unchanged. If a later
+                operation raises what has failed on a GPU after `finish` had returned, residuals and means must not be
+                used.
         """
         if not self._sends:
             return self._work[: self.count]
-        assert self._received is not None
-        received, self._received = self._received, None
-        encoded = received()
-        if not self._codec.gathered:
-            encoded = self._encoded_means(encoded)
+        encoded = self._arrived() if self._codec.gathered else self._encoded_means()
         if self.residuals:
             self._keep_rest(self._work, self._sent, self.residuals[0])
         if self._codec.gathered:
             self._add_up(encoded, self._work)
         else:
             self._coder.decode(encoded, self._work, 1.0, False)
+        self._unreported = True
+        return self._work[: self.count]
+
+    def report(self) -> None:
+        """Warn if some values of the last complete mean were not finite. Not collective.
+
+        It waits for the encoding of these values, which a GPU does behind all earlier work of its stream. The caller
+        calls it once for each mean, when everything else is on the queue. Otherwise the next `begin` does.
+        """
+        if not self._unreported:
+            return
+        self._unreported = False
         infinite = self._infinite.read()
         if infinite > 0:
             warnings.warn(
-                f"{self._name}: {infinite} block{'s' * (infinite != 1)} of {self._codec.unit} values of this rank have "
-                "a NaN or an infinity, so their means are NaN on all ranks",
+                f"{self._name}: {self._codec.not_finite(infinite)}, so their means are not finite on any rank",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=2,
             )
-        return self._work[: self.count]
 
     def give_up(self) -> None:
         """Wait for what `begin` has sent, and drop it. Not collective, once all ranks have begun."""
@@ -143,6 +158,12 @@ class CompressedMean:
             with suppress(*LOSSES):
                 self._received()
             self._received = None
+
+    def _arrived(self) -> torch.Tensor:
+        """Wait for the bytes that ranks have sent to this one, and return them, without a reference to them here."""
+        received, self._received = self._received, None
+        assert received is not None
+        return received()
 
     @property
     def _sends(self) -> bool:
@@ -159,13 +180,13 @@ class CompressedMean:
         if given is not None:
             mean.div_(given.clamp_(min=1))
 
-    def _encoded_means(self, received: torch.Tensor) -> torch.Tensor:
+    def _encoded_means(self) -> torch.Tensor:
         """Compute the mean of this rank's shard, send it to all, and return those of all shards, encoded."""
         mean = self._mean
-        self._add_up(received, mean)
+        self._add_up(self._arrived(), mean)  # the parts are freed before the means arrive
         if self.residuals:
             mean.add_(self._still_owed(self.residuals[1]))
-        encoded = torch.empty(self._coder.bytes(self._shard), dtype=torch.uint8, device=self._device)
+        encoded = torch.empty(self._coder.bytes(self._shard), dtype=torch.uint8, device=self._place)
         self._coder.encode(mean, encoded, self._of_means)
         means = self._transfers.all_gather(encoded)()
         if self.residuals:

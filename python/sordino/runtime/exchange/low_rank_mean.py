@@ -29,6 +29,7 @@ import torch
 from sordino.codecs import PowerSGD
 from sordino.errors import UsageError
 from sordino.runtime.devices import HOST
+from sordino.runtime.exchange.block_count import BlockCount
 from sordino.runtime.exchange.transfers import Transfers
 
 
@@ -67,6 +68,9 @@ class LowRankMean:
         """Residuals of this rank for all elements of the tensors, in one float32 tensor; [] if all are sent whole."""
         self._whole: list[int] = []
         """Numbers of the tensors that are sent whole."""
+        self._bad = BlockCount(tensors[0].device if tensors else HOST)
+        """Number of tensors of this rank that were not finite."""
+        self._unreported = False  # whether a mean is complete whose number `report` has not read
         generator = torch.Generator().manual_seed(0)  # the same numbers on all ranks
         every = [codec.factors(tensor.shape) for tensor in tensors]
         counts = [tensor.numel() for tensor in tensors]
@@ -90,27 +94,45 @@ class LowRankMean:
         """Replace tensors by their means over all ranks. Collective. With one rank they stay as they are.
 
         A tensor with a NaN or an infinity becomes NaN on all ranks if it is sent in factors, with a warning on the rank
-        that has it. Its residual and its factor stay as they were.
+        that has it (`report`). Its residual and its factor stay as they were.
 
         Args:
             tensors: floating-point tensors with the shapes of this object, of any strides.
 
         Raises:
             UsageError: a tensor has another shape.
-            PeerLost, Timeout, TransportError: the operation has failed. Tensors, residuals and factors are unchanged.
+            PeerLost, Timeout, TransportError: the operation has failed. Tensors, residuals and factors are unchanged,
+                with the exception for GPUs in `TensorMean.run`.
         """
         shapes = [tensor.shape for tensor in tensors]
         if shapes != self._shapes:
             raise UsageError(f"{self._name}: shapes are {shapes}, and must be {self._shapes}")
         if self._transfers.size == 1 or not tensors:
             return
+        self.report()
         with torch.autocast(tensors[0].device.type, enabled=False):  # the caller's would multiply in 16 bits
             self._run(tensors)
+
+    def report(self) -> None:
+        """Warn if tensors of this rank in the last complete `run` were not finite (`TensorMean.report`)."""
+        if not self._unreported:
+            return
+        self._unreported = False
+        count = self._bad.read()
+        if count > 0:
+            warnings.warn(
+                f"{self._name}: {count} of {len(self._shapes)} tensors of this rank have a NaN or an infinity, so "
+                "their means are not finite on any rank",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _run(self, tensors: Sequence[torch.Tensor]) -> None:
         values = [self._with_residual(one, tensors[one.place]) for one in self._matrices]
         whole = [tensors[place].to(torch.float32) for place in self._whole]
         bad = [~value.isfinite().all() for value in [*values, *whole]]
+        self._bad.value.copy_(torch.stack(bad).sum())
+        self._bad.send()
         # A product with an infinity could be finite, in a library that skips zeros.
         products = [
             torch.mm(value, one.right).masked_fill_(no, torch.nan)
@@ -123,7 +145,7 @@ class LowRankMean:
             self._finish(one, value, basis, sent, mean, tensors[one.place])
         for place, mean in zip(self._whole, means[len(own) :]):
             tensors[place].copy_(mean)
-        self._report(bad)
+        self._unreported = True
 
     def _with_residual(self, matrix: _Matrix, tensor: torch.Tensor) -> torch.Tensor:
         """Return the matrix that this rank is to send, in new memory."""
@@ -164,21 +186,6 @@ class LowRankMean:
         largest = mean.abs().amax()
         # A mean of 0 has no directions to continue with.
         matrix.right = torch.where(fine & (largest > 0), mean / largest, matrix.right)
-
-    def _report(self, bad: Sequence[torch.Tensor]) -> None:
-        """Warn of tensors of this rank that were not finite.
-
-        Args:
-            bad: for each tensor whether it was not, bool scalars.
-        """
-        count = int(torch.stack(list(bad)).sum())
-        if count > 0:
-            warnings.warn(
-                f"{self._name}: {count} of {len(bad)} tensors of this rank have a NaN or an infinity, so their "
-                "means are not finite on any rank",
-                RuntimeWarning,
-                stacklevel=5,
-            )
 
 
 def orthonormal(values: torch.Tensor) -> torch.Tensor:

@@ -24,13 +24,24 @@ class TensorMean(Encoded, Protocol):
     def run(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replace tensors by their means over all ranks. Collective.
 
-        All ranks get the same bits. A mean of values of which one is not finite is not finite either.
+        All ranks get the same bits. A mean of values of which one is not finite is not finite either, with a warning
+        (`report`) on the rank that has the value.
 
         Args:
             tensors: floating-point tensors with the shapes of this object, of any strides, on one device.
 
         Raises:
-            PeerLost, Timeout, TransportError: the operation has failed. The tensors and this object are unchanged.
+            PeerLost, Timeout, TransportError: the operation has failed. The tensors and this object are unchanged. On a
+                GPU `run` may return before the operation is over. If a later operation raises its failure, the tensors
+                and residuals must not be used.
+        """
+        ...
+
+    def report(self) -> None:
+        """Warn if the tensors of the last complete `run` were not finite. Not collective.
+
+        It waits for the first part of that `run` on a GPU. The caller calls it after each `run`, or after several of
+        different objects, so that the GPU has work meanwhile.
         """
         ...
 
@@ -72,3 +83,6 @@ class FlatMean:
         self._mean.begin(torch.cat([tensor.reshape(-1) for tensor in tensors]).to(torch.float32))
         for tensor, part in zip(tensors, self._mean.finish().split(self._counts)):
             tensor.copy_(part.view_as(tensor))
+
+    def report(self) -> None:
+        self._mean.report()

@@ -59,6 +59,15 @@ class EncodedBuckets:
         mean.run(sent)
         bucket.versions = [gradient._version for gradient in sent]
 
+    def report(self) -> None:
+        """Warn of gradients of this rank that were not finite, once all buckets are reduced. Not collective.
+
+        On a GPU this waits for the encodings. Reading a count after each bucket would keep the next bucket from the
+        queue until the transfers of the former are over.
+        """
+        for mean in self._means.values():
+            mean.report()
+
 
 def _pieces(bucket: Bucket) -> list[Piece]:
     """Return the positions of the members among the values of a bucket."""

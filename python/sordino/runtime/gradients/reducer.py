@@ -295,6 +295,8 @@ class GradientReducer(GradientHooks):
                     failures.append(error)
         if self._sparse.in_flight:
             failures += self._sparse.finish()
+        if not failures and self._encoded is not None:
+            self._encoded.report()
         if not failures and self.settings.finite is not None:
             evidence = [bucket.looked for bucket in self._buckets or ()]
             failures = self.settings.refusals([*evidence, *self._sparse.looked.values()])
