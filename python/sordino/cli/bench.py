@@ -30,6 +30,7 @@ IN_A_CLONE = (
     "gpu_ranks",
     "gpu_step",
     "joining",
+    "scale",
     "layered",
     "local_sgd",
     "record",
