@@ -70,7 +70,7 @@ class Phases:
             self.note(name)
 
     def note(self, name: str) -> None:
-        """Record what has been sent since the phase began."""
+        """Record what the ranks have sent since the phase began."""
         seconds = time.perf_counter() - self._began
         pairs = list(zip(self._network.sent(), self._sent))
         entry: Results = {"phase": name, "seconds": seconds}
@@ -130,7 +130,7 @@ def measure(size: int) -> Results:
 
 
 def growth(rows: Sequence[Results]) -> list[Results]:
-    """Return, for each phase, the exponent with which what is sent grows: 0 is constant, 1 is as the ranks."""
+    """Return the exponent of growth of each phase: 0 if what is sent is constant, 1 if it grows as the ranks do."""
     least, most = rows[0], rows[-1]
     factor = math.log(most["ranks"] / least["ranks"])
     found = []

@@ -151,7 +151,8 @@ void a_decision_does_not_grow_with_the_ranks() {
   Decision large;
   large.names = {"name"};
   for (int part = 0; part < 200; ++part) large.merged.rows.insert(large.merged.rows.end(), 1000, part % 2);
-  Reader reader(written(large));
+  const Bytes many = written(large);
+  Reader reader(many);
   CHECK_THROWS(TransportError, Decision::read(reader, 2));
   // Any numbers survive, also at the ends of their range.
   using Limits = std::numeric_limits<std::int64_t>;

@@ -101,7 +101,7 @@ class DynamicPart {
  public:
   explicit DynamicPart(std::size_t bytes) : bytes_(bytes) {
     for (const Array& array : bytes_ == 0 ? std::vector<Array>{} : dynamic_arrays()) {
-      forbid(static_cast<std::byte*>(array.address()) + bytes_, array.bytes - bytes_);
+      if (array.bytes > bytes_) forbid(static_cast<std::byte*>(array.address()) + bytes_, array.bytes - bytes_);
     }
   }
   ~DynamicPart() {

@@ -141,6 +141,8 @@ def main(folder: Path, plan: Plan) -> None:
     if me in plan.outside:
         gradient()
         optimizer.step()
+    while current().newcomer is not None and plan.size and not plan.samples and not any(folder.glob("before.*")):
+        time.sleep(0.005)  # however slow the others are, it joins at the hold
     growth._MEETING_S = plan.meeting_s
     if str(me) in plan.strike:
         strike(plan.strike[str(me)])

@@ -68,7 +68,7 @@ ERRORS = [
         "python/sordino/rendezvous/store.py",
         "if self._rank == ranks[0]:",
         "if self._rank in ranks:",
-        (tests("launchers"),),
+        (tests("launchers", "requests_grow"),),
     ),
     Error(
         "any signature is accepted",

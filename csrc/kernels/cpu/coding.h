@@ -223,7 +223,8 @@ bool encode_top(const Encoding& e) {
   for (std::size_t k = 0; k < kept; ++k) {
     const float value = magnitude(k);
     above += value > mean;
-    (value > mean ? upper : lower)[k % kSumLanes] += static_cast<double>(value);
+    double* const level = value > mean ? upper : lower;
+    level[k % kSumLanes] += static_cast<double>(value);
   }
   float levels[2] = {level_of(sum_of_lanes(lower), static_cast<std::uint32_t>(kept) - above),
                      level_of(sum_of_lanes(upper), above)};
