@@ -27,9 +27,8 @@ struct Rows {
 
 // Kernels of kernels/kernels.h, codecs.h, mix.h and unchanged.h on device memory. Results have the same bits, except
 // for sums of squares and products, which are added in another order (always the same), and for NaNs, which stay NaNs
-// with other bits. Each call puts its work on a
-// queue and returns; it has read all arrays of addresses by then. Tensors are aligned to their elements at least. Calls
-// throw the same errors as those functions, and DeviceError.
+// with other bits. Each call puts its work on a queue and returns; it has read all arrays of addresses by then. Tensors
+// are aligned to their elements at least. Calls throw the same errors as those functions, and DeviceError.
 class Kernels {
  public:
   virtual ~Kernels() = default;

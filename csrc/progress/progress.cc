@@ -139,12 +139,8 @@ void Progress::wait(const std::function<bool()>& done, const std::function<void(
   auto idle_since = Clock::now();
   while (!done()) {
     if (interrupts.due()) interrupts.call(waiter);
-    if (wanted_.load() > 0) {
-      give_way();
-      continue;
-    }
-    std::unique_lock turn(turn_, std::try_to_lock);
-    if (!turn) {
+    std::unique_lock turn(turn_, std::defer_lock);
+    if (wanted_.load() > 0 || !turn.try_lock()) {
       // Another waiter polls, or the world's thread, which is about to notice this waiter and stop.
       give_way();
       continue;
