@@ -396,6 +396,22 @@ ERRORS = [
         (tests("plan"), checks("plan")),
     ),
     Error(
+        "an encoded exchange in memory is predicted to take no time",
+        "wrong weight",
+        "python/sordino/plan/costs.py",
+        "                        self.send(ranks[source], rank, count)\n        self.messages += sum(self.sent) > before",
+        "                        self.send(ranks[source], rank, count)\n        self.messages += 1",
+        (tests("plan"),),
+    ),
+    Error(
+        "a plan cannot be printed where a prediction is zero",
+        "off by one",
+        "python/sordino/plan/report.py",
+        " if errors[name] > -1 else math.inf",
+        "",
+        (tests("plan"),),
+    ),
+    Error(
         "a negative latency is accepted",
         "off by one",
         "python/sordino/plan/links.py",

@@ -172,12 +172,13 @@ class Load:
         self, sets: Sequence[Sequence[int]], topology: Topology, segments: Sequence[float], round: int = 0
     ) -> None:
         """Count exchanges in which each rank gets a message from each of its sources. Arguments as in `exchange`."""
+        before = sum(self.sent)
         for ranks in sets:
             for segment, count in enumerate(segments):
                 for place, rank in enumerate(ranks):
                     for source in topology.row(round, segment, place)[0]:
                         self.send(ranks[source], rank, count)
-        self.messages += 1
+        self.messages += sum(self.sent) > before
 
     def _travel(self, ranks: Sequence[int], sources_of: Sequence[Sequence[int]], count: float) -> None:
         """Count the bytes between nodes. Data that several ranks of a node need from another node travel once."""

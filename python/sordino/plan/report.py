@@ -110,7 +110,7 @@ def reliability(rows: Sequence[Mapping[str, Any]]) -> str:
     errors = {row["name"]: row["error"] for row in rows if row["error"] is not None}
     if not errors:
         return "No algorithm was run, so the errors of the predictions are unknown."
-    worst = max(errors, key=lambda name: abs(math.log1p(errors[name])))
+    worst = max(errors, key=lambda name: abs(math.log1p(errors[name])) if errors[name] > -1 else math.inf)
     off = statistics.median(map(abs, errors.values()))
     return f"The median error of the predictions is {off:.0%}; the largest is {errors[worst]:+.0%}, for {worst}."
 

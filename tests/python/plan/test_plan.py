@@ -17,6 +17,7 @@ from sordino import plan, sim
 from sordino.algorithms import Algorithm, AllReduce, Crossover, DiLoCo, LocalSGD, PushSum
 from sordino.cli.app import main
 from sordino.cli.plan import parse_count
+from sordino.codecs import Int8
 from sordino.errors import UsageError
 from sordino.plan import evidence, tasks
 from sordino.plan.cluster import Cluster
@@ -90,6 +91,14 @@ def test_memory_costs_what_is_read_and_written() -> None:
     assert memory(plan.cost_of(Crossover(), [0] * 4, NAMES, SIZES)) == pytest.approx(2.25)
     # Both averages are the same.
     assert memory(plan.cost_of(Crossover(), [0] * 2, NAMES, SIZES)) == pytest.approx(2)
+
+
+def test_exchanges_in_memory_have_the_latency_of_memory() -> None:
+    """Encoded exchanges, too, although each rank has a message for each of its peers."""
+    rates = plan.Rates(plan.Line(ALPHA, 0.0), None, 0.0)
+    for algorithm in (Crossover(), Crossover(compression=Int8())):
+        assert plan.cost_of(algorithm, [0] * 4, NAMES, SIZES).communication(rates) == pytest.approx(ALPHA)
+        assert plan.cost_of(algorithm, range(4), NAMES, SIZES).communication(rates) == 0
 
 
 def test_software_costs_by_operation_and_tensor() -> None:
@@ -250,6 +259,9 @@ def test_a_plan_says_how_far_its_predictions_were_off() -> None:
     for one in found:
         one.measured = one.communication * (4.0 if one.name == "PushSum()" else 0.8)
     assert "of the predictions is 25%; the largest is -75%, for PushSum()" in reliability(as_rows(found))
+    rows = as_rows(found)
+    rows[-1]["error"] = -1.0  # predicted as nothing: infinitely wrong, which a report must survive
+    assert f"the largest is -100%, for {rows[-1]['name']}." in reliability(rows)
 
 
 def test_sizes_are_read() -> None:
