@@ -68,6 +68,7 @@ class Phases:
         work()
         if self._meeting.wait() == 0:
             self.note(name)
+        self._meeting.wait()
 
     def note(self, name: str) -> None:
         """Record what the ranks have sent since the phase began."""

@@ -21,9 +21,78 @@ struct Blocks {
   std::span<std::byte> in(std::byte* whole, int index) const {
     return {whole + starts[static_cast<std::size_t>(index)], sizes[static_cast<std::size_t>(index)]};
   }
+  std::size_t bytes() const { return starts.back(); }
   const std::vector<std::size_t>& sizes;
   std::vector<std::size_t> starts;
 };
+
+// Exchanges the blocks of nodes between their first ranks. `whole` has the blocks of this node, and then all.
+Task double_blocks(Participants& participants, const Sites& sites, const Blocks& blocks, std::byte* whole) {
+  const auto size = static_cast<int>(sites.all.size()), mine = static_cast<int>(sites.mine);
+  // Calls visit(block) for all blocks of the nodes that `site` has combined before a round.
+  const auto each = [&](int site, int round, auto&& visit) {
+    for (const int one : topology::combined_before(size, site, round)) {
+      for (const int index : sites.all[static_cast<std::size_t>(one)]) visit(blocks.in(whole, index));
+    }
+  };
+  for (const auto& [partner, gives, brings, round] : topology::doubling(size, mine)) {
+    Bytes out, in;
+    if (gives)
+      each(mine, round, [&](std::span<std::byte> block) { out.insert(out.end(), block.begin(), block.end()); });
+    std::size_t expected = 0;
+    if (brings != topology::Brings::kNothing)
+      each(partner, round, [&](std::span<std::byte> block) { expected += block.size(); });
+    in.resize(expected);
+    const int peer = sites.all[static_cast<std::size_t>(partner)].front();
+    std::unique_ptr<Transfer> receive, send;
+    if (brings != topology::Brings::kNothing) receive = participants.receive(peer, in);
+    if (gives) send = participants.send(peer, out);
+    if (receive) co_await participants.finished(*receive, peer);
+    if (send) co_await participants.finished(*send, peer);
+    if (!receive) continue;
+    std::span<const std::byte> rest(in);
+    each(partner, round, [&](std::span<std::byte> block) {
+      std::copy_n(rest.begin(), block.size(), block.begin());
+      rest = rest.subspan(block.size());
+    });
+  }
+}
+
+// The first rank of each node collects the blocks of its node, and the others copy all blocks from its memory.
+Task gather_by_doubling(Participants& participants, const Sites& sites, const std::byte* input, const Blocks& blocks,
+                        std::byte* output) {
+  constexpr std::uint64_t kStage = 1;
+  const std::size_t own = blocks.sizes[static_cast<std::size_t>(participants.me)];
+  if (sites.own().size() == 1) {
+    std::copy_n(input, own, blocks.in(output, participants.me).data());
+    co_await double_blocks(participants, sites, blocks, output);
+    co_return;
+  }
+  const int first = sites.own().front();
+  std::byte* memory = nullptr;  // all blocks on the first rank, else this rank's
+  co_await take_staging(participants, std::max<std::size_t>(sites.place == 0 ? blocks.bytes() : own, 1), memory);
+  std::copy_n(input, own, sites.place == 0 ? blocks.in(memory, first).data() : memory);
+  participants.reach(&SharedBlock::offered, kStage);
+  if (sites.place == 0) {
+    co_await participants.all_reached(&SharedBlock::offered, kStage);
+    for (const int index : sites.own()) {
+      const std::span block = blocks.in(memory, index);
+      if (index != first) std::copy_n(staging_of(participants, index), block.size(), block.data());
+    }
+    co_await double_blocks(participants, sites, blocks, memory);
+    participants.reach(&SharedBlock::reduced, kStage);
+  } else {
+    co_await participants.reached(first, &SharedBlock::reduced, kStage);
+  }
+  std::copy_n(staging_of(participants, first), blocks.bytes(), output);
+  for (const int index : sites.own()) {
+    if (index != participants.me && (sites.place == 0 || index == first))
+      participants.count_sent(index, sites.place == 0 ? blocks.bytes() : own);
+  }
+  participants.reach(&SharedBlock::finished, kStage);
+  slots_used(participants, kStage);
+  participants.stages_used += kStage;
+}
 
 // Each rank of this node receives some blocks of other nodes, and keeps them behind its own, for its node.
 Task gather_on_nodes(Participants& participants, const Sites& sites, const std::byte* input, const Blocks& blocks,
@@ -112,6 +181,10 @@ Task allgather(Participants& participants, const std::byte* input, std::vector<s
     co_return;
   }
   const Sites sites(participants);
+  if (sites.on_host && topology::gathers_by_doubling(sites.all.size(), sites.some_share(), blocks.bytes())) {
+    co_await gather_by_doubling(participants, sites, input, blocks, output);
+    co_return;
+  }
   if (sites.some_share()) {
     co_await gather_on_nodes(participants, sites, input, blocks, output);
     co_return;

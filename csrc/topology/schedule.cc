@@ -47,6 +47,10 @@ std::vector<int> combined_before(int size, int me, int round) {
   return members;
 }
 
+bool gathers_by_doubling(std::size_t nodes, bool some_share, std::size_t bytes_of_all) {
+  return nodes > (some_share ? 8U : 3U) && bytes_of_all <= kSmall;
+}
+
 RingStep ring_step(int size, int first, int step) {
   return {wrapped(first - step, size), wrapped(first - step - 1, size)};
 }

@@ -9,6 +9,11 @@
 //
 // Among nodes of several ranks, each team has one rank of every node, and one stripe of the vector.
 //
+// All-gather between nodes:
+//   small blocks, many nodes   recursive doubling among the first ranks of the nodes, which send all blocks that they
+//                              have: log2 N messages of such a rank
+//   other blocks               a ring of ranks that share no memory, else each block goes to one rank of each node
+//
 // Broadcast: one leader of each node receives the vector along a binomial tree of leaders, and passes it on along a
 // binomial tree within its node. A long vector goes from leader to leader in a chain, where each link carries it once.
 #pragma once
@@ -38,6 +43,10 @@ std::vector<DoublingStep> doubling(int size, int me);
 
 // The members whose vectors member `me` has combined before round `round` of recursive doubling, in a fixed order.
 std::vector<int> combined_before(int size, int me, int round);
+
+// Whether the blocks of an all-gather go by recursive doubling. Below that number of nodes, the other ways have as few
+// rounds, or fewer: if ranks share memory, all messages of a rank travel at the same time.
+bool gathers_by_doubling(std::size_t nodes, bool some_share, std::size_t bytes_of_all);
 
 // Parts of a vector, numbered from 0 to size - 1, that a member of a ring gives to the next one and takes from the one
 // before it.
