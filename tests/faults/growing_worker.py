@@ -21,6 +21,7 @@ import torch
 
 import sordino.torch as hvd
 from sordino.algorithms import class_of, configured
+from sordino.errors import TransportError
 from sordino.runtime.context import current
 from sordino.runtime.recovery import growth
 
@@ -107,6 +108,14 @@ def strike(where: str) -> None:
             return meet(*arguments)
 
         current().start.grown_world = stop_and_meet
+    elif where == "deaf":  # a rank that does not learn how the vote ends
+        take = current().start.meeting.vote
+
+        def take_and_forget(*arguments: Any) -> Any:
+            take(*arguments)
+            raise TransportError("the store is gone")
+
+        current().start.meeting.vote = take_and_forget
     else:
         raise ValueError(where)
 

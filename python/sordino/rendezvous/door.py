@@ -1,11 +1,12 @@
-"""Door of a running job: processes that want to join wait here for an answer of the job's first rank.
+"""Door of a running job: processes that want to join wait there for an answer of the job's first rank.
 
-The launcher passes questions and answers on (rendezvous/sockets.py has the frames). It does not decide anything.
+`Entrance` is what ranks and newcomers use, at the launcher's socket (sockets.py) or at a store (store_door.py). The
+launcher passes questions and answers on, and does not decide anything; `Door` is its side:
 
 | newcomer | launcher | first rank |
 |---|---|---|
 | knock, with its introduction | keeps it | |
-| | sends the introductions | asks who waits |
+| | tells whether one waits, or sends the introductions | asks whether one waits, and who |
 | invited, with the plan of the next world; or refused, with the reason | passes it on | answers one of them |
 | over | when no process is left but newcomers that wait | |
 """
@@ -13,10 +14,10 @@ The launcher passes questions and answers on (rendezvous/sockets.py has the fram
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 Say = Callable[[dict[str, Any], bytes], None]
 
@@ -27,6 +28,29 @@ class Verdict(Enum):
     INVITED = "invited"
     REFUSED = "refused"
     OVER = "over"
+
+
+@runtime_checkable
+class Entrance(Protocol):
+    """Rendezvous at which processes can join a running job, and its ranks agree to let them in."""
+
+    def gather(self, key: str, ranks: Sequence[int], mine: bytes, timeout: float | None = None) -> list[bytes]:
+        """Return the values of these ranks for this key, in the order of `ranks`. Collective over them."""
+
+    def vote(self, key: str, ranks: Sequence[int], agrees: bool, seconds: float) -> bool:
+        """Return whether all these ranks have agreed. All that ask get the same answer. Collective over them."""
+
+    def waits(self) -> bool:
+        """Return whether a process waits to join."""
+
+    def newcomers(self) -> list[tuple[int, bytes]]:
+        """Return the processes that want to join the job: their numbers and introductions."""
+
+    def answer(self, newcomer: int, verdict: Verdict, text: bytes) -> None:
+        """Answer a newcomer, with the plan of the next world or the reason of the refusal."""
+
+    def knock(self, introduction: bytes, warning: float) -> tuple[Verdict, bytes]:
+        """Ask to join the job. Return the verdict, and the plan or the reason."""
 
 
 @dataclass
@@ -40,6 +64,8 @@ class Door:
         what = head["door"]
         if what == "knock":
             self.waiting[number] = say, payload
+        elif what == "any":
+            say({"waiting": len(self.waiting)}, b"")
         elif what == "who":
             named = [[one, introduction.decode(errors="replace")] for one, (_, introduction) in self.waiting.items()]
             say({}, json.dumps(named).encode())

@@ -16,7 +16,7 @@ from sordino.errors import UsageError
 RENDEZVOUS = "SORDINO_RENDEZVOUS"  # socket at which ranks of `sordino run` meet
 RANK, SIZE = "SORDINO_RANK", "SORDINO_SIZE"
 TOKEN = "SORDINO_TOKEN"
-NEWCOMER = "SORDINO_NEWCOMER"  # set for a process that joins a running job; its rank is not below the size then
+NEWCOMER = "SORDINO_NEWCOMER"  # set for a process that joins a running job; if a launcher numbers it, from the size on
 RANK_VARIABLES = "SORDINO_RANK_VARIABLES"  # variables that made the starting process a rank, with values
 _TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun only; Accelerate starts torchrun
 _LIKE_TORCHRUN = "a launcher for torch.distributed (torchrun, Accelerate, DeepSpeed, Ray, Kubeflow)"
@@ -28,7 +28,8 @@ _LAUNCHERS = (
 )
 _SRUN = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
 _PMI = ("PMI_RANK", "PMIX_RANK", "PMI_FD")  # srun sets these for an MPI library
-_STORE = ("MASTER_ADDR", "MASTER_PORT")
+ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"  # of the store
+_STORE = (ADDRESS, PORT)
 _FIRST_PORT, _PORTS = 15000, 10000  # for jobs of Slurm without MASTER_PORT
 
 
@@ -64,7 +65,8 @@ class LaunchedRank:
         address: host and port of the store at which the ranks meet; None for the socket of `sordino run`.
         hosts_store: whether rank 0 opens that store; else the launcher has opened it.
         run: name of this start of the job, so that entries of an earlier start in the store are ignored.
-        newcomer: whether this process joins a running job. Its rank is the number that the launcher gave it.
+        newcomer: whether this process joins a running job. Its rank is the number that the launcher gave it; at a store
+            rank and size are 0, because only the store knows them.
     """
 
     rank: int
@@ -112,6 +114,8 @@ def launched_rank(environment: Mapping[str, str], mpi_size: int, mpi_variable: s
     """
     ours = _ours(environment)
     torch = next(launches({name: environment.get(name, "") for name in ("WORLD_SIZE", "RANK", _TORCHRUN)}), None)
+    if ours is None and environment.get(NEWCOMER):
+        return _newcomer_at_a_store(environment)
     if ours is not None:
         if torch is not None and environment.get(_TORCHRUN) and torch.size != ours.size:
             raise _contradiction(torch, str(ours.launch), list(ours.launch.variables))
@@ -146,6 +150,12 @@ def _ours(environment: Mapping[str, str]) -> LaunchedRank | None:
     return LaunchedRank(_rank(environment, RANK, launch, newcomer), launch.size, launch, newcomer=newcomer)
 
 
+def _newcomer_at_a_store(environment: Mapping[str, str]) -> LaunchedRank:
+    variables = {name: environment.get(name, "") for name in (NEWCOMER, *_STORE)}
+    launch = Launch("`sordino join`", 1, NEWCOMER, variables)
+    return LaunchedRank(0, 0, launch, _address(environment, launch), False, newcomer=True)
+
+
 def _by_srun_alone(environment: Mapping[str, str], mpi_variable: str) -> bool:
     """Return whether srun has started this process without variables for an MPI library."""
     return mpi_variable == _SRUN[0] and not any(environment.get(name) for name in _PMI)
@@ -153,7 +163,15 @@ def _by_srun_alone(environment: Mapping[str, str], mpi_variable: str) -> bool:
 
 def _among(launch: Launch, environment: Mapping[str, str]) -> LaunchedRank:
     """Return the place from torch.distributed's variables."""
-    missing = [name for name in ("RANK", *_STORE) if not environment.get(name)]
+    agents = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    run = f"{environment.get(_TORCHRUN, '')}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    address = _address(environment, launch, "RANK")
+    return LaunchedRank(_rank(environment, "RANK", launch), launch.size, launch, address, not agents, run)
+
+
+def _address(environment: Mapping[str, str], launch: Launch, *others: str) -> tuple[str, int]:
+    """Return the address of the store. UsageError if it, or one of the other variables, is not set."""
+    missing = [name for name in (*others, *_STORE) if not environment.get(name)]
     if missing:
         raise UsageError(
             f"{launch}, but {' and '.join(missing)}, by which they find each other, "
@@ -164,10 +182,7 @@ def _among(launch: Launch, environment: Mapping[str, str]) -> LaunchedRank:
     port = environment["MASTER_PORT"]
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(f"MASTER_PORT={port!r} is not a port; correct it or unset it")
-    agents = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    run = f"{environment.get(_TORCHRUN, '')}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    address = environment["MASTER_ADDR"], int(port)
-    return LaunchedRank(_rank(environment, "RANK", launch), launch.size, launch, address, not agents, run)
+    return environment["MASTER_ADDR"], int(port)
 
 
 def _in_slurm(environment: Mapping[str, str]) -> LaunchedRank:

@@ -13,6 +13,7 @@ taken for another one.
 | rank | vote (a key), ranks, agrees | | takes part in a vote (votes.py) |
 | any | door: number | | asks for a new number, for a process that the launcher has not started |
 | newcomer | door: knock | its introduction | asks to join the running job (door.py) |
+| rank | door: any | | asks how many newcomers wait |
 | rank | door: who | | asks which newcomers wait |
 | rank | door: invited or refused, to (a number) | plan or reason | answers a newcomer |
 | launcher | | a value | one frame for each rank of the round, in order, when all have come |
@@ -20,6 +21,7 @@ taken for another one.
 | launcher | missing (ranks) | | answer |
 | launcher | decided | | outcome of a vote |
 | launcher | number | | answer to door: number |
+| launcher | waiting (a number) | | answer to door: any |
 | launcher | | numbers and introductions, as JSON | answer to door: who |
 | launcher | verdict | plan or reason | answer to a newcomer |
 """
@@ -126,6 +128,10 @@ class SocketRendezvous:
             return bool(self._soon({**asked, "agrees": False}, self._timeout)[0]["decided"])
 
     # ---- the door for newcomers --------------------------------------------------------------------------------
+
+    def waits(self) -> bool:
+        """Return whether a process waits to join. Raises TransportError as `newcomers`."""
+        return bool(self._soon({"door": "any"}, _ANSWERS_S)[0]["waiting"])
 
     def newcomers(self, seconds: float = _ANSWERS_S) -> list[tuple[int, bytes]]:
         """Return the processes that want to join the job: their numbers and introductions.

@@ -6,13 +6,14 @@
 |---|---|---|
 | MPI's launcher, srun for MPI, mpi4py | MpiStart | MPI |
 | `sordino run` | ProcessStart | the launcher's socket |
-| torchrun and similar launchers, srun without MPI | ProcessStart | a torch.distributed store |
+| torchrun and similar launchers, srun without MPI | ProcessStart | a torch.distributed store, where others may join |
 | a script with `init_process_group()` or `init(store=...)` | ProcessStart | that store |
 | no launcher | AloneStart | |
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -26,7 +27,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sordino import _core
-from sordino.errors import ConfigurationMismatch, NotBuilt, UsageError
+from sordino.errors import ConfigurationMismatch, NotBuilt, TransportError, UsageError
+from sordino.rendezvous.door import Entrance
 from sordino.rendezvous.environment import (
     RANK_VARIABLES,
     RENDEZVOUS,
@@ -39,6 +41,7 @@ from sordino.rendezvous.fingerprints import comparing, mpi_world
 from sordino.rendezvous.notices import awaited_by_the_launcher
 from sordino.rendezvous.sockets import SocketRendezvous
 from sordino.rendezvous.store import StoreRendezvous, open_store
+from sordino.rendezvous.store_door import StoreDoor, latest_job
 
 _LATER_S = 2.0
 _UCX_WHEELS = "`pip install libucx-cu13` (without CUDA, too), and build Sordino again"
@@ -95,7 +98,8 @@ class ProcessStart:
         meeting: rendezvous of the ranks.
         transport: "local", "ucx", or "auto", which is local if all ranks share a machine.
         token: secret of the job; empty without one.
-        newcomer: whether this process joins a running job. Its rank is the number that the launcher gave it.
+        newcomer: whether this process joins a running job. Its rank is the number that the launcher or the store gave
+            it.
     """
 
     rank: int
@@ -120,19 +124,28 @@ class ProcessStart:
             return shown
 
         with awaited_by_the_launcher(lambda: met):
-            return self._meet(members, dedicated, survive_losses, show)
+            world = self._meet(members, dedicated, survive_losses, show)
+        if isinstance(self.meeting, StoreDoor) and len(members) == self.size and self.rank == 0:
+            self.meeting.begin(self.size, survive_losses)
+        return world
 
-    def door(self) -> SocketRendezvous | None:
-        """Return the rendezvous at which processes can join; None if this launcher does not support that."""
-        return self.meeting if isinstance(self.meeting, SocketRendezvous) else None
+    def door(self) -> Entrance | None:
+        """Return the rendezvous at which processes can join; None where the ranks meet in another way."""
+        return self.meeting if isinstance(self.meeting, Entrance) else None
+
+    def end(self, over: bool) -> None:
+        """Close the door at a store. `over`: tell processes that come later that the job is over."""
+        if isinstance(self.meeting, StoreDoor):
+            with contextlib.suppress(TransportError):  # the store has gone, where nobody waits any more
+                self.meeting.end(over)
 
     def grown_world(self, members: Sequence[int], key: str, timeout: float) -> _core.World:
         """Return a world with processes that join at the door. Collective over its ranks.
 
-        The launcher does not wait for them as at the start: without them the job goes on.
+        No launcher waits for them as at the start: without them the job goes on.
 
         Args:
-            members: numbers of its ranks at the launcher.
+            members: numbers of its ranks at the launcher or the store.
             key: name of this meeting, used once.
             timeout: seconds to wait for the others.
 
@@ -246,8 +259,7 @@ def find_start(
             )
         return _at_a_store(group.store, "group", group.rank, group.size, chosen, environment)
     if place is not None and place.address is not None:
-        store = open_store(place.address, place.hosts_store and place.rank == 0, _core.deadlines()[0])
-        return _at_a_store(store, place.run, place.rank, place.size, chosen, environment, str(place.launch))
+        return _at_an_address(place, chosen, environment)
     built = _core.build_info()["mpi"] is not None
     if mpi_size > 1 and not built:
         raise NotBuilt(
@@ -330,6 +342,33 @@ def _at_the_launcher(place: LaunchedRank, chosen: str, environment: Mapping[str,
     return _starts[key]
 
 
+def _at_an_address(place: LaunchedRank, chosen: str, environment: Mapping[str, str]) -> ProcessStart:
+    """Return the start at the store of the environment. If the job has begun before, this process joins it."""
+    assert place.address is not None
+    store = open_store(place.address, place.hosts_store and place.rank == 0, _core.deadlines()[0])
+    key = (os.getpid(), store, place.run, place.rank, place.size)
+    if key not in _starts:
+        prefix, token = latest_job(store) if place.newcomer else f"sordino/{place.run}", _token(environment)
+        door = StoreDoor(store, prefix, place.rank, token, *_core.deadlines())
+        job = door.job() if prefix else None
+        if job is None and place.newcomer:
+            raise UsageError(f"no job has begun at the store at {place.address[0]}:{place.address[1]}")
+        if job is not None and not job.grows:
+            raise UsageError(
+                f"{place.launch}, but a job of {job.size} ranks has begun there before, without this process. It ends "
+                "when it loses a rank, and takes no other. A new job needs another store, such as another MASTER_PORT. "
+                "With init(on_peer_lost='continue'), processes that come later join the job"
+            )
+        if job is None:
+            _starts[key] = ProcessStart(place.rank, place.size, door, chosen, token)
+        else:
+            number = door.new_number(job.size)
+            door = StoreDoor(store, prefix, number, token, *_core.deadlines())
+            _starts[key] = ProcessStart(number, job.size, door, chosen, token, newcomer=True)
+    _starts[key].transport = _without_mpi(chosen, str(place.launch))
+    return _starts[key]
+
+
 def forget(store: Any) -> None:
     """Drop the start of this process at a store, so that the store can end. Its worlds are not affected."""
     for key in [key for key in _starts if key[1] is store]:
@@ -343,7 +382,6 @@ def _at_a_store(
     size: int,
     chosen: str,
     environment: Mapping[str, str],
-    seen: str = "",
     timeout_s: float | None = None,
 ) -> ProcessStart:
     key = (os.getpid(), store, prefix, rank, size)
@@ -353,7 +391,7 @@ def _at_a_store(
         if timeout_s is not None:
             meeting.set_timeout(timeout_s)
         _starts[key] = ProcessStart(rank, size, meeting, chosen, token)
-    _starts[key].transport = _without_mpi(chosen, seen)
+    _starts[key].transport = _without_mpi(chosen)
     return _starts[key]
 
 

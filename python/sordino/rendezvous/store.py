@@ -47,45 +47,51 @@ class StoreRendezvous:
         """Set the seconds to wait for the other ranks to the timeout of a process group of torch.distributed."""
         self._timeout, self._limit = seconds, "the timeout of the process group"
 
-    def gather(self, key: str, ranks: Sequence[int], mine: bytes) -> list[bytes]:
+    def gather(self, key: str, ranks: Sequence[int], mine: bytes, timeout: float | None = None) -> list[bytes]:
         """Return the values of these ranks for this key, in the order of `ranks`. Collective over them.
 
         Args:
-            key: name of the round.
+            key: name of the round. Rounds of other ranks may have the same name.
             ranks: ranks of the round, including this rank.
             mine: value of this rank.
+            timeout: seconds to wait for the other ranks; None: those of this rendezvous.
 
         Raises:
             Timeout: some ranks have not come in time. The error has their numbers.
             TransportError: the store is gone, or a value is not signed correctly.
         """
-        names = {rank: f"{self._prefix}/{key}/{rank}" for rank in ranks}
-        together, given_up = f"{self._prefix}/{key}/all", f"{self._prefix}/{key}/given up"
+        place = self._place(key, ranks)
+        names = {rank: f"{place}/{rank}" for rank in ranks}
+        together, given_up = f"{place}/all", f"{place}/given up"
         try:
             self._store.set(names[self._rank], self._signature(names[self._rank], mine) + mine)
             if self._rank == ranks[0]:
-                self._wait(names, list(names.values()), given_up)
+                self._wait(names, list(names.values()), given_up, timeout)
                 signed = [bytes(self._store.get(name)) for name in names.values()]
                 self._store.set(together, _joined(signed))
             else:
-                self._wait(names, [together], given_up)
+                self._wait(names, [together], given_up, timeout)
                 signed = _divided(bytes(self._store.get(together)), len(names))
             return [self._checked(rank, names[rank], one) for rank, one in zip(names, signed)]
         except RuntimeError as error:  # torch raises this for errors of stores
             if isinstance(error, (Timeout, TransportError)):
                 raise
-            raise TransportError(f"the store at which the ranks meet does not answer: {_first_line(error)}") from error
+            raise does_not_answer(error) from error
 
-    def _wait(self, names: dict[int, str], awaited: list[str], given_up: str) -> None:
+    def _place(self, key: str, ranks: Sequence[int]) -> str:
+        return f"{self._prefix}/{key}/{hashlib.blake2b(repr([*ranks]).encode(), digest_size=8).hexdigest()}"
+
+    def _wait(self, names: dict[int, str], awaited: list[str], given_up: str, timeout: float | None) -> None:
         """Wait until the store has all awaited names. `names`: those that the ranks write, to name missing ranks."""
         clock, warned, looked = AwakeClock(2 * _LOOK_S), False, 0.0
+        most = self._timeout if timeout is None else timeout
         while not self._store.check(awaited):
             waited = clock.now()
-            if waited < min(looked + _LOOK_S, self._timeout):
+            if waited < min(looked + _LOOK_S, most):
                 time.sleep(min(_NAP_S, waited / 8))
                 continue
             looked = waited
-            late = waited > self._timeout or self._store.check([given_up])
+            late = waited > most or self._store.check([given_up])
             if not late and (warned or waited <= self._warning):
                 continue
             missing = [rank for rank, name in names.items() if not self._store.check([name])]
@@ -99,8 +105,8 @@ class StoreRendezvous:
             if late:
                 self._store.set(given_up, b"")
                 time.sleep(2 * _LOOK_S)  # the store may end with this process; the others need time to read it
-                limit = f"for more than {self._timeout:g} s ({self._limit})"
-                raise Timeout(f"rank {self._rank} {text}, {limit}", "init", missing)
+                limit = f" ({self._limit})" if timeout is None else ""
+                raise Timeout(f"rank {self._rank} {text}, for more than {most:g} s{limit}", "init", missing)
             warned = True
             _log.warning("stalled: rank %d %s, for %.0f s", self._rank, text, waited, extra={"rank": self._rank})
 
@@ -118,6 +124,11 @@ class StoreRendezvous:
                 "another token, or another process has written the value"
             )
         return value
+
+
+def does_not_answer(error: Exception) -> TransportError:
+    """Return the error that stands for an error of a store."""
+    return TransportError(f"the store at which the ranks meet does not answer: {_first_line(error)}")
 
 
 def open_store(address: tuple[str, int], hosts: bool, timeout: float) -> Any:

@@ -251,6 +251,8 @@ def shutdown() -> None:
         return
     error = sys.exc_info()[1]
     in_error = isinstance(error, Exception) and context.size > 1 and not context.world.failed
+    if isinstance(context.start, ProcessStart):
+        context.start.end(over=error is None and context.rank == 0 and context.newcomer is None)
     try:
         if error is not None and in_error:
             exits.note_failure(context, error)

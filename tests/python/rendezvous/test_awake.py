@@ -137,7 +137,7 @@ class Store:
     def check(self, names: list[str]) -> bool:
         self.late -= len(names) > 1
         if self.late == 0:
-            self.values["p/k/1"] = b"theirs"
+            self.values[names[1]] = b"theirs"
         return all(name in self.values for name in names)
 
 

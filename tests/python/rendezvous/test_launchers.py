@@ -195,6 +195,22 @@ def test_ranks_see_what_all_have_shown() -> None:
     )
 
 
+def test_rounds_of_different_ranks_may_have_one_name() -> None:
+    """Such as those of ranks that call init(comm=[0, 1]) while others call init(comm=[2, 3])."""
+    store, shown = HashStore(), {}
+
+    def come(rank: int) -> None:
+        ranks = [0, 1] if rank < 2 else [2, 3]
+        shown[rank] = at_store(store, rank).gather("round", ranks, b"%d" % rank)
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [shown[rank] for rank in range(4)] == [[b"0", b"1"]] * 2 + [[b"2", b"3"]] * 2
+
+
 class Counting:
     """A store that counts the values that are read and written."""
 
@@ -232,7 +248,7 @@ def test_requests_grow_as_the_ranks_do() -> None:
 
 def test_a_first_rank_that_does_not_go_on_is_named() -> None:
     store = HashStore()
-    store.set("here/round/0", b"")
+    store.set(f"{at_store(store, 1)._place('round', [0, 1])}/0", b"")
     with pytest.raises(errors.Timeout, match="waits for rank 0, which has come to init") as caught:
         at_store(store, 1, timeout=0.1).gather("round", [0, 1], b"here")
     assert caught.value.missing == (0,)
@@ -241,7 +257,7 @@ def test_a_first_rank_that_does_not_go_on_is_named() -> None:
 @pytest.mark.parametrize("joined", [b"", b"\1", b"\1" + bytes(7) + b"x", (b"\1" + bytes(7) + b"x") * 3, b"\xff" * 40])
 def test_values_of_other_ranks_that_are_none_are_refused(joined: bytes) -> None:
     store = HashStore()
-    store.set("here/round/all", joined)
+    store.set(f"{at_store(store, 1)._place('round', [0, 1])}/all", joined)
     with pytest.raises(errors.TransportError, match="something else than the values of 2 ranks"):
         at_store(store, 1).gather("round", [0, 1], b"here")
 
@@ -255,11 +271,11 @@ def test_who_does_not_come_is_named() -> None:
 @pytest.mark.parametrize("other", [b"", b"another"])
 def test_what_is_not_signed_with_the_jobs_token_is_refused(other: bytes) -> None:
     store = HashStore()
-    store.set(
-        "here/round/1", b"x" * 40 if not other else at_store(store, 1, other)._signature("here/round/1", b"x") + b"x"
-    )
+    place = at_store(store, 1)._place("round", [0, 1, 2])
+    signature = b"x" * 39 if not other else at_store(store, 1, other)._signature(f"{place}/1", b"x")
+    store.set(f"{place}/1", signature + b"x")
     for rank in (0, 2):  # the first rank, and one that reads what it has written
-        store.set("here/round/2", at_store(store, 2, b"secret")._signature("here/round/2", b"y") + b"y")
+        store.set(f"{place}/2", at_store(store, 2, b"secret")._signature(f"{place}/2", b"y") + b"y")
         with pytest.raises(errors.TransportError, match="the value of rank 1 in the store is not signed"):
             at_store(store, rank, b"secret").gather("round", [0, 1, 2], b"y")
 

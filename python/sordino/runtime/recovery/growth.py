@@ -1,14 +1,15 @@
 """Growth: processes join a running job between two steps, and ranks leave it in good order.
 
-The ranks form the next world while they keep the old one. The launcher decides which of the two they use: a vote
-(rendezvous/votes.py) has one outcome for all, whoever is lost meanwhile.
+The ranks form the next world while they keep the old one. A vote at the launcher (rendezvous/votes.py) or at the store
+where the ranks meet (rendezvous/store_door.py) decides which of the two they use. It has one outcome for all, whoever
+is lost meanwhile.
 
 | step | ranks | newcomer |
 |---|---|---|
-| 1 | | knocks at the launcher's door, with its settings and the layout of its model (`join`) |
+| 1 | | knocks at the door, with its settings and the layout of its model (`join`) |
 | 2 | the first rank refuses newcomers that do not fit; all agree on the plan of the next world (`admit`) | waits |
 | 3 | they leave their optimizers in a state from which a newcomer can start | |
-| 4 | the first rank invites the newcomers; all meet at the launcher, and form the next world | meets them |
+| 4 | the first rank invites the newcomers; all meet there, and form the next world | meets them |
 | 5 | they vote whether they have formed it | votes, too |
 | 6 | no: they drop it, and go on in the old one | no: drops it, and knocks again |
 | 7 | yes: they adopt it, leave the old one, and make their optimizers again | yes: the same |
@@ -34,10 +35,9 @@ from typing import Any, NoReturn
 from sordino._core import World, deadlines
 from sordino.errors import ConfigurationMismatch, SordinoError, TransportError, UsageError
 from sordino.log import logger
-from sordino.rendezvous.door import Verdict
+from sordino.rendezvous.door import Entrance, Verdict
 from sordino.rendezvous.fingerprints import comparing
 from sordino.rendezvous.notices import tell_of_the_departure, tell_of_the_joining
-from sordino.rendezvous.sockets import SocketRendezvous
 from sordino.rendezvous.starts import ProcessStart
 from sordino.runtime.context import Context
 from sordino.runtime.process_set import global_process_set
@@ -86,13 +86,13 @@ class Plan:
 
 
 def wait_outside(context: Context) -> bool:
-    """Return whether processes wait to join, as far as this rank can know: only the first rank asks the launcher."""
+    """Return whether processes wait to join, as far as this rank can know: only the first rank asks at the door."""
     door = _door(context)
     if context.rank != 0 or door is None:
         return False
     try:
-        return bool(door.newcomers())
-    except TransportError:  # the launcher has no time; or it has gone, and ends the ranks
+        return door.waits()
+    except TransportError:  # the launcher has no time, or it has gone and ends the ranks; or the store has gone
         return False
 
 
@@ -156,11 +156,11 @@ def join(context: Context, layout: Sequence[str]) -> None:
 
     Raises:
         ConfigurationMismatch: the job has other settings or another model.
-        TransportError: the launcher is gone.
+        TransportError: the launcher or the store is gone, or a job at a store is over.
     """
     door = _door(context)
     if door is None:
-        raise UsageError("this process cannot join the job: its launcher has no door for newcomers")
+        raise UsageError("this process cannot join the job: newcomers have no door there")
     settings, _ = comparing(None, True)
     introduction = json.dumps({"settings": settings, "layout": _layout(context, layout)}).encode()
     _log.info("process %d waits to join the running job", context.identity)
@@ -181,10 +181,10 @@ def join(context: Context, layout: Sequence[str]) -> None:
     _move(context, world, plan)
 
 
-def _door(context: Context) -> SocketRendezvous | None:
+def _door(context: Context) -> Entrance | None:
     """Return the rendezvous at which processes can join; None without one, or if a loss ends the job.
 
-    Also None if only some of the launcher's ranks form the world, because identities are not the launcher's then.
+    Also None if only some of the job's ranks form the world, because identities are not those of the rendezvous then.
     """
     start = context.start
     if not isinstance(start, ProcessStart) or not context.survives_losses:
@@ -222,7 +222,7 @@ def _planned(context: Context, layout: Sequence[str], leavers: Sequence[int]) ->
     )
 
 
-def _fitting(context: Context, door: SocketRendezvous, layout: Sequence[str]) -> list[int]:
+def _fitting(context: Context, door: Entrance, layout: Sequence[str]) -> list[int]:
     """Refuse newcomers that do not fit, and return the numbers of the others."""
     try:
         newcomers = door.newcomers()
@@ -257,20 +257,28 @@ def _problem(context: Context, introduction: bytes, layout: Sequence[str]) -> st
     return f"the job has {ours}, and the newcomer {its}" if ours != its else ""
 
 
-def _elected(context: Context, door: SocketRendezvous, plan: Plan) -> tuple[World | None, str]:
+def _elected(context: Context, door: Entrance, plan: Plan) -> tuple[World | None, str]:
     """Form the next world, and vote for it. Return as `_formed`; the problem may be that of another rank.
 
-    Collective over the plan's voters.
+    Collective over the plan's voters. If the decision cannot be known, this rank must not go on in either world: it
+    tells the others that it ends, and raises TransportError.
     """
     world, problem = _formed(context, door, plan)
-    if door.vote(plan.key, plan.voters, not problem, _MEETING_S):
+    try:
+        agreed = door.vote(plan.key, plan.voters, not problem, _MEETING_S)
+    except TransportError as error:
+        for one in (context.world, world):
+            if one is not None:
+                one.abort(f"it does not know which world the others use: {error}")
+        raise
+    if agreed:
         return world, ""
     if world is not None:
         world.shutdown("the ranks keep their old world")
     return None, problem or "another process has not formed the next world"
 
 
-def _formed(context: Context, door: SocketRendezvous, plan: Plan) -> tuple[World | None, str]:
+def _formed(context: Context, door: Entrance, plan: Plan) -> tuple[World | None, str]:
     """Return the next world and the problem: None on a rank that leaves or has a problem, and "" without one.
 
     Collective over the plan's members.

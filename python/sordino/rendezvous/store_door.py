@@ -1,0 +1,273 @@
+"""Door of a job whose ranks meet at a torch.distributed store: processes that come later wait there to join.
+
+The store decides nothing, but it handles requests one after the other. So each number is given once, and the first
+decision of a vote that is written stays.
+
+| key | value | written by |
+|---|---|---|
+| job | number of ranks, and whether processes may join | first rank, when all have met |
+| numbers | count of processes that have come later | each of these |
+| knocks | count of knocks | newcomer |
+| knock/K | number of the newcomer, and its introduction | newcomer |
+| knock/K/beat | a count that grows while the newcomer waits | newcomer |
+| knock/K/verdict | verdict, with the plan or the reason | first rank |
+| vote/NAME/R | "yes" | rank R |
+| vote/NAME/count | count of these | each of them |
+| vote/NAME | "yes" or "no": the decision | who finds that all have agreed, or does not wait any longer |
+| over | | first rank, at the end of the job |
+
+All but counts are signed as in store.py. A wrong count delays a decision, and does not change it.
+
+A thread of the first rank looks who waits, so that training does not wait for a store whose machine is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sordino.awake import AwakeClock
+from sordino.errors import TransportError
+from sordino.log import logger
+from sordino.rendezvous.door import Verdict
+from sordino.rendezvous.store import StoreRendezvous, does_not_answer
+
+_log = logger(__name__)
+_LATEST = "sordino/latest"  # prefix of the job that has begun last at the store
+_NAP_S = 0.05
+_LOOK_S = 0.2  # interval at which the first rank looks who waits
+_BEAT_S = 0.25
+_STALE_S = 5.0  # a newcomer without a beat for this time does not wait any more
+_STEP_S = 2.0  # longest time between two looks at a clock that counts
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job has written about itself.
+
+    Attributes:
+        size: number of ranks with which it began.
+        grows: whether processes may join.
+    """
+
+    size: int
+    grows: bool
+
+
+def latest_job(store: Any) -> str:
+    """Return the prefix of the job that has begun last at a store; "" if none has.
+
+    Raises:
+        TransportError: the store does not answer.
+    """
+    try:
+        return bytes(store.get(_LATEST)).decode(errors="replace") if store.check([_LATEST]) else ""
+    except RuntimeError as error:  # torch raises this for errors of stores
+        raise does_not_answer(error) from error
+
+
+class StoreDoor(StoreRendezvous):
+    """Rendezvous at a store, at which processes can join. Arguments as of `StoreRendezvous`."""
+
+    def __init__(self, store: Any, prefix: str, rank: int, token: bytes, timeout: float, warning: float) -> None:
+        super().__init__(store, prefix, rank, token, timeout, warning)
+        self._knock_of: dict[int, int] = {}  # by the newcomer's number: its latest knock
+        self._answered: set[int] = set()  # knocks
+        self._waiting: list[int] = []  # knocks, as the thread has seen them
+        self._looker: threading.Thread | None = None
+        self._stopped = threading.Event()
+
+    # ---- the job -----------------------------------------------------------------------------------------------
+
+    def begin(self, size: int, grows: bool) -> None:
+        """Write that all ranks of the job have met. On the first rank."""
+        with self._store_answers():
+            if self._has("over"):  # of an earlier job of the same processes
+                self._store.delete_key(self._name("over"))
+            self._write("job", json.dumps([size, grows]))
+            self._store.set(_LATEST, self._prefix)
+
+    def job(self) -> Job | None:
+        """Return what the job has written about itself; None if its ranks have not all met."""
+        with self._store_answers():
+            written = self._read("job")
+        return None if written is None else Job(*json.loads(written))
+
+    def end(self, over: bool) -> None:
+        """End the thread, if there is one. `over`: write that the job is over."""
+        self._stopped.set()
+        if self._looker is not None:
+            self._looker.join(_STEP_S)
+            self._looker = None
+        if over:
+            with self._store_answers():
+                self._write("over", "")
+
+    def new_number(self, size: int) -> int:
+        """Return a number that no process of the job has had. `size`: number of ranks with which it began."""
+        with self._store_answers():
+            return size + int(self._store.add(self._name("numbers"), 1)) - 1
+
+    # ---- votes -------------------------------------------------------------------------------------------------
+
+    def vote(self, key: str, ranks: Sequence[int], agrees: bool, seconds: float) -> bool:
+        """Return whether all these ranks have agreed, as `SocketRendezvous.vote`."""
+        names = [f"vote/{key}/{rank}" for rank in ranks]
+        clock = AwakeClock(_STEP_S)
+        with self._store_answers():
+            if agrees:
+                self._write(f"vote/{key}/{self._rank}", "yes")
+                last = self._store.add(self._name(f"vote/{key}/count"), 1) >= len(names)
+                if last and all(self._read(name) == "yes" for name in names):
+                    self._decide(key, "yes")
+            else:
+                self._decide(key, "no")
+            while (decided := self._read(f"vote/{key}")) is None:
+                if clock.now() > seconds:
+                    self._decide(key, "no")
+                time.sleep(_NAP_S)
+        return decided == "yes"
+
+    def _decide(self, key: str, decision: str) -> None:
+        name = self._name(f"vote/{key}")
+        self._store.compare_set(name, "", self._sealed(name, decision))
+
+    # ---- the ranks' side of the door ---------------------------------------------------------------------------
+
+    def waits(self) -> bool:
+        """Return whether a process waits to join, as far as this rank has seen. Does not wait for the store."""
+        if self._looker is None:
+            self._stopped.clear()
+            self._looker = threading.Thread(target=self._look, name="sordino door", daemon=True)
+            self._looker.start()
+        return bool(set(self._waiting) - self._answered)
+
+    def newcomers(self) -> list[tuple[int, bytes]]:
+        """Return the processes that want to join the job: their numbers and introductions.
+
+        Raises:
+            TransportError: the store does not answer.
+        """
+        found = []
+        with self._store_answers():
+            for knock in self._waiting if self.waits() else []:
+                if knock in self._answered:
+                    continue
+                try:
+                    number, introduction = json.loads(self._read(f"knock/{knock}") or "")
+                    self._knock_of[int(number)] = knock
+                    found.append((int(number), str(introduction).encode()))
+                except (TransportError, ValueError, TypeError) as error:  # not a process of this job
+                    _log.warning("a process that is no newcomer of this job has knocked at the store: %s", error)
+                    self._answered.add(knock)
+                    self._write(f"knock/{knock}/verdict", Verdict.REFUSED.value)
+        return found
+
+    def answer(self, newcomer: int, verdict: Verdict, text: bytes) -> None:
+        """Answer a newcomer, with the plan of the next world or the reason of the refusal."""
+        knock = self._knock_of.pop(newcomer, None)
+        if knock is not None:
+            self._answered.add(knock)
+            with self._store_answers():
+                self._write(f"knock/{knock}/verdict", f"{verdict.value} {text.decode()}")
+
+    def _look(self) -> None:
+        """Look who waits: whose count grows while this rank looks."""
+        clock, first = AwakeClock(_STEP_S), 0
+        beats: dict[int, tuple[int, float | None]] = {}  # by knock: the latest count, and when it grew
+        while not self._stopped.wait(_LOOK_S):
+            try:
+                count = int(self._store.add(self._name("knocks"), 0))
+                unanswered = [knock for knock in range(first, count) if not self._has(f"knock/{knock}/verdict")]
+                first = unanswered[0] if unanswered else count
+                now, seen = clock.now(), beats
+                beats = {}
+                for knock in unanswered:
+                    beat = int(self._store.add(self._name(f"knock/{knock}/beat"), 0))
+                    before, grew = seen.get(knock, (beat, None))
+                    beats[knock] = beat, now if beat != before else grew
+                self._waiting = [
+                    knock for knock, (_, grew) in beats.items() if grew is not None and now - grew < _STALE_S
+                ]
+            except RuntimeError as error:  # torch raises this for errors of stores
+                _log.warning("no process can join the job any more: %s", does_not_answer(error))
+                self._waiting = []
+                return
+
+    # ---- the newcomer's side -----------------------------------------------------------------------------------
+
+    def knock(self, introduction: bytes, warning: float) -> tuple[Verdict, bytes]:
+        """Ask to join the job. Return the verdict, and the plan or the reason. Waits until the first rank answers.
+
+        Args:
+            introduction: what the first rank must know of this process.
+            warning: seconds until a warning that no rank answers.
+
+        Raises:
+            TransportError: the store is gone, or the job is over.
+        """
+        clock, beat, warned = AwakeClock(_STEP_S), 0.0, False
+        with self._store_answers():
+            number = int(self._store.add(self._name("knocks"), 1)) - 1
+            self._write(f"knock/{number}", json.dumps([self._rank, introduction.decode()]))
+            while True:
+                verdict = self._read(f"knock/{number}/verdict")
+                if verdict is not None:
+                    word, _, text = verdict.partition(" ")
+                    return Verdict(word), text.encode()
+                if self._has("over"):
+                    raise TransportError(
+                        f"process {self._rank} has come to a job that is over ({self._prefix}); start a new job with "
+                        "another store"
+                    )
+                if clock.now() >= beat:
+                    beat = clock.now() + _BEAT_S
+                    self._store.add(self._name(f"knock/{number}/beat"), 1)
+                if clock.now() > warning and not warned:
+                    warned = True
+                    _log.warning(
+                        "stalled: process %d has waited %.0f s to join the job. Its ranks let newcomers in at "
+                        "commit() of hvd.elastic.run",
+                        self._rank,
+                        clock.now(),
+                    )
+                time.sleep(_NAP_S)
+
+    # ---- signed values -----------------------------------------------------------------------------------------
+
+    def _name(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
+
+    def _has(self, key: str) -> bool:
+        return bool(self._store.check([self._name(key)]))
+
+    def _write(self, key: str, text: str) -> None:
+        self._store.set(self._name(key), self._sealed(self._name(key), text))
+
+    def _read(self, key: str) -> str | None:
+        """Return a value; None if it has not been written. Raises TransportError if it is not signed correctly."""
+        if not self._has(key):
+            return None
+        sealed, name = bytes(self._store.get(self._name(key))).decode(errors="replace"), self._name(key)
+        length = 2 * len(self._signature(name, b""))
+        text = sealed[length:]
+        if sealed != self._sealed(name, text):
+            raise TransportError(f"{name} in the store is not signed with this process's SORDINO_TOKEN")
+        return text
+
+    def _sealed(self, name: str, text: str) -> str:
+        return self._signature(name, text.encode()).hex() + text
+
+    @contextmanager
+    def _store_answers(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # torch raises this for errors of stores
+            if isinstance(error, TransportError):
+                raise
+            raise does_not_answer(error) from error

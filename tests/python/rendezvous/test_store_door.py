@@ -1,0 +1,163 @@
+"""The door of a running job at a store: votes have one outcome, newcomers that have gone are not invited, and values of
+strangers change nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
+
+import pytest
+from launched import eventually
+from pace import HANG_S
+from torch.distributed import HashStore
+
+from sordino.errors import TransportError, UsageError
+from sordino.rendezvous import starts
+from sordino.rendezvous.door import Entrance, Verdict
+from sordino.rendezvous.environment import launched_rank
+from sordino.rendezvous.store import StoreRendezvous
+from sordino.rendezvous.store_door import Job, StoreDoor, latest_job
+
+TOKEN = b"secret"
+
+
+class Store(HashStore):
+    """A HashStore with the requests that only other stores have, for one thread at a time where that matters."""
+
+    def compare_set(self, name: str, expected: str, value: str) -> bytes:
+        if expected == "" and not self.check([name]):
+            self.set(name, value)
+        return bytes(self.get(name))
+
+
+@pytest.fixture
+def doors() -> Iterator[list[StoreDoor]]:
+    store = Store()
+    made = [StoreDoor(store, "sordino/x", rank, TOKEN, 60.0, 60.0) for rank in range(3)]
+    yield made
+    for door in made:
+        door.end(False)
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def test_only_some_rendezvous_have_a_door(doors: list[StoreDoor]) -> None:
+    assert isinstance(doors[0], Entrance)
+    assert not isinstance(StoreRendezvous(Store(), "x", 0, b"", 1, 1), Entrance)
+
+
+# ---- votes -----------------------------------------------------------------------------------------------------------
+
+
+def test_all_agree(doors: list[StoreDoor], threads: ThreadPoolExecutor) -> None:
+    votes = [threads.submit(door.vote, "k", [0, 1, 2], True, HANG_S) for door in doors]
+    assert [vote.result() for vote in votes] == [True] * 3
+
+
+@pytest.mark.parametrize("order", [*permutations(range(3))])
+def test_one_does_not_agree(doors: list[StoreDoor], threads: ThreadPoolExecutor, order: tuple[int, ...]) -> None:
+    votes = [threads.submit(doors[rank].vote, "k", [0, 1, 2], rank != 1, HANG_S) for rank in order]
+    assert [vote.result() for vote in votes] == [False] * 3
+
+
+def test_who_comes_too_late_gets_the_same_decision(doors: list[StoreDoor], threads: ThreadPoolExecutor) -> None:
+    votes = [threads.submit(doors[rank].vote, "k", [0, 1, 2], True, 0.2) for rank in (0, 2)]
+    assert [vote.result() for vote in votes] == [False] * 2
+    assert not doors[1].vote("k", [0, 1, 2], True, HANG_S)
+
+
+def test_a_stranger_cannot_vote(doors: list[StoreDoor]) -> None:
+    """Neither for a rank, nor by the count, nor for the decision."""
+    stranger = StoreDoor(doors[0]._store, "sordino/x", 1, b"guessed", 60.0, 60.0)
+    stranger._write("vote/k/1", "yes")
+    doors[0]._store.add("sordino/x/vote/k/count", 2)
+    with pytest.raises(TransportError, match="vote/k/1 in the store is not signed"):
+        doors[0].vote("k", [0, 1], True, HANG_S)
+    stranger._decide("another", "yes")
+    with pytest.raises(TransportError, match="vote/another in the store is not signed"):
+        doors[0].vote("another", [0, 1], True, HANG_S)
+
+
+def test_a_count_that_is_too_high_decides_nothing(doors: list[StoreDoor]) -> None:
+    doors[0]._store.add("sordino/x/vote/k/count", 2)
+    assert not doors[0].vote("k", [0, 1, 2], True, 0.1)
+
+
+# ---- newcomers -------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_rank_answers(doors: list[StoreDoor], threads: ThreadPoolExecutor) -> None:
+    assert not doors[0].waits() and doors[0].newcomers() == []
+    answers = [threads.submit(doors[rank].knock, b"process %d" % rank, 60.0) for rank in (1, 2)]
+    assert eventually(lambda: len(doors[0].newcomers()) == 2, HANG_S)
+    assert doors[0].waits() and sorted(doors[0].newcomers()) == [(1, b"process 1"), (2, b"process 2")]
+    doors[0].answer(2, Verdict.REFUSED, b"another model")
+    assert answers[1].result(HANG_S) == (Verdict.REFUSED, b"another model")
+    assert doors[0].newcomers() == [(1, b"process 1")]
+    doors[0].answer(1, Verdict.INVITED, b"the plan")
+    assert answers[0].result(HANG_S) == (Verdict.INVITED, b"the plan")
+    assert not doors[0].waits()
+    doors[0].answer(1, Verdict.INVITED, b"again")  # nobody waits
+    again = threads.submit(doors[1].knock, b"again", 60.0)  # a vote has failed
+    assert eventually(lambda: doors[0].newcomers() == [(1, b"again")], HANG_S)
+    doors[0].answer(1, Verdict.REFUSED, b"")
+    assert again.result(HANG_S) == (Verdict.REFUSED, b"")
+
+
+def test_who_has_knocked_and_gone_is_not_invited(doors: list[StoreDoor]) -> None:
+    number = doors[1]._store.add("sordino/x/knocks", 1) - 1
+    doors[1]._write(f"knock/{number}", json.dumps([1, "gone"]))
+    doors[1]._store.add(f"sordino/x/knock/{number}/beat", 1)  # all before the first rank looks
+    doors[0].waits()
+    time.sleep(1)
+    assert not doors[0].waits()
+
+
+def test_a_stranger_that_knocks_is_refused(doors: list[StoreDoor], threads: ThreadPoolExecutor) -> None:
+    stranger = StoreDoor(doors[0]._store, "sordino/x", 1, b"guessed", 60.0, 60.0)
+    answer = threads.submit(stranger.knock, b"hello", 60.0)
+    assert eventually(doors[0].waits, HANG_S)
+    assert doors[0].newcomers() == []
+    with pytest.raises(TransportError, match="knock/0/verdict in the store is not signed"):
+        answer.result(HANG_S)
+    assert not doors[0].waits()
+
+
+def test_who_waits_is_told_that_the_job_is_over(doors: list[StoreDoor], threads: ThreadPoolExecutor) -> None:
+    answer = threads.submit(doors[2].knock, b"", 60.0)
+    doors[0].end(True)
+    with pytest.raises(TransportError, match="process 2 has come to a job that is over"):
+        answer.result(HANG_S)
+    doors[0].begin(2, True)  # the same processes begin again
+    assert not doors[0]._has("over")
+
+
+def test_numbers_are_given_once(doors: list[StoreDoor]) -> None:
+    assert [door.new_number(4) for door in doors] == [4, 5, 6]
+
+
+# ---- starts ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_says_that_it_has_begun(doors: list[StoreDoor]) -> None:
+    assert doors[0].job() is None and latest_job(doors[0]._store) == ""
+    doors[0].begin(3, True)
+    assert doors[1].job() == Job(3, True) and latest_job(doors[0]._store) == "sordino/x"
+
+
+def test_without_a_job_nobody_can_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starts, "open_store", lambda *_: Store())
+    environment = {"SORDINO_NEWCOMER": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "1234"}
+    place = launched_rank(environment, 0, "")
+    assert place is not None and place.newcomer and place.address == ("node0", 1234) and not place.hosts_store
+    with pytest.raises(UsageError, match="no job has begun at the store at node0:1234"):
+        starts.find_start(environment=environment)
+    with pytest.raises(UsageError, match="MASTER_PORT, by which they find each other, is not set"):
+        launched_rank({**environment, "MASTER_PORT": ""}, 0, "")
