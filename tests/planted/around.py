@@ -81,7 +81,7 @@ ERRORS = [
     Error(
         "each init() restarts the count of worlds",
         "stale copy",
-        "python/sordino/rendezvous/starts.py",
+        "python/sordino/rendezvous/find_start.py",
         "    key = (os.getpid(), store, prefix, rank, size)\n",
         "    key = (os.getpid(), object(), prefix, rank, size)\n",
         (tests("launchers"),),

@@ -9,7 +9,65 @@ _STATE = "python/sordino/torch/elastic/state.py"
 _JOIN = "tests/faults/test_join.py --tier all -k "
 _DOOR = "tests/python/rendezvous/test_door.py"
 
+_STORE_DOOR = "tests/python/rendezvous/test_store_door.py"
+
 ERRORS = [
+    Error(
+        "rounds of different ranks at a store share their values",
+        "swapped rank",
+        "python/sordino/rendezvous/store.py",
+        "hashlib.blake2b(repr([*ranks]).encode(), digest_size=8)",
+        "hashlib.blake2b(repr(len(ranks)).encode(), digest_size=8)",
+        ("tests/python/rendezvous/test_launchers.py",),
+    ),
+    Error(
+        "the last decision of a vote at a store counts, not the first",
+        "stale copy",
+        "python/sordino/rendezvous/store_door.py",
+        'self._store.compare_set(name, "", self._sealed(name, decision))',
+        "self._store.set(name, self._sealed(name, decision))",
+        (_STORE_DOOR,),
+    ),
+    Error(
+        "a vote at a store counts votes without reading them",
+        "quorum of one too few",
+        "python/sordino/rendezvous/store_door.py",
+        'if last and all(self._read(name) == "yes" for name in names):',
+        "if last:",
+        (_STORE_DOOR,),
+    ),
+    Error(
+        "a newcomer that has gone is invited at a store",
+        "stale copy",
+        "python/sordino/rendezvous/store_door.py",
+        "before, grew = seen.get(knock, (beat, None))",
+        "before, grew = seen.get(knock, (beat, now))",
+        (_STORE_DOOR,),
+    ),
+    Error(
+        "a newcomer at a store that has its answer still waits",
+        "stale copy",
+        "python/sordino/rendezvous/store_door.py",
+        "        return bool(set(self._waiting) - self._answered)\n",
+        "        return bool(self._waiting)\n",
+        (_STORE_DOOR,),
+    ),
+    Error(
+        "a process that comes late to a store takes part in a meeting that is over",
+        "stale copy",
+        "python/sordino/rendezvous/find_start.py",
+        "        if job is None:\n            _starts[key]",
+        "        if job is None or not place.newcomer:\n            _starts[key]",
+        ("tests/faults/test_join_at_a_store.py --tier all -k 'comes_back and local'",),
+    ),
+    Error(
+        "a rank that does not know the outcome of a vote goes on in the old world",
+        "forgotten rollback",
+        _GROWTH,
+        '                one.abort(f"it does not know which world the others use: {error}")\n',
+        "                pass\n",
+        ("tests/faults/test_join_at_a_store.py --tier all -k deaf",),
+    ),
     Error(
         "a vote succeeds although a rank has not agreed",
         "wrong weight",

@@ -83,7 +83,7 @@ ERRORS = [
     Error(
         "a worker of a loader joins as the rank that started it",
         "swapped rank",
-        "python/sordino/rendezvous/starts.py",
+        "python/sordino/rendezvous/children.py",
         "        return os.getppid()  #",
         "        return None  #",
         (_LOADERS + " -k 'do_not_join and spawn'",),
@@ -91,7 +91,7 @@ ERRORS = [
     Error(
         "variables set by a script make its loader's workers ranks",
         "swapped rank",
-        "python/sordino/rendezvous/starts.py",
+        "python/sordino/rendezvous/children.py",
         "    if not inherited and json.dumps(mine) != environment.get(RANK_VARIABLES):\n",
         "    if not inherited:\n",
         (_LOADERS + " -k a_script_has_set",),
@@ -99,7 +99,7 @@ ERRORS = [
     Error(
         "a child with variables of its own is no rank",
         "swapped rank",
-        "python/sordino/rendezvous/starts.py",
+        "python/sordino/rendezvous/children.py",
         "inherited = mine == _values(environment_of(parent), names)",
         "inherited = mine.keys() == _values(environment_of(parent), names).keys()",
         (_LOADERS + " -k told_who_they_are",),

@@ -24,7 +24,7 @@ from sordino.distributed.place import Place
 from sordino.distributed.shared_memory import MemoryPool, SharedStorages
 from sordino.distributed.work import SordinoWork, torch_error
 from sordino.errors import SordinoError
-from sordino.rendezvous.starts import forget
+from sordino.rendezvous.find_start import forget
 from sordino.runtime.context import current_or_none
 from sordino.torch import lifecycle
 

@@ -13,7 +13,8 @@ import torch.distributed
 from torch.distributed.constants import default_pg_timeout
 
 from sordino.errors import UsageError
-from sordino.rendezvous.starts import Start, find_start
+from sordino.rendezvous.find_start import find_start
+from sordino.rendezvous.starts import Start
 from sordino.runtime.context import Context, current, current_or_none
 from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.torch import lifecycle

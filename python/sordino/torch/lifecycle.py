@@ -14,15 +14,9 @@ from sordino.errors import UsageError
 from sordino.inspection import metrics, server
 from sordino.log import logger
 from sordino.log.core import listen
-from sordino.rendezvous.starts import (
-    AloneStart,
-    MpiStart,
-    ProcessStart,
-    Start,
-    find_start,
-    note_the_variables,
-    started_by_a_rank,
-)
+from sordino.rendezvous.children import note_the_variables, started_by_a_rank
+from sordino.rendezvous.find_start import find_start
+from sordino.rendezvous.starts import AloneStart, MpiStart, ProcessStart, Start
 from sordino.runtime.context import Context, current, current_or_none, is_no_rank, living_contexts, replace_current
 from sordino.runtime.exchange.helpers import Helpers
 from sordino.runtime.loss_state import Resized

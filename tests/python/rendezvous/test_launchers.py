@@ -13,7 +13,8 @@ import sordino.torch as hvd
 from sordino import _core, errors
 from sordino.errors import UsageError
 from sordino.rendezvous.environment import first_host, launched_rank
-from sordino.rendezvous.starts import ProcessStart, find_start
+from sordino.rendezvous.find_start import find_start
+from sordino.rendezvous.starts import ProcessStart
 from sordino.rendezvous.store import StoreRendezvous
 
 TORCHRUN = {

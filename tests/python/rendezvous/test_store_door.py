@@ -15,7 +15,7 @@ from pace import HANG_S
 from torch.distributed import HashStore
 
 from sordino.errors import TransportError, UsageError
-from sordino.rendezvous import starts
+from sordino.rendezvous import find_start
 from sordino.rendezvous.door import Entrance, Verdict
 from sordino.rendezvous.environment import launched_rank
 from sordino.rendezvous.store import StoreRendezvous
@@ -153,11 +153,11 @@ def test_a_job_says_that_it_has_begun(doors: list[StoreDoor]) -> None:
 
 
 def test_without_a_job_nobody_can_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts, "open_store", lambda *_: Store())
+    monkeypatch.setattr(find_start, "open_store", lambda *_: Store())
     environment = {"SORDINO_NEWCOMER": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "1234"}
     place = launched_rank(environment, 0, "")
     assert place is not None and place.newcomer and place.address == ("node0", 1234) and not place.hosts_store
     with pytest.raises(UsageError, match="no job has begun at the store at node0:1234"):
-        starts.find_start(environment=environment)
+        find_start.find_start(environment=environment)
     with pytest.raises(UsageError, match="MASTER_PORT, by which they find each other, is not set"):
         launched_rank({**environment, "MASTER_PORT": ""}, 0, "")
