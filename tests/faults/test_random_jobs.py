@@ -82,6 +82,8 @@ class Case:
             late: whether ranks may have ended before.
         """
         failures = {self.status_of(victim) for victim in self.victims}
+        if self.moment == "starting" and "exception" in self.victims.values():
+            failures |= {2}  # raised in the import of scikit-learn: the example says that it cannot be used
         if self.mode == "restart":
             return {0}
         if late:  # Python then lets the signals end ranks that had raised, and a stopped rank is killed
