@@ -124,6 +124,25 @@ def shards_of_all_ranks_have_all_residuals(seat: Seat, kind: str) -> None:
 
 
 @check(least=2, kind=("gradients", "diloco", "local-sgd"))
+def a_synchronized_state_keeps_what_each_rank_owes(seat: Seat, kind: str) -> None:
+    """In hvd.elastic, where all take the first rank's state otherwise."""
+    wanted, plain = wrap(kind)
+    train(seat, wanted, plain, range(7))
+    model, optimizer = wrap(kind)
+    train(seat, model, optimizer, range(5))
+    before = [one.clone() for one in tensors_of(optimizer.state_dict())]
+    state = hvd.elastic.TorchState(model, optimizer)
+    state.sync()
+    assert all(map(torch.equal, tensors_of(optimizer.state_dict()), before))
+    train(seat, model, optimizer, range(5, 7))
+    state.restore()  # to the synchronized state, which is not the first rank's either
+    assert all(map(torch.equal, tensors_of(optimizer.state_dict()), before))
+    train(seat, model, optimizer, range(5, 7))
+    # Ranks of the others have models of their own, which all replace by the first rank's at first.
+    assert kind != "gradients" or same_parameters(model, wanted)
+
+
+@check(least=2, kind=("gradients", "diloco", "local-sgd"))
 def all_ranks_load_the_state_of_the_first(seat: Seat, kind: str) -> None:
     """The first keeps its residuals. The others start from 0 and warn, unless the state has no residuals."""
     model, optimizer = wrap(kind)

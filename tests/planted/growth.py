@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planted.error import Error
+from planted.error import Error, checks
 
 _GROWTH = "python/sordino/runtime/recovery/growth.py"
 _STATE = "python/sordino/torch/elastic/state.py"
@@ -12,6 +12,22 @@ _DOOR = "tests/python/rendezvous/test_door.py"
 _STORE_DOOR = "tests/python/rendezvous/test_store_door.py"
 
 ERRORS = [
+    Error(
+        "hvd.elastic gives the first rank's residuals to all",
+        "swapped rank",
+        "python/sordino/torch/elastic/parts.py",
+        "self._snapshot = Snapshot.of(with_own(snapshot.tree(own_tensors=False), own, rank))",
+        "self._snapshot = snapshot",
+        (checks("error_feedback.a_synchronized_state"),),
+    ),
+    Error(
+        "after a loss a rank with another number forgets its residuals",
+        "swapped rank",
+        "python/sordino/torch/elastic/parts.py",
+        "            tree = with_own(tree, tree, current().rank)\n",
+        "            pass\n",
+        ("tests/python/torch/test_elastic_states.py -k residuals",),
+    ),
     Error(
         "rounds of different ranks at a store share their values",
         "swapped rank",

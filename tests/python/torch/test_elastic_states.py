@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from elastic_models import Values, adam, equal, model_of, take_step, values
+from elastic_jobs import Job, Killed, Seat, wrapped
+from elastic_models import Values, adam, equal, model_of, sgd, take_step, values
 
 import sordino.torch as hvd
 from sordino import sim
+from sordino.codecs import Sign
 from sordino.errors import UsageError
+from sordino.runtime.context import current
 from sordino.torch.elastic import ElasticSampler, ObjectState, TorchState
 from sordino.torch.elastic.snapshot import Snapshot
 
@@ -251,3 +255,46 @@ def test_a_sampler_goes_back_to_the_last_commit(size: int) -> None:
 
     for committed, restored in sim.run(size, work):
         assert restored == committed and len(committed) == 2 * size
+
+
+def test_residuals_stay_with_their_ranks_after_a_loss() -> None:
+    """The others have other numbers then, and owe the same to the mean of fewer ranks (residuals.py)."""
+    before: dict[int, tuple[list[torch.Tensor], int]] = {}
+    after: dict[int, list[torch.Tensor]] = {}
+
+    def residuals(optimizer: hvd.DistributedOptimizer) -> list[torch.Tensor]:
+        (own,) = optimizer.state_dict()["sordino"]["gradient_residuals"]["by_rank"].values()
+        return [one for mean in own["means"] for one in mean["residuals"]]
+
+    def work() -> None:
+        seat = current()
+        assert isinstance(seat, Seat)
+        model = model_of(0)
+        optimizer = wrapped(sgd(model), named_parameters=model.named_parameters(), compression=Sign(32))
+
+        @hvd.elastic.run
+        def train(state: TorchState) -> None:
+            if hvd.size() == 3:
+                for number in range(3):
+                    take_step(state, number)
+                state.commit()
+                before[seat.number] = residuals(optimizer), seat.rank
+                hvd.barrier()
+                if seat.number == 0:
+                    raise Killed
+                hvd.barrier()
+            after[seat.number] = residuals(optimizer)
+
+        train(TorchState(model, optimizer))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Job(3, work).run()
+    assert sorted(after) == [1, 2]
+    for number, (found,) in after.items():
+        (owed, shard), place = before[number]
+        wanted = owed.clone()
+        part = wanted[place * len(shard) : (place + 1) * len(shard)]
+        part += 3 * shard[: len(part)]
+        count = sum(one.numel() for one in model_of(0).parameters())  # the rest is padding
+        assert wanted[:count].any() and torch.allclose(found[:count], wanted[:count] * 2 / 3)

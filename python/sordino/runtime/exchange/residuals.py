@@ -34,7 +34,7 @@ import torch
 from sordino.codecs import Codec, TopK
 from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
-from sordino.runtime.exchange.saved_residuals import BY_RANK, Piece, Saved, checked, drop
+from sordino.runtime.exchange.saved_residuals import BY_RANK, WAS, Piece, Saved, checked, drop
 from sordino.runtime.process_set import ProcessSet
 
 _NAMED = 4  # maximum number of parameters in a warning
@@ -183,8 +183,8 @@ class Feedback:
         return rank if rank < self._sender.size else rank % self._sender.size
 
     def _take(self, rank: int, entry: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-        sender, ranks = self._sender, tuple(entry["ranks"])
-        same = (rank, ranks, entry["codec"]) == (sender.rank, sender.ranks, repr(sender.codec))
+        sender, ranks, was = self._sender, tuple(entry["ranks"]), entry.get(WAS, rank)
+        same = (was, ranks, entry["codec"]) == (sender.rank, sender.ranks, repr(sender.codec))
         scale = 1.0 if sender.factor == 1 else len(sender.ranks) / len(ranks)
         unknown: list[str] = []
         for mean in entry["means"]:
@@ -194,14 +194,19 @@ class Feedback:
             unknown += [piece.name for piece in pieces if sizes.get(piece.name) != piece.whole]
             if not same or len(known) < len(pieces):
                 saved.pieces = known
-                saved.move(ranks.index(rank), len(ranks), scale)
+                saved.move(ranks.index(was), len(ranks), scale)
             self._saved.append(saved)
         if unknown:
             some = ", ".join(list(dict.fromkeys(unknown))[:_NAMED])
             drop(entry, self._what, f"this model has no parameters of these names and sizes: {some}")
 
     def _warn_of_missing(self, entries: Mapping[int, Mapping[str, Any]]) -> None:
-        """Warn of residuals that this rank would have taken, but that are not in the state."""
+        """Warn of residuals that this rank would have taken, but that are not in the state.
+
+        Of its own state a rank takes its own residuals, under whatever number.
+        """
+        if any(WAS in entry for entry in entries.values()):
+            return
         mine = self._sender.rank
         members = {rank for entry in entries.values() for rank in entry["ranks"]} | {mine}
         before = max(entry["size"] for entry in entries.values())

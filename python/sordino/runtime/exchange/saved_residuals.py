@@ -12,6 +12,8 @@ from sordino.errors import UsageError
 
 BY_RANK = "by_rank"
 """Key of a dict whose values belong to one rank each, by the rank's number."""
+WAS = "was"
+"""Key of the number under which a rank has saved its values, if it has another one now."""
 
 
 class Piece(NamedTuple):
@@ -66,6 +68,28 @@ class Saved:
         return self.residuals[0][piece.at + begin - piece.begin : piece.at + end - piece.begin]
 
 
+def with_own(state: Any, own: Any, rank: int) -> Any:
+    """Return a state in which the values under "by_rank" are those of another state; all others are the same.
+
+    Args:
+        state: a state with dicts, such as another rank's.
+        own: the state of one rank, with its values at the same keys. Where it has none, there are none then.
+        rank: the number of that rank now. Its values say under which number it has saved them (`WAS`).
+    """
+    if not isinstance(state, dict):
+        return state
+    mine = own if isinstance(own, dict) else {}
+    found = type(state)()
+    for key, value in state.items():
+        if key == BY_RANK:
+            found[key] = {}
+            for number, entry in mine.get(key, {}).items():  # of one rank
+                found[key][rank] = {WAS: number, **entry}
+        else:
+            found[key] = with_own(value, mine.get(key), rank)
+    return found
+
+
 def drop(state: Mapping[str, Any], what: str, why: str) -> None:
     """Warn that the residuals of a state are dropped, unless the state has no residuals.
 
@@ -105,4 +129,4 @@ def _is_entry(rank: object, entry: Mapping[str, Any]) -> bool:
         count = max((piece.at + piece.end - piece.begin for piece in pieces), default=0)
         if count > mean["residuals"][0].numel():
             return False
-    return isinstance(rank, int) and rank in entry["ranks"] and isinstance(entry["size"], int)
+    return isinstance(rank, int) and entry.get(WAS, rank) in entry["ranks"] and isinstance(entry["size"], int)

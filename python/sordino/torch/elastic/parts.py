@@ -9,6 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
+from sordino.runtime.context import current
+from sordino.runtime.exchange.saved_residuals import with_own
 from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.torch.arguments import parameters_of
 from sordino.torch.elastic.sampler import ElasticSampler, Memento
@@ -121,13 +123,21 @@ class Loadable(Part[Any]):
 
     def restore(self) -> None:
         # A module copies what it loads. Other objects may keep the loaded tensors and change them.
-        self._value.load_state_dict(self._snapshot.tree(own_tensors=not isinstance(self._value, torch.nn.Module)))
+        tree = self._snapshot.tree(own_tensors=not isinstance(self._value, torch.nn.Module))
+        if isinstance(self._value, DistributedOptimizer):
+            tree = with_own(tree, tree, current().rank)
+        self._value.load_state_dict(tree)
 
     def outgoing(self) -> Snapshot:
         return self._snapshot
 
     def install(self, snapshot: Snapshot, rank: int, size: int) -> None:
-        self._snapshot = snapshot
+        if isinstance(self._value, DistributedOptimizer) and snapshot is not self._snapshot:
+            # What this rank has not sent yet is its own.
+            own = self._snapshot.tree(own_tensors=False)
+            self._snapshot = Snapshot.of(with_own(snapshot.tree(own_tensors=False), own, rank))
+        else:
+            self._snapshot = snapshot
         self.restore()
 
 
