@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -49,6 +50,39 @@ def a_restart_goes_on_within_the_interval(seat: Seat, exchange: str) -> None:
         step(seat, twin, resumed, turn)
         assert same_models(model, twin)
         assert (hvd.consensus_distance(model) < 1e-5) == ((turn + 1) % 3 == 0)
+
+
+@check(least=2, exchange=("sharded", "allreduce"), start=("immediate", 2), quick=("sim-4", "sim-4x2"))
+def sums_of_movements_go_on_within_the_interval(seat: Seat, exchange: str, start: Any) -> None:
+    """Bit for bit, from a state of any step, in another optimizer and in the one that has saved it. Groups that have
+    begun the interval with equal models end it with equal ones."""
+    algorithm = LocalSGD(3, divisors(seat.size)[-2], exchange, start, "gradients")
+
+    def make(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.01, momentum=0.5)
+
+    model = Odd()
+    optimizer = wrap(model, algorithm, make)
+    saved, last = [], 8
+    for turn in range(last):
+        saved.append(copy.deepcopy((model.state_dict(), optimizer.state_dict())))
+        step(seat, model, optimizer, turn)
+    wanted = [parameter.detach().clone() for parameter in model.parameters()]
+    for begin in range(1, last):
+        twin = Odd()
+        resumed = wrap(twin, algorithm, make)
+        if begin == last - 1:
+            twin, resumed = model, optimizer
+        twin.load_state_dict(saved[begin][0])
+        resumed.load_state_dict(saved[begin][1])
+        for turn in range(begin, last):
+            step(seat, twin, resumed, turn)
+        assert all(map(torch.equal, wanted, twin.parameters())), begin
+    models, state = saved[3 if start == "immediate" else 5]  # after an averaging
+    assert all(torch.equal(models[name], value) for name, value in state["sordino"]["outer"].items())
+    assert state["sordino"]["outer"].keys() == models.keys()
+    if start == 2:
+        assert hvd.consensus_distance(model) < 1e-5  # after two intervals
 
 
 @check(least=2, exchange=("sharded", "allreduce"))

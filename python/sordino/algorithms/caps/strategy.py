@@ -288,6 +288,9 @@ class CaPSStrategy(ExchangingStrategy):
         if self._detector is not None:
             self._restore(self._detector)
 
+    def forget_loaded(self) -> None:
+        self._loaded = _no_items()
+
     def carried_state(self) -> dict[str, Any]:
         return {**self.state_dict(), **_no_items()}  # in a new world nothing has been skipped yet
 

@@ -132,6 +132,11 @@ class OuterStep:
     def flush(self) -> None:
         self.apply()
 
+    def give_up(self) -> None:
+        """Drop a fragment in flight. Not collective, once all ranks have begun it or the world has failed."""
+        for fragment in self._fragments:
+            fragment.mean.continue_from([])
+
     @contextmanager
     def outer_parameters(self) -> Iterator[None]:
         """Put the outer parameters into the model within the block, if training has begun."""

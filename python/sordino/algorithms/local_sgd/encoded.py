@@ -15,10 +15,9 @@ import torch
 from sordino.algorithms.diloco import DiLoCo
 from sordino.algorithms.diloco.fragment import Elements, Fragment
 from sordino.algorithms.local_sgd import LocalSGD
-from sordino.algorithms.local_sgd.sharded_state import in_memory_order
+from sordino.algorithms.local_sgd.movements import fill, whole_parameters
 from sordino.errors import UsageError
 from sordino.runtime.collectives.autograd import allgather
-from sordino.runtime.collectives.objects import allgather_object
 from sordino.runtime.collectives.ops import broadcast_
 from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
@@ -77,11 +76,9 @@ class EncodedAveraging:
         name = f"local.outer.{len(self._fragments)}"
         fragment = Fragment(self._context, self._peers, runs[self._known :], name, self._outer_step)
         for piece in pieces:
-            outer, value = fragment.outer_of(piece.values), self._loaded.get(piece.name)
-            parameter = self._parameters[piece.name]
-            if outer is not None and value is not None and value.shape == parameter.shape:
-                ordered = torch.empty_like(parameter, dtype=outer.dtype).copy_(value)
-                outer.copy_(in_memory_order(ordered)[piece.begin : piece.end])
+            outer = fragment.outer_of(piece.values)
+            if outer is not None:
+                fill(outer, piece, self._parameters[piece.name], self._loaded)
         for number, outer in enumerate(fragment.outer):
             broadcast_(outer, self._first, f"{name}.begin.{number}", self._peers)
         fragment.attach(self._feedback, pieces)
@@ -132,19 +129,13 @@ class EncodedAveraging:
         own = {"residuals": residuals} if residuals else {}
         if not self._fragments:
             return {"outer": self._loaded, **own} if self._loaded else own
-        mine = [
+        parts = [
             (piece.name, piece.begin, piece.end, outer)
             for piece in pieces
             for fragment in self._fragments
             if (outer := fragment.outer_of(piece.values)) is not None
         ]
-        gathered = [mine] if group is None else allgather_object(mine, name="local.outer.state", process_set=group)
-        whole: dict[str, torch.Tensor] = {}
-        for name, begin, end, outer in (entry for entries in gathered for entry in entries):
-            if name not in whole:
-                whole[name] = torch.zeros_like(self._parameters[name], dtype=outer.dtype, requires_grad=False)
-            in_memory_order(whole[name])[begin:end] = outer
-        return {"outer": whole, **own}
+        return {"outer": whole_parameters(parts, self._parameters, group), **own}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`. `note` takes the outer parameters from it, and is collective.
