@@ -8,6 +8,7 @@ the same, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.residuals import Feedback, Sender
 from sordino.runtime.process_set import ProcessSet
+from sordino.runtime.tensors import label
 
 _BEGIN, _LOADED, _AVERAGE = range(3)
 _ACTIONS = ("begins with new parameters", "begins from a checkpoint", "averages")  # for errors
@@ -52,6 +54,8 @@ class EncodedAveraging:
         assert algorithm.codec is not None
         sender = Sender.of(context, peers, algorithm.codec, sums=algorithm.aggregate == "gradients")
         self._feedback = Feedback(sender, "averagings of LocalSGD")
+        # Residuals are in memory order, so those of another order are of other elements.
+        self._labels = {name: label(name, parameter) for name, parameter in parameters.items()}
 
     @property
     def begun(self) -> bool:
@@ -81,8 +85,9 @@ class EncodedAveraging:
                 fill(outer, piece, self._parameters[piece.name], self._loaded)
         for number, outer in enumerate(fragment.outer):
             broadcast_(outer, self._first, f"{name}.begin.{number}", self._peers)
-        fragment.attach(self._feedback, pieces)
-        self._feedback.drop_rest({piece.name for piece in pieces}, "this rank no longer averages these elements")
+        labelled = [replace(piece, name=self._labels[piece.name]) for piece in pieces]
+        fragment.attach(self._feedback, labelled)
+        self._feedback.drop_rest({piece.name for piece in labelled}, "this rank no longer averages these elements")
         self._fragments.append(fragment)
         self._known, self._loaded = len(runs), {}
 
@@ -145,9 +150,8 @@ class EncodedAveraging:
         """
         self.restart()
         self._loaded = dict(state.get("outer", {}))
-        self._feedback.load(
-            state.get("residuals", {}), {name: parameter.numel() for name, parameter in self._parameters.items()}
-        )
+        sizes = {self._labels[name]: parameter.numel() for name, parameter in self._parameters.items()}
+        self._feedback.load(state.get("residuals", {}), sizes)
 
     def restart(self) -> None:
         """Forget all outer parameters. `note` makes them from the parameters, which are equal on all peers."""
