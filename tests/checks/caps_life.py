@@ -90,14 +90,25 @@ def a_checkpoint_goes_on_bit_for_bit(seat: Seat, detector: str) -> None:
 
 
 @check(least=2)
+def another_threshold_counts_after_a_restart(seat: Seat) -> None:
+    """A state has the threshold that a scheduler has set, but no other replaces that of the optimizer."""
+    model = Odd()
+    optimizer = wrap(model, CaPS(threshold=30))
+    step(seat, model, optimizer, 0)
+    other = wrap(Odd(), CaPS(threshold=20))
+    other.load_state_dict(optimizer.state_dict())
+    assert other.state_dict()["sordino"]["threshold"] == 20
+
+
+@check(least=2)
 def states_of_something_else_are_refused(seat: Seat) -> None:
     """A state that does not fit is refused as a whole: the optimizer stays as it was."""
     model = Odd()
     optimizer = wrap(model, CaPS("history"))
     step(seat, model, optimizer, 0)
     state = optimizer.state_dict()
-    state["sordino"]["threshold"] = 77.0
-    other = Planted(CaPS("history"), 7, 7, 7, 7, 7, 7, momentum=0.9)
+    state["sordino"].update(threshold=77.0, epochs=1)
+    other = Planted(CaPS("history", scheduler=ThresholdScheduler()), 7, 7, 7, 7, 7, 7, momentum=0.9)
     with pytest.raises(UsageError, match="counters of"):
         other.optimizer.load_state_dict({**other.optimizer.state_dict(), "sordino": state["sordino"]})
     assert other.optimizer.state_dict()["sordino"]["threshold"] == 10

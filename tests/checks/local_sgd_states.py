@@ -248,3 +248,33 @@ def a_change_keeps_state_and_interval(seat: Seat, exchange: str) -> None:
         for model, optimizer in zip((plain, changed), optimizers):
             step(seat, model, optimizer, turn)
         assert same_models(plain, changed)
+
+
+@check(least=2)
+def another_interval_counts_after_a_restart(seat: Seat) -> None:
+    """A state has the interval that an adaptive one has come to, but no other replaces that of the optimizer."""
+    model = Odd()
+    optimizer = wrap(model, LocalSGD(2), OPTIMIZERS["sgd"])
+    for turn in range(2):
+        step(seat, model, optimizer, turn)
+    model, optimizer = twin_of(model, optimizer, LocalSGD(3), OPTIMIZERS["sgd"])
+    together = []
+    for turn in range(2, 8):
+        step(seat, model, optimizer, turn)
+        together.append(hvd.consensus_distance(model) < 1e-5)
+    assert together == [False, False, True] * 2
+
+
+@check(least=2)
+def distances_stay_when_parameters_change(seat: Seat) -> None:
+    model = Odd()
+    model.image.requires_grad_(False)
+    optimizer = wrap(model, LocalSGD(3, log_distance=1), OPTIMIZERS["sgd"])
+    for turn in range(2):
+        step(seat, model, optimizer, turn)
+    first = list(optimizer.distances)
+    model.image.requires_grad_(True)
+    step(seat, model, optimizer, 2)
+    optimizer.set_backward_passes_per_step(1)
+    step(seat, model, optimizer, 3)
+    assert [number for number, _ in optimizer.distances] == [1, 2, 3, 4] and optimizer.distances[:2] == first

@@ -368,6 +368,39 @@ ERRORS = [
         "",
         (tests("states_alone"),),
     ),
+    # ---- settings and records of local SGD
+    Error(
+        "the interval of a state replaces that of the optimizer",
+        "stale copy",
+        "python/sordino/algorithms/local_sgd/strategy.py",
+        'self.interval = state["interval"] if adapted else self.algorithm.interval',
+        'self.interval = state["interval"]',
+        (checks("local_sgd_states.another_interval"),),
+    ),
+    Error(
+        "an adapted interval is not loaded",
+        "dropped state in a checkpoint",
+        "python/sordino/algorithms/local_sgd/strategy.py",
+        'self.interval = state["interval"] if adapted else self.algorithm.interval',
+        "self.interval = self.algorithm.interval",
+        (checks("local_sgd"),),
+    ),
+    Error(
+        "distances are lost when an option changes",
+        "dropped state in a checkpoint",
+        "python/sordino/algorithms/local_sgd/strategy.py",
+        "        self.distances = old.distances\n",
+        "",
+        (checks("local_sgd_states.distances_stay"),),
+    ),
+    Error(
+        "the threshold of a state replaces that of the optimizer",
+        "stale copy",
+        "python/sordino/algorithms/caps/strategy.py",
+        'self.threshold = state["threshold"] if scheduled else float(self.algorithm.threshold)',
+        'self.threshold = state["threshold"]',
+        (checks("caps_life.another_threshold"),),
+    ),
     # ---- memory formats
     Error(
         "outer parameters are saved as they lie in memory",

@@ -280,7 +280,9 @@ class CaPSStrategy(ExchangingStrategy):
         return {"skips": skips}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps, self.threshold = state["steps"], state["threshold"]
+        self.steps = state["steps"]
+        scheduled = self.algorithm.scheduler is not None and state["epochs"] > 0
+        self.threshold = state["threshold"] if scheduled else float(self.algorithm.threshold)
         self._metrics.clear()
         self._metrics.extend(state["metrics"])
         self._epochs = state["epochs"]

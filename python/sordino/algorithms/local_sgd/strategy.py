@@ -23,7 +23,7 @@ from sordino.algorithms.local_sgd.gathering import Gathering
 from sordino.algorithms.local_sgd.movements import Movements
 from sordino.algorithms.local_sgd.sharded_state import gather_state, in_memory_order, scatter_state, take_over_state
 from sordino.algorithms.local_sgd.sharding import ShardedReducer
-from sordino.algorithms.strategy import Runtime
+from sordino.algorithms.strategy import Runtime, Strategy
 from sordino.errors import UsageError
 from sordino.runtime.collectives.autograd import allreduce
 from sordino.runtime.collectives.operation import Average, Max, Sum
@@ -66,7 +66,6 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._movements: Movements | None = None  # sums of changes without a codec, with aggregate="gradients"
         self._loaded: dict[str, Any] = {}  # state for these two, until `attach` creates one of them
         self._prepared: tuple[int, PreparedReduction] | None = None  # number of tensors, and their reduction
-        self.distances = []
 
     @property
     def levels(self) -> bool:  # type: ignore[override]
@@ -127,14 +126,14 @@ class LocalSGDStrategy(ExchangingStrategy):
         # Some ranks may have taken the step after which groups train separately, and others not.
         mine = torch.tensor([int(self._alone)], device=HOST)
         self._alone = bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
-        rate, distances = self._rate, self.distances
+        rate = self._rate
         self._loaded = {}
         if self._encoded is not None:
             self._encoded.restart()
         if self._movements is not None:
             self._movements.load_state({})
         super().renew()
-        self._rate, self.distances = rate, distances
+        self._rate = rate
         # All models have just been averaged. All ranks count from the step of the furthest one, so that none skips an
         # averaging.
         self._averaged = max(self._averaged, self._most_steps)
@@ -342,8 +341,10 @@ class LocalSGDStrategy(ExchangingStrategy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         was_alone = self._alone
         self.steps, self._alone, self._averaged = state["steps"], state["alone"], state["averaged"]
-        self.interval, self._highest_rate = state["interval"], state["highest_rate"]
+        self._highest_rate = state["highest_rate"]
         self._first_metric, self._block_ends = state["first_metric"], state["block_ends"]
+        adapted = self.algorithm.adaptive is not None and self._first_metric is not None
+        self.interval = state["interval"] if adapted else self.algorithm.interval
         loaded = {key: state[key] for key in self.optional_state if key in state}
         if self._encoded is not None:
             self._encoded.load_state(loaded)
@@ -354,6 +355,10 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._loaded = {} if self._met else loaded
         if self._met and was_alone != self._alone:
             self._regroup()
+
+    def take_over(self, old: Strategy) -> None:
+        super().take_over(old)
+        self.distances = old.distances
 
     def forget_loaded(self) -> None:
         self._loaded = {}
