@@ -291,3 +291,50 @@ def buffers_are_averaged_if_asked(seat: Seat) -> None:
     model(torch.full((2, 4), float(seat.rank))).sum().backward()
     optimizer.step()
     seat.same("running mean", model[1].running_mean)
+
+
+@check(least=2)
+def buffers_that_forward_has_changed_are_sent(seat: Seat) -> None:
+    """Also in the first step, and in the first one after a state was loaded: no copy is from before its forward."""
+
+    def wrapped(model: torch.nn.Module) -> hvd.DistributedOptimizer:
+        return hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            model.named_parameters(),
+            algorithm=CaPS(threshold=60, buffers="average"),
+            named_buffers=model.named_buffers(),
+        )
+
+    model, other = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
+    optimizer = wrapped(model)
+    for turn in range(3):
+        inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(10 * turn + seat.rank))
+        if turn == 2:
+            other.load_state_dict(model.state_dict())
+            resumed = wrapped(other)
+            resumed.load_state_dict(optimizer.state_dict())
+            other(inputs).square().sum().backward()
+            resumed.step()
+            seat.same("resumed", other.running_mean, other.running_var)
+        optimizer.zero_grad()
+        model(inputs).square().sum().backward()
+        optimizer.step()
+        seat.same(f"step {turn}", model.running_mean, model.running_var)
+    assert torch.equal(model.running_mean, other.running_mean)
+
+
+@check(least=2)
+def unchanged_buffers_are_skipped_from_the_second_step_on(seat: Seat) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        model.named_parameters(),
+        algorithm=CaPS(threshold=60, buffers="average"),
+        named_buffers=[("fixed", torch.ones(5))],
+    )
+    skipped = []
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        skipped.append(int(optimizer.state_dict()["sordino"]["skipped"][-1]))
+    assert skipped == [0, 1, 2]

@@ -401,6 +401,22 @@ ERRORS = [
         'self.threshold = state["threshold"]',
         (checks("caps_life.another_threshold"),),
     ),
+    Error(
+        "buffers are compared with those that forward has changed",
+        "stale copy",
+        "python/sordino/algorithms/caps/strategy.py",
+        "            still &= ~self._of_buffers\n",
+        "            pass\n",
+        (checks("caps_life.buffers_that_forward"),),
+    ),
+    Error(
+        "buffers that do not change are always sent",
+        "stale copy",
+        "python/sordino/algorithms/caps/strategy.py",
+        "        self._late = False\n        self._statistics",
+        "        self._statistics",
+        (checks("caps_life.unchanged_buffers"),),
+    ),
     # ---- memory formats
     Error(
         "outer parameters are saved as they lie in memory",
