@@ -90,14 +90,25 @@ def a_checkpoint_goes_on_bit_for_bit(seat: Seat, detector: str) -> None:
 
 
 @check(least=2)
+def another_threshold_counts_after_a_restart(seat: Seat) -> None:
+    """A state has the threshold that a scheduler has set, but no other replaces that of the optimizer."""
+    model = Odd()
+    optimizer = wrap(model, CaPS(threshold=30))
+    step(seat, model, optimizer, 0)
+    other = wrap(Odd(), CaPS(threshold=20))
+    other.load_state_dict(optimizer.state_dict())
+    assert other.state_dict()["sordino"]["threshold"] == 20
+
+
+@check(least=2)
 def states_of_something_else_are_refused(seat: Seat) -> None:
     """A state that does not fit is refused as a whole: the optimizer stays as it was."""
     model = Odd()
     optimizer = wrap(model, CaPS("history"))
     step(seat, model, optimizer, 0)
     state = optimizer.state_dict()
-    state["sordino"]["threshold"] = 77.0
-    other = Planted(CaPS("history"), 7, 7, 7, 7, 7, 7, momentum=0.9)
+    state["sordino"].update(threshold=77.0, epochs=1)
+    other = Planted(CaPS("history", scheduler=ThresholdScheduler()), 7, 7, 7, 7, 7, 7, momentum=0.9)
     with pytest.raises(UsageError, match="counters of"):
         other.optimizer.load_state_dict({**other.optimizer.state_dict(), "sordino": state["sordino"]})
     assert other.optimizer.state_dict()["sordino"]["threshold"] == 10
@@ -280,3 +291,50 @@ def buffers_are_averaged_if_asked(seat: Seat) -> None:
     model(torch.full((2, 4), float(seat.rank))).sum().backward()
     optimizer.step()
     seat.same("running mean", model[1].running_mean)
+
+
+@check(least=2)
+def buffers_that_forward_has_changed_are_sent(seat: Seat) -> None:
+    """Also in the first step, and in the first one after a state was loaded: no copy is from before its forward."""
+
+    def wrapped(model: torch.nn.Module) -> hvd.DistributedOptimizer:
+        return hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            model.named_parameters(),
+            algorithm=CaPS(threshold=60, buffers="average"),
+            named_buffers=model.named_buffers(),
+        )
+
+    model, other = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
+    optimizer = wrapped(model)
+    for turn in range(3):
+        inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(10 * turn + seat.rank))
+        if turn == 2:
+            other.load_state_dict(model.state_dict())
+            resumed = wrapped(other)
+            resumed.load_state_dict(optimizer.state_dict())
+            other(inputs).square().sum().backward()
+            resumed.step()
+            seat.same("resumed", other.running_mean, other.running_var)
+        optimizer.zero_grad()
+        model(inputs).square().sum().backward()
+        optimizer.step()
+        seat.same(f"step {turn}", model.running_mean, model.running_var)
+    assert torch.equal(model.running_mean, other.running_mean)
+
+
+@check(least=2)
+def unchanged_buffers_are_skipped_from_the_second_step_on(seat: Seat) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        model.named_parameters(),
+        algorithm=CaPS(threshold=60, buffers="average"),
+        named_buffers=[("fixed", torch.ones(5))],
+    )
+    skipped = []
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        skipped.append(int(optimizer.state_dict()["sordino"]["skipped"][-1]))
+    assert skipped == [0, 1, 2]

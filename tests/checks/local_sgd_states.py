@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -49,6 +50,39 @@ def a_restart_goes_on_within_the_interval(seat: Seat, exchange: str) -> None:
         step(seat, twin, resumed, turn)
         assert same_models(model, twin)
         assert (hvd.consensus_distance(model) < 1e-5) == ((turn + 1) % 3 == 0)
+
+
+@check(least=2, exchange=("sharded", "allreduce"), start=("immediate", 2), quick=("sim-4", "sim-4x2"))
+def sums_of_movements_go_on_within_the_interval(seat: Seat, exchange: str, start: Any) -> None:
+    """Bit for bit, from a state of any step, in another optimizer and in the one that has saved it. Groups that have
+    begun the interval with equal models end it with equal ones."""
+    algorithm = LocalSGD(3, divisors(seat.size)[-2], exchange, start, "gradients")
+
+    def make(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.01, momentum=0.5)
+
+    model = Odd()
+    optimizer = wrap(model, algorithm, make)
+    saved, last = [], 8
+    for turn in range(last):
+        saved.append(copy.deepcopy((model.state_dict(), optimizer.state_dict())))
+        step(seat, model, optimizer, turn)
+    wanted = [parameter.detach().clone() for parameter in model.parameters()]
+    for begin in range(1, last):
+        twin = Odd()
+        resumed = wrap(twin, algorithm, make)
+        if begin == last - 1:
+            twin, resumed = model, optimizer
+        twin.load_state_dict(saved[begin][0])
+        resumed.load_state_dict(saved[begin][1])
+        for turn in range(begin, last):
+            step(seat, twin, resumed, turn)
+        assert all(map(torch.equal, wanted, twin.parameters())), begin
+    models, state = saved[3 if start == "immediate" else 5]  # after an averaging
+    assert all(torch.equal(models[name], value) for name, value in state["sordino"]["outer"].items())
+    assert state["sordino"]["outer"].keys() == models.keys()
+    if start == 2:
+        assert hvd.consensus_distance(model) < 1e-5  # after two intervals
 
 
 @check(least=2, exchange=("sharded", "allreduce"))
@@ -214,3 +248,33 @@ def a_change_keeps_state_and_interval(seat: Seat, exchange: str) -> None:
         for model, optimizer in zip((plain, changed), optimizers):
             step(seat, model, optimizer, turn)
         assert same_models(plain, changed)
+
+
+@check(least=2)
+def another_interval_counts_after_a_restart(seat: Seat) -> None:
+    """A state has the interval that an adaptive one has come to, but no other replaces that of the optimizer."""
+    model = Odd()
+    optimizer = wrap(model, LocalSGD(2), OPTIMIZERS["sgd"])
+    for turn in range(2):
+        step(seat, model, optimizer, turn)
+    model, optimizer = twin_of(model, optimizer, LocalSGD(3), OPTIMIZERS["sgd"])
+    together = []
+    for turn in range(2, 8):
+        step(seat, model, optimizer, turn)
+        together.append(hvd.consensus_distance(model) < 1e-5)
+    assert together == [False, False, True] * 2
+
+
+@check(least=2)
+def distances_stay_when_parameters_change(seat: Seat) -> None:
+    model = Odd()
+    model.image.requires_grad_(False)
+    optimizer = wrap(model, LocalSGD(3, log_distance=1), OPTIMIZERS["sgd"])
+    for turn in range(2):
+        step(seat, model, optimizer, turn)
+    first = list(optimizer.distances)
+    model.image.requires_grad_(True)
+    step(seat, model, optimizer, 2)
+    optimizer.set_backward_passes_per_step(1)
+    step(seat, model, optimizer, 3)
+    assert [number for number, _ in optimizer.distances] == [1, 2, 3, 4] and optimizer.distances[:2] == first

@@ -22,6 +22,7 @@ from sordino.algorithms import (
     NoLoCo,
     PushSum,
 )
+from sordino.codecs import Codec, Int8, TopK
 from sordino.errors import PeerLost
 
 
@@ -347,3 +348,16 @@ def test_losses_while_all_is_taken_in_and_parameters_are_added(crew_of: MakeCrew
         # No rank continues with the intermediate result of an averaging that was given up.
         most = 9 if isinstance(algorithm, LocalSGD) else 4
         assert all(float(model.abs().max()) < most for model in models)
+
+
+@pytest.mark.parametrize("compression", [None, Int8(), TopK()])
+def test_an_outer_gradient_in_flight_leaves_nothing(crew_of: MakeCrew, compression: Codec | None) -> None:
+    """An encoded one is an operation like those that a script starts. It ends when it is given up."""
+    crew = crew_of(3, DiLoCo(4, overlap=2, compression=compression))
+    for _ in range(3):
+        crew.all(Member.step)
+    crew.network.kill(2)
+    crew.all(Member.step)
+    crew.all(metric)
+    assert crew.all(lambda member: dict(member.context.pending._operations)) == {0: {}, 1: {}}
+    assert not any(crew.all(lambda member: steps_of(member).outer_step.pending).values())

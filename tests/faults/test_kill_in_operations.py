@@ -180,3 +180,20 @@ def test_who_asks_before_a_loss_is_answered_after_it(crew_of: MakeCrew) -> None:
     crew.members[2].orders.put(Member.step)
     crew.collect()
     assert [member.steps for member in crew.living] == [2, 2]
+
+
+def test_names_of_operations_that_were_not_waited_for_are_free_after_a_loss(crew: Crew) -> None:
+    """An error has interrupted the script, so it has no handle to wait for. It starts its operations again."""
+
+    def begin(member: Member) -> None:
+        if member.identity != 3:
+            hvd.allreduce_async(torch.ones(1), name="interrupted", op=hvd.Sum)
+
+    def again(member: Member) -> float:
+        return float(hvd.allreduce(torch.ones(1), name="interrupted", op=hvd.Sum))
+
+    crew.all(metric)
+    crew.all(begin)
+    crew.network.kill(3)
+    crew.all(metric)
+    assert crew.all(again) == dict.fromkeys(range(3), 3.0)

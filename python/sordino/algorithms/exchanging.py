@@ -101,6 +101,12 @@ class ExchangingStrategy(Strategy):
         """Return the part of the state that stays valid after ranks have been lost."""
         return self.state_dict()
 
+    def forget_loaded(self) -> None:
+        """Forget the loaded state of exchanges, before a step without other ranks.
+
+        A later state would else have it together with parameters that it does not fit.
+        """
+
     def before_join(self) -> None:
         """Prepare for `join()`, after which this rank takes no more steps but must serve the other ranks.
 
@@ -335,6 +341,7 @@ class ExchangingStrategy(Strategy):
 
     def step_begun(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
         if not self.active:
+            self.forget_loaded()
             return self.guarded(optimizer).step(closure)
         result = self.step_optimizer(optimizer, closure, synchronize)
         self.end()

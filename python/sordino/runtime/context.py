@@ -145,6 +145,7 @@ class Context:
         """Continue in another world with some of the ranks. Objects of the old world must be made again."""
         self.world = world
         self.internal = InternalSets()
+        self.pending.free_all_names()
         self._take_place()
 
     def adopt_grown(self, world: World, founders: Sequence[int], epoch: int, started: int, job_id: str) -> None:

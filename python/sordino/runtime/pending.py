@@ -55,6 +55,13 @@ class PendingOperations:
         if self.taken.get(name) == ticket:
             del self.taken[name]
 
+    def free_all_names(self) -> None:
+        """Release all names, because the world of their operations has ended.
+
+        Handles stay valid. A script that an error has interrupted may have lost them, and starts its operations again.
+        """
+        self.taken.clear()  # the core has this dict
+
     def has_given(self, ticket: object) -> bool:
         """Return whether `add` has ever returned this number."""
         return type(ticket) is int and 0 < ticket <= self._last_ticket

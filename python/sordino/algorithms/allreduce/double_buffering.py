@@ -183,6 +183,9 @@ class BufferedStrategy(ExchangingStrategy):
         super().load_optimizer_state(optimizer, state)
         self._restore({})  # gradients in flight belong to the parameters before the load
 
+    def forget_loaded(self) -> None:
+        self._loaded = {}
+
     def _restore(self, gradients: dict[str, torch.Tensor]) -> None:
         self._loaded = gradients
         if self.reducer is not None:

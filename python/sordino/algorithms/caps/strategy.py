@@ -68,6 +68,7 @@ class CaPSStrategy(ExchangingStrategy):
         self._server: ParameterServer | None = None
         self._detector: Detector | None = None
         self._kept = False  # whether the detector has the parameters from before the next step
+        self._late = False  # whether it has them from after forward, which may have changed buffers
         self._skipped = torch.zeros(0, dtype=torch.int64, device=HOST)  # [items]: steps in a row without each item
         self._loaded = _no_items()  # state for the items, until `attach` creates them
 
@@ -83,6 +84,9 @@ class CaPSStrategy(ExchangingStrategy):
         block = algorithm.block_bytes if algorithm.granularity == "block" else None
         self._items = Items.of(self._arena, block)
         self._detector = detector_of(self._arena, self._items, algorithm)
+        buffers = {id(buffer) for _, buffer in self.buffers}
+        of_buffers = np.array([id(tensor) in buffers for tensor in self._arena.tensors], dtype=bool)
+        self._of_buffers = torch.from_numpy(of_buffers[self._items.tensors])  # bool [items]
         self._skipped = torch.zeros(len(self._items), dtype=torch.int64, device=HOST)
         self._sent: Recent[_Sent] = Recent()  # the same sets of items are sent again and again
         self._mask = torch.zeros(len(self._items), dtype=torch.bool, device=HOST)
@@ -105,7 +109,7 @@ class CaPSStrategy(ExchangingStrategy):
         assert self._detector is not None
         if not self._kept:
             self._detector.begin(self.steps)
-            self._kept = True
+            self._kept = self._late = True
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -125,11 +129,14 @@ class CaPSStrategy(ExchangingStrategy):
         skipped = self._agree(detector)
         detector.keep(self.steps, self._average(~skipped.numpy()))
         self._skipped = torch.where(skipped, self._skipped + 1, 0)
+        self._late = False
         self._statistics.add(self.steps + 1, self.threshold, detector, skipped)
 
     def _agree(self, detector: Detector) -> torch.Tensor:
         """Return the items that all workers skip, bool [items]: unchanged on all, and not due for a probe."""
         still = detector.counts.double() * 100 >= self.threshold * detector.compared
+        if self._late:
+            still &= ~self._of_buffers
         return self._all_of(still & (self._skipped < self.algorithm.probe_interval))
 
     def _all_of(self, mine: torch.Tensor) -> torch.Tensor:
@@ -280,13 +287,18 @@ class CaPSStrategy(ExchangingStrategy):
         return {"skips": skips}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps, self.threshold = state["steps"], state["threshold"]
+        self.steps = state["steps"]
+        scheduled = self.algorithm.scheduler is not None and state["epochs"] > 0
+        self.threshold = state["threshold"] if scheduled else float(self.algorithm.threshold)
         self._metrics.clear()
         self._metrics.extend(state["metrics"])
         self._epochs = state["epochs"]
         self._loaded = {"skipped": state["skipped"], "detector": state["detector"]}
         if self._detector is not None:
             self._restore(self._detector)
+
+    def forget_loaded(self) -> None:
+        self._loaded = _no_items()
 
     def carried_state(self) -> dict[str, Any]:
         return {**self.state_dict(), **_no_items()}  # in a new world nothing has been skipped yet

@@ -12,6 +12,7 @@ from sordino.algorithms.diloco import DiLoCo
 from sordino.algorithms.diloco.mean import mean_of
 from sordino.runtime.context import Context
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
+from sordino.runtime.exchange.memory_order import Strided, to_memory_order, to_row_major
 from sordino.runtime.exchange.residuals import Feedback
 from sordino.runtime.exchange.saved_residuals import Piece
 from sordino.runtime.process_set import ProcessSet
@@ -85,6 +86,7 @@ class Fragment:
         self.outer = [torch.cat([run.to(dtype) for run in ones]) for dtype, ones in wide.items() if ones]
         self.momentum = [torch.zeros_like(one) for one in self.outer] if algorithm.momentum > 0 else []
         self.mean = mean_of(context, process_set, self.outer, name, algorithm)
+        self._strided: list[Strided] = []
 
     def restart(self) -> None:
         """Make the parameters the outer parameters, with nothing in flight."""
@@ -148,6 +150,23 @@ class Fragment:
         """
         place = self.place_of(values)
         return None if place is None else self.outer[place.number][place.range]
+
+    def place(self, arena: ParameterBuffer) -> None:
+        """Find the parameters of an arena whose elements are not in row-major order, for `saved` and `loaded`."""
+        for tensor, offset in zip(arena.tensors, arena.layout.offsets):
+            if tensor.is_contiguous():
+                continue
+            place = self.place_of(arena.flat(tensor.dtype, offset, tensor.numel()))
+            if place is not None:
+                self._strided.append(Strided.of(place.number, place.range.start, tensor))
+
+    def saved(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return copies of flat tensors such as `outer`, in the order of checkpoints."""
+        return to_row_major(flat, self._strided if flat else ())
+
+    def loaded(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return copies of flat tensors that `saved` has returned, in the order of this object."""
+        return to_memory_order(flat, self._strided if flat else ())
 
     def attach(self, feedback: Feedback, elements: Iterable[Elements]) -> None:
         """Include the residuals of the mean in the state of `feedback`.

@@ -36,6 +36,8 @@ class OuterStep:
             Fragment(peers.context, peers.process_set, runs, f"{peers.name}.{number}", algorithm)
             for number, runs in enumerate(members)
         ]
+        for fragment in self._fragments:
+            fragment.place(arena)
         self._begun = False
         self._carried: Carried | None = None  # outer state of some parameters, until `begin`
         self._elements = list(elements_of(arena))
@@ -132,6 +134,11 @@ class OuterStep:
     def flush(self) -> None:
         self.apply()
 
+    def give_up(self) -> None:
+        """Drop a fragment in flight. Not collective, once all ranks have begun it or the world has failed."""
+        for fragment in self._fragments:
+            fragment.mean.continue_from([])
+
     @contextmanager
     def outer_parameters(self) -> Iterator[None]:
         """Put the outer parameters into the model within the block, if training has begun."""
@@ -152,12 +159,12 @@ class OuterStep:
         if not self._begun:
             return {}
         state: dict[str, Any] = {
-            "outer": [one.clone() for fragment in self._fragments for one in fragment.outer],
-            "momentum": [one.clone() for fragment in self._fragments for one in fragment.momentum],
+            "outer": [one for fragment in self._fragments for one in fragment.saved(fragment.outer)],
+            "momentum": [one for fragment in self._fragments for one in fragment.saved(fragment.momentum)],
         }
         if self.pending:  # fragments in flight, by their numbers
             state["pending"] = {
-                number: fragment.mean.state()
+                number: fragment.saved(fragment.mean.state())
                 for number, fragment in enumerate(self._fragments)
                 if fragment.mean.pending
             }
@@ -175,21 +182,27 @@ class OuterStep:
         self._begun = _alike(outer, saved)
         pending = state.get("pending", {}) if self._begun else {}
         for number, fragment in enumerate(self._fragments):
-            fragment.mean.continue_from(pending.get(number, []))
+            fragment.mean.continue_from(fragment.loaded(pending.get(number, [])))
         residuals = state.get("residuals", {})
         if not self._begun:
             drop(residuals, f"outer gradients of {self._algorithm.label}", "the outer parameters are of another model")
         self._load_residuals(residuals if self._begun else {})
         if not self._begun:
             return
-        for target, value in zip(outer, saved):
-            target.copy_(value)
+        self._copy([fragment.outer for fragment in self._fragments], saved)
         if _alike(momentum, its_momentum):
-            for target, value in zip(momentum, its_momentum):
-                target.copy_(value)
+            self._copy([fragment.momentum for fragment in self._fragments], its_momentum)
         else:  # one of the two has a momentum factor of 0, and so no momentum
             for target in momentum:
                 target.zero_()
+
+    def _copy(self, targets: Sequence[Sequence[torch.Tensor]], saved: Sequence[torch.Tensor]) -> None:
+        """Copy the tensors of a state to those of each fragment."""
+        rest = list(saved)
+        for fragment, own in zip(self._fragments, targets):
+            values, rest = rest[: len(own)], rest[len(own) :]
+            for target, value in zip(own, fragment.loaded(values)):
+                target.copy_(value)
 
 
 def _alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:

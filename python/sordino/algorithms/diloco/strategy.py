@@ -41,6 +41,11 @@ class DiLoCoStrategy(OuterStrategy):
         self.outer_step.carry(old.outer_step.carried())
         again(self.context, self._begin_outer_step)
 
+    def give_up(self) -> None:
+        super().give_up()
+        if self.outer_step is not None:
+            self.outer_step.give_up()  # an encoded mean in flight reserves a name, which a grown world uses again
+
     def _begin_outer_step(self) -> None:
         if self.active and self.outer_step is not None:
             self.outer_step.begin()

@@ -11,6 +11,7 @@ from sordino.algorithms.gossip.mixing import Peers
 from sordino.runtime.collectives.operation import Average
 from sordino.runtime.collectives.ops import grouped_allreduce_
 from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
+from sordino.runtime.exchange.memory_order import strided_in, to_memory_order, to_row_major
 
 
 class ElasticMixing:
@@ -24,6 +25,7 @@ class ElasticMixing:
         self._centre = FlatBuffer(peers.context, arena.layout, arena.device)
         self._mean = FlatBuffer(peers.context, arena.layout, arena.device)
         self._begun = False
+        self._strided = strided_in(arena)
 
     def begin(self) -> None:
         if not self._begun:
@@ -50,7 +52,9 @@ class ElasticMixing:
         pass
 
     def state(self) -> dict[str, Any]:
-        return {"centre": [run.clone() for _, run in self._centre.runs]} if self._begun else {}
+        if not self._begun:
+            return {}
+        return {"centre": to_row_major([run for _, run in self._centre.runs], self._strided)}
 
     def load_state(self, state: dict[str, Any]) -> None:
         saved = state.get("centre", [])
@@ -58,7 +62,7 @@ class ElasticMixing:
         # If the state is of other parameters, `begin` computes the center again.
         self._begun = [(run.dtype, run.shape) for run in saved] == shapes
         if self._begun:
-            for (_, run), values in zip(self._centre.runs, saved):
+            for (_, run), values in zip(self._centre.runs, to_memory_order(saved, self._strided)):
                 run.copy_(values)
 
     def _average(self) -> FlatBuffer:

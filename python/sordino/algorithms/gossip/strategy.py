@@ -86,6 +86,9 @@ class GossipStrategy(ExchangingStrategy):
         if self._mixing is not None:
             self._mixing.load_state(self._loaded)
 
+    def forget_loaded(self) -> None:
+        self._loaded = {}
+
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         assert self._mixing is not None
         self._mixing.begin()

@@ -87,7 +87,7 @@ class LocalSGD(Algorithm):
         start: the step from which on groups train separately: "immediate", a number of steps, or "decay": when the
             first parameter group's learning rate has fallen. Before, every step averages gradients over all workers.
         aggregate: "parameters" takes the mean of the local models; "gradients" adds up their changes since the last
-            averaging: w = w_then + sum over groups of (w_i - w_then).
+            averaging: w = w_then + sum over groups of (w_i - w_then). w_then is part of `state_dict()`.
         adaptive: the rule by which the interval changes, or None.
         buffers: "average" takes the mean over all workers of the floating-point buffers given as `named_buffers`
             whenever models are averaged, "local" does not exchange them.

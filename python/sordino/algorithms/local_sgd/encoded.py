@@ -8,6 +8,7 @@ the same, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,15 +16,15 @@ import torch
 from sordino.algorithms.diloco import DiLoCo
 from sordino.algorithms.diloco.fragment import Elements, Fragment
 from sordino.algorithms.local_sgd import LocalSGD
-from sordino.algorithms.local_sgd.sharded_state import in_memory_order
+from sordino.algorithms.local_sgd.movements import fill, whole_parameters
 from sordino.errors import UsageError
 from sordino.runtime.collectives.autograd import allgather
-from sordino.runtime.collectives.objects import allgather_object
 from sordino.runtime.collectives.ops import broadcast_
 from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.residuals import Feedback, Sender
 from sordino.runtime.process_set import ProcessSet
+from sordino.runtime.tensors import label
 
 _BEGIN, _LOADED, _AVERAGE = range(3)
 _ACTIONS = ("begins with new parameters", "begins from a checkpoint", "averages")  # for errors
@@ -53,6 +54,8 @@ class EncodedAveraging:
         assert algorithm.codec is not None
         sender = Sender.of(context, peers, algorithm.codec, sums=algorithm.aggregate == "gradients")
         self._feedback = Feedback(sender, "averagings of LocalSGD")
+        # Residuals are in memory order, so those of another order are of other elements.
+        self._labels = {name: label(name, parameter) for name, parameter in parameters.items()}
 
     @property
     def begun(self) -> bool:
@@ -77,15 +80,14 @@ class EncodedAveraging:
         name = f"local.outer.{len(self._fragments)}"
         fragment = Fragment(self._context, self._peers, runs[self._known :], name, self._outer_step)
         for piece in pieces:
-            outer, value = fragment.outer_of(piece.values), self._loaded.get(piece.name)
-            parameter = self._parameters[piece.name]
-            if outer is not None and value is not None and value.shape == parameter.shape:
-                ordered = torch.empty_like(parameter, dtype=outer.dtype).copy_(value)
-                outer.copy_(in_memory_order(ordered)[piece.begin : piece.end])
+            outer = fragment.outer_of(piece.values)
+            if outer is not None:
+                fill(outer, piece, self._parameters[piece.name], self._loaded)
         for number, outer in enumerate(fragment.outer):
             broadcast_(outer, self._first, f"{name}.begin.{number}", self._peers)
-        fragment.attach(self._feedback, pieces)
-        self._feedback.drop_rest({piece.name for piece in pieces}, "this rank no longer averages these elements")
+        labelled = [replace(piece, name=self._labels[piece.name]) for piece in pieces]
+        fragment.attach(self._feedback, labelled)
+        self._feedback.drop_rest({piece.name for piece in labelled}, "this rank no longer averages these elements")
         self._fragments.append(fragment)
         self._known, self._loaded = len(runs), {}
 
@@ -132,19 +134,13 @@ class EncodedAveraging:
         own = {"residuals": residuals} if residuals else {}
         if not self._fragments:
             return {"outer": self._loaded, **own} if self._loaded else own
-        mine = [
+        parts = [
             (piece.name, piece.begin, piece.end, outer)
             for piece in pieces
             for fragment in self._fragments
             if (outer := fragment.outer_of(piece.values)) is not None
         ]
-        gathered = [mine] if group is None else allgather_object(mine, name="local.outer.state", process_set=group)
-        whole: dict[str, torch.Tensor] = {}
-        for name, begin, end, outer in (entry for entries in gathered for entry in entries):
-            if name not in whole:
-                whole[name] = torch.zeros_like(self._parameters[name], dtype=outer.dtype, requires_grad=False)
-            in_memory_order(whole[name])[begin:end] = outer
-        return {"outer": whole, **own}
+        return {"outer": whole_parameters(parts, self._parameters, group), **own}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`. `note` takes the outer parameters from it, and is collective.
@@ -154,9 +150,8 @@ class EncodedAveraging:
         """
         self.restart()
         self._loaded = dict(state.get("outer", {}))
-        self._feedback.load(
-            state.get("residuals", {}), {name: parameter.numel() for name, parameter in self._parameters.items()}
-        )
+        sizes = {self._labels[name]: parameter.numel() for name, parameter in self._parameters.items()}
+        self._feedback.load(state.get("residuals", {}), sizes)
 
     def restart(self) -> None:
         """Forget all outer parameters. `note` makes them from the parameters, which are equal on all peers."""

@@ -20,9 +20,10 @@ from sordino.algorithms.local_sgd import LocalSGD
 from sordino.algorithms.local_sgd.elementwise import Trial, require_elementwise
 from sordino.algorithms.local_sgd.encoded import EncodedAveraging
 from sordino.algorithms.local_sgd.gathering import Gathering
+from sordino.algorithms.local_sgd.movements import Movements
 from sordino.algorithms.local_sgd.sharded_state import gather_state, in_memory_order, scatter_state, take_over_state
 from sordino.algorithms.local_sgd.sharding import ShardedReducer
-from sordino.algorithms.strategy import Runtime
+from sordino.algorithms.strategy import Runtime, Strategy
 from sordino.errors import UsageError
 from sordino.runtime.collectives.autograd import allreduce
 from sordino.runtime.collectives.operation import Average, Max, Sum
@@ -34,6 +35,8 @@ from sordino.runtime.exchange.groups import group_of, new_channel, peers_of
 from sordino.runtime.exchange.rollback import take_mean
 from sordino.runtime.exchange.saved_residuals import drop
 from sordino.runtime.tensors import squared_distance
+
+_RESIDUALS_OF = "averagings of LocalSGD"
 
 
 class LocalSGDStrategy(ExchangingStrategy):
@@ -59,11 +62,10 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._gathering: Gathering | None = None  # the gather that step() does not wait for, with overlap=True
         self._arena: ParameterBuffer | None = None
         self._tried = not self.algorithm.elementwise  # whether no trial of the user's declaration is needed (any more)
-        self._then: list[torch.Tensor] = []  # the models when they were last averaged
         self._encoded: EncodedAveraging | None = None  # the averaging, with a codec
-        self._loaded: dict[str, Any] = {}  # state for `_encoded`, until `attach` creates it
+        self._movements: Movements | None = None  # sums of changes without a codec, with aggregate="gradients"
+        self._loaded: dict[str, Any] = {}  # state for these two, until `attach` creates one of them
         self._prepared: tuple[int, PreparedReduction] | None = None  # number of tensors, and their reduction
-        self.distances = []
 
     @property
     def levels(self) -> bool:  # type: ignore[override]
@@ -92,12 +94,22 @@ class LocalSGDStrategy(ExchangingStrategy):
         elif self._models > 1:
             names = self.exchanged_names[: len(self.trained)]
             self._arena = ParameterBuffer(context, names, self.trained, "model")
-        if algorithm.codec is not None and self._models > 1:
-            parameters = dict(zip(self.names, self.parameters))
-            self._encoded = EncodedAveraging(context, self._peers, parameters, algorithm)
-            if self._loaded:
-                self._encoded.load_state(self._loaded)
+        self._begin_averaging()
         self._regroup()
+
+    def _begin_averaging(self) -> None:
+        """Make the object that averages changes since the last averaging, with the loaded state."""
+        loaded, self._loaded = self._loaded, {}
+        parameters = dict(zip(self.names, self.parameters))
+        if self._models > 1 and self.algorithm.codec is not None:
+            self._encoded = EncodedAveraging(self.context, self._peers, parameters, self.algorithm)
+            if loaded:
+                self._encoded.load_state(loaded)
+            return
+        drop(loaded.get("residuals", {}), _RESIDUALS_OF, "they are not encoded here")
+        if self._models > 1 and self.algorithm.aggregate == "gradients":
+            self._movements = Movements(parameters)
+            self._movements.load_state(loaded)
 
     def _regroup(self) -> None:
         """Average gradients over the group or, until groups train separately, over all ranks."""
@@ -114,12 +126,14 @@ class LocalSGDStrategy(ExchangingStrategy):
         # Some ranks may have taken the step after which groups train separately, and others not.
         mine = torch.tensor([int(self._alone)], device=HOST)
         self._alone = bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
-        rate, distances = self._rate, self.distances
+        rate = self._rate
         self._loaded = {}
         if self._encoded is not None:
             self._encoded.restart()
+        if self._movements is not None:
+            self._movements.load_state({})
         super().renew()
-        self._rate, self.distances = rate, distances
+        self._rate = rate
         # All models have just been averaged. All ranks count from the step of the furthest one, so that none skips an
         # averaging.
         self._averaged = max(self._averaged, self._most_steps)
@@ -156,16 +170,16 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     @torch.no_grad()
     def _note_models(self) -> None:
-        """Keep copies of the models, for all tensors that have no copy yet. Collective over the peers with a codec.
+        """Begin to count changes of models, for all tensors that are new. Collective over the peers with a codec.
 
-        Unfrozen parameters are new in this list, and no group has changed them yet.
+        Unfrozen parameters are new, and no group has changed them yet.
         """
         if not self._alone:
             return
         if self._encoded is not None:
             self._encoded.note(self._values(), self._pieces())
-        elif self.algorithm.aggregate == "gradients":
-            self._then += [value.clone() for value in self._values()[len(self._then) :]]
+        elif self._movements is not None:
+            self._movements.note(self._values(), self._pieces)
 
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """With exchange="sharded", make the shards and convert the optimizer's state to slices."""
@@ -235,15 +249,10 @@ class LocalSGDStrategy(ExchangingStrategy):
         values = self._values() if self._models > 1 else []
         if self._encoded is not None:
             self._encoded.average()
-        elif self.algorithm.aggregate == "parameters":
+        elif self._movements is not None:
+            self._movements.add_up(values, lambda: self._reduce_models(values, Sum))
+        else:
             self._reduce_models(values, Average)
-        elif values:
-            for value, then in zip(values, self._then, strict=True):
-                value.sub_(then)
-            self._reduce_models(values, Sum)
-            for value, then in zip(values, self._then, strict=True):
-                value.add_(then)
-                then.copy_(value)
         if self._arena is not None:
             self._arena.give_back()
         if self.buffers:
@@ -307,16 +316,19 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     @property
     def optional_state(self) -> frozenset[str]:
-        return frozenset({"outer", "residuals"})  # exist with a codec, from the first step of separate groups on
+        # With a codec, or aggregate="gradients", from the first step of separate groups on.
+        return frozenset({"outer", "residuals"})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state. Collective within a group if it is sharded, and there is a codec."""
-        encoded = self._loaded
+        """Return the state. Collective within a group if it is sharded, and changes of models are averaged."""
+        changes, group = self._loaded, None if self._shards is None else self._group
         if self._encoded is not None:
             self._values()  # moves parameters back that were replaced
-            encoded = self._encoded.state(self._pieces(), None if self._shards is None else self._group)
+            changes = self._encoded.state(self._pieces(), group)
+        elif self._movements is not None:
+            changes = self._movements.state(self._values, self._pieces, group)
         return {
-            **encoded,
+            **changes,
             "steps": self.steps,
             "alone": self._alone,
             "averaged": self._averaged,
@@ -329,16 +341,27 @@ class LocalSGDStrategy(ExchangingStrategy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         was_alone = self._alone
         self.steps, self._alone, self._averaged = state["steps"], state["alone"], state["averaged"]
-        self.interval, self._highest_rate = state["interval"], state["highest_rate"]
+        self._highest_rate = state["highest_rate"]
         self._first_metric, self._block_ends = state["first_metric"], state["block_ends"]
-        self._then = []  # `_note_models` copies the models after the load
-        self._loaded = {key: state[key] for key in self.optional_state if key in state}
+        adapted = self.algorithm.adaptive is not None and self._first_metric is not None
+        self.interval = state["interval"] if adapted else self.algorithm.interval
+        loaded = {key: state[key] for key in self.optional_state if key in state}
         if self._encoded is not None:
-            self._encoded.load_state(self._loaded)
+            self._encoded.load_state(loaded)
         elif self._met or self.algorithm.codec is None:
-            drop(self._loaded.pop("residuals", {}), "averagings of LocalSGD", "they are not encoded here")
+            drop(loaded.pop("residuals", {}), _RESIDUALS_OF, "they are not encoded here")
+        if self._movements is not None:
+            self._movements.load_state(loaded)
+        self._loaded = {} if self._met else loaded
         if self._met and was_alone != self._alone:
             self._regroup()
+
+    def take_over(self, old: Strategy) -> None:
+        super().take_over(old)
+        self.distances = old.distances
+
+    def forget_loaded(self) -> None:
+        self._loaded = {}
 
     def _take_in_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
         averaged = self._averaged
@@ -347,7 +370,8 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         self.complete()
-        moved = bool(self._then) or (self._encoded is not None and self._encoded.begun)
+        averaging = self._movements if self._encoded is None else self._encoded
+        moved = averaging is not None and averaging.begun
         if self._met and self._alone and self.algorithm.aggregate == "gradients" and moved:
             self._judge_all()
             with self._rollback.around(self._averages()):

@@ -77,7 +77,7 @@ class OuterGossip(Averaging):
         self._message = FlatBuffer(peers.context, arena.layout, arena.device)
         self._parameters: dict[str, _Parameter] = {}
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # values in the arena, and in the message
-        for name, tensor, offset in zip(arena.names, arena.tensors, arena.layout.offsets):
+        for name, tensor, offset in zip(arena.plain_names, arena.tensors, arena.layout.offsets):
             own, message = arena.like(tensor, offset), self._message.like(tensor, offset)
             if tensor.requires_grad:  # as all parameters that are exchanged, and no buffer
                 self._parameters[name] = _Parameter(own, message)

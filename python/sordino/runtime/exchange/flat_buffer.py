@@ -102,7 +102,9 @@ class ParameterBuffer(FlatBuffer):
     An exchange begins with `adopt`. If it changes the values of parameters, it ends with `give_back`.
 
     Attributes:
-        names, tensors: names and tensors in the order of the arena.
+        names, tensors: labels and tensors in the order of the arena. A label has the memory order, unless that is
+            row-major.
+        plain_names: their names without it; "" for weights.
 
     Args:
         context: the context of this rank.
@@ -140,6 +142,8 @@ class ParameterBuffer(FlatBuffer):
         numbers += range(len(self.weights))
         order = sorted(range(len(labels)), key=lambda i: (numbers[i], dtype_code(tensors[i]), i))
         self.names = [labels[i] for i in order]
+        plain = [*names, *("" for _ in self.weights)]
+        self.plain_names = [plain[i] for i in order]
         self.tensors = [tensors[i] for i in order]
         layout = Layout(
             [(name, dtype_code(tensor), tuple(tensor.shape)) for name, tensor in zip(self.names, self.tensors)],

@@ -1,0 +1,154 @@
+"""Models after the last averaging, from which aggregate="gradients" counts the changes of each group.
+
+Groups that continue from a checkpoint within an interval have different models. Their changes count from the models
+that they had in common, which are therefore in the state: by the names of parameters, each whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from sordino.algorithms.diloco.fragment import Elements
+from sordino.algorithms.local_sgd.sharded_state import in_memory_order
+from sordino.runtime.collectives.objects import allgather_object
+from sordino.runtime.local_shards import LocalShard
+from sordino.runtime.process_set import ProcessSet
+
+Part = tuple[str, int, int, torch.Tensor]
+"""Name of a parameter, range of its elements in memory order, and values of these elements, 1-d."""
+
+
+def whole_parameters(
+    parts: list[Part], parameters: Mapping[str, torch.Tensor], group: ProcessSet | None
+) -> dict[str, torch.Tensor]:
+    """Return whole tensors by the names of parameters, in the memory order of these.
+
+    Args:
+        parts: the parts that this rank has.
+        parameters: the parameters by their names.
+        group: ranks that have the other parts, over which this is collective; None: there are no other parts.
+    """
+    gathered = [parts] if group is None else allgather_object(parts, name="local.outer.state", process_set=group)
+    whole: dict[str, torch.Tensor] = {}
+    for name, begin, end, values in (part for parts in gathered for part in parts):
+        if name not in whole:
+            whole[name] = torch.zeros_like(parameters[name], dtype=values.dtype, requires_grad=False)
+        in_memory_order(whole[name])[begin:end] = values
+    return whole
+
+
+def fill(target: torch.Tensor, piece: Elements, parameter: torch.Tensor, saved: Mapping[str, torch.Tensor]) -> None:
+    """Write the saved values of a piece of a parameter to `target`, if the parameter has been saved with its shape.
+
+    Args:
+        target: a 1-d tensor of the size of the piece.
+        piece: the piece.
+        parameter: the whole parameter.
+        saved: whole tensors by the names of parameters, in any memory order.
+    """
+    value = saved.get(piece.name)
+    if value is not None and value.shape == parameter.shape:
+        ordered = torch.empty_like(parameter, dtype=target.dtype).copy_(value)
+        target.copy_(in_memory_order(ordered)[piece.begin : piece.end])
+
+
+class Movements:
+    """Sums over groups of the changes of their models, without a codec.
+
+    Args:
+        parameters: whole parameters by their names.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._parameters = parameters
+        self._then: list[torch.Tensor] = []  # the models after the last averaging, flat
+        self._loaded: Mapping[str, torch.Tensor] = {}  # those of a checkpoint that are not in use yet
+
+    @property
+    def begun(self) -> bool:
+        """Whether there are models from which changes count."""
+        return bool(self._then)
+
+    @torch.no_grad()
+    def note(self, values: Sequence[torch.Tensor], pieces: Callable[[], Iterable[Elements]]) -> None:
+        """Begin to count the changes of tensors that are new in `values`.
+
+        They count from the values of a checkpoint, or else from the present ones.
+
+        Args:
+            values: the tensors that are averaged, flat. Those of earlier calls come first.
+            pieces: returns the parameters in these tensors.
+        """
+        new = values[len(self._then) :]
+        if not new:
+            return
+        known = len(self._then)
+        self._then += [value.clone() for value in new]
+        if self._loaded:
+            for piece in pieces():
+                target = _part_of(piece.values, values[known:], self._then[known:])
+                if target is not None:
+                    fill(target, piece, self._parameters[piece.name], self._loaded)
+        self._loaded = {}
+
+    @torch.no_grad()
+    def add_up(self, values: Sequence[torch.Tensor], reduce: Callable[[], None]) -> None:
+        """Replace the tensors by those after the last averaging plus the changes of all groups. Collective.
+
+        Args:
+            values: the tensors.
+            reduce: replaces `values` by their sums over all groups.
+        """
+        for value, then in zip(values, self._then, strict=True):
+            value.sub_(then)
+        reduce()
+        for value, then in zip(values, self._then, strict=True):
+            value.add_(then)
+            then.copy_(value)
+
+    def state(
+        self,
+        values: Callable[[], Sequence[torch.Tensor]],
+        pieces: Callable[[], Iterable[Elements]],
+        group: ProcessSet | None,
+    ) -> dict[str, Any]:
+        """Return the models after the last averaging, for checkpoints; {} before the first `note`.
+
+        {} also for shards over a device mesh. A torch checkpoint has one replica of their values, from which all ranks
+        continue, and would give all ranks the models of one shard.
+
+        Args:
+            values: returns the tensors that are averaged, flat. Not called before the first `note`: after a loss, data
+                of an abandoned averaging may still arrive in them.
+            pieces: returns the parameters in these tensors.
+            group: as in `whole_parameters`.
+        """
+        if any(isinstance(one, LocalShard) for one in self._parameters.values()):
+            return {}
+        if not self._then:
+            return {"outer": dict(self._loaded)} if self._loaded else {}
+        found = values()
+        parts: list[Part] = []
+        for piece in pieces():
+            then = _part_of(piece.values, found, self._then)
+            if then is not None:
+                parts.append((piece.name, piece.begin, piece.end, then))
+        return {"outer": whole_parameters(parts, self._parameters, group)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`; without one, from the models of the next `note`."""
+        self._then, self._loaded = [], state.get("outer", {})
+
+
+def _part_of(
+    piece: torch.Tensor, values: Sequence[torch.Tensor], others: Sequence[torch.Tensor]
+) -> torch.Tensor | None:
+    """Return the elements of `others` at the place that `piece` has in `values`; None: it is in none of them."""
+    for value, other in zip(values, others):
+        begin = (piece.data_ptr() - value.data_ptr()) // value.element_size()
+        if piece.dtype == value.dtype and 0 <= begin < len(value):
+            return other[begin : begin + len(piece)]
+    return None
