@@ -232,4 +232,20 @@ ERRORS = [
         "None",
         (tests("compressed_mean"),),
     ),
+    Error(
+        "values to be encoded have the user's default dtype",
+        "misaligned access",
+        _MEAN,
+        "self._work = torch.zeros(total, dtype=torch.float32, device=device)",
+        "self._work = torch.zeros(total, device=device)",
+        (tests("default_dtype"),),
+    ),
+    Error(
+        "changes of models that mix have the user's default dtype",
+        "misaligned access",
+        "python/sordino/algorithms/gossip/compressed.py",
+        "self._change = torch.empty(most, dtype=torch.float32, device=HOST)",
+        "self._change = torch.empty(most, device=HOST)",
+        (tests("default_dtype"),),
+    ),
 ]
