@@ -148,8 +148,8 @@ ERRORS = [
         "ranks without a shard of the mean have memory for it",
         "wrong bucket",
         _MEAN,
-        "torch.empty(0 if codec.gathered else self._shard, device",
-        "torch.empty(self._shard, device",
+        "torch.empty(0 if codec.gathered else self._shard, dtype",
+        "torch.empty(self._shard, dtype",
         (tests("compressed_mean"),),
     ),
     Error(

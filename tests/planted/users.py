@@ -9,6 +9,7 @@ _DISTRIBUTED = "python/sordino/distributed/"
 _SHARED_BUFFERS = "tests/mp/test_shared_buffers.py"
 _EVERY_OPERATION = "tests/mp/test_distributed.py --tier all -k every_operation"
 _GROUPS = "tests/mp/test_groups.py -k "
+_FEATURES = "tests/mp/test_features.py --tier all -k "
 _INTEGRATIONS = "python/sordino/integrations/"
 _DEVICE_MESH = "tests/mp/test_mesh.py --tier all"
 _COLLECTIVES = "python/sordino/runtime/collectives/"
@@ -357,8 +358,8 @@ ERRORS = [
         "a receiver's number in its group is taken for its rank",
         "swapped rank",
         _DISTRIBUTED + "collectives.py",
-        "handle = send_async(tensor.detach(), self._ranks[to], tag, self._set)",
-        "handle = send_async(tensor.detach(), to, tag, self._set)",
+        "handle = send_async(movable(tensor.detach()), self._ranks[to], tag, self._set)",
+        "handle = send_async(movable(tensor.detach()), to, tag, self._set)",
         (_EVERY_OPERATION,),
     ),
     Error(
@@ -397,14 +398,78 @@ ERRORS = [
         "the average of a sparse tensor is its sum",
         "wrong weight",
         _DISTRIBUTED + "collectives.py",
-        "scale = factor / self.size if kind == Kinds.AVG else factor",
-        "scale = factor",
-        (_GROUPS + "test_groups",),
+        "            if kind == Kinds.AVG:\n",
+        "            if kind is None:\n",
+        (tests("collectives"), _GROUPS + "test_groups"),
+    ),
+    Error(
+        "each rank's integers are rounded before a sparse average",
+        "wrong order of summation",
+        _DISTRIBUTED + "collectives.py",
+        "            if factor != 1:\n                values = (values * factor).to(tensor.dtype)\n",
+        "            values = (values * factor).to(tensor.dtype)\n",
+        (tests("collectives"),),
+    ),
+    Error(
+        "tensors of other sizes than the outputs move the next ones",
+        "misaligned access",
+        _DISTRIBUTED + "results.py",
+        "            if found != wanted:\n",
+        "            if found > 5 * wanted:\n",
+        (tests("collectives"),),
+    ),
+    Error(
+        "a repetition with uneven rows does not look at them",
+        "misaligned access",
+        _DISTRIBUTED + "submissions.py",
+        "blocks = waits and (rows is None or rows.are_equal)",
+        "blocks = waits",
+        (tests("collectives"),),
+    ),
+    Error(
+        "products of complex numbers are those of their parts",
+        "wrong weight",
+        _DISTRIBUTED + "reductions.py",
+        "    if kind not in (Kinds.SUM, Kinds.AVG):\n",
+        "    if kind not in OPS:\n",
+        (tests("collectives"),),
+    ),
+    Error(
+        "complex numbers are no numbers for the core",
+        "wrong bucket",
+        _DISTRIBUTED + "views.py",
+        "        return torch.view_as_real(tensor)\n",
+        "        return tensor\n",
+        (tests("collectives"), _FEATURES + "complex_models"),
+    ),
+    Error(
+        "float8 is added up as bytes",
+        "wrong weight",
+        _DISTRIBUTED + "reductions.py",
+        "    if tensor.dtype in DTYPE_CODES:\n",
+        "    if not tensor.is_complex():\n",
+        (tests("collectives"),),
+    ),
+    Error(
+        "Dynamo compiles the functions of a process group",
+        "stale copy",
+        _DISTRIBUTED + "untraced.py",
+        'if hasattr(_frames, "set_code_exec_strategy"):',
+        'if not hasattr(_frames, "set_code_exec_strategy"):',
+        (_FEATURES + "compiled",),
+    ),
+    Error(
+        "a group does not tell its devices",
+        "lost message",
+        _DISTRIBUTED + "group.py",
+        'return [torch.device("cpu"), torch.device("cuda")]',
+        "return []",
+        (_FEATURES + "checkpoints",),
     ),
     Error(
         "what another thread waits for counts as over",
         "missing wait",
-        _DISTRIBUTED + "collectives.py",
+        _DISTRIBUTED + "submissions.py",
         "return pending is not None and pending.handle.done()",
         "return pending is None or pending.handle.done()",
         ("tests/python/distributed/test_work.py",),

@@ -20,6 +20,7 @@ import torch
 import torch.distributed
 from torch.futures import Future
 
+from sordino.distributed.untraced import untraced
 from sordino.errors import SordinoError, UsageError
 
 dist: Any = torch.distributed  # its annotations lack much of what a backend uses
@@ -101,6 +102,7 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
         self._ready: list[torch.cuda.Event] = []  # on a GPU: behind the operation, on the stream that waited first
         self._lock = threading.Lock()
 
+    @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the results are there. Raises DistBackendError, with a `timeout` also if it has passed."""
         if self._limit is not None:
@@ -129,13 +131,16 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
                     raise dist.DistBackendError(f"the operation is not over after {timeout.total_seconds():g} s")
                 time.sleep(_LOOK_S)
 
+    @untraced
     def synchronize(self) -> None:
         self.wait()
 
+    @untraced
     def is_completed(self) -> bool:
         """Return whether `wait` would return, or raise, at once."""
         return all(part.is_done() for part in self._parts)
 
+    @untraced
     def exception(self) -> Exception | None:
         """Return the error of an operation that is over; None if it has none."""
         if not self.is_completed():
@@ -146,14 +151,17 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
             return error
         return None
 
+    @untraced
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
+    @untraced
     def result(self) -> list[torch.Tensor]:
         """Return the tensors with the results, after waiting for them."""
         self.wait()
         return self._results
 
+    @untraced
     def source_rank(self) -> int:
         """Return the rank that has sent the received message."""
         self.wait()
@@ -163,6 +171,7 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
 
     _source_rank = source_rank
 
+    @untraced
     def get_future(self) -> Future[Any]:
         """Return a future of the results. Its error is the operation's, in C++, too."""
         if self._future is None:
