@@ -218,6 +218,22 @@ ERRORS = [
         (checks("statistics_of_a_process_set"),),
     ),
     Error(
+        "a layer in two places becomes two",
+        "stale copy",
+        _TORCH + "sync_batch_norm.py",
+        "            known[module] = layer\n",
+        "",
+        (checks("a_model_is_converted"),),
+    ),
+    Error(
+        "a layer keeps its old form in the second place",
+        "stale copy",
+        _TORCH + "sync_batch_norm.py",
+        "for name, child in list(module._modules.items()):",
+        "for name, child in module.named_children():",
+        (checks("a_model_is_converted"),),
+    ),
+    Error(
         "a converted layer has other statistics",
         "stale copy",
         _TORCH + "sync_batch_norm.py",
