@@ -483,6 +483,22 @@ ERRORS = [
         (_FEATURES + "checkpoints",),
     ),
     Error(
+        "results are not in their places when an operation is over",
+        "missing wait",
+        _DISTRIBUTED + "work.py",
+        "        if not self._devices:\n            for part in self._parts:\n                part.settle()\n",
+        "",
+        ("tests/python/distributed/test_work.py",),
+    ),
+    Error(
+        "a look at an operation raises its error, or loses it",
+        "lost message",
+        _DISTRIBUTED + "work.py",
+        "                except Exception as error:\n                    self._error = error\n",
+        "                except Exception:\n                    pass\n",
+        ("tests/python/distributed/test_work.py",),
+    ),
+    Error(
         "what another thread waits for counts as over",
         "missing wait",
         _DISTRIBUTED + "submissions.py",

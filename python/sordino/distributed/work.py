@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -63,6 +64,11 @@ class Part:
                 self._finish = None
         if self._error is not None:
             raise torch_error(self._error)
+
+    def settle(self) -> None:
+        """Complete an operation that is over. `complete` raises its error later."""
+        with suppress(Exception):
+            self.complete()
 
 
 def torch_error(error: Exception) -> Exception:
@@ -137,8 +143,16 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
 
     @untraced
     def is_completed(self) -> bool:
-        """Return whether `wait` would return, or raise, at once."""
-        return all(part.is_done() for part in self._parts)
+        """Return whether the operation is over, and its results are in their places; on a GPU that takes `wait`, too.
+
+        Does not raise the error of the operation; `wait` and `exception` tell it.
+        """
+        if not all(part.is_done() for part in self._parts):
+            return False
+        if not self._devices:
+            for part in self._parts:
+                part.settle()
+        return True
 
     @untraced
     def exception(self) -> Exception | None:
