@@ -54,7 +54,7 @@ class AdasumStrategy(Strategy):
         return [(i, parameter) for i, parameter in enumerate(self.parameters) if parameter.requires_grad]
 
     @torch.no_grad()
-    def _combine(self, moving: Sequence[tuple[int, torch.Tensor]], before: Sequence[torch.Tensor]) -> None:
+    def _combine(self, moving: Sequence[tuple[int, torch.Tensor]], before: list[torch.Tensor]) -> None:
         """Replace the changes of the parameters `moving`, which were `before`, by those of all ranks. Collective."""
         numbers, parameters = [number for number, _ in moving], [parameter for _, parameter in moving]
         packed = [self.settings.compression.compress(p - start) for p, start in zip(parameters, before)]
