@@ -121,8 +121,8 @@ class Collectives(Submissions):
         for rank, count in enumerate(self._counts("reduce_scatter", sources, "inputs")):
             if count != output.numel():
                 raise UsageError(
-                    f"reduce_scatter: the input for rank {rank} has {count} elements, and must have as many as the "
-                    f"output, {output.numel()}"
+                    f"reduce_scatter: the input for rank {rank} has {count} elements; the output has "
+                    f"{output.numel()}. Both must have the same number"
                 )
         return self.reduce_scatter(output, torch.cat([source.reshape(-1) for source in sources]), op, waits)
 

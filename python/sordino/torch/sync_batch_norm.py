@@ -63,7 +63,7 @@ class SyncBatchNorm(_BatchNorm):
     def _converted(
         cls, module: torch.nn.Module, process_set: ProcessSet, known: dict[torch.nn.Module, torch.nn.Module]
     ) -> torch.nn.Module:
-        """Return what replaces a module; `known` has the replacements of all modules that were visited."""
+        """Return the replacement of a module; `known` has those of all modules that were visited."""
         if module in known:
             return known[module]
         if isinstance(module, _BatchNorm) and not isinstance(module, (cls, _LazyNormBase)):
