@@ -81,13 +81,38 @@ def gradients_that_persist_move_once(seat: Seat) -> None:
     found = []
     for number in range(6):
         job.step(number, set_to_none=False)
-        found.append([parameter.grad for parameter in job.parameters])
-    assert all(grad is last for grads in found[2:] for grad, last in zip(grads, found[-1]))
+        if number > 1:
+            found.append([parameter.grad for parameter in job.parameters])
+    assert all(grad is last for grads in found for grad, last in zip(grads, found[-1]))
     world = current().world
     if world.shares_memory and current().host_device is None:
         for grad in found[-1]:
             assert grad is not None
             assert world.in_shared_memory(grad.data_ptr(), grad.nbytes)
+
+
+@check(least=2, whose=("one rank", "all"), of=("a flat buffer", "a list"))
+def gradients_of_the_script_stay(seat: Seat, whose: str, of: str) -> None:
+    """Gradients that the script clears by its own references do not move: views of a flat buffer, or a list of them."""
+    job = Job(seat)
+    kept: list[torch.Tensor] = []
+    for number in range(6):
+        total = torch.stack([parameter.sum() for parameter in job.parameters]).sum()
+        (total * (seat.rank + number)).backward()
+        for parameter in job.parameters:
+            wanted = torch.full_like(parameter, (seat.size - 1) / 2 + number)
+            torch.testing.assert_close(parameter.grad, wanted)
+        job.optimizer.step()
+        if whose == "one rank" and seat.rank != seat.last:
+            job.optimizer.zero_grad(set_to_none=False)
+            continue
+        if number == 0 and of == "a list":
+            kept = [parameter.grad for parameter in job.parameters]  # type: ignore[misc]
+        elif number == 0:
+            kept = [torch.zeros(3, 5)]
+            for place, parameter in enumerate(job.parameters):
+                parameter.grad = kept[0][place]
+        torch._foreach_zero_(kept)
 
 
 @check(least=2, hoards=(False, True))

@@ -148,6 +148,39 @@ def adasum(seat: Seat, label: str) -> None:
 
 
 @check(least=2)
+def adasum_with_a_scaler(seat: Seat) -> None:
+    """A rank whose gradients are infinite takes part with changes of 0, so that no rank waits for it."""
+    model, others = make_model("small", 3), [make_model("small", 3) for _ in range(seat.size)]
+    plain = [(other, sgd(other)) for other in others]
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), op=hvd.Adasum)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for turn in range(4):
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        whole, infinite = batch(ROWS * seat.size, turn), turn == 1
+        scaler.scale(loss_of(model, *part(whole, seat.rank, seat.size))).backward()
+        if infinite and seat.rank == seat.last:
+            next(model.parameters()).grad.fill_(torch.inf)  # type: ignore[union-attr]
+        if turn == 2:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        changes = []
+        for rank, (other, stepper) in enumerate(plain):
+            for parameter, start in zip(other.parameters(), before):
+                parameter.data.copy_(start)
+            loss_of(other, *part(whole, rank, seat.size)).backward()
+            if not (infinite and rank == seat.last):
+                stepper.step()
+            stepper.zero_grad()
+            changes.append([parameter.detach() - start for parameter, start in zip(other.parameters(), before)])
+        for index, (parameter, start) in enumerate(zip(model.parameters(), before)):
+            wanted = start + adasum_model([change[index] for change in changes])
+            torch.testing.assert_close(parameter.detach(), wanted, atol=1e-10, rtol=1e-10)
+    assert scaler.get_scale() == (2.0 if seat.rank == seat.last else 4.0)
+
+
+@check(least=2)
 def adasum_refuses(seat: Seat) -> None:
     model = make_model("small", 3)
     some = hvd.add_process_set([0])

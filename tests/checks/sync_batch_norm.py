@@ -371,3 +371,8 @@ def a_model_is_converted(seat: Seat) -> None:
     again = hvd.SyncBatchNorm.convert_sync_batchnorm(inner[0])
     assert again is inner[0]
     assert isinstance(hvd.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(2)), hvd.SyncBatchNorm)
+    model = nn.ModuleDict({"first": nn.BatchNorm1d(2), "block": nn.Sequential(nn.Linear(2, 2))})
+    model["block"].append(model["first"])  # one layer in three places
+    model["again"] = model["first"]
+    hvd.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert isinstance(model["first"], hvd.SyncBatchNorm) and model["block"][1] is model["again"] is model["first"]

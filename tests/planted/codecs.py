@@ -148,8 +148,8 @@ ERRORS = [
         "ranks without a shard of the mean have memory for it",
         "wrong bucket",
         _MEAN,
-        "torch.empty(0 if codec.gathered else self._shard, device",
-        "torch.empty(self._shard, device",
+        "torch.empty(0 if codec.gathered else self._shard, dtype",
+        "torch.empty(self._shard, dtype",
         (tests("compressed_mean"),),
     ),
     Error(
@@ -231,5 +231,21 @@ ERRORS = [
         "core_device(device) if self._sends and codec.in_core else None",
         "None",
         (tests("compressed_mean"),),
+    ),
+    Error(
+        "values to be encoded have the user's default dtype",
+        "misaligned access",
+        _MEAN,
+        "self._work = torch.zeros(total, dtype=torch.float32, device=device)",
+        "self._work = torch.zeros(total, device=device)",
+        (tests("default_dtype"),),
+    ),
+    Error(
+        "changes of models that mix have the user's default dtype",
+        "misaligned access",
+        "python/sordino/algorithms/gossip/compressed.py",
+        "self._change = torch.empty(most, dtype=torch.float32, device=HOST)",
+        "self._change = torch.empty(most, device=HOST)",
+        (tests("default_dtype"),),
     ),
 ]

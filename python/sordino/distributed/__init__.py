@@ -5,7 +5,10 @@
     operations.py     the base of both: the operations by torch's names
     place.py          the world of a group's ranks, and how they meet
     collectives.py    the operations, in terms of this library's own
+    submissions.py    their way to the core
+    views.py          complex numbers and float8 as dtypes of the core
     work.py           what torch waits for
+    untraced.py       what torch.compile leaves alone
     shared_memory.py  memory that the ranks of a node share, for the buffers of FSDP2 and DDP
     meeting.py        how its ranks meet where torch's own variables are not set
 

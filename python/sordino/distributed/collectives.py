@@ -1,9 +1,7 @@
 """The operations of torch.distributed in terms of this library's own, for one process set.
 
 Each operation takes its tensors as torch.distributed passes them, and returns the parts that are still under way
-(`Part`): none, if the caller waits or the operation is over at once. Ordinary CPU tensors go straight to the core's
-function for repeated operations (`Context.repeat`); others, such as CUDA tensors, by `sordino.runtime.collectives`.
-Both match the operations of ranks by their order.
+(`Part`): none, if the caller waits or the operation is over at once.
 
 | torch.distributed | here |
 |---|---|
@@ -25,30 +23,22 @@ from typing import Any
 
 import torch
 
-from sordino._core import Handle
-from sordino.distributed.reductions import BITWISE, OPS, Kinds, combined, kind_of
-from sordino.distributed.results import fill, fill_from, spread
+from sordino.distributed.reductions import BITWISE, OPS, Kinds, combined, kind_of, mean_of_total, require_reducible
+from sordino.distributed.results import Rows, spread
+from sordino.distributed.submissions import Parts, Submissions
+from sordino.distributed.views import movable
 from sordino.distributed.work import Part
 from sordino.errors import UsageError
 from sordino.runtime import opcode
 from sordino.runtime.collectives import ops
 from sordino.runtime.collectives.joining import barrier
-from sordino.runtime.collectives.operation import Sum, synchronize
+from sordino.runtime.collectives.operation import Sum
 from sordino.runtime.collectives.point_to_point import recv_async, send_async
-from sordino.runtime.context import Context, use
-from sordino.runtime.process_set import ProcessSet, global_process_set
-
-Parts = list[Part]
+from sordino.runtime.context import use
 
 
-class Collectives:
+class Collectives(Submissions):
     """The operations of a process set. Roots are numbers within the set."""
-
-    def __init__(self, context: Context, process_set: ProcessSet = global_process_set) -> None:
-        self._context, self._set = context, process_set
-        with use(context):
-            self._ranks = list(process_set.ranks or [])
-        self.size, self.rank = len(self._ranks), self._ranks.index(context.rank)
 
     # ---- with arithmetic -------------------------------------------------------------------------------------------
 
@@ -61,15 +51,15 @@ class Collectives:
             gathered = tensor.new_empty((self.size, tensor.numel()))
             return self._then(
                 self.all_gather(gathered, tensor, waits),
-                lambda: tensor.copy_(combined(kind, gathered).view_as(tensor)),
+                lambda: tensor.detach().copy_(combined(kind, gathered).view_as(tensor)),
             )
+        require_reducible(kind, tensor)
         return self._in_place(opcode.ALLREDUCE, tensor, waits, (OPS[kind], factor), ops.allreduce_async_)
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, kind: Any, factor: float, waits: bool) -> Parts:
         """Reduce a sparse COO tensor in place. Ranks may have different numbers of entries."""
         if kind not in (Kinds.SUM, Kinds.AVG):
             raise UsageError(f"all_reduce of a sparse tensor: the reduction must be SUM or AVG, not {kind}")
-        scale = factor / self.size if kind == Kinds.AVG else factor
         given = tensor.detach().coalesce()
         with use(self._context):
             handles = [
@@ -79,9 +69,13 @@ class Collectives:
 
         def wait() -> None:
             indices, values = (self._synchronize(handle) for handle in handles)
-            total = torch.sparse_coo_tensor(indices.t(), values * scale, tensor.shape, dtype=tensor.dtype)
+            if factor != 1:
+                values = (values * factor).to(tensor.dtype)
+            total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False).coalesce()
+            if kind == Kinds.AVG:
+                mean_of_total(total.values(), self.size)
             with torch.no_grad():
-                tensor.copy_(total.coalesce())
+                tensor.copy_(total)
 
         return self._waited([Part(lambda: all(map(self._is_done, handles)), wait)], waits)
 
@@ -90,9 +84,14 @@ class Collectives:
         kind, factor = kind_of(op)
         if len(tensors) == 1 or kind in BITWISE or any(tensor.is_sparse for tensor in tensors):
             return [part for tensor in tensors for part in self.all_reduce(tensor, op, waits)]
+        for tensor in tensors:
+            require_reducible(kind, tensor)
         with use(self._context):
             handle = ops.grouped_allreduce_async_(
-                list(tensors), op=OPS[kind], prescale_factor=factor, process_set=self._set
+                [movable(tensor.detach()) for tensor in tensors],
+                op=OPS[kind],
+                prescale_factor=factor,
+                process_set=self._set,
             )
         return self._parts_of(handle, waits)
 
@@ -113,8 +112,19 @@ class Collectives:
         if kind in BITWISE:
             received = torch.empty_like(rows)
             moved = self.all_to_all(received, rows, None, None, waits)
-            return self._then(moved, lambda: output.copy_(combined(kind, received).view_as(output)))
+            return self._then(moved, lambda: output.detach().copy_(combined(kind, received).view_as(output)))
+        require_reducible(kind, source)
         return self._into(output, (1, output.numel()), opcode.REDUCESCATTER, rows, waits, (OPS[kind], factor))
+
+    def reduce_scatter_list(self, output: torch.Tensor, sources: Sequence[torch.Tensor], op: Any, waits: bool) -> Parts:
+        """Reduce lists of tensors, one for each rank and of the output's size; each rank gets its own."""
+        for rank, count in enumerate(self._counts("reduce_scatter", sources, "inputs")):
+            if count != output.numel():
+                raise UsageError(
+                    f"reduce_scatter: the input for rank {rank} has {count} elements; the output has "
+                    f"{output.numel()}. Both must have the same number"
+                )
+        return self.reduce_scatter(output, torch.cat([source.reshape(-1) for source in sources]), op, waits)
 
     # ---- without ---------------------------------------------------------------------------------------------------
 
@@ -128,12 +138,20 @@ class Collectives:
         count = self.size * source.numel()
         if output.numel() != count:
             raise UsageError(f"all_gather: the output has {output.numel()} elements, and must have {count}")
-        return self._into(output, (count,), opcode.ALLGATHER, source.reshape(-1), waits, ())
+        each = [source.numel()] * self.size
+        return self._into(output, (count,), opcode.ALLGATHER, source.reshape(-1), waits, (), Rows("all_gather", each))
 
     def all_gather_list(self, outputs: Sequence[torch.Tensor], source: torch.Tensor, waits: bool) -> Parts:
         """Write the tensor of each rank into the output at its place; sizes may differ."""
-        whole = source.new_empty(sum(output.numel() for output in outputs))
-        parts = self._into(whole, tuple(whole.shape), opcode.ALLGATHER, source.reshape(-1), waits, ())
+        each = self._counts("all_gather", outputs)
+        if each[self.rank] != source.numel():
+            raise UsageError(
+                f"all_gather: the input has {source.numel()} elements; the output for this rank, {self.rank}, has "
+                f"{each[self.rank]}"
+            )
+        whole = source.new_empty(sum(each))
+        rows = Rows("all_gather", each)
+        parts = self._into(whole, tuple(whole.shape), opcode.ALLGATHER, source.reshape(-1), waits, (), rows)
         return self._then(parts, lambda: spread(whole, outputs))
 
     def all_to_all(
@@ -151,35 +169,61 @@ class Collectives:
         splits = list(input_splits) if input_splits else [rows // size] * size
         if sum(splits) != rows or len(splits) != size:
             raise UsageError(f"all_to_all: input splits {splits} do not divide {rows} rows among {size} ranks")
-        received = sum(output_splits) if output_splits else output.shape[0] if output.dim() else 1
+        received = output.shape[0] if output.dim() else 1
+        if not output_splits and received % size:
+            raise UsageError(
+                f"all_to_all: {received} rows of the output cannot be divided among {size} ranks; give "
+                "output_split_sizes"
+            )
+        expected = list(output_splits) if output_splits else [received // size] * size
+        if sum(expected) != received or len(expected) != size:
+            raise UsageError(
+                f"all_to_all: output splits {expected} do not divide the output's {received} rows among {size} ranks"
+            )
         columns = source.numel() // rows if rows else output.numel() // max(received, 1)
-        shape = (received, columns)
-        options = (Sum, 1.0, 1.0, 0, splits)
-        return self._into(output, shape, opcode.ALLTOALL, source.reshape(rows, columns), waits, options)
+        return self._exchange(
+            output, source.reshape(rows, columns), splits, Rows("all_to_all", expected, "rows"), waits
+        )
+
+    def _exchange(
+        self, output: torch.Tensor, source: torch.Tensor, splits: list[int], rows: Rows, waits: bool
+    ) -> Parts:
+        shape = (sum(rows.expected), source.shape[1])
+        return self._into(output, shape, opcode.ALLTOALL, source, waits, (Sum, 1.0, 1.0, 0, splits), rows)
 
     def all_to_all_list(self, outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], waits: bool) -> Parts:
         """Send one tensor to each rank; sizes may differ."""
         given = torch.cat([source.reshape(-1) for source in sources])
-        taken = given.new_empty(sum(output.numel() for output in outputs))
-        by, to = ([tensor.numel() for tensor in tensors] for tensors in (outputs, sources))
-        return self._then(self.all_to_all(taken, given, by, to, waits), lambda: spread(taken, outputs))
+        by, to = self._counts("all_to_all", outputs), self._counts("all_to_all", sources, "inputs")
+        taken = given.new_empty(sum(by))
+        moved = self._exchange(taken, given.view(-1, 1), to, Rows("all_to_all", by), waits)
+        return self._then(moved, lambda: spread(taken, outputs))
 
     def gather(self, outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int, waits: bool) -> Parts:
         """Write the tensors of all ranks into the root's outputs."""
-        given = source.reshape(-1)
-        taken = given.new_empty(sum(output.numel() for output in outputs))
+        given = source.reshape(-1, 1)
         to = [given.numel() if rank == root else 0 for rank in range(self.size)]
-        by = [output.numel() for output in outputs] if self.rank == root else [0] * self.size
-        return self._then(self.all_to_all(taken, given, by, to, waits), lambda: spread(taken, outputs))
+        by = self._counts("gather", outputs) if self.rank == root else [0] * self.size
+        taken = given.new_empty(sum(by))
+        moved = self._exchange(taken, given, to, Rows("gather", by), waits)
+        return self._then(moved, lambda: spread(taken, outputs))
 
     def scatter(self, output: torch.Tensor, sources: Sequence[torch.Tensor], root: int, waits: bool) -> Parts:
         """Write the root's tensor for each rank into that rank's output."""
         given = torch.cat([source.reshape(-1) for source in sources]) if sources else output.new_empty(0)
-        counts = [source.numel() for source in sources] or [0] * self.size
+        to = self._counts("scatter", sources, "inputs") if self.rank == root else [0] * self.size
         taken = given.new_empty(output.numel())
         by = [output.numel() if rank == root else 0 for rank in range(self.size)]
-        parts = self.all_to_all(taken, given, by, counts, waits)
-        return self._then(parts, lambda: output.copy_(taken.view_as(output)))
+        parts = self._exchange(taken, given.view(-1, 1), to, Rows("scatter", by), waits)
+        return self._then(parts, lambda: output.detach().copy_(taken.view_as(output)))
+
+    def _counts(self, label: str, tensors: Sequence[torch.Tensor], what: str = "outputs") -> list[int]:
+        """Return the number of elements of a list's tensors, of which there must be one for each rank."""
+        if len(tensors) != self.size:
+            raise UsageError(
+                f"{label}: there are {len(tensors)} {what}; there must be one for each of {self.size} ranks"
+            )
+        return [tensor.numel() for tensor in tensors]
 
     def barrier(self, waits: bool) -> Parts:
         """Wait until all ranks are here."""
@@ -195,7 +239,7 @@ class Collectives:
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Parts:
         """Send a tensor to a rank of the set."""
         with use(self._context):
-            handle = send_async(tensor.detach(), self._ranks[to], tag, self._set)
+            handle = send_async(movable(tensor.detach()), self._ranks[to], tag, self._set)
         return [Part(partial(self._is_done, handle), partial(self._synchronize, handle))]
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> tuple[Parts, Callable[[], int]]:
@@ -207,95 +251,5 @@ class Collectives:
 
         with use(self._context):
             place = None if source is None else self._ranks[source]
-            handle = recv_async(tensor.detach(), place, tag, self._set)
+            handle = recv_async(movable(tensor.detach()), place, tag, self._set)
         return [Part(partial(self._is_done, handle), wait)], lambda: senders[0]
-
-    def _synchronize(self, handle: int) -> Any:
-        with use(self._context):
-            return synchronize(handle)
-
-    # ---- how -------------------------------------------------------------------------------------------------------
-
-    def _in_place(
-        self, code: int, tensor: torch.Tensor, waits: bool, options: tuple[Any, ...], start: Callable[..., int]
-    ) -> Parts:
-        """Do an operation whose result replaces its input."""
-        plain = tensor.detach()
-        begun = self._context.repeat(code, waits, plain, plain, None, self._set.process_set_id, *options)
-        if begun is None:
-            with use(self._context):
-                return self._parts_of(start(plain, process_set=self._set, **_named(code, options)), waits)
-        return [] if waits else [Part(begun[0].done, begun[0].wait)]
-
-    def _into(
-        self,
-        output: torch.Tensor,
-        shape: tuple[int, ...],
-        code: int,
-        source: torch.Tensor,
-        waits: bool,
-        options: tuple[Any, ...],
-    ) -> Parts:
-        """Do an operation whose result, of this shape, goes into another tensor."""
-        if output.dtype != source.dtype:
-            raise UsageError(f"the input is {source.dtype}, and the output {output.dtype}; both must be the same")
-        plain = source.detach().contiguous()
-        place = output.detach().view(shape) if output.is_contiguous() else output.new_empty(shape)
-        begun = self._context.repeat(code, waits, plain, place, None, self._set.process_set_id, *options)
-        if begun is None:
-            with use(self._context):
-                handle = _START[code](plain, process_set=self._set, **_named(code, options))
-            parts: Parts = [Part(partial(self._is_done, handle), partial(self._put, handle, place))]
-            parts = self._waited(parts, waits)
-        elif waits:
-            parts = []
-            if type(begun) is Handle:  # the core has allocated the result
-                fill_from(begun, place)
-        else:
-            handle = begun[0]
-            parts = [Part(handle.done, handle.wait, lambda: fill_from(handle, place))]
-        if output.is_contiguous():
-            return parts
-        return self._then(parts, lambda: output.copy_(place.view_as(output)))
-
-    def _put(self, handle: int, place: torch.Tensor) -> None:
-        result = self._synchronize(handle)
-        fill(place, result[0] if isinstance(result, tuple) else result)
-
-    def _is_done(self, handle: int) -> bool:
-        pending = self._context.pending.find(handle)
-        return pending is not None and pending.handle.done()  # None: another thread is waiting for it
-
-    def _parts_of(self, handle: int, waits: bool) -> Parts:
-        return self._waited([Part(partial(self._is_done, handle), partial(self._synchronize, handle))], waits)
-
-    @staticmethod
-    def _waited(parts: Parts, waits: bool) -> Parts:
-        if not waits:
-            return parts
-        for part in parts:
-            part.complete()
-        return []
-
-    @staticmethod
-    def _then(parts: Parts, finish: Callable[[], object]) -> Parts:
-        """Return parts that also call `finish` once they are over; call it now if they are."""
-        if not parts:
-            finish()
-            return []
-        last = parts[-1]
-        return [*parts[:-1], Part(last.is_done, last.complete, finish)]
-
-
-_START: dict[int, Callable[..., int]] = {
-    opcode.ALLGATHER: ops.allgather_async,
-    opcode.ALLTOALL: ops.alltoall_async,
-    opcode.REDUCESCATTER: ops.reducescatter_async,
-}
-
-
-def _named(code: int, options: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the options of `Context.repeat` as keywords of the asynchronous functions."""
-    if code in (opcode.ALLREDUCE, opcode.REDUCESCATTER):
-        return {"op": options[0], "prescale_factor": options[1]}
-    return {"splits": options[4]} if code == opcode.ALLTOALL else {}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed
 from torch.distributed.constants import default_pg_timeout
 
@@ -80,6 +81,11 @@ class SordinoProcessGroup(Operations, dist.ProcessGroup):  # type: ignore[misc]
 
     def get_group_store(self) -> Any:
         return self._place.store
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Types of devices whose tensors the group serves. torch.distributed.checkpoint asks."""
+        return [torch.device("cpu"), torch.device("cuda")]
 
     def _get_backend(self, device: Any) -> SordinoProcessGroup:
         """Return the backend for a device, which is the group itself."""

@@ -19,9 +19,11 @@ import torch.distributed
 from torch._C import _distributed_c10d
 
 from sordino.distributed import monitored
-from sordino.distributed.collectives import Collectives, Parts
+from sordino.distributed.collectives import Collectives
 from sordino.distributed.place import Place
 from sordino.distributed.shared_memory import MemoryPool, SharedStorages
+from sordino.distributed.submissions import Parts
+from sordino.distributed.untraced import untraced
 from sordino.distributed.work import SordinoWork, torch_error
 from sordino.errors import SordinoError
 from sordino.rendezvous.find_start import forget
@@ -46,6 +48,7 @@ def _operation(options: Any = None) -> Callable[[Callable[..., Result]], Callabl
     def decorate(method: Callable[..., Result]) -> Callable[..., SordinoWork]:
         count = method.__code__.co_argcount - 1
 
+        @untraced
         @wraps(method)
         def call(self: Operations, *arguments: Any, **named: Any) -> SordinoWork:
             given = (*arguments, *named.values())  # torch names only the last one, `opts`
@@ -92,6 +95,7 @@ class Operations:
     def supports_time_estimate(self) -> bool:
         return False
 
+    @untraced
     def supports_tensor_alloc(self, device: Any) -> bool:
         """Return whether `allocate_tensor` has memory of a device that makes collectives faster.
 
@@ -99,6 +103,7 @@ class Operations:
         """
         return torch.device(device).type == "cpu" and self._do.size > 1 and self._place.context.world.shares_memory
 
+    @untraced
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
         """Return a 1-d CPU tensor of `size` elements, with undefined values, that the ranks of this node share.
 
@@ -120,6 +125,7 @@ class Operations:
         """Return an object that moves storages to shared memory; None if the ranks do not share any."""
         return SharedStorages(self._place.context) if self.supports_tensor_alloc("cpu") else None
 
+    @untraced
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time limit of this rank's operations from now on. Raises ValueError if it is not above 0."""
         identity = self._place.process_set.process_set_id
@@ -128,6 +134,7 @@ class Operations:
         except SordinoError as error:
             raise torch_error(error) from error
 
+    @untraced
     def shutdown(self) -> None:
         """Release shared memory, and leave the world of this group, unless `sordino.torch.init()` has made it."""
         forget(self._place.store)
@@ -140,11 +147,13 @@ class Operations:
         else:
             self._place.context.shutdown()
 
+    @untraced
     def abort(self) -> None:
         """End the world of this group: operations in flight raise DistBackendError, on all its ranks."""
         self._place.context.abort("torch.distributed has aborted the process group")
         self.shutdown()
 
+    @untraced
     def _pass_monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool) -> None:
         store = dist.PrefixStore(f"sordino/monitored/{self._place.name}/{self._monitored}", self._place.store)
         self._monitored += 1
@@ -178,8 +187,7 @@ class Operations:
 
     @_operation(c10d.ReduceScatterOptions)
     def reduce_scatter(self, outputs: Tensors, sources: Sequence[Tensors], options: Any) -> Result:
-        whole = torch.cat([source.reshape(-1) for source in sources[0]])
-        return self._do.reduce_scatter(outputs[0], whole, options.reduceOp, _waits(options)), outputs
+        return self._do.reduce_scatter_list(outputs[0], sources[0], options.reduceOp, _waits(options)), outputs
 
     @_operation(c10d.ReduceScatterOptions)
     def reduce_scatter_single_coalesced(self, outputs: Tensors, sources: Tensors, options: Any) -> Result:
@@ -249,6 +257,7 @@ class Operations:
         given = sources[0] if sources else []
         return self._do.scatter(outputs[0], given, options.rootRank, _waits(options)), outputs
 
+    @untraced
     def barrier(self, opts: Any = None) -> SordinoWork:
         """Wait until all ranks are here, for as long as `opts.timeout` says if the caller has set it."""
         options = c10d.BarrierOptions() if opts is None else opts
@@ -268,6 +277,7 @@ class Operations:
     def send(self, tensors: Tensors, to: int, tag: int) -> Result:
         return self._do.send(tensors[0], to, tag), tensors
 
+    @untraced
     def recv(self, tensors: Tensors, source: int | None, tag: int) -> SordinoWork:
         try:
             parts, sender = self._do.receive(tensors[0], source, tag)
@@ -275,5 +285,6 @@ class Operations:
             raise torch_error(error) from error
         return SordinoWork(parts, tensors, sender)
 
+    @untraced
     def recv_anysource(self, tensors: Tensors, tag: int) -> SordinoWork:
         return self.recv(tensors, None, tag)

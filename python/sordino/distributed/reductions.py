@@ -9,6 +9,7 @@ import torch.distributed
 
 from sordino.errors import UsageError
 from sordino.runtime.collectives.operation import Average, Max, Min, Product, Sum
+from sordino.runtime.dtypes import DTYPE_CODES
 
 dist: Any = torch.distributed  # its annotations lack much of what a backend uses
 
@@ -30,6 +31,22 @@ def kind_of(op: Any) -> tuple[Any, float]:
     if kind not in OPS and kind not in BITWISE:
         raise UsageError(f"the reduction {kind} is not supported")
     return kind, 1.0
+
+
+def require_reducible(kind: Any, tensor: torch.Tensor) -> None:
+    """Raise UsageError for a tensor that the core cannot reduce. It reduces complex numbers as pairs of real ones."""
+    if tensor.dtype in DTYPE_CODES:
+        return
+    if not tensor.is_complex():
+        raise UsageError(f"tensors of {tensor.dtype} can be moved, but not reduced. Convert them, such as to bfloat16")
+    if kind not in (Kinds.SUM, Kinds.AVG):
+        raise UsageError(f"a reduction of complex tensors must be SUM or AVG, not {kind}")
+
+
+@torch.no_grad()
+def mean_of_total(total: torch.Tensor, size: int) -> None:
+    """Divide a sum over ranks, in place, by their number. Integers are rounded towards 0."""
+    total.div_(size, rounding_mode=None if total.is_floating_point() or total.is_complex() else "trunc")
 
 
 def combined(kind: Any, rows: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 import torch.distributed
 from torch.futures import Future
 
+from sordino.distributed.untraced import untraced
 from sordino.errors import SordinoError, UsageError
 
 dist: Any = torch.distributed  # its annotations lack much of what a backend uses
@@ -63,6 +65,11 @@ class Part:
         if self._error is not None:
             raise torch_error(self._error)
 
+    def settle(self) -> None:
+        """Complete an operation that is over. `complete` raises its error later."""
+        with suppress(Exception):
+            self.complete()
+
 
 def torch_error(error: Exception) -> Exception:
     """Return an error of the type that users of torch.distributed catch, with the text of this library's error."""
@@ -101,6 +108,7 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
         self._ready: list[torch.cuda.Event] = []  # on a GPU: behind the operation, on the stream that waited first
         self._lock = threading.Lock()
 
+    @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the results are there. Raises DistBackendError, with a `timeout` also if it has passed."""
         if self._limit is not None:
@@ -129,13 +137,24 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
                     raise dist.DistBackendError(f"the operation is not over after {timeout.total_seconds():g} s")
                 time.sleep(_LOOK_S)
 
+    @untraced
     def synchronize(self) -> None:
         self.wait()
 
+    @untraced
     def is_completed(self) -> bool:
-        """Return whether `wait` would return, or raise, at once."""
-        return all(part.is_done() for part in self._parts)
+        """Return whether the operation is over, and its results are in their places; on a GPU that takes `wait`, too.
 
+        Does not raise the error of the operation; `wait` and `exception` tell it.
+        """
+        if not all(part.is_done() for part in self._parts):
+            return False
+        if not self._devices:
+            for part in self._parts:
+                part.settle()
+        return True
+
+    @untraced
     def exception(self) -> Exception | None:
         """Return the error of an operation that is over; None if it has none."""
         if not self.is_completed():
@@ -146,14 +165,17 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
             return error
         return None
 
+    @untraced
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
+    @untraced
     def result(self) -> list[torch.Tensor]:
         """Return the tensors with the results, after waiting for them."""
         self.wait()
         return self._results
 
+    @untraced
     def source_rank(self) -> int:
         """Return the rank that has sent the received message."""
         self.wait()
@@ -163,6 +185,7 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
 
     _source_rank = source_rank
 
+    @untraced
     def get_future(self) -> Future[Any]:
         """Return a future of the results. Its error is the operation's, in C++, too."""
         if self._future is None:

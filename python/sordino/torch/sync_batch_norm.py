@@ -50,12 +50,22 @@ class SyncBatchNorm(_BatchNorm):
         """Replace all batch normalization in a module, including torch's own SyncBatchNorm. Return the module.
 
         As in `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, parameters and buffers stay the same objects. If the
-        module itself is such a layer, it is not changed, and another one is returned.
+        module itself is such a layer, it is not changed, and another one is returned. A layer that occurs several times
+        is one layer afterwards, too.
 
         Args:
             module: a model, or one layer.
             process_set: the ranks whose batches count.
         """
+        return cls._converted(module, process_set, {})
+
+    @classmethod
+    def _converted(
+        cls, module: torch.nn.Module, process_set: ProcessSet, known: dict[torch.nn.Module, torch.nn.Module]
+    ) -> torch.nn.Module:
+        """Return the replacement of a module; `known` has those of all modules that were visited."""
+        if module in known:
+            return known[module]
         if isinstance(module, _BatchNorm) and not isinstance(module, (cls, _LazyNormBase)):
             layer = cls(
                 module.num_features,
@@ -71,9 +81,12 @@ class SyncBatchNorm(_BatchNorm):
             for name in ("running_mean", "running_var", "num_batches_tracked"):
                 layer.register_buffer(name, getattr(module, name))
             layer.training = module.training
+            known[module] = layer
             return layer
-        for name, child in module.named_children():
-            setattr(module, name, cls.convert_sync_batchnorm(child, process_set))
+        known[module] = module
+        for name, child in list(module._modules.items()):  # named_children() leaves out the second name of a layer
+            if child is not None:
+                setattr(module, name, cls._converted(child, process_set, known))
         return module
 
     def _check_input_dim(self, input: torch.Tensor) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
 import torch
+from torch.distributed import ReduceOp
 
 import sordino.torch as hvd
 from sordino import sim
 from sordino.distributed.collectives import Collectives
+from sordino.distributed.submissions import Parts
+from sordino.distributed.work import SordinoWork
 from sordino.runtime.context import current
 
 
@@ -30,5 +34,41 @@ def test_what_another_thread_waits_for_is_not_over() -> None:
         hvd.barrier()
         waiting.join()
         assert part.is_done() and sender() == 1 and tensor.tolist() == [1.0] * 3
+
+    sim.run(2, work)
+
+
+def polled(parts: Parts) -> SordinoWork:
+    work = SordinoWork(parts)
+    while not work.is_completed():
+        time.sleep(0.001)
+    return work
+
+
+def test_results_are_there_when_an_operation_is_over() -> None:
+    """A caller that polls, and does not wait, finds the results: also those that are copied to their places."""
+
+    def work() -> None:
+        do, total = Collectives(current()), ReduceOp(ReduceOp.SUM)
+        mine, pairs = torch.full((2,), do.rank + 1.0), [[1.0, 1.0], [2.0, 2.0]]
+        for _ in range(3):  # the second of the same kind may be a repetition
+            room = [torch.zeros(2) for _ in range(2)]
+            polled(do.all_gather_list(room, mine, False))
+            assert [one.tolist() for one in room] == pairs
+            room = [torch.zeros(2) for _ in range(2)]
+            polled(do.all_to_all_list(room, [mine, mine], False))
+            assert [one.tolist() for one in room] == pairs
+            turned = torch.full((3, 2), do.rank + 1.0).t()  # not row-major
+            polled(do.all_reduce(turned, total, False))
+            assert turned.tolist() == [[3.0] * 3] * 2
+            output = torch.zeros(2)
+            polled(do.scatter(output, [mine, mine + 1] if do.rank == 0 else [], 0, False))
+            assert output.tolist() == [do.rank + 1.0] * 2
+        uneven = [torch.zeros(2), torch.zeros(3)]
+        assert polled(do.all_gather_list(uneven, torch.ones(2 + do.rank), False)).is_success()
+        wrong = polled(do.all_reduce(torch.ones(2 + do.rank), total, False))
+        assert not wrong.is_success() and "differ in shape" in str(wrong.exception())
+        with pytest.raises(ValueError, match="differ in shape"):
+            wrong.wait()
 
     sim.run(2, work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,10 @@ class AdasumStrategy(Strategy):
     """Strategy that replaces each rank's change of the parameters by the Adasum of all ranks' changes, per tensor.
 
     Memory: one copy of the parameters during a step. Sent per step: log2(N) times the bytes of the parameters.
+    With GradScaler, a rank whose gradients are infinite takes part with changes of 0; ranks have scales of their own.
     """
+
+    steps_always = True
 
     def __init__(self, runtime: Runtime, algorithm: AllReduce) -> None:
         super().__init__(runtime, algorithm)
@@ -34,20 +38,33 @@ class AdasumStrategy(Strategy):
     def step(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
         """Step locally, then change every parameter by the Adasum of all ranks' changes of it."""
         self.settings.check.meet(self.context)
-        moving = [i for i, p in enumerate(self.parameters) if p.requires_grad]
-        parameters = [self.parameters[i] for i in moving]
-        before = [p.detach().clone() for p in parameters]
+        moving = self._moving()
+        before = [parameter.detach().clone() for _, parameter in moving]
         result = self.settings.guarded(optimizer, self.reset).step(closure)
-        packed = [self.settings.compression.compress(p.detach() - start) for p, start in zip(parameters, before)]
-        sent = self.settings.look(moving, [change for change, _ in packed])
-        changes = grouped_allreduce_([tensor for tensor, _ in packed], op=Adasum, name=self.name)
-        with torch.no_grad():
-            if self.settings.finite is not None:
-                try:
-                    self.settings.finite.judge_changes(sent, self.settings.look(moving, changes))
-                except NonFinite:
-                    torch._foreach_copy_(parameters, before)
-                    raise
-            for p, start, change, (_, state) in zip(parameters, before, changes, packed):
-                p.copy_(start + self.settings.compression.decompress(change, state))
+        self._combine(moving, before)
         return result
+
+    def leave_out(self) -> None:
+        """Take part with changes of 0 in the step of the ranks whose gradients are finite."""
+        self.settings.check.meet(self.context)
+        moving = self._moving()
+        self._combine(moving, [parameter.detach().clone() for _, parameter in moving])
+
+    def _moving(self) -> list[tuple[int, torch.Tensor]]:
+        return [(i, parameter) for i, parameter in enumerate(self.parameters) if parameter.requires_grad]
+
+    @torch.no_grad()
+    def _combine(self, moving: Sequence[tuple[int, torch.Tensor]], before: list[torch.Tensor]) -> None:
+        """Replace the changes of the parameters `moving`, which were `before`, by those of all ranks. Collective."""
+        numbers, parameters = [number for number, _ in moving], [parameter for _, parameter in moving]
+        packed = [self.settings.compression.compress(p - start) for p, start in zip(parameters, before)]
+        sent = self.settings.look(numbers, [change for change, _ in packed])
+        changes = grouped_allreduce_([tensor for tensor, _ in packed], op=Adasum, name=self.name)
+        if self.settings.finite is not None:
+            try:
+                self.settings.finite.judge_changes(sent, self.settings.look(numbers, changes))
+            except NonFinite:
+                torch._foreach_copy_(parameters, before)
+                raise
+        for p, start, change, (_, state) in zip(parameters, before, changes, packed):
+            p.copy_(start + self.settings.compression.decompress(change, state))

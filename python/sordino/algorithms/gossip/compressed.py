@@ -68,7 +68,7 @@ class _Run:
     def __init__(self, segment: int, count: int, begin: int, coder: NearCoder) -> None:
         self.segment, self.count = segment, count
         self.place = slice(begin, begin + coder.bytes(count))
-        self.distances = torch.empty(0, device=HOST)
+        self.distances = torch.empty(0, dtype=torch.float32, device=HOST)
 
 
 class CompressedMixing:
@@ -94,7 +94,8 @@ class CompressedMixing:
             places = [run.place for run in self._runs if run.segment == segment]
             self._segments.append(slice(places[0].start, places[-1].stop) if places else slice(0, 0))
         self._encoded = torch.empty(end, dtype=torch.uint8, device=HOST)
-        self._change = torch.empty(max((run.count for run in self._runs), default=0), device=HOST)
+        most = max((run.count for run in self._runs), default=0)
+        self._change = torch.empty(most, dtype=torch.float32, device=HOST)
         self._estimated = False
         self._start: list[torch.Tensor] | None = None  # parameters from which workers move until the first exchange
 
@@ -110,7 +111,7 @@ class CompressedMixing:
         """Continue from `state()`. If it does not fit these parameters, continue without estimates."""
         self.restart()
         saved = state.get("distances", [])
-        wanted = [self._coder.distances(torch.zeros(run.count, device=HOST)) for run in self._runs]
+        wanted = [self._coder.distances(torch.zeros(run.count, dtype=torch.float32, device=HOST)) for run in self._runs]
         fits = len(saved) == len(wanted) and all(
             isinstance(one, torch.Tensor) and (one.shape, one.dtype) == (like.shape, like.dtype)
             for one, like in zip(saved, wanted)

@@ -50,7 +50,7 @@ def service_numbers(context: Context, process_set: ProcessSet, count: int) -> in
 def meet(context: Context, process_set: ProcessSet) -> None:
     """Wait for all ranks of a process set. Collective."""
     name = context.names.plan("meet", process_set.process_set_id)
-    allreduce(torch.zeros(1, device=HOST), op=Max, name=name, process_set=process_set)
+    allreduce(torch.zeros(1, dtype=torch.uint8, device=HOST), op=Max, name=name, process_set=process_set)
 
 
 def some_have(context: Context, process_set: ProcessSet, mine: bool) -> bool:

@@ -62,11 +62,12 @@ class CompressedMean:
         self._shard = count if codec.gathered else -(-count // (self._size * codec.unit)) * codec.unit
         """Values of a rank's shard; all ranks' shards together may be longer than the values, and then end with 0."""
         total = count if codec.gathered else self._shard * self._size
-        self._work = torch.zeros(total, device=device)
+        self._work = torch.zeros(total, dtype=torch.float32, device=device)
         """The values to be sent, and later their means."""
         self._sent = torch.empty(self._coder.bytes(total), dtype=torch.uint8, device=device)
-        self._given = torch.empty(count, device=device) if isinstance(codec, TopK) and codec.contributors else None
-        self._mean = torch.empty(0 if codec.gathered else self._shard, device=device)
+        counts = isinstance(codec, TopK) and codec.contributors
+        self._given = torch.empty(count, dtype=torch.float32, device=device) if counts else None
+        self._mean = torch.empty(0 if codec.gathered else self._shard, dtype=torch.float32, device=device)
         self._received: Received | None = None  # None: nothing is in flight
         self._infinite = BlockCount(device)
         self._unreported = False  # whether a mean is complete whose count `report` has not read
@@ -75,7 +76,7 @@ class CompressedMean:
         """Values that this rank still has to send, for each of the encodings."""
         if codec.feedback:
             lengths = [total] if codec.gathered else [total, self._shard]
-            self.residuals = [torch.zeros(length, device=device) for length in lengths]
+            self.residuals = [torch.zeros(length, dtype=torch.float32, device=device) for length in lengths]
 
     @torch.no_grad()
     def begin(self, values: torch.Tensor) -> None:

@@ -28,7 +28,7 @@ from sordino.runtime.collectives.operation import Average, Sum
 from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST, core_device
 from sordino.runtime.gradients.nonfinite import Evidence
-from sordino.runtime.gradients.places import Places, Unfit, spec_of
+from sordino.runtime.gradients.places import Places, Unfit, is_shared, spec_of
 from sordino.runtime.gradients.settings import Settings
 from sordino.runtime.local_shards import LocalShard
 from sordino.runtime.tensors import Described, check, dense_strides, describe
@@ -175,10 +175,13 @@ class Bucket:
         return self.places
 
     def _persists(self) -> bool:
-        """Return whether every member still has the gradient from the last reduction."""
+        """Return whether every member still has the gradient from the last reduction, and no other object has it."""
         for i, kept in self.results.items():
             gradient = self.parameters[i].grad
             if gradient is None or gradient is not kept():
+                return False
+            del gradient
+            if is_shared(self.parameters[i]):
                 return False
         return len(self.results) == len(self.members)
 

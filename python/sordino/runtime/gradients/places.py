@@ -1,18 +1,23 @@
 """Shared memory for gradients that persist from step to step. Each has a place: its part of an arena of the node.
 
-A gradient that is elsewhere is moved to its place. `.grad` is a view of the place then.
+A gradient that is elsewhere is moved to its place. `.grad` is a view of the place then. A gradient that another object
+refers to, such as the script's flat buffer of all gradients, stays where it is, because the script may clear or read it
+there.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 
 from sordino._core import Layout, Request
 from sordino.runtime.context import Context
+from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.flat_buffer import FlatBuffer
+from sordino.runtime.gradients.guard import uses_of
 from sordino.runtime.tensors import Described, describe, dtype_code
 
 Spec = tuple[str, int, tuple[int, ...]]  # name, code of the dtype, shape
@@ -25,6 +30,26 @@ _count, _sharers = sys.getrefcount, torch._C._storage_Use_Count
 def spec_of(name: str, tensor: torch.Tensor) -> Spec:
     """Return the specification of a tensor."""
     return name, dtype_code(tensor), tuple(tensor.shape)
+
+
+def is_shared(parameter: torch.Tensor) -> bool:
+    """Return whether an object other than the parameter refers to its gradient, or to the gradient's memory."""
+    counts, alone = _references(parameter), _references_when_alone()
+    return counts[0] > alone[0] or counts[1] > alone[1]
+
+
+def _references(parameter: torch.Tensor) -> tuple[int, int]:
+    gradient = parameter.grad
+    assert gradient is not None
+    return _count(gradient), uses_of(gradient)
+
+
+@cache
+def _references_when_alone() -> tuple[int, int]:
+    with torch.inference_mode(False):
+        parameter = torch.zeros(1, dtype=torch.float32, device=HOST, requires_grad=True)
+        parameter.grad = torch.zeros(1, dtype=torch.float32, device=HOST)
+    return _references(parameter)
 
 
 class Unfit(Exception):
@@ -86,32 +111,36 @@ class Places:
             the members without a gradient, whose places are zero now; None if nothing was moved.
 
         Raises:
-            Unfit: a gradient does not fit its place; nothing was moved.
+            Unfit: a gradient does not fit its place, or is in use elsewhere; nothing was moved.
         """
-        moving: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # parameter, its gradient and the place
+        moving: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters, and the places of their gradients
         none: list[int] = []
         views, stores = self.views, self._storages
         for k, i in enumerate(self._members):
-            gradient = self._parameters[i].grad
-            if gradient is views[k]:
+            parameter = self._parameters[i]  # no variable refers to a gradient or a view, because these are counted
+            if parameter.grad is views[k]:
                 continue
-            tensor = self._parameters[i] if gradient is None else gradient
-            # A sparse gradient must become sparse again, so it has no place.
-            if tensor.is_sparse or tensor.shape != views[k].shape or tensor.dtype != views[k].dtype:
+            if not _fits(parameter if parameter.grad is None else parameter.grad, views[k]):
                 raise Unfit
             if (_count(views[k]), _count(stores[k]), _sharers(stores[k]._cdata)) != self._counts_when_unused[k]:
                 raise Unfit  # an object still refers to an earlier gradient there
-            if gradient is None:
+            if parameter.grad is None:
                 none.append(k)
             else:
-                moving.append((self._parameters[i], gradient, views[k]))
+                moving.append((parameter, views[k]))
         if len(moving) + len(none) == len(views) and not persist():
             return None
         # A cast of the model gives `.grad` other memory, although it stays the same object.
-        if list(map(torch.Tensor.data_ptr, views)) != self._addresses:
+        if list(map(torch.Tensor.data_ptr, views)) != self._addresses or any(is_shared(one) for one, _ in moving):
             raise Unfit
         for k in none:
             views[k].zero_()
-        for parameter, gradient, view in moving:
-            parameter.grad = view.copy_(gradient)
+        for parameter, view in moving:
+            assert parameter.grad is not None
+            parameter.grad = view.copy_(parameter.grad)
         return none
+
+
+def _fits(tensor: torch.Tensor, place: torch.Tensor) -> bool:
+    """Return whether a gradient can be moved to a place. A sparse one must become sparse again, so it cannot."""
+    return not tensor.is_sparse and tensor.shape == place.shape and tensor.dtype == place.dtype
