@@ -399,7 +399,8 @@ ERRORS = [
         "an encoded exchange in memory is predicted to take no time",
         "wrong weight",
         "python/sordino/plan/costs.py",
-        "                        self.send(ranks[source], rank, count)\n        self.messages += sum(self.sent) > before",
+        "                        self.send(ranks[source], rank, count)\n"
+        "        self.messages += sum(self.sent) > before",
         "                        self.send(ranks[source], rank, count)\n        self.messages += 1",
         (tests("plan"),),
     ),
