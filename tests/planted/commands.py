@@ -160,4 +160,20 @@ ERRORS = [
         "        pass",
         (tests("plan", "refused_before_the_work"),),
     ),
+    Error(
+        "the launcher ends ranks that survive the loss of another one",
+        "lost message",
+        _LAUNCHER + "local.py",
+        "(self._survives_losses or self._outcomes.survive_losses())",
+        "self._survives_losses",
+        ("tests/mp/test_sordino_run.py -k survives_losses",),
+    ),
+    Error(
+        "a rank does not tell the launcher that it survives losses",
+        "lost message",
+        "python/sordino/rendezvous/starts.py",
+        "awaited_by_the_launcher(lambda: met, survive_losses)",
+        "awaited_by_the_launcher(lambda: met)",
+        ("tests/mp/test_sordino_run.py -k survives_losses",),
+    ),
 ]

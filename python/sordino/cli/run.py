@@ -12,7 +12,8 @@ the ranks; processes that remain on this machine --grace seconds later are kille
 command is continued (`fg`, `bg`). SIGUSR1 and SIGUSR2 are only passed to the ranks. Rank 0 reads this command's input.
 When the command returns, none of its processes on this machine remains. Ranks share the cores if OMP_NUM_THREADS is
 not set.
-With --on-peer-lost continue, a rank that a signal ended is lost, and the other ranks determine the exit status.
+With --on-peer-lost continue, or init(on_peer_lost="continue"), a rank that a signal ended is lost, and the other ranks
+determine the exit status.
 """
 
 from __future__ import annotations

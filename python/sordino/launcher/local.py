@@ -90,7 +90,7 @@ class LocalJob:
         words: command of each rank.
         environment: environment of all ranks.
         folder: folder for the job's files.
-        survives_losses: whether ranks survive losses.
+        survives_losses: whether ranks survive losses, also if none of them says so in its `init()`.
         deadlines: deadlines of the start.
         output: file for stdout and stderr; None: those of this process.
         respawns: largest number of ranks that are replaced.
@@ -251,7 +251,7 @@ class LocalJob:
             now = self._clock.now()
             self._wait_s = next_wait(self._wait_s, now - self._started_at[number]) if number >= self._size else 0.0
             self._due.append((now + self._wait_s, number))
-        if code != 0 and not self._survives_losses:
+        if code != 0 and not (self._survives_losses or self._outcomes.survive_losses()):
             self._failures.append(outcome)
 
     def _replace_due(self) -> None:

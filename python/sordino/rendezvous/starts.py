@@ -119,7 +119,7 @@ class ProcessStart:
             met = True
             return shown
 
-        with awaited_by_the_launcher(lambda: met):
+        with awaited_by_the_launcher(lambda: met, survive_losses):
             return self._meet(members, dedicated, survive_losses, show)
 
     def door(self) -> SocketRendezvous | None:
