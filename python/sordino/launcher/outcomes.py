@@ -1,8 +1,8 @@
 """Outcomes of the ranks of a job, from which follow when the job is over, and its status.
 
 The sources are notices of ranks (waits, survives, met, left, fails, exits; rendezvous/notices.py) and reports of their
-ends. Under fault tolerance these come from a supervisor, because mpirun's status is 0 then even if every rank was killed. The
-job is over if all ranks have ended, or if one of these conditions (`_hopeless`) has held for a time:
+ends. Under fault tolerance these come from a supervisor, because mpirun's status is 0 then even if every rank was
+killed. The job is over if all ranks have ended, or if one of these conditions (`_hopeless`) has held for a time:
 
 | cause | condition | time | then |
 |---|---|---|---|
