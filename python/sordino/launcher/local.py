@@ -90,7 +90,7 @@ class LocalJob:
         words: command of each rank.
         environment: environment of all ranks.
         folder: folder for the job's files.
-        survives_losses: whether ranks survive losses, also if none of them says so in its `init()`.
+        survives_losses: whether ranks survive losses, also without `init(on_peer_lost="continue")`.
         deadlines: deadlines of the start.
         output: file for stdout and stderr; None: those of this process.
         respawns: largest number of ranks that are replaced.
