@@ -4,6 +4,7 @@ without a deadline."""
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,8 @@ from sordino.launcher import mpi
 
 pytest_plugins = ["no_skips", "pace", "selection", "launched"]
 os.environ.setdefault("UCX_NET_DEVICES", "lo")  # UCX messages do not leave the machine
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup; jobs of tests must not inherit that
+    signal.signal(signal.SIGHUP, lambda *_: None)
 torch.set_num_threads(1)
 # If two threads make the process's first matrix product at once, they may use another kernel, which gives other bits.
 torch.nn.functional.linear(torch.ones(6, 13), torch.ones(7, 13))

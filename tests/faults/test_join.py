@@ -4,6 +4,7 @@ together from there on, and no fault of a newcomer, or of a rank meanwhile, dist
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -58,6 +59,15 @@ def test_a_lost_rank_is_replaced(tmp_path: Path, transport: str) -> None:
     assert ends[0] == ends[2] == ends[3]
     np.testing.assert_allclose(ends[0], reference(grown, 0), rtol=1e-12)
     assert "rank 1 was ended by signal 9 (SIGKILL) and was replaced by process 3" in grown.ended.why
+
+
+@pytest.mark.drill("a rank is replaced")
+def test_a_replacement_serves_its_counters(tmp_path: Path) -> None:
+    """The second of three ranks is lost. The third keeps its port, which is the one for the replacement's number."""
+    pytest.importorskip("prometheus_client")
+    plan = Plan(kill={"1": 3}, size=3)
+    grown = run_job(tmp_path, 3, plan, 1, SORDINO_METRICS=f"127.0.0.1:{20_000 + os.getpid() % 10_000}")
+    require_joined(grown, [0, 2, 3], plan)
 
 
 @pytest.mark.drill("a rank is replaced, by algorithm")

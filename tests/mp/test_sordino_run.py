@@ -22,6 +22,23 @@ def test_the_variable_reaches_the_ranks(starter: str, tmp_path: Path) -> None:
             assert job.output.count(f"said {said} 0") == 2
 
 
+SURVIVES = """
+import os, signal, torch, sordino.torch as hvd
+hvd.init(on_peer_lost="continue")
+if hvd.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+hvd.allreduce(torch.ones(1))
+print("went on", hvd.size(), flush=True)
+"""
+
+
+def test_a_script_that_survives_losses_needs_no_option(tmp_path: Path) -> None:
+    with Launched(tmp_path, ["-np", "2", "--", *forked.python(), "-c", SURVIVES]) as job:
+        assert job.ends() == 0, job.output
+        assert "went on 1" in job.output
+        assert "sordino run: rank 1 was ended by signal 9 (SIGKILL); the others finished" in job.output
+
+
 def test_ranks_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     program = "import os; print('threads', os.environ['OMP_NUM_THREADS'])"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planted import (
     around,
     codecs,
+    commands,
     core,
     cuda,
     deadlines,
@@ -21,6 +22,7 @@ from planted import (
 
 MODULES = (
     codecs,
+    commands,
     core,
     cuda,
     deadlines,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -32,8 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         own: argparse.ArgumentParser = options.own
         there = [option for action in own._actions for option in action.option_strings]
         own.error(f"unrecognized arguments: {' '.join(unknown)}{meant(unknown[0].partition('=')[0], there)}")
-    if command is not None:
-        options.command = [*options.command, *command]
+    if command is not None:  # a second `--`, or one after the program, belongs to the program
+        options.command = [*options.command, "--", *command] if options.command else command
+    _prepare_streams()
     try:
         chosen: Callable[[argparse.Namespace], int] = options.main
         return chosen(options)
@@ -46,6 +48,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SordinoError as error:
         print(f"sordino {options.subcommand}: {error}", file=sys.stderr)
         return 1
+
+
+def _prepare_streams() -> None:
+    """Prepare stdin, stdout and stderr for any output, in any locale.
+
+    A stream that the caller has closed (`>&-`) becomes /dev/null, because files would get its descriptor otherwise. A
+    character that the locale lacks is written as an escape sequence.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # tests replace it
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _parser() -> argparse.ArgumentParser:

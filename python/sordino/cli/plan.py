@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sordino.cli import run
 from sordino.errors import NotBuilt, UsageError
+from sordino.report.records import make_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +66,8 @@ def main(options: argparse.Namespace) -> int:
         NotBuilt: the core is missing.
     """
     _check(options)
+    if options.results is not None and (options.ranks is not None or options.nodes is not None):
+        make_folder(options.results)  # here, as the ranks may have other folders
     count = None if options.parameters is None else parse_count(options.parameters)
     if options.nodes is None and options.ranks is not None:
         return run.plain(options.ranks, ["sordino", "plan", *_words(options)], options.hosts)

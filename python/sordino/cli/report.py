@@ -56,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
     text = page([contents(reader) for reader in found])
     try:
         with atomic_file(output) as file:
-            file.write(text.encode())
+            file.write(text.encode(errors="replace"))  # names of folders may be any bytes
     except OSError as error:
         raise UsageError(f"{output}: cannot be written: {error.strerror}") from error
     print(output)

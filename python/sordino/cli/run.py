@@ -8,9 +8,12 @@
 `python` and `sordino` as the command mean those that run this command; write a path for another.
 A machine has room for 4 ranks per core (at least 8; with --oversubscribe 64 per core), and one per 100 MiB of memory.
 The exit status is that of the first rank that failed, or 128 + N if signal N ended it. Ctrl-C and SIGTERM are passed to
-the ranks; processes that remain on this machine --grace seconds later are killed. When the command returns, none of its
-processes on this machine remains. Ranks share the cores if OMP_NUM_THREADS is not set.
-With --on-peer-lost continue, a rank that a signal ended is lost, and the other ranks determine the exit status.
+the ranks; processes that remain on this machine --grace seconds later are killed. Ctrl-Z stops the ranks until the
+command is continued (`fg`, `bg`). SIGUSR1 and SIGUSR2 are only passed to the ranks. Rank 0 reads this command's input.
+When the command returns, none of its processes on this machine remains. Ranks share the cores if OMP_NUM_THREADS is
+not set.
+With --on-peer-lost continue, or init(on_peer_lost="continue"), a rank that a signal ended is lost, and the other ranks
+determine the exit status.
 """
 
 from __future__ import annotations
@@ -100,13 +103,16 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError(f"--grace {options.grace:g}: must be from 0 to {_LONGEST_GRACE_S:g} seconds")
     hosts = mpi.parse_hosts(options.hosts) if options.hosts is not None else []
     environment = job_environment()
-    if options.respawn:
-        environment["SORDINO_ON_PEER_LOST"] = "continue"
-    if options.on_peer_lost is not None:
-        environment["SORDINO_ON_PEER_LOST"] = options.on_peer_lost
+    chosen = {}
+    if options.respawn or options.on_peer_lost is not None:
+        chosen["SORDINO_ON_PEER_LOST"] = options.on_peer_lost or "continue"
     if options.record is not None:
-        environment["SORDINO_RECORD"] = os.path.abspath(options.record)
+        chosen["SORDINO_RECORD"] = os.path.abspath(options.record)
+    environment |= chosen
     ranks, exports = _ranks(options.ranks, hosts), mpi.parse_exports(options.env, hosts, environment)
+    for name, value in chosen.items():
+        if exports.get(name, value) != value:
+            raise UsageError(f"-x {name}={exports[name]} contradicts {name}={value} of another option; omit one")
     extra = mpi.parse_extra(options.mpi_args)
     capacity.check(ranks, hosts, extra, environment, capacity.this_machine(), options.oversubscribe)
     job = mpi.Job(ranks, options.command, hosts, exports, extra)
@@ -145,6 +151,7 @@ def _has_mpirun(environment: dict[str, str]) -> bool:
 
 
 def _locally(options: argparse.Namespace, job: mpi.Job, environment: dict[str, str], record: Lines | None) -> int:
+    environment |= job.exports or {}
     # Otherwise each rank computes with one thread per core, and the ranks slow each other down.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, capacity.this_machine().cores // job.ranks)))
     survives_losses = environment.get("SORDINO_ON_PEER_LOST") == "continue"

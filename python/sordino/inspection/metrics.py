@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from sordino.errors import NotBuilt, UsageError
 from sordino.runtime.context import living_contexts
 
 _POLLED_WITHIN_S = 0.2
+_MOST_RANKS = 1024  # of a machine
 _COUNTERS = {
     "operations": "Operations that this rank has done",
     "operations_in_one_shot": "Operations among them that needed no negotiation",
@@ -50,12 +52,14 @@ class _Collector:
 _server: tuple[Any, Any] | None = None  # the HTTP server and its thread
 
 
-def start(address: str, local_rank: int) -> None:
+def start(address: str, local_rank: int, joined: bool = False) -> None:
     """Serve the counters of this process by HTTP, unless it does already.
 
     Args:
         address: host and port, such as "127.0.0.1:9400".
         local_rank: number that is added to the port, so that each rank of a machine has its own.
+        joined: whether this process has joined a running job, whose ranks keep their ports when they are renumbered.
+            Then it takes the first free port, such as that of the rank that it replaces.
 
     Raises:
         UsageError: the address is wrong, or the port is taken.
@@ -74,11 +78,15 @@ def start(address: str, local_rank: int) -> None:
         raise NotBuilt("SORDINO_METRICS needs the package: pip install 'sordino[metrics]'") from error
     registry = library.CollectorRegistry(auto_describe=False)
     registry.register(_Collector(core))
-    port = int(number) + local_rank
-    try:
-        _server = library.start_http_server(port, host, registry)
-    except OSError as error:
-        raise UsageError(f"SORDINO_METRICS={address!r}: port {port} cannot be opened: {error}") from error
+    port = int(number)
+    last = min(port + _MOST_RANKS, (1 << 16) - 1)
+    for one in range(port, last + 1) if joined else [port + local_rank]:
+        try:
+            _server = library.start_http_server(one, host, registry)
+            return
+        except OSError as error:
+            if not joined or one == last or error.errno != errno.EADDRINUSE:
+                raise UsageError(f"SORDINO_METRICS={address!r}: port {one} cannot be opened: {error}") from error
 
 
 def stop() -> None:

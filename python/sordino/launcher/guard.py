@@ -1,10 +1,11 @@
 """Guard of a job: two processes, so that no process of the job remains if a launcher is killed in any way.
 
-The process that the user started (the first) only waits. Its child (the copy) does the work.
+The process that the user started (the first) passes on signals and input. Its child (the copy) does the work.
 
 | event | reaction |
 |---|---|
-| a signal to stop the job | the first process passes it to the copy, which passes it to the job |
+| a signal for the job (`StopSignals`) | the first process passes it to the copy, which passes it to the job |
+| input at the terminal | the first process passes it to the job's stdin (`terminal.py`) |
 | the first process is killed | the copy gets SIGTERM, ends the job, and clears |
 | the copy is killed | the first process adopts and ends the job's processes (`subreaper`), and clears |
 | the work is done | the copy clears and exits with its status; the first process clears and returns it |
@@ -18,6 +19,8 @@ import sys
 import traceback
 from collections.abc import Callable
 
+from sordino.errors import SordinoError, UsageError
+from sordino.launcher import terminal
 from sordino.launcher.processes import StopSignals, end_with_parent, sender, subreaper
 
 _LONGER_S = 15.0  # additional grace of the copy, which first kills the job and clears
@@ -27,21 +30,24 @@ def guarded(work: Callable[[StopSignals], int], clear: Callable[[], None], grace
     """Call `work` in a child process and return its status; 128 + N if signal N ended it.
 
     Args:
-        work: gets the signals that mean "stop the job". An exception is printed and gives status 1.
+        work: gets the signals for the job. An exception is printed and gives status 1, a UsageError
+            status 2.
         clear: removes files of `work`; called after it by both processes, because either may have been killed.
         grace: seconds from such a signal until the job is killed.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     me = os.getpid()
-    with StopSignals(grace + _LONGER_S) as stop:
+    with StopSignals(grace + _LONGER_S) as stop, terminal.Input() as typed:
         try:
             with subreaper():
                 child = os.fork()
                 if child == 0:
                     stop.grace = grace
+                    typed.take_place_of_stdin()
                     _work(me, work, clear, stop)
-                with stop.to(sender(child)):
+                with stop.to(sender(child), child):
+                    typed.pass_on_until_the_end_of(child)
                     _, status = os.waitpid(child, 0)
         finally:
             clear()
@@ -63,6 +69,9 @@ def _work(parent: int, work: Callable[[StopSignals], int], clear: Callable[[], N
                 status = work(stop)
         finally:
             clear()
+    except SordinoError as error:
+        print(f"sordino run: {error}", file=sys.stderr)
+        status = 2 if isinstance(error, UsageError) else 1
     except BaseException:
         traceback.print_exc()
     finally:

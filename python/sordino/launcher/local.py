@@ -18,19 +18,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import secrets
 import selectors
 import signal
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from sordino.awake import AwakeClock, Deadline
-from sordino.launcher import outcomes
+from sordino.launcher import descriptors, outcomes
 from sordino.launcher.outcomes import Deadlines, Outcome
 from sordino.launcher.processes import Ended, StopSignals, end_with_parent, subreaper
 from sordino.launcher.restarts import next_wait
@@ -42,6 +42,7 @@ _SAY_S = 0.3  # from the first failure to SIGTERM, so that the others can print 
 _NOTICE_S = 10.0  # for ranks that wait for an ended rank to get an error, and to end by themselves
 _GRACE_S = 1.0  # from SIGTERM to SIGKILL
 _LONGEST_LINE = 1 << 16
+_FILES_PER_RANK, _OTHER_FILES = 6, 64  # open files of the launcher, at most
 
 
 class _Rank:
@@ -70,14 +71,14 @@ class _Rank:
         cut = held.rfind(b"\n") + 1
         if not data or len(held) - cut > _LONGEST_LINE:
             cut = len(held)
-        _write(target, held[:cut])
+        descriptors.write(target, held[:cut])
         self.streams[descriptor] = target, held[cut:]
         return bool(data)
 
     def flush(self) -> None:
         """Write an incomplete line, such as a prompt."""
         for descriptor, (target, held) in self.streams.items():
-            _write(target, held)
+            descriptors.write(target, held)
             self.streams[descriptor] = target, b""
 
 
@@ -89,7 +90,7 @@ class LocalJob:
         words: command of each rank.
         environment: environment of all ranks.
         folder: folder for the job's files.
-        survives_losses: whether ranks survive losses.
+        survives_losses: whether ranks survive losses, also without `init(on_peer_lost="continue")`.
         deadlines: deadlines of the start.
         output: file for stdout and stderr; None: those of this process.
         respawns: largest number of ranks that are replaced.
@@ -106,6 +107,7 @@ class LocalJob:
         output: BinaryIO | None = None,
         respawns: int = 0,
     ) -> None:
+        self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._size, self._words, self._folder, self._survives_losses = ranks, list(words), folder, survives_losses
         self._outcomes, where = outcomes.in_folder(ranks, folder / "outcomes", True, deadlines)
         self._outcomes.patience_s = _NOTICE_S
@@ -141,6 +143,8 @@ class LocalJob:
         late, self._stop = False, stop
         with contextlib.ExitStack() as stack:
             stack.callback(self._close)
+            needed = _FILES_PER_RANK * (self._size + self._respawns) + _OTHER_FILES
+            stack.enter_context(descriptors.allowed(needed, f"{self._size} ranks"))
             stack.enter_context(subreaper())
             stack.enter_context(stop.to(self._send))
             if not stop.received:
@@ -170,7 +174,7 @@ class LocalJob:
         """Start a rank. Return whether that succeeded."""
         self._started_at[number] = self._clock.now()
         master, slave = os.openpty()
-        _make_raw(slave)
+        descriptors.make_raw(slave)
         errors, errors_in = os.pipe()
         try:
             process = subprocess.Popen(
@@ -179,7 +183,7 @@ class LocalJob:
                 stdin=None if number == 0 else subprocess.DEVNULL,
                 stdout=slave,
                 stderr=errors_in,
-                preexec_fn=_prepare_rank,
+                preexec_fn=self._prepare_rank,
             )
         except OSError as error:
             print(f"sordino run: {self._words[0]}: {error.strerror}{self._fix()}", file=sys.stderr, flush=True)
@@ -198,6 +202,12 @@ class LocalJob:
             self._events.register(descriptor, selectors.EVENT_READ, self._reader(rank, descriptor))
         self._events.register(rank.pidfd, selectors.EVENT_READ, rank)
         return True
+
+    def _prepare_rank(self) -> None:
+        """Prepare the rank's process before its program: its own process group, and SIGTERM if the launcher dies."""
+        os.setpgid(0, 0)
+        end_with_parent()
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
 
     def _fix(self) -> str:
         """Return the suggestion for a program that is a Python script; else ""."""
@@ -241,7 +251,7 @@ class LocalJob:
             now = self._clock.now()
             self._wait_s = next_wait(self._wait_s, now - self._started_at[number]) if number >= self._size else 0.0
             self._due.append((now + self._wait_s, number))
-        if code != 0 and not self._survives_losses:
+        if code != 0 and not (self._survives_losses or self._outcomes.survive_losses()):
             self._failures.append(outcome)
 
     def _replace_due(self) -> None:
@@ -301,24 +311,3 @@ class LocalJob:
                 self._shut(rank, descriptor)
         self._desk.close()
         self._events.close()
-
-
-def _make_raw(terminal: int) -> None:
-    """Make a pseudo-terminal pass on bytes unchanged."""
-    attributes = termios.tcgetattr(terminal)
-    attributes[1] &= ~termios.OPOST
-    attributes[3] &= ~termios.ECHO
-    termios.tcsetattr(terminal, termios.TCSANOW, attributes)
-
-
-def _prepare_rank() -> None:
-    """Prepare the rank's process before its program: its own process group, and SIGTERM if the launcher dies."""
-    os.setpgid(0, 0)
-    end_with_parent()
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    """Write all data. If the reader has gone, they are lost, as with mpirun."""
-    with contextlib.suppress(OSError):
-        while data:
-            data = data[os.write(descriptor, data) :]

@@ -1,8 +1,8 @@
 """Outcomes of the ranks of a job, from which follow when the job is over, and its status.
 
-The sources are notices of ranks (waits, met, left, fails, exits; rendezvous/notices.py) and reports of their ends.
-Under fault tolerance these come from a supervisor, because mpirun's status is 0 then even if every rank was killed. The
-job is over if all ranks have ended, or if one of these conditions (`_hopeless`) has held for a time:
+The sources are notices of ranks (waits, survives, met, left, fails, exits; rendezvous/notices.py) and reports of their
+ends. Under fault tolerance these come from a supervisor, because mpirun's status is 0 then even if every rank was
+killed. The job is over if all ranks have ended, or if one of these conditions (`_hopeless`) has held for a time:
 
 | cause | condition | time | then |
 |---|---|---|---|
@@ -139,6 +139,11 @@ class Outcomes:
         self.known()
         return bool(self._notices["met"])
 
+    def survive_losses(self) -> bool:
+        """Return whether a rank has said that the ranks survive losses (`init(on_peer_lost="continue")`)."""
+        self.known()
+        return bool(self._notices["survives"])
+
     def take(self, message: wire.Message) -> None:
         """Record a message: the end of a rank, or its notice."""
         if message.word == wire.ENDED:
@@ -151,7 +156,7 @@ class Outcomes:
 
         Args:
             rank: the sender; for "left" the lost rank.
-            word: "waits", "met", "fails", "exits", "departs" or "left".
+            word: "waits", "survives", "met", "fails", "exits", "departs" or "left".
             pid: process of the sender if it is on this machine, else 0.
         """
         if word == "fails":

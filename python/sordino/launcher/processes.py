@@ -1,4 +1,4 @@
-"""Processes of a job: signals that stop it are passed on, mpirun runs to its end, and no process remains."""
+"""Processes of a job: signals are passed on to it, mpirun runs to its end, and no process remains."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ _MOMENT_S = 1.0
 _LOOK_S = 0.05
 # Signals that mean "stop the job". SIGHUP: the terminal was closed.
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Signals for the program, such as a batch system's request for a checkpoint. They do not stop the job.
+_FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
@@ -46,21 +48,34 @@ class Ended:
 
 
 class StopSignals:
-    """Context manager that records stop signals to this process, and passes them to other processes.
+    """Context manager that passes signals of this process on to other processes.
 
-    The other processes are killed `grace` seconds after the first signal.
+    | signal | effect |
+    |---|---|
+    | SIGINT, SIGTERM, SIGHUP | recorded and passed on; the others are killed `grace` seconds after the first one |
+    | SIGHUP that was ignored before (nohup) | stays ignored |
+    | SIGUSR1, SIGUSR2 | passed on |
+    | SIGTSTP (Ctrl-Z) | passed on, then stops this process; when it is continued, the others get SIGCONT |
     """
 
     def __init__(self, grace: float = GRACE_S) -> None:
         self.received: list[int] = []
         self.grace = grace
         self._send: Callable[[int], None] | None = None
+        self._stops = 0  # process that has to be stopped before this one stops
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in _FORWARDED}
-            self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._kill)
+            handlers = {
+                **dict.fromkeys(_FORWARDED, self._note),
+                **dict.fromkeys(_FOR_THE_PROGRAM, self._pass_on),
+                signal.SIGTSTP: self._pause,
+                signal.SIGALRM: self._kill,
+            }
+            if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+                del handlers[signal.SIGHUP]
+            self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -83,16 +98,39 @@ class StopSignals:
         if self._send is not None:
             self._send(signal.SIGKILL)
 
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        if self._send is not None:
+            self._send(number)
+
+    def _pause(self, _number: int, _frame: FrameType | None) -> None:
+        send = self._send
+        if send is not None:
+            send(signal.SIGTSTP)
+            # It must not stop itself after it was continued.
+            limit = time.monotonic() + _MOMENT_S
+            while self._stops and time.monotonic() < limit and state_and_parent(self._stops)[0] not in ("T", "Z", ""):
+                time.sleep(0.01)
+        own = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)  # returns when this process is continued
+        signal.signal(signal.SIGTSTP, own)
+        if send is not None:
+            send(signal.SIGCONT)
+
     @contextlib.contextmanager
-    def to(self, send: Callable[[int], None]) -> Iterator[None]:
-        """Pass signals to `send(number)` within the block, beginning with the last one before the block."""
-        self._send = send
+    def to(self, send: Callable[[int], None], stops: int = 0) -> Iterator[None]:
+        """Pass signals to `send(number)` within the block, beginning with the last stop signal before the block.
+
+        Args:
+            send: function that sends a signal to the other processes.
+            stops: process that stops itself after SIGTSTP, which this process waits for; 0: none.
+        """
+        self._send, self._stops = send, stops
         if self.received:
             self._hand_on(self.received[-1])
         try:
             yield
         finally:
-            self._send = None
+            self._send, self._stops = None, 0
             if self.received:
                 signal.setitimer(signal.ITIMER_REAL, 0)
 

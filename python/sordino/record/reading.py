@@ -38,9 +38,16 @@ class Rank:
         return self.lines.get(kind, [])
 
     def add(self, line: Line) -> None:
-        """Add a line, and note in it which start of the job it belongs to."""
+        """Add a line, and note in it which start of the job it belongs to.
+
+        A start without a number of its own, as of another job in the same folder, counts as the next one.
+        """
         started = self.of("rank")
-        line.setdefault("start", started[-1].get("start", 0) if started else 0)
+        before = started[-1]["start"] if started else -1
+        if line["kind"] == "rank":
+            line["start"] = max(int(line.get("start", 0)), before + 1)
+        else:
+            line.setdefault("start", max(before, 0))
         self.last = line["kind"]
         self.lines.setdefault(self.last, []).append(line)
 

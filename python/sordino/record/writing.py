@@ -54,15 +54,15 @@ class Lines:
         except OSError as error:
             raise UsageError(f"the record {path} cannot be written: {error.strerror}; name another folder") from error
         size = os.fstat(self._file).st_size
-        if size > 0 and os.pread(self._file, 1, size - 1) != b"\n":
-            os.write(self._file, b"\n")
+        self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
     def write(self, kind: str, **values: Any) -> None:
         """Append a line of this kind. After an error this does nothing."""
         if self._file < 0:
             return
         line = _ENCODER.encode({"kind": kind, **values}) + "\n"
-        data = line.encode()
+        data = b"\n" * self._torn + line.encode()
+        self._torn = False
         try:
             while data:
                 data = data[os.write(self._file, data) :]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import selectors
 import socket
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sordino.errors import UsageError
 from sordino.rendezvous.door import Door
 from sordino.rendezvous.frames import Frames, frame
 from sordino.rendezvous.sockets import NO_NUMBER
 from sordino.rendezvous.votes import Votes
 
 _MOST_BYTES = 1 << 20
+_LONGEST_PATH = 107  # of a socket, in bytes
 _MOST_OF_STRANGERS = 1 << 10  # maximum size of a frame before the token
 
 
@@ -27,12 +30,23 @@ class Desk:
         token: secret that ranks must send.
         events: selector to which the socket and its connections are added; their data is a function to call.
         size: number of ranks that the launcher starts first.
+
+    Raises:
+        UsageError: the socket cannot be made.
     """
 
     def __init__(self, path: Path, token: bytes, events: selectors.BaseSelector, size: int) -> None:
         self._token, self._events = token, events
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
+        try:
+            self._listener.bind(str(path))
+        except OSError as error:
+            self._listener.close()
+            too_long = len(os.fsencode(path)) > _LONGEST_PATH
+            fix = "set TMPDIR to a shorter path" if too_long else "make room for its folder"
+            raise UsageError(
+                f"{path}: this socket, where the ranks meet, cannot be made: {error.strerror or error}; {fix}"
+            ) from error
         self._listener.listen(1024)
         self._listener.setblocking(False)
         events.register(self._listener, selectors.EVENT_READ, self._accept)

@@ -3,6 +3,7 @@
 | word | meaning |
 |---|---|
 | waits | this rank waits for all others to start |
+| survives | this rank survives the loss of others: if one is lost, the launcher lets it continue |
 | met | the ranks have met |
 | left | the remaining ranks continue without the given rank |
 | fails | an error of this rank ends it |
@@ -28,13 +29,14 @@ _rank_process = 0  # its children have its environment, but are not ranks
 
 
 @contextmanager
-def awaited_by_the_launcher(met: Callable[[], bool]) -> Iterator[None]:
+def awaited_by_the_launcher(met: Callable[[], bool], survives_losses: bool = False) -> Iterator[None]:
     """Tell the launcher that this rank waits and, after the block in which the ranks meet, that they have met.
 
     Tells nothing if they have met already, or no launcher listens.
 
     Args:
         met: returns whether the ranks have met, including ranks with different settings.
+        survives_losses: whether this rank survives losses.
     """
     if met():
         yield
@@ -46,6 +48,8 @@ def awaited_by_the_launcher(met: Callable[[], bool]) -> Iterator[None]:
         yield
     finally:
         if met():
+            if survives_losses:
+                _tell("survives", _own_number())
             _tell("met", _own_number())
 
 

@@ -109,7 +109,7 @@ class ProcessStart:
             met = True
             return shown
 
-        with awaited_by_the_launcher(lambda: met):
+        with awaited_by_the_launcher(lambda: met, survive_losses):
             world = self._meet(members, dedicated, survive_losses, show)
         if isinstance(self.meeting, StoreDoor) and len(members) == self.size and self.rank == 0:
             self.meeting.begin(self.size, survive_losses)

@@ -21,7 +21,7 @@ BEGIN = b"\x1e"
 LONGEST = 100
 """Upper limit for the bytes of a line."""
 ENDED = "ended"
-_NOTICES = "waits|met|left|fails|exits|departs"
+_NOTICES = "waits|survives|met|left|fails|exits|departs"
 
 
 class Message(NamedTuple):

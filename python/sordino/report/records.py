@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,15 +31,37 @@ Reports = Mapping[str, Report]
 """Reports by the name under "benchmark" in the results."""
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder for results, before they are measured.
+
+    Raises:
+        UsageError: it cannot be made, or no file can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"{folder}: results cannot be written there: {error.strerror}; name another folder") from error
+
+
 def write(results: Results, folder: Path | None) -> Path | None:
-    """Write the JSON file atomically, and return its path; None without a folder."""
+    """Write the JSON file atomically, and return its path; None without a folder.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
     if folder is None:
         return None
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / f"{results['name']}.json"
     half = path.with_suffix(".json.part")
-    half.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    half.replace(path)
+    try:
+        half.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        half.replace(path)
+    except OSError as error:
+        half.unlink(missing_ok=True)
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
     return path
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _LINES = 1000  # after each 1000 lines, a line covers twice as many steps
 _FIRST = 32  # number of steps at the beginning whose spans are kept ...
 _LATER = 8  # ... and number of steps from each later power of two on, except the first
-_EARLIER = "SORDINO_RESTART"
+_EARLIER = ("SORDINO_RESTART", "TORCHELASTIC_RESTART_COUNT")  # number of this start of the job, of torchrun too
 
 
 def folder_of(record: str | os.PathLike[str] | None) -> str:
@@ -103,7 +103,7 @@ class Recorder:
             folder,
             context.identity,
             size=context.size,
-            start=int(os.environ.get(_EARLIER) or 0),
+            start=next((int(text) for name in _EARLIER if (text := os.environ.get(name, "")).isdecimal()), 0),
             node=context.world.nodes[context.rank],
             host=context.world.host(context.rank),
             pid=self._process,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import os
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -169,6 +170,8 @@ def _check_files(options: argparse.Namespace) -> None:
         path: Path | None = getattr(options, name)
         if path is not None and not path.resolve().parent.is_dir():
             raise UsageError(f"--{name} {path}: there is no folder {path.resolve().parent}")
+        if path is not None and not os.access(path.resolve().parent, os.W_OK):
+            raise UsageError(f"--{name} {path}: the folder {path.resolve().parent} cannot be written")
     for name in ("plot", "gantt"):
         path = getattr(options, name)
         if path is None:

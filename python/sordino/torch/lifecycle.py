@@ -133,7 +133,7 @@ def init(
     if context.newcomer is None:
         _let_others_look(context)
     else:  # its place on the node, by which it is found, is known when it has joined
-        context.losses.on_resize.append(Resized(lambda *_: _let_others_look(context), context.size))
+        context.losses.on_resize.append(Resized(lambda *_: _let_others_look(context, joined=True), context.size))
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":
             raise UsageError(f"init(process_sets={process_sets!r}): expected a list of process sets or 'dynamic'")
@@ -152,13 +152,13 @@ def _newcomer(start: ProcessStart, survivable: bool, ranks: tuple[int, ...], ded
     return Context(AloneStart().world(None, True), start=start, newcomer=start.rank)
 
 
-def _let_others_look(context: Context) -> None:
+def _let_others_look(context: Context, joined: bool = False) -> None:
     """Answer `sordino inspect`, and serve Prometheus if SORDINO_METRICS asks for it."""
     answers, address = _core.inspection()
     if answers:
         server.start()
     if address:
-        metrics.start(address, context.local_rank)
+        metrics.start(address, context.local_rank, joined)
 
 
 def _require_the_same(context: Context, given: dict[str, Any]) -> None:

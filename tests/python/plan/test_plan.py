@@ -417,3 +417,13 @@ def test_a_plan_is_made(tmp_path: Path, ranks: int, results_of: ResultsOf) -> No
     assert found["workers"]["chosen"] in (1, 2, 4, 8, 16)
     (line,) = Reader(tmp_path / "record").run.job["result"]
     assert line["found"] == found
+
+
+@pytest.mark.parametrize("ranks", [["--nodes", "4x2", "--gbps", "10"], ["-np", "2"]])
+def test_a_folder_for_results_that_cannot_be_made_is_refused_before_the_work(
+    ranks: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["plan", *ranks, "--results", str(tmp_path / "file" / "folder")]) == 2
+    said = capsys.readouterr()
+    assert "results cannot be written there: Not a directory; name another folder" in said.err and said.out == ""

@@ -13,7 +13,7 @@ import shlex
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -21,7 +21,7 @@ import sordino.algorithms
 import sordino.torch as hvd
 from _ext import docstrings, figures, links
 from make_pages import LOSSES, MAKERS, losses, made
-from sordino import checkpoint, sim
+from sordino import _core, checkpoint, sim
 from sordino.algorithms import class_of
 from sordino.cli import app
 from sordino.errors import NonFinite, SordinoError
@@ -249,3 +249,16 @@ def _is_error(found: Any) -> bool:
 
 def test_the_losses_that_plan_cites_are_those_of_the_benchmark() -> None:
     assert LOSSES.read_text() == losses(), "python docs/make_pages.py writes it anew"
+
+
+def test_the_number_of_algorithms() -> None:
+    numbers = ["fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"]
+    number = numbers[len(get_args(sordino.algorithms.AlgorithmName)) - 14]
+    assert f"All-reduce is one of {number} algorithms." in (ROOT / "README.md").read_text()
+
+
+def test_variables_of_horovod_are_all_named() -> None:
+    """A reader must not take a variable for one that is read."""
+    read = {alias for _, alias, *_ in _core.variables() if alias}
+    rows = [row for row in (ROOT / "docs/coming-from-horovod.md").read_text().splitlines() if "HOROVOD_" in row]
+    assert set(re.findall(r"HOROVOD_\w+", "".join(rows))) == read

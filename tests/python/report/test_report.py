@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import http.client
 import json
+import os
 import re
 import threading
 import time
@@ -17,6 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 import recorded
 import torch
+from checks.commands import launch
 
 import sordino.algorithms
 import sordino.torch as hvd
@@ -25,6 +28,7 @@ from sordino._core import SimNetwork
 from sordino.algorithms import CaPS, Layered, LocalSGD, PushSum, ScheduledPull
 from sordino.cli.app import main
 from sordino.errors import NotBuilt, UsageError
+from sordino.record import writing
 from sordino.record.reading import Reader, readers
 from sordino.record.writing import Lines, job_file
 from sordino.report.page.build import asset, embedded, page
@@ -58,6 +62,7 @@ def test_a_line_that_was_torn_before_a_restart_stays_a_line_by_itself(tmp_path: 
     found = shown(tmp_path / "run")
     assert [note for note in found["notes"] if note.startswith("rank-00003.jsonl: 1 incomplete line was skipped")]
     assert found["ranks"][3]["fate"] == "finished"
+    assert [line["start"] for line in Reader(tmp_path / "run").run.ranks[3].of("rank")] == [0, 1]
 
 
 def test_what_a_file_gains_is_read_and_no_half_of_a_line(tmp_path: Path) -> None:
@@ -92,6 +97,50 @@ def test_steps_that_were_taken_again_are_shown_as_the_last_time(tmp_path: Path) 
             file.write("metrics", step=step, time=100.0 + 10 * start + step, values={"loss": float(start)})
     curve = shown(tmp_path)["metrics"]["loss"]
     assert curve["step"] == list(range(1, 11)) and curve["mean"] == [0.0] * 4 + [1.0] * 6
+
+
+@pytest.mark.parametrize("numbers", [(0, 1), (0, 0)])
+def test_another_start_in_the_same_files_is_a_repetition(tmp_path: Path, numbers: tuple[int, int]) -> None:
+    """Also without a number: two jobs with SORDINO_RECORD, or `init()` again in one process."""
+    file = Lines(tmp_path / "rank-00000.jsonl")
+    for start, number in enumerate(numbers):
+        file.write("rank", rank=0, start=number, time=100.0 + start, size=1)
+        for step in range(1, 4):
+            file.write("metrics", step=step, time=100.0 + 10 * start + step, values={"loss": 10.0 * start + step})
+    found = shown(tmp_path)
+    assert found["metrics"]["loss"]["mean"] == [11.0, 12.0, 13.0]
+
+
+@pytest.mark.parametrize("variable", ["SORDINO_RESTART", "TORCHELASTIC_RESTART_COUNT"])
+def test_the_start_has_its_launchers_number(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SORDINO_RESTART", raising=False)
+    monkeypatch.setenv(variable, "3")
+    Recorder(sim.contexts(1)[0], str(tmp_path))
+    assert Reader(tmp_path).run.ranks[0].of("rank")[0]["start"] == 3
+
+
+def test_a_torn_file_on_a_full_disk_does_not_stop_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "rank-00000.jsonl"
+    path.write_bytes(b'{"kind":"st')
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(writing.os, "write", full)
+    file = Lines(path)
+    file.write("rank", rank=0)
+    file.write("step", step=1)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the record {path} ends here: No space left on device"
+    ]
+
+
+def test_a_folder_whose_name_is_not_text(tmp_path: Path) -> None:
+    run = recorded.write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/run\xff")), ranks=1, steps=2)
+    done = launch("report", str(run))
+    assert done.returncode == 0 and (run / "report.html").exists(), done.stderr
 
 
 def test_a_long_run_makes_a_short_page(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from sordino.algorithms import ADPSGD, ScheduledPull
 from sordino.cli.app import main
-from sordino.simulate import command
+from sordino.simulate import choices, command
 from sordino.simulate.job import Job
 from sordino.simulate.links import Links
 from sordino.simulate.report import source
@@ -82,6 +82,14 @@ def test_what_is_missing_is_named(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else real(name))
     assert main([*BASE, "adpsgd", "--data", "none", *words]) == 1
     assert "pip install 'sordino[simulate]'" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(choices.os, "access", lambda *_: False)  # root may write everywhere
+    assert main([*BASE, "allreduce", "--data", "none", "--steps", "1", "--json", str(tmp_path / "a.json")]) == 2
+    assert f"the folder {tmp_path} cannot be written" in capsys.readouterr().err
 
 
 SMALL = ["--data", "digits", "--workers", "4", "--wide", "2", "--steps", "40", "--points", "3", "--compute-ms", "3"]

@@ -1,0 +1,44 @@
+"""Ports at which ranks serve their counters."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from sordino.errors import UsageError
+from sordino.inspection import metrics
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """Return the first of three consecutive ports, of which the first two are taken."""
+    pytest.importorskip("prometheus_client")
+    while True:
+        with socket.socket() as first, socket.socket() as second, socket.socket() as third:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+                third.bind(("127.0.0.1", port + 2))
+            except (OSError, OverflowError):
+                continue
+            third.close()
+            first.listen()
+            second.listen()
+            yield port
+            metrics.stop()
+            return
+
+
+def test_a_process_that_joins_takes_a_free_port(taken: int) -> None:
+    """Ranks are renumbered when one is lost, but keep their ports, so that of its number may be taken."""
+    metrics.start(f"127.0.0.1:{taken}", 1, joined=True)
+    with socket.create_connection(("127.0.0.1", taken + 2)):
+        pass
+
+
+def test_a_rank_has_the_port_of_its_number_only(taken: int) -> None:
+    with pytest.raises(UsageError, match=f"port {taken + 1} cannot be opened"):
+        metrics.start(f"127.0.0.1:{taken}", 1)
