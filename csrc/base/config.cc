@@ -1,6 +1,8 @@
 #include "base/config.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <initializer_list>
@@ -16,15 +18,26 @@ struct Row {
   std::function<void(Config&, const std::string& name, const std::string& value)> read;
 };
 
-double number(const std::string& name, const std::string& value, double least, double most) {
+// `whole`: fractions are refused.
+double number(const std::string& name, const std::string& value, double least, double most, bool whole = false) {
   char* end = nullptr;
   const double parsed = std::strtod(value.c_str(), &end);
-  if (value.empty() || *end != '\0' || !(parsed >= least && parsed <= most)) {
-    throw UsageError(name + "='" + value + "' is not a number from " + std::to_string(least) + " to " +
-                     std::to_string(most) + "; correct it or unset it");
+  if (value.empty() || *end != '\0' || !(parsed >= least && parsed <= most) ||
+      (whole && parsed != std::floor(parsed))) {
+    char range[64];
+    std::snprintf(range, sizeof range, "%.15g to %.15g", least, most);
+    throw UsageError(name + "='" + value + "' is not a " + (whole ? "whole " : "") + "number from " + range +
+                     "; correct it or unset it");
   }
   return parsed;
 }
+
+template <class T>
+T integer(const std::string& name, const std::string& value, double least, double most) {
+  return static_cast<T>(number(name, value, least, most, true));
+}
+
+bool on(const std::string& name, const std::string& value) { return integer<int>(name, value, 0, 1) != 0; }
 
 bool one_of(std::string_view value, std::initializer_list<std::string_view> known) {
   return std::find(known.begin(), known.end(), value) != known.end();
@@ -63,28 +76,28 @@ const std::vector<Row>& rows() {
       {{"SORDINO_FUSION_BYTES", "HOROVOD_FUSION_THRESHOLD", "67108864",
         "largest size, in bytes, of one message that combines small all-reduces that are ready together (0: never "
         "combine)"},
-       [](Config& c, auto& n, auto& v) { c.fusion_bytes = static_cast<std::size_t>(number(n, v, 0, 1e12)); }},
+       [](Config& c, auto& n, auto& v) { c.fusion_bytes = integer<std::size_t>(n, v, 0, 1e12); }},
       {{"SORDINO_CHUNK_BYTES", "", "262144",
         "size, in bytes, of a staging chunk when ordinary memory is averaged within a node; four chunks must fit the "
         "L2 cache"},
-       [](Config& c, auto& n, auto& v) { c.chunk_bytes = static_cast<std::size_t>(number(n, v, 4096, 1 << 26)); }},
+       [](Config& c, auto& n, auto& v) { c.chunk_bytes = integer<std::size_t>(n, v, 4096, 1 << 26); }},
       {{"SORDINO_RANKS_PER_NODE", "", "0",
         "ranks per simulated node: divides each machine's ranks into nodes, to try multi-node paths on one machine "
         "(0: off)"},
-       [](Config& c, auto& n, auto& v) { c.ranks_per_node = static_cast<int>(number(n, v, 0, 1e6)); }},
+       [](Config& c, auto& n, auto& v) { c.ranks_per_node = integer<int>(n, v, 0, 1e6); }},
       {{"SORDINO_SHARED_MEMORY", "", "1",
         "1 or 0: ranks of one machine average in shared memory, or send everything in messages"},
-       [](Config& c, auto& n, auto& v) { c.shared_memory = number(n, v, 0, 1) != 0; }},
+       [](Config& c, auto& n, auto& v) { c.shared_memory = on(n, v); }},
       {{"SORDINO_SPIN_US", "", "50",
         "microseconds that a waiting rank spins before it sleeps, if ranks do not outnumber cores (else it yields at "
         "once)"},
-       [](Config& c, auto& n, auto& v) { c.spin_us = static_cast<int>(number(n, v, 0, 1e6)); }},
+       [](Config& c, auto& n, auto& v) { c.spin_us = integer<int>(n, v, 0, 1e6); }},
       {{"SORDINO_CPU_LEVEL", "", "", "upper limit of the kernels' instruction set: baseline, avx2 or avx512"},
        [](Config& c, auto&, auto& v) { c.cpu_level = v; }},
       {{"SORDINO_STREAMING_STORES", "", "",
         "1 or 0: data for other ranks of the node always, or never, pass the caches by (on x86-64 only); unset: if "
         "ordinary stores are slow, as they are between sockets"},
-       [](Config& c, auto& n, auto& v) { c.streaming_stores = v.empty() ? -1 : static_cast<int>(number(n, v, 0, 1)); }},
+       [](Config& c, auto& n, auto& v) { c.streaming_stores = v.empty() ? -1 : integer<int>(n, v, 0, 1); }},
       {{"SORDINO_GPU_ROUTE", "", "",
         "only route for operations on GPU memory: nccl, ipc (within a node), mpi (a CUDA-aware one) or host; it falls "
         "back to host; unset: the first of these that all ranks of an operation support"},
@@ -95,14 +108,14 @@ const std::vector<Row>& rows() {
          }
        }},
       {{"SORDINO_CUDA_AWARE_MPI", "", "", "1 or 0: MPI accepts GPU memory, or does not; overrides what MPI reports"},
-       [](Config& c, auto& n, auto& v) { c.cuda_aware = v.empty() ? -1 : static_cast<int>(number(n, v, 0, 1)); }},
+       [](Config& c, auto& n, auto& v) { c.cuda_aware = v.empty() ? -1 : integer<int>(n, v, 0, 1); }},
       {{"SORDINO_TIMELINE", "HOROVOD_TIMELINE", "", "file for a Chrome trace of all operations, written by rank 0"},
        [](Config& c, auto&, auto& v) { c.timeline = v; }},
       {{"SORDINO_RECORD", "", "",
         "folder for the run records of all ranks, for sordino report; init(record=...) takes precedence"},
        [](Config& c, auto&, auto& v) { c.record = v; }},
       {{"SORDINO_INSPECT", "", "1", "1 or 0: ranks answer sordino inspect, or do not"},
-       [](Config& c, auto& n, auto& v) { c.inspect = number(n, v, 0, 1) != 0; }},
+       [](Config& c, auto& n, auto& v) { c.inspect = on(n, v); }},
       {{"SORDINO_METRICS", "", "",
         "address, such as 127.0.0.1:9400, at which each rank serves its counters to Prometheus; a rank adds its local "
         "rank to the port (needs the package prometheus_client)"},

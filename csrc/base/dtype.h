@@ -1,8 +1,10 @@
 // Element types, and the only place where a run-time type becomes a compile-time type.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
 
@@ -90,12 +92,19 @@ enum class ReduceOp : std::uint8_t { kAverage = 0, kSum = 1, kAdasum = 2, kMin =
 inline constexpr ReduceOp kLastReduceOp = ReduceOp::kProduct;
 
 // Operation and factor of a reduction: an average is a sum, divided by the number of members of the process set.
+//
+// Products with integers are truncated. So their factor must not be below the quotient, or 49 times 1/49 would be 0.
+// The product is then exact for integers of up to 32 bits.
 struct Folding {
   ReduceOp op;
   double post;
 };
-constexpr Folding folding_of(ReduceOp op, double postscale, int members) {
-  return op == ReduceOp::kAverage ? Folding{ReduceOp::kSum, postscale / members} : Folding{op, postscale};
+inline Folding folding_of(ReduceOp op, DType dtype, double postscale, int members) {
+  if (op != ReduceOp::kAverage) return {op, postscale};
+  double factor = postscale / members;
+  if (!is_floating(dtype) && std::fma(std::abs(factor), members, -std::abs(postscale)) < 0)
+    factor = std::nextafter(factor, std::copysign(std::numeric_limits<double>::infinity(), factor));
+  return {ReduceOp::kSum, factor};
 }
 
 // For partial sums in float16: an average divides first, which keeps the sums in range.

@@ -55,11 +55,11 @@ void fold_zero(const Pieces& pieces, ReduceOp op, double post) {
 Task run(Operation& operation) {
   Participants& participants = *operation.participants;
   const Request& first = operation.first();
-  const auto [op, post] = folding_of(first.op, first.postscale, participants.set_size);
-  const bool zeros_count = participants.size() < participants.set_size &&
-                           (op == ReduceOp::kMin || op == ReduceOp::kMax || op == ReduceOp::kProduct);
   for (int code = 0; code < kDTypeCount; ++code) {
     const auto dtype = static_cast<DType>(code);
+    const auto [op, post] = folding_of(first.op, dtype, first.postscale, participants.set_size);
+    const bool zeros_count = participants.size() < participants.set_size &&
+                             (op == ReduceOp::kMin || op == ReduceOp::kMax || op == ReduceOp::kProduct);
     // Adasum weighs each tensor separately, so adjacent tensors stay separate.
     Pieces pieces(dtype, op == ReduceOp::kAdasum ? Neighbours::kKeepApart : Neighbours::kMerge);
     for (const Submission& submission : operation.submissions) {

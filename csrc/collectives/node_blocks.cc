@@ -82,7 +82,7 @@ Recipe::Part NodeBlocks::result(std::size_t place) const {
 
 // As in a negotiated reduce-scatter (collectives/reducescatter.cc): where ranks share memory, a node scales its inputs.
 NodeBlocks::Scaling NodeBlocks::scaling_of(const Signature& what) const {
-  const auto [op, post] = folding_of(what.op, what.postscale, static_cast<int>(ranks_));
+  const auto [op, post] = folding_of(what.op, what.dtype, what.postscale, static_cast<int>(ranks_));
   if (!some_share_) return {op, 1, what.prescale, post};
   Scaling scaling{op, what.prescale, 1, post};
   divide_first(what.dtype, op, scaling.pre_of_node, scaling.post);

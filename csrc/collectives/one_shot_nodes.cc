@@ -20,7 +20,7 @@ struct Scaling {
 
 // As in a negotiated all-reduce (collectives/allreduce.cc).
 Scaling scaling_of(const Signature& what, std::size_t ranks) {
-  const auto [op, post] = folding_of(what.op, what.postscale, static_cast<int>(ranks));
+  const auto [op, post] = folding_of(what.op, what.dtype, what.postscale, static_cast<int>(ranks));
   Scaling scaling{op, what.prescale, post};
   divide_first(what.dtype, op, scaling.pre, scaling.post);
   return scaling;

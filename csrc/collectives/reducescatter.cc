@@ -206,7 +206,7 @@ Task run(Operation& operation) {
     const std::size_t bytes = static_cast<std::size_t>(shape[0]) * tensor.row_bytes();
     for (std::size_t& bound : bounds) bound *= tensor.row_bytes() / size_of(tensor.dtype);  // in elements
     std::byte* output = result_memory(*submission.handle, operation, tensor, std::move(shape), bytes);
-    const auto [op, post] = folding_of(request.op, request.postscale, participants.set_size);
+    const auto [op, post] = folding_of(request.op, tensor.dtype, request.postscale, participants.set_size);
     co_await participants.compute->idle();
     co_await reducescatter(participants, tensor.dtype, tensor.input, std::move(bounds), output, op, request.prescale,
                            post);

@@ -63,7 +63,7 @@ void assemble(const Signature& what, const Recipe& recipe, std::span<const std::
     sources.clear();
     for (std::size_t member = 0; member < inputs.size(); ++member)
       sources.push_back(inputs[member] + recipe.takes[member].begin);
-    const auto [op, post] = folding_of(what.op, what.postscale, static_cast<int>(inputs.size()));
+    const auto [op, post] = folding_of(what.op, what.dtype, what.postscale, static_cast<int>(inputs.size()));
     kernels::reduce(op, what.dtype, sources, {&output, 1}, recipe.takes.front().bytes / size_of(what.dtype),
                     what.prescale, post);
     return;

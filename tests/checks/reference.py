@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -82,11 +83,14 @@ def expected(
 
     `size` is the divisor of Average, if it is not the number of tensors.
     """
-    if op == hvd.Average:
-        post /= size or len(tensors)
+    count = (size or len(tensors)) if op == hvd.Average else 1
     arrays = [numbers(tensor) for tensor in tensors]
     if not tensors[0].is_floating_point():
-        return _scale(_fold_integers(op, [_scale(array, pre) for array in arrays]), post), 0.0, False
+        factor = post / count
+        if abs(Fraction(factor) * count) < abs(Fraction(post)):  # 49 times 1/49 must not be below 1
+            factor = float(np.nextafter(factor, np.copysign(np.inf, factor)))
+        return _scale(_fold_integers(op, [_scale(array, pre) for array in arrays]), factor), 0.0, False
+    post /= count
     scaled = np.stack(arrays) * pre
     if op == hvd.Min:
         result, weight = scaled.min(0), np.abs(scaled).max(0)

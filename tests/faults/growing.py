@@ -48,7 +48,13 @@ def clean_environment() -> dict[str, str]:
 def run_job(folder: Path, ranks: int, plan: Plan, respawns: int, **variables: str) -> Grown:
     """Run a job to its end."""
     python = forked.python() if plan.device == "cpu" else [sys.executable]
-    words = [*python, str(WORKER), str(folder), json.dumps(asdict(plan))]
+    return run_words(
+        folder, ranks, [*python, str(WORKER), str(folder), json.dumps(asdict(plan))], respawns, **variables
+    )
+
+
+def run_words(folder: Path, ranks: int, words: list[str], respawns: int, **variables: str) -> Grown:
+    """Run a job of another command to its end."""
     (folder / "job").mkdir()
     environment = {**clean_environment(), "SORDINO_ON_PEER_LOST": "continue", **variables}
     with open(folder / "output", "wb") as output:

@@ -14,7 +14,7 @@ from pathlib import Path
 import forked
 import numpy as np
 import pytest
-from growing import WORKER, Grown, Plan, clean_environment, run_job
+from growing import WORKER, Grown, Plan, clean_environment, run_job, run_words
 from growing_worker import MOMENTUM, RATE, WIDTH, target
 from launched import eventually
 from pace import HANG_S
@@ -68,6 +68,50 @@ def test_a_replacement_serves_its_counters(tmp_path: Path) -> None:
     plan = Plan(kill={"1": 3}, size=3)
     grown = run_job(tmp_path, 3, plan, 1, SORDINO_METRICS=f"127.0.0.1:{20_000 + os.getpid() % 10_000}")
     require_joined(grown, [0, 2, 3], plan)
+
+
+REPLACED_AGAIN_AND_AGAIN = """
+import os, pathlib, signal, sys, time, torch
+import sordino.torch as hvd
+from sordino.runtime.context import current
+
+hvd.init(on_peer_lost="continue")
+model = torch.nn.Linear(4, 1)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+state = hvd.elastic.TorchState(model, optimizer, joins=0)
+files, maps = pathlib.Path("/proc/self/fd"), pathlib.Path("/proc/self/maps")
+log = open(sys.argv[1], "a", buffering=1)
+
+
+@hvd.elastic.run
+def train(state):
+    steps = 0
+    while state.joins < 6:
+        if hvd.size() == 2:
+            optimizer.zero_grad()
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            steps += 1
+            if current().identity > 0 and steps == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if current().identity == 0 and steps == 1:
+                state.joins += 1
+                print(len(list(files.iterdir())), maps.read_text().count("memfd:sordino"), file=log)
+        time.sleep(0.01)
+        state.commit()
+
+
+train(state)
+"""
+
+
+@pytest.mark.drill("a rank is replaced again and again")
+def test_each_replacement_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    """Open files and mappings of the rank that stays do not grow."""
+    words = [*forked.python(), "-c", REPLACED_AGAIN_AND_AGAIN, str(tmp_path / "held")]
+    grown = run_words(tmp_path, 2, words, 8)
+    held = (tmp_path / "held").read_text().splitlines()
+    assert len(held) == 6 and len(set(held[1:])) == 1, (held, grown.output)
 
 
 @pytest.mark.drill("a rank is replaced, by algorithm")

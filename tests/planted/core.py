@@ -42,6 +42,22 @@ _MODULO = ("tests/python/core/test_modulo.py --tier all",)
 ERRORS = [
     # ---- codecs
     Error(
+        "averages of integers fall short of the quotient",
+        "off by one",
+        "csrc/base/dtype.h",
+        "-std::abs(postscale)) < 0)",
+        "-std::abs(postscale)) < -1)",
+        ("tests/python/core/test_integer_averages.py",),
+    ),
+    Error(
+        "a fraction of a switch counts as off",
+        "off by one",
+        "csrc/base/config.cc",
+        " || (whole && parsed != std::floor(parsed))",
+        "",
+        (tests("launchers", "fractions"),),
+    ),
+    Error(
         "codes are truncated instead of rounded",
         "wrong weight",
         "csrc/kernels/codes.h",

@@ -13,6 +13,22 @@ _STORE_DOOR = "tests/python/rendezvous/test_store_door.py"
 
 ERRORS = [
     Error(
+        "a rank keeps the memory of each world that it has left",
+        "stale copy",
+        _GROWTH,
+        "        old.all_have_left()",
+        "        pass",
+        (_JOIN + "takes_the_place",),
+    ),
+    Error(
+        "a rank keeps watching each process that has ended",
+        "stale copy",
+        "csrc/transport/process/leaving.cc",
+        "  forget_the_gone();\n",
+        "",
+        (_JOIN + "takes_the_place",),
+    ),
+    Error(
         "hvd.elastic gives the first rank's residuals to all",
         "swapped rank",
         "python/sordino/torch/elastic/parts.py",

@@ -22,6 +22,7 @@ using Flag = std::atomic<std::uint32_t>;
 
 struct Peer {
   ProcessWatch process;
+  std::uint64_t segment;  // its board
   const Flag* left;
 };
 
@@ -42,6 +43,20 @@ State& state() {
 }
 
 bool gone(Peer& peer) { return peer.left->load(std::memory_order_acquire) != 0 || peer.process.ended(); }
+
+// Forgets peers that have ended, so that a process whose peers come and go does not keep a descriptor for each.
+void forget_the_gone() {
+  State& self = state();
+  for (auto one = self.peers.begin(); one != self.peers.end();) {
+    auto& [pid, peer] = *one;
+    if (peer.process.ended()) {
+      self.memory.unmap(pid, peer.segment);
+      one = self.peers.erase(one);
+    } else {
+      ++one;
+    }
+  }
+}
 
 void leave() {
   State& self = state();
@@ -75,6 +90,7 @@ void will_wait_for(pid_t peer, const Location& board, double most_s) {
   if (board.segment == 0) return;
   State& self = state();
   self.most_s = std::max(self.most_s, most_s);
+  forget_the_gone();
   const auto known = self.peers.find(peer);
   if (known != self.peers.end() && !gone(known->second)) return;
   ProcessWatch process(peer);
@@ -84,7 +100,7 @@ void will_wait_for(pid_t peer, const Location& board, double most_s) {
   self.memory.introduce(peer, peer);
   try {
     const auto* left = reinterpret_cast<const Flag*>(self.memory.map(peer, board));
-    self.peers.emplace(peer, Peer{std::move(process), left});
+    self.peers.emplace(peer, Peer{std::move(process), board.segment, left});
   } catch (const MemoryGone&) {
     // It has ended meanwhile.
   }

@@ -78,6 +78,12 @@ class ProcessTransport : public Transport {
     }
   }
 
+  ~ProcessTransport() override {
+    for (auto& segment : kept_) {
+      if (!all_have_left_) keep_until_the_end(std::move(segment));
+    }
+  }
+
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   const std::vector<int>& node_of() const override { return node_of_; }
@@ -115,7 +121,8 @@ class ProcessTransport : public Transport {
       near_->bell(rank).ring();
     }
   }
-  void keep(std::shared_ptr<Segment> segment) override { keep_until_the_end(std::move(segment)); }
+  void keep(std::shared_ptr<Segment> segment) override { kept_.push_back(std::move(segment)); }
+  void all_have_left() override { all_have_left_ = true; }
   bool rings_always() const override { return !uses_far() && !(far_ && far_->silent_work()); }
 
   std::vector<Loss> take_losses() override {
@@ -271,6 +278,8 @@ class ProcessTransport : public Transport {
   std::unique_ptr<Link> far_;
   Doorbell private_bell_;
   std::vector<std::pair<int, ProcessWatch>> watched_;  // ranks of this machine
+  std::vector<std::shared_ptr<Segment>> kept_;
+  bool all_have_left_ = false;
 };
 
 }  // namespace

@@ -172,6 +172,20 @@ def test_a_transport_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatc
         hvd.init()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("SORDINO_RANKS_PER_NODE", "2.7", "is not a whole number from 0 to 1000000; correct it or unset it"),
+        ("SORDINO_INSPECT", "0.5", "is not a whole number from 0 to 1;"),
+        ("SORDINO_TIMEOUT_S", "soon", "is not a number from 0.001 to 1000000000;"),
+    ],
+)
+def test_fractions_and_words_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=f"{name}='{value}' {said}"):
+        hvd.init()
+
+
 # ---- the store -------------------------------------------------------------------------------------------------------
 
 
