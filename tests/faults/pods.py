@@ -84,7 +84,7 @@ class Pods:
         return Grown(self.folder, Ended(failures[0] if failures else 0))
 
     def text(self) -> str:
-        """Return what the processes have written."""
+        """Return the output of all processes."""
         return (self.folder / "output").read_text(errors="replace")
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ RANKS = 3
 TIMEOUT_S = 3
 HEARS_WITHIN_S = 0.25  # a survivor, on an idle machine
 SHM = Path("/dev/shm")
+OF_OTHERS = ("sm_segment.", "sordino-run-")  # this job is mpirun's
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,11 @@ class Running:
             os.kill(self.pid(rank), number)
 
     def new_names(self) -> set[str]:
-        """Return this job's files in /dev/shm. Open MPI's files of other jobs come and go meanwhile."""
+        """Return this job's files in /dev/shm. Those of other jobs come and go meanwhile."""
         mapped = [self.read(f"mapped.{rank}") for rank in range(RANKS)]
         own = {name.rpartition(".")[0] for names in mapped if names for name in names["names"]}
         new = set(os.listdir(SHM)) - self.names_before
-        return {name for name in new if name.rpartition(".")[0] in own or not name.startswith("sm_segment.")}
+        return {name for name in new if name.rpartition(".")[0] in own or not name.startswith(OF_OTHERS)}
 
     def leaves_nothing(self) -> None:
         gone = eventually(lambda: not any(map(self.lives, range(RANKS))), HANG_S)

@@ -122,7 +122,7 @@ class ProcessStart:
     def end(self, over: bool) -> None:
         """Close the door at a store. `over`: tell processes that come later that the job is over."""
         if isinstance(self.meeting, StoreDoor):
-            with contextlib.suppress(TransportError):  # the store has gone, where nobody waits any more
+            with contextlib.suppress(TransportError):  # without the store, no process waits
                 self.meeting.end(over)
 
     def grown_world(self, members: Sequence[int], key: str, timeout: float) -> _core.World:

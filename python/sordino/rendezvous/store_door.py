@@ -48,7 +48,7 @@ _STEP_S = 2.0  # longest time between two looks at a clock that counts
 
 @dataclass(frozen=True)
 class Job:
-    """What a job has written about itself.
+    """Facts about a job, as its first rank has written them.
 
     Attributes:
         size: number of ranks with which it began.
@@ -93,7 +93,7 @@ class StoreDoor(StoreRendezvous):
             self._store.set(_LATEST, self._prefix)
 
     def job(self) -> Job | None:
-        """Return what the job has written about itself; None if its ranks have not all met."""
+        """Return the facts about the job; None if its ranks have not all met."""
         with self._store_answers():
             written = self._read("job")
         return None if written is None else Job(*json.loads(written))

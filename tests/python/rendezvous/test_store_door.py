@@ -104,7 +104,7 @@ def test_the_first_rank_answers(doors: list[StoreDoor], threads: ThreadPoolExecu
     doors[0].answer(1, Verdict.INVITED, b"the plan")
     assert answers[0].result(HANG_S) == (Verdict.INVITED, b"the plan")
     assert not doors[0].waits()
-    doors[0].answer(1, Verdict.INVITED, b"again")  # nobody waits
+    doors[0].answer(1, Verdict.INVITED, b"again")  # no process waits
     again = threads.submit(doors[1].knock, b"again", 60.0)  # a vote has failed
     assert eventually(lambda: doors[0].newcomers() == [(1, b"again")], HANG_S)
     doors[0].answer(1, Verdict.REFUSED, b"")

@@ -73,7 +73,7 @@ def with_own(state: Any, own: Any, rank: int) -> Any:
 
     Args:
         state: a state with dicts, such as another rank's.
-        own: the state of one rank, with its values at the same keys. Where it has none, there are none then.
+        own: the state of one rank, with its values at the same keys. Keys that it lacks get no values.
         rank: the number of that rank now. Its values say under which number it has saved them (`WAS`).
     """
     if not isinstance(state, dict):

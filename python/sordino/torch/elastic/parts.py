@@ -133,7 +133,7 @@ class Loadable(Part[Any]):
 
     def install(self, snapshot: Snapshot, rank: int, size: int) -> None:
         if isinstance(self._value, DistributedOptimizer) and snapshot is not self._snapshot:
-            # What this rank has not sent yet is its own.
+            # Each rank keeps its own residuals.
             own = self._snapshot.tree(own_tensors=False)
             self._snapshot = Snapshot.of(with_own(snapshot.tree(own_tensors=False), own, rank))
         else:
