@@ -3,8 +3,9 @@ together from there on, and no fault of a newcomer, or of a rank meanwhile, dist
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -61,12 +62,22 @@ def test_a_lost_rank_is_replaced(tmp_path: Path, transport: str) -> None:
     assert "rank 1 was ended by signal 9 (SIGKILL) and was replaced by process 3" in grown.ended.why
 
 
+def free_ports(count: int) -> int:
+    """Return the first of some ports in a row that are free."""
+    while True:
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
+            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            for port in range(first + 1, first + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return int(first)
+
+
 @pytest.mark.drill("a rank is replaced")
 def test_a_replacement_serves_its_counters(tmp_path: Path) -> None:
     """The second of three ranks is lost. The third keeps its port, which is the one for the replacement's number."""
     pytest.importorskip("prometheus_client")
     plan = Plan(kill={"1": 3}, size=3)
-    grown = run_job(tmp_path, 3, plan, 1, SORDINO_METRICS=f"127.0.0.1:{20_000 + os.getpid() % 10_000}")
+    grown = run_job(tmp_path, 3, plan, 1, SORDINO_METRICS=f"127.0.0.1:{free_ports(4)}")
     require_joined(grown, [0, 2, 3], plan)
 
 

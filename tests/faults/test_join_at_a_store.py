@@ -115,6 +115,16 @@ def test_who_comes_to_a_job_that_does_not_grow_gets_an_error(tmp_path: Path) -> 
         assert job.statuses["0"] == [0] and sorted(job.statuses["1"]) == [0, 1]
 
 
+@pytest.mark.drill("the first rank leaves")
+def test_the_job_goes_on_when_its_first_rank_leaves(tmp_path: Path) -> None:
+    plan = Plan(size=3, leave={"0": 3})
+    with pods(tmp_path, 3, plan, SORDINO_TIMEOUT_S="10") as job:
+        wait_until(lambda: bool(job.ended("0")), job)
+        job.join("a")
+        grown = job.run()
+    require_joined(grown, [1, 2, 3], plan)
+
+
 @pytest.mark.drill("the store is lost")
 def test_a_job_goes_on_without_its_store(tmp_path: Path) -> None:
     """No process can join any more, which the first rank says."""

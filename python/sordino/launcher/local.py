@@ -32,7 +32,7 @@ from typing import BinaryIO
 from sordino.awake import AwakeClock, Deadline
 from sordino.launcher import descriptors, outcomes
 from sordino.launcher.outcomes import Deadlines, Outcome
-from sordino.launcher.processes import Ended, StopSignals, end_with_parent, subreaper
+from sordino.launcher.processes import FOR_THE_PROGRAM, Ended, StopSignals, end_with_parent, subreaper
 from sordino.launcher.restarts import next_wait
 from sordino.rendezvous.desk import Desk
 from sordino.rendezvous.environment import NEWCOMER, RANK, RENDEZVOUS, SIZE, TOKEN
@@ -54,9 +54,9 @@ class _Rank:
         self.streams: dict[int, tuple[int, bytes]] = {}  # target and held output, by the rank's descriptor
 
     def send(self, number: int) -> None:
-        """Send a signal to the rank's process group."""
+        """Send a signal to the rank's process group; one for the program to the rank only, not to its children."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
+            (os.kill if number in FOR_THE_PROGRAM else os.killpg)(self.process.pid, number)
 
     def read(self, descriptor: int) -> bool:
         """Pass on the rank's output in complete lines. Return False at its end."""
@@ -143,8 +143,9 @@ class LocalJob:
         late, self._stop = False, stop
         with contextlib.ExitStack() as stack:
             stack.callback(self._close)
-            needed = _FILES_PER_RANK * (self._size + self._respawns) + _OTHER_FILES
-            stack.enter_context(descriptors.allowed(needed, f"{self._size} ranks"))
+            # A rank is replaced when its files are closed. Others may join by themselves.
+            needed = _FILES_PER_RANK * self._size + _OTHER_FILES
+            stack.enter_context(descriptors.allowed(needed, f"{self._size} rank{'s' * (self._size > 1)}"))
             stack.enter_context(subreaper())
             stack.enter_context(stop.to(self._send))
             if not stop.received:

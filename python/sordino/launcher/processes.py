@@ -23,10 +23,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 10.0  # from a signal that stops the job until its processes are killed
 _MOMENT_S = 1.0
 _LOOK_S = 0.05
+_LOOKS = 6
 # Signals that mean "stop the job". SIGHUP: the terminal was closed.
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Signals for the program, such as a batch system's request for a checkpoint. They do not stop the job.
-_FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
+FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             handlers = {
                 **dict.fromkeys(_FORWARDED, self._note),
-                **dict.fromkeys(_FOR_THE_PROGRAM, self._pass_on),
+                **dict.fromkeys(FOR_THE_PROGRAM, self._pass_on),
                 signal.SIGTSTP: self._pause,
                 signal.SIGALRM: self._kill,
             }
@@ -115,6 +116,12 @@ class StopSignals:
         signal.signal(signal.SIGTSTP, own)
         if send is not None:
             send(signal.SIGCONT)
+            for _ in range(_LOOKS):  # a slow one may have stopped itself after that
+                if not self._stops:
+                    break
+                time.sleep(_LOOK_S)
+                if state_and_parent(self._stops)[0] == "T":
+                    send(signal.SIGCONT)
 
     @contextlib.contextmanager
     def to(self, send: Callable[[int], None], stops: int = 0) -> Iterator[None]:

@@ -7,7 +7,6 @@ the background itself, it leaves the input to the shell.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
@@ -22,12 +21,12 @@ class Input:
     """Context manager with the pipe for the input. It does nothing if stdin is not a terminal."""
 
     def __init__(self) -> None:
-        self._pipe: tuple[int, int] | None = None
+        self._pipe: list[int] | None = None
         self._before: Any = None
 
     def __enter__(self) -> Input:
         if os.isatty(_STDIN) and threading.current_thread() is threading.main_thread():
-            self._pipe = os.pipe()
+            self._pipe = [*os.pipe()]
             # Then read() in the background raises OSError, instead of stopping this process.
             self._before = signal.signal(signal.SIGTTIN, signal.SIG_IGN)
         return self
@@ -35,35 +34,33 @@ class Input:
     def __exit__(self, *_: object) -> None:
         if self._pipe is not None:
             signal.signal(signal.SIGTTIN, self._before)
-            for end in self._pipe:
-                with contextlib.suppress(OSError):  # closed already
-                    os.close(end)
+            while self._pipe:
+                os.close(self._pipe.pop())
 
     def take_place_of_stdin(self) -> None:
         """Make the pipe stdin of this process, which is a child of the one that reads from the terminal."""
         if self._pipe is not None:
-            reading, writing = self._pipe
-            os.dup2(reading, _STDIN)
-            os.close(reading)
-            os.close(writing)
+            os.dup2(self._pipe[0], _STDIN)
+            while self._pipe:
+                os.close(self._pipe.pop())
             signal.signal(signal.SIGTTIN, self._before)
 
     def pass_on_until_the_end_of(self, child: int) -> None:
         """Pass on input until this child has ended. Return at once if stdin is not a terminal."""
         if self._pipe is None:
             return
-        reading, writing = self._pipe
-        os.close(reading)
-        os.set_blocking(writing, False)
+        os.close(self._pipe.pop(0))
+        os.set_blocking(self._pipe[0], False)
         end = os.pidfd_open(child)
         try:
-            _pass_on(writing, end)
+            _pass_on(self._pipe, end)
         finally:
             os.close(end)
 
 
-def _pass_on(writing: int, end: int) -> None:
-    """Pass on input from the terminal to `writing`, until `end` is readable. Closes `writing` at the end of input."""
+def _pass_on(pipe: list[int], end: int) -> None:
+    """Pass on input from the terminal to the pipe, until `end` is readable. Closes the pipe at the end of input."""
+    (writing,) = pipe
     held, more, rests = b"", True, False
     while True:
         awaited = select.poll()
@@ -89,4 +86,4 @@ def _pass_on(writing: int, end: int) -> None:
                 continue
             if not held:  # Ctrl-D
                 more = False
-                os.close(writing)
+                os.close(pipe.pop())

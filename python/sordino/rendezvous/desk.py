@@ -43,7 +43,11 @@ class Desk:
         except OSError as error:
             self._listener.close()
             too_long = len(os.fsencode(path)) > _LONGEST_PATH
-            fix = "set TMPDIR to a shorter path" if too_long else "make room for its folder"
+            fix = (
+                "set TMPDIR to a shorter path"
+                if too_long
+                else "free space in its folder, or permit this user to write there"
+            )
             raise UsageError(
                 f"{path}: this socket, where the ranks meet, cannot be made: {error.strerror or error}; {fix}"
             ) from error

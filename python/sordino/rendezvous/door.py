@@ -6,7 +6,7 @@ launcher passes questions and answers on, and does not decide anything; `Door` i
 | newcomer | launcher | first rank |
 |---|---|---|
 | knock, with its introduction | keeps it | |
-| | tells whether one waits, or sends the introductions | asks whether one waits, and who |
+| | tells whether a process waits, or sends the introductions | asks for that |
 | invited, with the plan of the next world; or refused, with the reason | passes it on | answers one of them |
 | over | when no process is left but newcomers that wait | |
 """

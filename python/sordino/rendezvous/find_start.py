@@ -1,22 +1,26 @@
-"""Which start this process has (starts.py): from arguments of `init`, torch.distributed, or the environment."""
+"""Finds the start of this process (starts.py): from arguments of `init`, torch.distributed, or the environment."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sordino import _core
-from sordino.errors import NotBuilt, UsageError
+from sordino.awake import Deadline
+from sordino.errors import NotBuilt, TransportError, UsageError
 from sordino.rendezvous.environment import RENDEZVOUS, TOKEN, LaunchedRank, launched_rank
 from sordino.rendezvous.sockets import SocketRendezvous
 from sordino.rendezvous.starts import AloneStart, MpiStart, ProcessStart, Start
 from sordino.rendezvous.store import StoreRendezvous, open_store
-from sordino.rendezvous.store_door import StoreDoor, latest_job
+from sordino.rendezvous.store_door import Job, StoreDoor, latest_job
 
 _LATER_S = 2.0
+_NAP_S = 0.05
+_FIRST_ROUND = "0.0"  # of the first world of a process, see ProcessStart.world
 
 
 def find_start(
@@ -97,6 +101,8 @@ def _at_an_address(place: LaunchedRank, chosen: str, environment: Mapping[str, s
         job = door.job() if prefix else None
         if job is None and place.newcomer:
             raise UsageError(f"no job has begun at the store at {place.address[0]}:{place.address[1]}")
+        if job is None and door.has_met(_FIRST_ROUND, place.size):
+            job = _job_soon(door)
         if job is not None and not job.grows:
             raise UsageError(
                 f"{place.launch}, but a job of {job.size} ranks has begun there before, without this process. It ends "
@@ -111,6 +117,17 @@ def _at_an_address(place: LaunchedRank, chosen: str, environment: Mapping[str, s
             _starts[key] = ProcessStart(number, job.size, door, chosen, token, newcomer=True)
     _starts[key].transport = _without_mpi(chosen, str(place.launch))
     return _starts[key]
+
+
+def _job_soon(door: StoreDoor) -> Job:
+    """Return the job whose ranks have just met without this process."""
+    deadline = Deadline(_core.deadlines()[0])
+    while not deadline.passed():
+        job = door.job()
+        if job is not None:
+            return job
+        time.sleep(_NAP_S)
+    raise TransportError("the ranks of the job at the store have met without this process, and have not begun")
 
 
 def forget(store: Any) -> None:

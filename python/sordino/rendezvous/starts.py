@@ -112,7 +112,11 @@ class ProcessStart:
         with awaited_by_the_launcher(lambda: met, survive_losses):
             world = self._meet(members, dedicated, survive_losses, show)
         if isinstance(self.meeting, StoreDoor) and len(members) == self.size and self.rank == 0:
-            self.meeting.begin(self.size, survive_losses)
+            try:
+                self.meeting.begin(self.size, survive_losses)
+            except TransportError:
+                world.shutdown("the store at which processes could join is lost")
+                raise
         return world
 
     def door(self) -> Entrance | None:

@@ -6,6 +6,8 @@ decision of a vote that is written stays.
 | key | value | written by |
 |---|---|---|
 | job | number of ranks, and whether processes may join | first rank, when all have met |
+| alive | a count that grows while the job runs | first rank |
+| over | | first rank, at the end of the job |
 | numbers | count of processes that have come later | each of these |
 | knocks | count of knocks | newcomer |
 | knock/K | number of the newcomer, and its introduction | newcomer |
@@ -13,16 +15,17 @@ decision of a vote that is written stays.
 | knock/K/verdict | verdict, with the plan or the reason | first rank |
 | vote/NAME/R | "yes" | rank R |
 | vote/NAME/count | count of these | each of them |
-| vote/NAME | "yes" or "no": the decision | who finds that all have agreed, or does not wait any longer |
-| over | | first rank, at the end of the job |
+| vote/NAME | "yes" or "no": the decision | a rank that has seen all votes, or has waited too long |
 
-All but counts are signed as in store.py. A wrong count delays a decision, and does not change it.
+All but counts are signed as in store.py. Wrong counts can delay a process that joins, but change no decision: the ranks
+refuse a number that another process has.
 
-A thread of the first rank looks who waits, so that training does not wait for a store whose machine is lost.
+A thread of the first rank reads the knocks, so that training does not wait for a store whose machine is lost.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import threading
 import time
@@ -40,9 +43,10 @@ from sordino.rendezvous.store import StoreRendezvous, does_not_answer
 _log = logger(__name__)
 _LATEST = "sordino/latest"  # prefix of the job that has begun last at the store
 _NAP_S = 0.05
-_LOOK_S = 0.2  # interval at which the first rank looks who waits
+_LOOK_S = 0.2  # interval at which the first rank reads the knocks
 _BEAT_S = 0.25
-_STALE_S = 5.0  # a newcomer without a beat for this time does not wait any more
+_STALE_S = 5.0  # a process without a beat for this time counts as gone
+_MOST_KNOCKS = 64  # that the first rank follows at a time
 _STEP_S = 2.0  # longest time between two looks at a clock that counts
 
 
@@ -79,6 +83,7 @@ class StoreDoor(StoreRendezvous):
         self._knock_of: dict[int, int] = {}  # by the newcomer's number: its latest knock
         self._answered: set[int] = set()  # knocks
         self._waiting: list[int] = []  # knocks, as the thread has seen them
+        self._seen = 0.0  # time.monotonic() of that
         self._looker: threading.Thread | None = None
         self._stopped = threading.Event()
 
@@ -98,11 +103,18 @@ class StoreDoor(StoreRendezvous):
             written = self._read("job")
         return None if written is None else Job(*json.loads(written))
 
+    def has_met(self, key: str, size: int) -> bool:
+        """Return whether the round `key` of all `size` ranks is over."""
+        with self._store_answers():
+            return bool(self._store.check([f"{self._place(key, range(size))}/all"]))
+
     def end(self, over: bool) -> None:
-        """End the thread, if there is one. `over`: write that the job is over."""
+        """End the thread, if there is one. `over`: write that the job is over, if the store answers."""
         self._stopped.set()
         if self._looker is not None:
             self._looker.join(_STEP_S)
+            if self._looker.is_alive():  # it waits for the store, as this thread would
+                return
             self._looker = None
         if over:
             with self._store_answers():
@@ -140,12 +152,16 @@ class StoreDoor(StoreRendezvous):
     # ---- the ranks' side of the door ---------------------------------------------------------------------------
 
     def waits(self) -> bool:
-        """Return whether a process waits to join, as far as this rank has seen. Does not wait for the store."""
+        """Return whether a process waits to join, as far as this rank knows. Does not wait for the store."""
         if self._looker is None:
             self._stopped.clear()
             self._looker = threading.Thread(target=self._look, name="sordino door", daemon=True)
             self._looker.start()
-        return bool(set(self._waiting) - self._answered)
+        return bool(self._unanswered())
+
+    def _unanswered(self) -> list[int]:
+        fresh = time.monotonic() - self._seen < _STALE_S  # else the store does not answer
+        return [knock for knock in self._waiting if knock not in self._answered] if fresh else []
 
     def newcomers(self) -> list[tuple[int, bytes]]:
         """Return the processes that want to join the job: their numbers and introductions.
@@ -153,16 +169,15 @@ class StoreDoor(StoreRendezvous):
         Raises:
             TransportError: the store does not answer.
         """
+        self.waits()
         found = []
         with self._store_answers():
-            for knock in self._waiting if self.waits() else []:
-                if knock in self._answered:
-                    continue
+            for knock in self._unanswered():
                 try:
                     number, introduction = json.loads(self._read(f"knock/{knock}") or "")
-                    self._knock_of[int(number)] = knock
                     found.append((int(number), str(introduction).encode()))
-                except (TransportError, ValueError, TypeError) as error:  # not a process of this job
+                    self._knock_of[int(number)] = knock
+                except (TransportError, ValueError, TypeError, OverflowError, RecursionError) as error:
                     _log.warning("a process that is no newcomer of this job has knocked at the store: %s", error)
                     self._answered.add(knock)
                     self._write(f"knock/{knock}/verdict", Verdict.REFUSED.value)
@@ -177,27 +192,37 @@ class StoreDoor(StoreRendezvous):
                 self._write(f"knock/{knock}/verdict", f"{verdict.value} {text.decode()}")
 
     def _look(self) -> None:
-        """Look who waits: whose count grows while this rank looks."""
-        clock, first = AwakeClock(_STEP_S), 0
-        beats: dict[int, tuple[int, float | None]] = {}  # by knock: the latest count, and when it grew
+        """Read the knocks again and again, and show that the job runs."""
+        clock, following = AwakeClock(_STEP_S), 0
+        beats: dict[int, tuple[int, float, bool]] = {}  # open knocks: count, time of the last change, whether it grew
         while not self._stopped.wait(_LOOK_S):
             try:
-                count = int(self._store.add(self._name("knocks"), 0))
-                unanswered = [knock for knock in range(first, count) if not self._has(f"knock/{knock}/verdict")]
-                first = unanswered[0] if unanswered else count
-                now, seen = clock.now(), beats
-                beats = {}
-                for knock in unanswered:
+                self._store.add(self._name("alive"), 1)
+                if self._has("over"):  # from a first rank that has left
+                    self._store.delete_key(self._name("over"))
+                count, now = int(self._store.add(self._name("knocks"), 0)), clock.now()
+                while following < count and len(beats) < _MOST_KNOCKS:
+                    beats[following] = int(self._store.add(self._name(f"knock/{following}/beat"), 0)), now, False
+                    following += 1
+                for knock, (before, changed, grew) in list(beats.items()):
                     beat = int(self._store.add(self._name(f"knock/{knock}/beat"), 0))
-                    before, grew = seen.get(knock, (beat, None))
-                    beats[knock] = beat, now if beat != before else grew
-                self._waiting = [
-                    knock for knock, (_, grew) in beats.items() if grew is not None and now - grew < _STALE_S
-                ]
+                    if beat != before:
+                        changed, grew = now, True
+                    beats[knock] = beat, changed, grew
+                    if now - changed > _STALE_S or self._is_answered(knock):
+                        del beats[knock]
+                self._waiting = [knock for knock, (_, _, grew) in beats.items() if grew]
+                self._seen = time.monotonic()
             except RuntimeError as error:  # torch raises this for errors of stores
                 _log.warning("no process can join the job any more: %s", does_not_answer(error))
                 self._waiting = []
                 return
+
+    def _is_answered(self, knock: int) -> bool:
+        try:
+            return self._read(f"knock/{knock}/verdict") is not None
+        except TransportError:  # a stranger has written it
+            return False
 
     # ---- the newcomer's side -----------------------------------------------------------------------------------
 
@@ -209,34 +234,53 @@ class StoreDoor(StoreRendezvous):
             warning: seconds until a warning that no rank answers.
 
         Raises:
-            TransportError: the store is gone, or the job is over.
+            TransportError: the store is gone, the job is over, or no rank shows that it runs.
         """
-        clock, beat, warned = AwakeClock(_STEP_S), 0.0, False
+        clock, warned = AwakeClock(_STEP_S), False
         with self._store_answers():
-            number = int(self._store.add(self._name("knocks"), 1)) - 1
-            self._write(f"knock/{number}", json.dumps([self._rank, introduction.decode()]))
+            knock, alive, heard = self._new_knock(introduction), self._alive(), clock.now()
+            beat, last = 0.0, time.monotonic()
             while True:
-                verdict = self._read(f"knock/{number}/verdict")
+                verdict = self._read(f"knock/{knock}/verdict")
                 if verdict is not None:
                     word, _, text = verdict.partition(" ")
                     return Verdict(word), text.encode()
-                if self._has("over"):
+                now = clock.now()
+                if now >= beat:
+                    beat = now + _BEAT_S
+                    self._store.add(self._name(f"knock/{knock}/beat"), 1)
+                    if self._alive() != alive:
+                        alive, heard = self._alive(), now
+                if time.monotonic() - last > _STALE_S / 2:  # this process was stopped, and counts as gone
+                    knock = self._new_knock(introduction)
+                last = time.monotonic()
+                if now - heard > _STALE_S and self._read("over") is not None:
                     raise TransportError(
                         f"process {self._rank} has come to a job that is over ({self._prefix}); start a new job with "
                         "another store"
                     )
-                if clock.now() >= beat:
-                    beat = clock.now() + _BEAT_S
-                    self._store.add(self._name(f"knock/{number}/beat"), 1)
-                if clock.now() > warning and not warned:
+                if now - heard > self._timeout:
+                    raise TransportError(
+                        f"process {self._rank} has come to a job ({self._prefix}) of which no rank has answered for "
+                        f"{self._timeout:g} s ({self._limit}). If all are lost, start a new job with another store"
+                    )
+                if now > warning and not warned:
                     warned = True
                     _log.warning(
                         "stalled: process %d has waited %.0f s to join the job. Its ranks let newcomers in at "
                         "commit() of hvd.elastic.run",
                         self._rank,
-                        clock.now(),
+                        now,
                     )
                 time.sleep(_NAP_S)
+
+    def _new_knock(self, introduction: bytes) -> int:
+        knock = int(self._store.add(self._name("knocks"), 1)) - 1
+        self._write(f"knock/{knock}", json.dumps([self._rank, introduction.decode()]))
+        return knock
+
+    def _alive(self) -> int:
+        return int(self._store.add(self._name("alive"), 0))
 
     # ---- signed values -----------------------------------------------------------------------------------------
 
@@ -256,7 +300,7 @@ class StoreDoor(StoreRendezvous):
         sealed, name = bytes(self._store.get(self._name(key))).decode(errors="replace"), self._name(key)
         length = 2 * len(self._signature(name, b""))
         text = sealed[length:]
-        if sealed != self._sealed(name, text):
+        if not hmac.compare_digest(sealed.encode(), self._sealed(name, text).encode()):
             raise TransportError(f"{name} in the store is not signed with this process's SORDINO_TOKEN")
         return text
 

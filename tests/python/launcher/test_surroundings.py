@@ -68,6 +68,11 @@ def test_more_ranks_than_the_soft_limit_of_open_files_allows() -> None:
     assert (done.returncode, done.stdout.split()) == (0, ["24"] * 8), done.stderr
 
 
+def test_replacements_need_no_files_of_their_own() -> None:
+    done = said('ulimit -n 100; exec "$@"', *SORDINO, "run", "-np", "1", "--respawn", "100000", "--", "true")
+    assert done.returncode == 0, done.stderr
+
+
 def test_more_ranks_than_the_hard_limit_allows() -> None:
     done = said('ulimit -n 40; exec "$@"', *SORDINO, "run", "-np", "8", "--", "true")
     assert done.returncode == 2

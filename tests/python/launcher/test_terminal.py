@@ -87,14 +87,16 @@ def test_the_end_of_input_reaches_rank_0() -> None:
 
 
 NOTES = """
-import os, signal, sys, time
+import os, signal, subprocess, sys, time
+child = subprocess.Popen(["sleep", "300"])  # such as a worker of a DataLoader, which the signals would end
 got = []
 for number in (signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, lambda number, _: got.append(number))
 print("pid", os.getpid(), os.getppid(), "", flush=True)
 while len(got) < 2:
     time.sleep(0.05)
-print("got", sorted(got))
+print("got", sorted(got), "child", child.poll(), flush=True)
+child.kill()
 """
 
 
@@ -116,7 +118,7 @@ def test_ctrl_z_stops_all_processes_until_the_job_is_continued() -> None:
             assert shell.read(0.05) and time.monotonic() < limit, states(pids)
         for number in (signal.SIGUSR1, signal.SIGUSR2):  # which do not end a job
             os.kill(pids[0], number)
-        shell.wait_for("got")
+        shell.wait_for(r"got \[.*\] child None")
         shell.wait_for("over")
 
 

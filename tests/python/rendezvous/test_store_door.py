@@ -15,7 +15,7 @@ from pace import HANG_S
 from torch.distributed import HashStore
 
 from sordino.errors import TransportError, UsageError
-from sordino.rendezvous import find_start
+from sordino.rendezvous import find_start, store_door
 from sordino.rendezvous.door import Entrance, Verdict
 from sordino.rendezvous.environment import launched_rank
 from sordino.rendezvous.store import StoreRendezvous
@@ -25,7 +25,7 @@ TOKEN = b"secret"
 
 
 class Store(HashStore):
-    """A HashStore with the requests that only other stores have, for one thread at a time where that matters."""
+    """A HashStore with a request that only other stores have, for one thread at a time."""
 
     def compare_set(self, name: str, expected: str, value: str) -> bytes:
         if expected == "" and not self.check([name]):
@@ -130,13 +130,52 @@ def test_a_stranger_that_knocks_is_refused(doors: list[StoreDoor], threads: Thre
     assert not doors[0].waits()
 
 
-def test_who_waits_is_told_that_the_job_is_over(doors: list[StoreDoor], threads: ThreadPoolExecutor) -> None:
+def test_who_waits_is_told_that_the_job_is_over(
+    doors: list[StoreDoor], threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_door, "_STALE_S", 0.5)
     answer = threads.submit(doors[2].knock, b"", 60.0)
     doors[0].end(True)
     with pytest.raises(TransportError, match="process 2 has come to a job that is over"):
         answer.result(HANG_S)
     doors[0].begin(2, True)  # the same processes begin again
     assert not doors[0]._has("over")
+
+
+def test_a_job_is_not_over_when_its_first_rank_has_left(doors: list[StoreDoor], threads: ThreadPoolExecutor) -> None:
+    """The next first rank shows that the job runs."""
+    doors[0].end(True)
+    answer = threads.submit(doors[2].knock, b"", 60.0)
+    assert eventually(lambda: doors[1].newcomers() == [(2, b"")], HANG_S) and not doors[1]._has("over")
+    doors[1].answer(2, Verdict.INVITED, b"")
+    assert answer.result(HANG_S) == (Verdict.INVITED, b"")
+
+
+def test_who_waits_for_a_job_without_ranks_gets_an_error() -> None:
+    """Such as pods that all come back, to a store that has survived them."""
+    door = StoreDoor(Store(), "sordino/x", 4, TOKEN, 0.3, 60.0)
+    with pytest.raises(TransportError, match=r"of which no rank has answered for 0.3 s \(SORDINO_TIMEOUT_S\)"):
+        door.knock(b"", 60.0)
+
+
+def test_a_newcomer_that_was_stopped_knocks_again(
+    doors: list[StoreDoor], threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, now = time.monotonic, [0.0]
+    answer = threads.submit(doors[2].knock, b"", 60.0)
+    assert eventually(lambda: doors[0].newcomers() == [(2, b"")], HANG_S)
+    monkeypatch.setattr(store_door.time, "monotonic", lambda: clock() + now[0])
+    now[0] = 10.0
+    assert eventually(lambda: int(doors[0]._store.add("sordino/x/knocks", 0)) == 2, HANG_S)
+    assert eventually(lambda: doors[0].newcomers() == [(2, b"")] and doors[0]._knock_of[2] == 1, HANG_S)
+    doors[0].answer(2, Verdict.REFUSED, b"")
+    assert answer.result(HANG_S) == (Verdict.REFUSED, b"")
+
+
+def test_knocks_without_end_do_not_stop_the_first_rank(doors: list[StoreDoor]) -> None:
+    doors[0]._store.add("sordino/x/knocks", 10**9)
+    doors[0].waits()
+    assert eventually(lambda: int(doors[0]._store.add("sordino/x/alive", 0)) > 3, HANG_S)
 
 
 def test_numbers_are_given_once(doors: list[StoreDoor]) -> None:

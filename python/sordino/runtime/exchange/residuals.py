@@ -203,7 +203,7 @@ class Feedback:
     def _warn_of_missing(self, entries: Mapping[int, Mapping[str, Any]]) -> None:
         """Warn of residuals that this rank would have taken, but that are not in the state.
 
-        Of its own state a rank takes its own residuals, under whatever number.
+        From its own state a rank takes its own residuals, also if its number has changed.
         """
         if any(WAS in entry for entry in entries.values()):
             return

@@ -82,9 +82,12 @@ def with_own(state: Any, own: Any, rank: int) -> Any:
     found = type(state)()
     for key, value in state.items():
         if key == BY_RANK:
-            found[key] = {}
-            for number, entry in mine.get(key, {}).items():  # of one rank
-                found[key][rank] = {WAS: number, **entry}
+            values = mine.get(key, {})
+            # A state of several ranks, which has been loaded and not used yet, stays as it is.
+            found[key] = values
+            if len(values) == 1:
+                ((number, entry),) = values.items()
+                found[key] = {rank: {WAS: number, **entry}}
         else:
             found[key] = with_own(value, mine.get(key), rank)
     return found

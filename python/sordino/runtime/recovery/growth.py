@@ -28,7 +28,7 @@ import json
 import secrets
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -39,7 +39,7 @@ from sordino.rendezvous.door import Entrance, Verdict
 from sordino.rendezvous.fingerprints import comparing
 from sordino.rendezvous.notices import tell_of_the_departure, tell_of_the_joining
 from sordino.rendezvous.starts import ProcessStart
-from sordino.runtime.context import Context
+from sordino.runtime.context import Context, replace_current
 from sordino.runtime.process_set import global_process_set
 from sordino.runtime.recovery.losses import gather_by_core, together
 
@@ -141,7 +141,10 @@ def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> bool
 def _leave(context: Context) -> NoReturn:
     tell_of_the_departure()
     _log.info("rank %d leaves the job", context.rank)
+    if isinstance(context.start, ProcessStart):
+        context.start.end(over=False)
     context.shutdown("it has left the job")
+    replace_current(None)  # so that the end of this process does not end the job
     sys.exit(0)
 
 
@@ -228,12 +231,15 @@ def _fitting(context: Context, door: Entrance, layout: Sequence[str]) -> list[in
         newcomers = door.newcomers()
     except TransportError:  # the launcher has no time now
         return []
-    fit = []
+    fit: list[int] = []
     for number, introduction in newcomers:
         problem = _problem(context, introduction, layout)
+        if number in [*context.identities, *fit] or number < context.started:
+            problem = f"{number} is the number of another process"
         if problem:
             _log.warning("process %d was refused: %s", number, problem)
-            door.answer(number, Verdict.REFUSED, problem.encode())
+            with suppress(TransportError):  # it notices that the door is gone
+                door.answer(number, Verdict.REFUSED, problem.encode())
         else:
             fit.append(number)
     return fit
@@ -267,6 +273,8 @@ def _elected(context: Context, door: Entrance, plan: Plan) -> tuple[World | None
     try:
         agreed = door.vote(plan.key, plan.voters, not problem, _MEETING_S)
     except TransportError as error:
+        if problem:
+            return None, problem  # all use the old world, because this rank has not agreed
         for one in (context.world, world):
             if one is not None:
                 one.abort(f"it does not know which world the others use: {error}")
@@ -285,12 +293,12 @@ def _formed(context: Context, door: Entrance, plan: Plan) -> tuple[World | None,
     """
     if context.newcomer is None and context.epoch + 1 != plan.epoch:
         return None, "a rank was lost meanwhile"
-    if context.newcomer is None and context.rank == 0:
-        for number in plan.members[len(plan.members) - plan.newcomers :]:
-            door.answer(number, Verdict.INVITED, plan.encoded())
-    if context.identity in plan.leavers:
-        return None, ""
     try:
+        if context.newcomer is None and context.rank == 0:
+            for number in plan.members[len(plan.members) - plan.newcomers :]:
+                door.answer(number, Verdict.INVITED, plan.encoded())
+        if context.identity in plan.leavers:
+            return None, ""
         return context.start.grown_world(plan.members, plan.key, _MEETING_S), ""
     except SordinoError as error:
         return None, f"{type(error).__name__}: {error}"
