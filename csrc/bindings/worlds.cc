@@ -8,6 +8,7 @@
 #include "kernels/kernels.h"
 #include "kernels/publish.h"
 #include "transport/mpi/plugin.h"
+#include "transport/process/leaving.h"
 #include "transport/process/machine.h"
 #include "transport/process/process_transport.h"
 #include "transport/sim/sim.h"
@@ -114,6 +115,10 @@ void register_worlds(py::module_& module) {
       py::arg("compare") = py::none(), py::arg("survive_losses") = py::none(),
       "The world of an MPI communicator (MPI_COMM_WORLD by default). Collective. `compare` is called first, with the "
       "fingerprints of all its ranks; an error that it raises ends the call.");
+  module.def(
+      "end_alone", &process::will_not_wait,
+      "Lets this process end without waiting for the other ranks of its machine: they map none of its memory any "
+      "more.");
   module.def(
       "process_world",
       [](int rank, int size, PythonMeeting::Gather gather, std::string fingerprint,

@@ -118,7 +118,7 @@ def test_who_comes_to_a_job_that_does_not_grow_gets_an_error(tmp_path: Path) -> 
 @pytest.mark.drill("the first rank leaves")
 def test_the_job_goes_on_when_its_first_rank_leaves(tmp_path: Path) -> None:
     plan = Plan(size=3, leave={"0": 3})
-    with pods(tmp_path, 3, plan, SORDINO_TIMEOUT_S="10") as job:
+    with pods(tmp_path, 3, plan) as job:
         wait_until(lambda: bool(job.ended("0")), job)
         job.join("a")
         grown = job.run()

@@ -13,6 +13,14 @@ _STORE_DOOR = "tests/python/rendezvous/test_store_door.py"
 
 ERRORS = [
     Error(
+        "a rank that has left waits for the end of the others",
+        "missing wait",
+        _GROWTH,
+        "    end_alone()",
+        "    pass",
+        ("tests/faults/test_join_at_a_store.py --tier all -k leaves",),
+    ),
+    Error(
         "a first rank that leaves ends the job at the store",
         "stale copy",
         _GROWTH,

@@ -20,7 +20,7 @@ Location own_board();
 // Makes this process wait at its end for the end of `peer`, for at most `most_s` seconds. The peer is a process of this
 // machine that shares memory with this one.
 void will_wait_for(pid_t peer, const Location& board, double most_s);
-// Ranks have been lost, so this process waits for no peer.
+// This process waits for no peer: ranks have been lost, or the others have gone on without it.
 void will_not_wait();
 
 }  // namespace sordino::process

@@ -32,7 +32,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from sordino._core import World, deadlines
+from sordino._core import World, deadlines, end_alone
 from sordino.errors import ConfigurationMismatch, SordinoError, TransportError, UsageError
 from sordino.log import logger
 from sordino.rendezvous.door import Entrance, Verdict
@@ -144,6 +144,7 @@ def _leave(context: Context) -> NoReturn:
     if isinstance(context.start, ProcessStart):
         context.start.end(over=False)
     context.shutdown("it has left the job")
+    end_alone()  # the others use another world
     replace_current(None)  # so that the end of this process does not end the job
     sys.exit(0)
 
