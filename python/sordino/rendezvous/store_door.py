@@ -7,7 +7,7 @@ decision of a vote that is written stays.
 |---|---|---|
 | job | number of ranks, and whether processes may join | first rank, when all have met |
 | alive | a count that grows while the job runs | first rank |
-| over | | first rank, at the end of the job |
+| over | "yes" or "no"; counts while `alive` does not grow | first rank, at the beginning and the end of the job |
 | numbers | count of processes that have come later | each of these |
 | knocks | count of knocks | newcomer |
 | knock/K | number of the newcomer, and its introduction | newcomer |
@@ -92,8 +92,7 @@ class StoreDoor(StoreRendezvous):
     def begin(self, size: int, grows: bool) -> None:
         """Write that all ranks of the job have met. On the first rank."""
         with self._store_answers():
-            if self._has("over"):  # of an earlier job of the same processes
-                self._store.delete_key(self._name("over"))
+            self._write("over", "no")  # an earlier job of the same processes may have been
             self._write("job", json.dumps([size, grows]))
             self._store.set(_LATEST, self._prefix)
 
@@ -118,7 +117,7 @@ class StoreDoor(StoreRendezvous):
             self._looker = None
         if over:
             with self._store_answers():
-                self._write("over", "")
+                self._write("over", "yes")
 
     def new_number(self, size: int) -> int:
         """Return a number that no process of the job has had. `size`: number of ranks with which it began."""
@@ -193,13 +192,14 @@ class StoreDoor(StoreRendezvous):
 
     def _look(self) -> None:
         """Read the knocks again and again, and show that the job runs."""
-        clock, following = AwakeClock(_STEP_S), 0
+        clock, following, is_new = AwakeClock(_STEP_S), 0, True
         beats: dict[int, tuple[int, float, bool]] = {}  # open knocks: count, time of the last change, whether it grew
         while not self._stopped.wait(_LOOK_S):
             try:
                 self._store.add(self._name("alive"), 1)
-                if self._has("over"):  # from a first rank that has left
-                    self._store.delete_key(self._name("over"))
+                if is_new:
+                    self._write("over", "no")  # a first rank that has ended may have written "yes"
+                    is_new = False
                 count, now = int(self._store.add(self._name("knocks"), 0)), clock.now()
                 while following < count and len(beats) < _MOST_KNOCKS:
                     beats[following] = int(self._store.add(self._name(f"knock/{following}/beat"), 0)), now, False
@@ -254,7 +254,7 @@ class StoreDoor(StoreRendezvous):
                 if time.monotonic() - last > _STALE_S / 2:  # this process was stopped, and counts as gone
                     knock = self._new_knock(introduction)
                 last = time.monotonic()
-                if now - heard > _STALE_S and self._read("over") is not None:
+                if now - heard > _STALE_S and self._read("over") == "yes":
                     raise TransportError(
                         f"process {self._rank} has come to a job that is over ({self._prefix}); start a new job with "
                         "another store"
