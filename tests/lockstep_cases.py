@@ -60,7 +60,6 @@ CHOICES: dict[str, Algorithm] = MIXES | {
     "caps-server": CaPS(exchange="parameter-server", servers=1),
     "crossover-groups": Crossover(group_size=2, seed=1),
     "crossover-leaders": Crossover(group_size=2, within="leader"),
-    "crossover-leaders-interval": Crossover(group_size=2, within="leader", interval=3, seed=1),
     "crossover-one": Crossover(group_size=4),
     "segmented-replicas": SegmentedGossip(replicas=2),
     "push-sum-overlap": PushSum(overlap=2),

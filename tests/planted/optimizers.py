@@ -442,23 +442,6 @@ ERRORS = [
         "zip(arena.names, arena.tensors, arena.layout.offsets)",
         (tests("memory_formats"),),
     ),
-    # ---- groups with leaders
-    Error(
-        "members keep their parameters between the exchanges of their leaders",
-        "stale copy",
-        "python/sordino/algorithms/crossover.py",
-        "return 1 if self.leaders_only else self.interval",
-        "return self.interval",
-        (checks("gossip.a_leader_that"),),
-    ),
-    Error(
-        "leaders mix in the first step of an interval",
-        "off by one",
-        "python/sordino/algorithms/gossip/mixing.py",
-        "first = 0 if rest == self._per_turn - 1 else",
-        "first = 0 if rest == 0 else",
-        (checks("gossip.a_leader_that"),),
-    ),
     # ---- residuals in checkpoints
     Error(
         "residuals of gradients are not in checkpoints",

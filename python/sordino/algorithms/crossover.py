@@ -32,8 +32,7 @@ class Crossover(RandomGossip):
 
     Sent per exchange and worker: the bytes of the parameters, one message per segment (none within a node); in groups
     of K, the leader sends them once to every node of the receiving group, and each member sends 2(K-1)/K times the
-    gradients per step inside the group. With within="leader" the leader also sends the parameters to its group in
-    every step. With `compression`: encoded, in one message to each peer, also within a node.
+    gradients per step inside the group. With `compression`: encoded, in one message to each peer, also within a node.
     Staleness: none. Memory: the parameters of one peer if it is on another node. A checkpoint contains the numbers of
     steps and exchanges, and with `compression` the estimated distances. When a peer dies: every remaining rank gets
     `PeerLost`; each element of its parameters has the value before or after the exchange. With on_peer_lost="continue"
@@ -44,7 +43,8 @@ class Crossover(RandomGossip):
     Attributes:
         group_size: ranks in a group; must divide the number of workers.
         within: "allreduce": every member of a group applies the average gradient; "leader": only its first rank does,
-            and sends the parameters to the other members after every step. The parameters are the same.
+            and sends the parameters to the other members after the exchange. With interval=1 the parameters are the
+            same; with a longer one, the others compute gradients with those of the last exchange.
         roulette: weights[i][j] for worker (or group) i sending to j, or None for equal weights. A matrix that is not
             doubly stochastic is scaled to the nearest one that is. Up to 128 workers.
         bucket_bytes: gradients are reduced within groups in buckets of up to this many bytes.
@@ -87,14 +87,6 @@ class Crossover(RandomGossip):
     @property
     def leaders_only(self) -> bool:
         return self.within == "leader" and self.group_size > 1
-
-    @property
-    def every(self) -> int:
-        return 1 if self.leaders_only else self.interval  # members need the parameters of every step
-
-    @property
-    def exchanges_per_turn(self) -> int:
-        return self.interval if self.leaders_only else 1
 
     def rounds_of(self, size: int, segment_count: int) -> list[Topology]:
         if size % self.group_size != 0:

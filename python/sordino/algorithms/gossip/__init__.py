@@ -111,14 +111,6 @@ class MixingGossip(Gossip):
         """The codec of the parameters that are sent; None: they are sent as they are."""
         return None
 
-    @property
-    def exchanges_per_turn(self) -> int:
-        """Exchanges from one in which workers mix with peers to the next.
-
-        The exchanges between them use only the last topology of `rounds_of`.
-        """
-        return 1
-
     @abstractmethod
     def rounds_of(self, size: int, segment_count: int) -> list[Topology]:
         """Return the topologies of the mixings of one exchange among `size` ranks, in order.
@@ -143,11 +135,9 @@ class MixingGossip(Gossip):
         all_workers, topologies = groups_of(size, size), self.rounds_of(size, len(segments))
 
         def exchange(round: int, sent: Sent | None) -> list[Exchange]:
-            turn, rest = divmod(round, self.exchanges_per_turn)
-            used = topologies if rest == self.exchanges_per_turn - 1 else topologies[-1:]
-            return [self._exchange(all_workers, topology, segments, turn) for topology in used]
+            return [self._exchange(all_workers, topology, segments, round) for topology in topologies]
 
-        return Phase(exchange, self.every, **options)
+        return Phase(exchange, self.interval, **options)
 
     def _exchange(self, workers: Sets, topology: Topology, segments: Sequence[float], round: int) -> Exchange:
         """Return one mixing of an exchange."""

@@ -80,7 +80,6 @@ class Averaging:
     def __init__(self, peers: Peers, arena: ParameterBuffer, algorithm: MixingGossip) -> None:
         self.peers = peers
         self.arena = arena
-        self._per_turn = algorithm.exchanges_per_turn
         self.topologies = algorithm.rounds_of(len(peers.process_set.ranks or []), arena.segment_count)
         self._compressed = None if algorithm.codec is None else CompressedMixing(peers, arena, algorithm.codec)
         self._encoded = [algorithm.codec is not None and only_averages(topology) for topology in self.topologies]
@@ -98,13 +97,11 @@ class Averaging:
 
     def mix(self, round: int, values: FlatBuffer) -> None:
         """Perform all mixings of an exchange, of `values` in place. Values that workers copy are never encoded."""
-        turn, rest = divmod(round, self._per_turn)
-        first = 0 if rest == self._per_turn - 1 else len(self.topologies) - 1
-        for step in range(first, len(self.topologies)):
+        for step, topology in enumerate(self.topologies):
             if self._compressed is not None and self._encoded[step]:
-                self._compressed.mix(turn, self.topologies[step], values)
+                self._compressed.mix(round, topology, values)
             else:
-                self.start(turn, step, values, others_only=False).wait()
+                self.start(round, step, values, others_only=False).wait()
 
     def start(self, round: int, step: int, values: FlatBuffer, others_only: bool) -> Handle:
         """Start one mixing of an exchange, of `values` in place; with `others_only`, without this rank's own share.
