@@ -36,20 +36,20 @@ Task double_blocks(Participants& participants, const Sites& sites, const Blocks&
     }
   };
   for (const auto& [partner, gives, brings, round] : topology::doubling(size, mine)) {
+    const bool takes = brings != topology::Brings::kNothing;
     Bytes out, in;
     if (gives)
       each(mine, round, [&](std::span<std::byte> block) { out.insert(out.end(), block.begin(), block.end()); });
     std::size_t expected = 0;
-    if (brings != topology::Brings::kNothing)
-      each(partner, round, [&](std::span<std::byte> block) { expected += block.size(); });
+    if (takes) each(partner, round, [&](std::span<std::byte> block) { expected += block.size(); });
     in.resize(expected);
     const int peer = sites.all[static_cast<std::size_t>(partner)].front();
     std::unique_ptr<Transfer> receive, send;
-    if (brings != topology::Brings::kNothing) receive = participants.receive(peer, in);
+    if (takes) receive = participants.receive(peer, in);
     if (gives) send = participants.send(peer, out);
-    if (receive) co_await participants.finished(*receive, peer);
-    if (send) co_await participants.finished(*send, peer);
-    if (!receive) continue;
+    if (takes) co_await participants.finished(*receive, peer);
+    if (gives) co_await participants.finished(*send, peer);
+    if (!takes) continue;
     std::span<const std::byte> rest(in);
     each(partner, round, [&](std::span<std::byte> block) {
       std::copy_n(rest.begin(), block.size(), block.begin());
@@ -69,11 +69,13 @@ Task gather_by_doubling(Participants& participants, const Sites& sites, const st
     co_return;
   }
   const int first = sites.own().front();
+  const bool leads = participants.me == first;
+  const std::size_t offered = leads ? blocks.bytes() : own;
   std::byte* memory = nullptr;  // all blocks on the first rank, else this rank's
-  co_await take_staging(participants, std::max<std::size_t>(sites.place == 0 ? blocks.bytes() : own, 1), memory);
-  std::copy_n(input, own, sites.place == 0 ? blocks.in(memory, first).data() : memory);
+  co_await take_staging(participants, std::max<std::size_t>(offered, 1), memory);
+  std::copy_n(input, own, leads ? blocks.in(memory, first).data() : memory);
   participants.reach(&SharedBlock::offered, kStage);
-  if (sites.place == 0) {
+  if (leads) {
     co_await participants.all_reached(&SharedBlock::offered, kStage);
     for (const int index : sites.own()) {
       const std::span block = blocks.in(memory, index);
@@ -86,8 +88,7 @@ Task gather_by_doubling(Participants& participants, const Sites& sites, const st
   }
   std::copy_n(staging_of(participants, first), blocks.bytes(), output);
   for (const int index : sites.own()) {
-    if (index != participants.me && (sites.place == 0 || index == first))
-      participants.count_sent(index, sites.place == 0 ? blocks.bytes() : own);
+    if (index != participants.me && (leads || index == first)) participants.count_sent(index, offered);
   }
   participants.reach(&SharedBlock::finished, kStage);
   slots_used(participants, kStage);

@@ -32,8 +32,8 @@ ERRORS = [
         "a first rank that has left ends the job for those who come later",
         "stale copy",
         "python/sordino/rendezvous/store_door.py",
-        '                    self._write("over", "no")  #',
-        "                    pass  #",
+        '            self._write("over", "no")  # a first',
+        "            pass  # a first",
         (_STORE_DOOR,),
     ),
     Error(

@@ -79,9 +79,8 @@ class ProcessTransport : public Transport {
   }
 
   ~ProcessTransport() override {
-    for (auto& segment : kept_) {
-      if (!all_have_left_) keep_until_the_end(std::move(segment));
-    }
+    if (all_have_left_) return;
+    for (auto& segment : kept_) keep_until_the_end(std::move(segment));
   }
 
   int rank() const override { return rank_; }

@@ -179,10 +179,10 @@ def _address(environment: Mapping[str, str], launch: Launch, *others: str) -> tu
             f"start the script with torchrun, or with `sordino run -np {launch.size} -- python script.py`. "
             f"{_left_over(launch.variables)}"
         )
-    port = environment["MASTER_PORT"]
+    port = environment[PORT]
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(f"MASTER_PORT={port!r} is not a port; correct it or unset it")
-    return environment["MASTER_ADDR"], int(port)
+    return environment[ADDRESS], int(port)
 
 
 def _in_slurm(environment: Mapping[str, str]) -> LaunchedRank:

@@ -14,13 +14,12 @@ from sordino.awake import Deadline
 from sordino.errors import NotBuilt, TransportError, UsageError
 from sordino.rendezvous.environment import RENDEZVOUS, TOKEN, LaunchedRank, launched_rank
 from sordino.rendezvous.sockets import SocketRendezvous
-from sordino.rendezvous.starts import AloneStart, MpiStart, ProcessStart, Start
+from sordino.rendezvous.starts import AloneStart, MpiStart, ProcessStart, Start, round_of
 from sordino.rendezvous.store import StoreRendezvous, open_store
 from sordino.rendezvous.store_door import Job, StoreDoor, latest_job
 
 _LATER_S = 2.0
 _NAP_S = 0.05
-_FIRST_ROUND = "0.0"  # of the first world of a process, see ProcessStart.world
 
 
 def find_start(
@@ -101,7 +100,7 @@ def _at_an_address(place: LaunchedRank, chosen: str, environment: Mapping[str, s
         job = door.job() if prefix else None
         if job is None and place.newcomer:
             raise UsageError(f"no job has begun at the store at {place.address[0]}:{place.address[1]}")
-        if job is None and door.has_met(_FIRST_ROUND, place.size):
+        if job is None and door.has_met(round_of(0, 0), place.size):
             job = _job_soon(door)
         if job is not None and not job.grows:
             raise UsageError(

@@ -105,7 +105,7 @@ class ProcessStart:
 
         def show(turn: int, mine: bytes) -> list[bytes]:
             nonlocal met
-            shown = self.meeting.gather(f"{number}.{turn}", members, mine)
+            shown = self.meeting.gather(round_of(number, turn), members, mine)
             met = True
             return shown
 
@@ -181,6 +181,11 @@ class ProcessStart:
                 )
         places = {(one["machine"], one["host"]) for one in shown}
         return self.transport == "ucx" or (self.transport == "auto" and len(places) > 1)
+
+
+def round_of(world: int, turn: int) -> str:
+    """Return the name of a round of a meeting, by the numbers of the world and of the turn, both from 0."""
+    return f"{world}.{turn}"
 
 
 def _require_ucx() -> None:

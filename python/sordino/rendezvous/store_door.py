@@ -192,20 +192,18 @@ class StoreDoor(StoreRendezvous):
 
     def _look(self) -> None:
         """Read the knocks again and again, and show that the job runs."""
-        clock, following, is_new = AwakeClock(_STEP_S), 0, True
+        clock, following = AwakeClock(_STEP_S), 0
         beats: dict[int, tuple[int, float, bool]] = {}  # open knocks: count, time of the last change, whether it grew
-        while not self._stopped.wait(_LOOK_S):
-            try:
+        try:
+            self._write("over", "no")  # a first rank that has ended may have written "yes"
+            while not self._stopped.wait(_LOOK_S):
                 self._store.add(self._name("alive"), 1)
-                if is_new:
-                    self._write("over", "no")  # a first rank that has ended may have written "yes"
-                    is_new = False
-                count, now = int(self._store.add(self._name("knocks"), 0)), clock.now()
+                count, now = self._count("knocks"), clock.now()
                 while following < count and len(beats) < _MOST_KNOCKS:
-                    beats[following] = int(self._store.add(self._name(f"knock/{following}/beat"), 0)), now, False
+                    beats[following] = self._count(f"knock/{following}/beat"), now, False
                     following += 1
                 for knock, (before, changed, grew) in list(beats.items()):
-                    beat = int(self._store.add(self._name(f"knock/{knock}/beat"), 0))
+                    beat = self._count(f"knock/{knock}/beat")
                     if beat != before:
                         changed, grew = now, True
                     beats[knock] = beat, changed, grew
@@ -213,10 +211,9 @@ class StoreDoor(StoreRendezvous):
                         del beats[knock]
                 self._waiting = [knock for knock, (_, _, grew) in beats.items() if grew]
                 self._seen = time.monotonic()
-            except RuntimeError as error:  # torch raises this for errors of stores
-                _log.warning("no process can join the job any more: %s", does_not_answer(error))
-                self._waiting = []
-                return
+        except RuntimeError as error:  # torch raises this for errors of stores
+            _log.warning("no process can join the job any more: %s", does_not_answer(error))
+            self._waiting = []
 
     def _is_answered(self, knock: int) -> bool:
         try:
@@ -238,7 +235,7 @@ class StoreDoor(StoreRendezvous):
         """
         clock, warned = AwakeClock(_STEP_S), False
         with self._store_answers():
-            knock, alive, heard = self._new_knock(introduction), self._alive(), clock.now()
+            knock, alive, heard = self._new_knock(introduction), self._count("alive"), clock.now()
             beat, last = 0.0, time.monotonic()
             while True:
                 verdict = self._read(f"knock/{knock}/verdict")
@@ -249,8 +246,8 @@ class StoreDoor(StoreRendezvous):
                 if now >= beat:
                     beat = now + _BEAT_S
                     self._store.add(self._name(f"knock/{knock}/beat"), 1)
-                    if self._alive() != alive:
-                        alive, heard = self._alive(), now
+                    if (count := self._count("alive")) != alive:
+                        alive, heard = count, now
                 if time.monotonic() - last > _STALE_S / 2:  # this process was stopped, and counts as gone
                     knock = self._new_knock(introduction)
                 last = time.monotonic()
@@ -279,9 +276,6 @@ class StoreDoor(StoreRendezvous):
         self._write(f"knock/{knock}", json.dumps([self._rank, introduction.decode()]))
         return knock
 
-    def _alive(self) -> int:
-        return int(self._store.add(self._name("alive"), 0))
-
     # ---- signed values -----------------------------------------------------------------------------------------
 
     def _name(self, key: str) -> str:
@@ -289,6 +283,9 @@ class StoreDoor(StoreRendezvous):
 
     def _has(self, key: str) -> bool:
         return bool(self._store.check([self._name(key)]))
+
+    def _count(self, key: str) -> int:
+        return int(self._store.add(self._name(key), 0))
 
     def _write(self, key: str, text: str) -> None:
         self._store.set(self._name(key), self._sealed(self._name(key), text))

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
 import pytest
 import torch
 from checks.models import batch, loss_of, make_model
+from torch_calls import calls_without
 
-import sordino
 import sordino.torch as hvd
 from sordino import sim
 from sordino.algorithms import ADPSGD, Algorithm, AllReduce, Crossover, LocalSGD, names, resolve
 from sordino.algorithms.caps import CaPS
 from sordino.algorithms.local_sgd import AdaptiveInterval
 
-_PACKAGE = Path(sordino.__file__).parent
 _FACTORIES = {
     "arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm",
     "scalar_tensor", "tensor", "zeros",
@@ -26,14 +22,7 @@ _FACTORIES = {
 @pytest.mark.parametrize("folder", ["runtime", "algorithms", "torch", "checkpoint"])
 def test_every_tensor_has_a_device(folder: str) -> None:
     """torch.tensor(...) without device= would be on the user's default device."""
-    found = []
-    for path in sorted((_PACKAGE / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-                continue
-            by_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
-            if by_torch and node.func.attr in _FACTORIES and "device" not in {word.arg for word in node.keywords}:
-                found.append(f"{path.relative_to(_PACKAGE)}:{node.lineno}: torch.{node.func.attr}(...)")
+    found = calls_without("device", _FACTORIES, folder)
     assert not found, f"give these device=: {found}"
 
 

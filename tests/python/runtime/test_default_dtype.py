@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
 from checks.models import batch, loss_of, make_model
+from torch_calls import calls_without
 
-import sordino
 import sordino.torch as hvd
 from sordino import sim
 from sordino.algorithms import DPSGD, Algorithm, AllReduce, DiLoCo
 from sordino.codecs import TopK
 
-_PACKAGE = Path(sordino.__file__).parent
 _OF_DEFAULT_DTYPE = {"empty", "eye", "linspace", "ones", "rand", "randn", "zeros"}
 
 
@@ -33,14 +30,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 @pytest.mark.parametrize("folder", ["runtime", "algorithms", "torch", "checkpoint", "codecs", "distributed"])
 def test_every_tensor_has_a_dtype(folder: str) -> None:
     """torch.zeros(...) without dtype= would have the user's default dtype, and kernels read its memory as float32."""
-    found = []
-    for path in sorted((_PACKAGE / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-                continue
-            by_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
-            if by_torch and node.func.attr in _OF_DEFAULT_DTYPE and "dtype" not in {word.arg for word in node.keywords}:
-                found.append(f"{path.relative_to(_PACKAGE)}:{node.lineno}: torch.{node.func.attr}(...)")
+    found = calls_without("dtype", _OF_DEFAULT_DTYPE, folder)
     assert not found, f"give these dtype=: {found}"
 
 
