@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
+
+#include "base/wire.h"
 
 namespace sordino {
 
@@ -24,6 +27,12 @@ enum class Message : std::uint8_t {
 inline constexpr Message kLastMessage = Message::kMessage;
 enum class Failure : std::uint8_t { kPeerLost, kTimeout, kOther };
 inline constexpr Failure kLastFailure = Failure::kOther;
+
+// `cause`: the error because of which this rank leaves, and the ranks that this error calls lost; empty without an
+// error.
+inline Bytes goodbye(const std::string& cause = "", const std::vector<int>& lost = {}) {
+  return Writer().put(Message::kBye).put(cause).put(lost).take();
+}
 
 // Key of an operation in flight on its rank.
 inline std::string key_of(int set, const std::string& name) { return std::to_string(set) + "/" + name; }

@@ -8,8 +8,9 @@ namespace sordino {
 namespace {
 
 PeerLost deserted(const Running& running, int rank, const Peers& peers) {
-  return PeerLost("'" + running.decision.names.front() + "', which has begun, waits for " + peers.departed(rank),
-                  {rank});
+  const Departure& departure = peers.departure(rank);
+  return PeerLost("'" + running.decision.names.front() + "', which has begun, waits for " + departure.text,
+                  departure.lost);
 }
 
 }  // namespace
@@ -56,8 +57,8 @@ void FailureDetector::lose(int rank, const std::string& why, bool certain) {
   leave(rank, certain);
 }
 
-void FailureDetector::leave(int rank, bool certain, std::string cause) {
-  common_.peers.leave(rank, std::move(cause));
+void FailureDetector::leave(int rank, bool certain, const std::string& cause, std::vector<int> lost) {
+  common_.peers.leave(rank, cause, std::move(lost));
   if (membership_ && certain) membership_->left(view_.members[static_cast<std::size_t>(rank)]);
   scheduler_.leave(rank);
   services_.lost(rank);
@@ -161,9 +162,10 @@ void FailureDetector::watch_own(AwakeTime now) {
   });
   for (Submission& submission : deserted) {
     const int coordinator = scheduler_.sets().at(submission.request.set)->coordinator();
-    scheduler_.finish(submission, std::make_exception_ptr(PeerLost("'" + submission.request.name + "' waits for " +
-                                                                       common_.peers.departed(coordinator),
-                                                                   {coordinator})));
+    const Departure& departure = common_.peers.departure(coordinator);
+    scheduler_.finish(submission,
+                      std::make_exception_ptr(
+                          PeerLost("'" + submission.request.name + "' waits for " + departure.text, departure.lost)));
   }
 }
 
@@ -248,6 +250,20 @@ void FailureDetector::tell_membership(const std::exception_ptr& failure) {
   membership_->blame(lost, members(stuck_), cause);
 }
 
+std::vector<int> FailureDetector::read_ranks(int from, Reader& reader) const {
+  std::vector<int> ranks = reader.list<int>();
+  for (const int rank : ranks) {
+    if (rank < 0 || rank >= common_.transport.size())
+      throw TransportError("rank " + std::to_string(from) + " names a rank that does not exist");
+  }
+  return ranks;
+}
+
+void FailureDetector::receive_goodbye(int from, Reader& reader) {
+  const std::string cause = reader.text();
+  leave(from, true, cause, read_ranks(from, reader));
+}
+
 void FailureDetector::receive_failure(int from, Reader& reader) {
   if (common_.peers.tolerates_losses()) {
     reader.one_of(kLastFailure);
@@ -255,11 +271,7 @@ void FailureDetector::receive_failure(int from, Reader& reader) {
   }
   const auto failure = reader.one_of(kLastFailure);
   const std::string text = reader.text(), operation = reader.text();
-  const std::vector<int> ranks = reader.list<int>();
-  for (const int rank : ranks) {
-    if (rank < 0 || rank >= common_.transport.size())
-      throw TransportError("rank " + std::to_string(from) + " names a rank that does not exist");
-  }
+  const std::vector<int> ranks = read_ranks(from, reader);
   told_ = true;  // a rank that fails tells all ranks
   switch (failure) {
     case Failure::kPeerLost: throw PeerLost(text, ranks);

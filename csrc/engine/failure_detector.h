@@ -44,8 +44,9 @@ class FailureDetector {
   // The operations that are not over, and the ranks that they wait for.
   std::vector<Wait> waits(AwakeTime now);
   // A rank has said goodbye, or (not `certain`) cannot be reached. `cause`: the error because of which it has shut
-  // down, if any.
-  void leave(int rank, bool certain, std::string cause = "");
+  // down, if any, and the ranks that this error calls lost.
+  void leave(int rank, bool certain, const std::string& cause = "", std::vector<int> lost = {});
+  void receive_goodbye(int from, Reader& reader);
   // Another rank reports that it has failed. Throws the error that this rank raises because of it.
   void receive_failure(int from, Reader& reader);
   // Handles an exception that was thrown while this rank polled.
@@ -55,6 +56,7 @@ class FailureDetector {
 
  private:
   void warn(std::string text) const;  // logs a line of this rank
+  std::vector<int> read_ranks(int from, Reader& reader) const;
   void watch_losses();
   void lose(int rank, const std::string& why, bool certain);
   void watch_set(ProcessSet& set, AwakeTime now);

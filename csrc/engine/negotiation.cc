@@ -33,8 +33,8 @@ void Negotiation::announce(int member, Announcement said, AwakeTime now) {
   ripe_.push_back(name);
 }
 
-void Negotiation::leave(int member, std::string departed) {
-  departed_[member] = std::move(departed);
+void Negotiation::leave(int member, Departure departure) {
+  departed_[member] = std::move(departure);
   for (const auto& [name, pending] : pending_) ripe_.push_back(name);
 }
 
@@ -140,8 +140,12 @@ Decision Negotiation::give_up(const std::string& name, const Pending& pending) c
   for (std::size_t member = 0; member < members_.size(); ++member) {
     if (pending.said[member]) decision.participants.push_back(static_cast<int>(member));
     if (!departed_[member]) continue;
-    if (decision.lost.empty()) decision.error = "'" + name + "' needs " + *departed_[member];
-    decision.lost.push_back(members_[member]);
+    const auto& [text, lost] = *departed_[member];
+    if (decision.lost.empty()) decision.error = "'" + name + "' needs " + text;
+    for (const int rank : lost) {
+      if (std::find(decision.lost.begin(), decision.lost.end(), rank) == decision.lost.end())
+        decision.lost.push_back(rank);
+    }
   }
   return decision;
 }

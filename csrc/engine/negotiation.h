@@ -14,6 +14,7 @@
 
 #include "base/awake_clock.h"
 #include "collectives/collective.h"
+#include "engine/departure.h"
 
 namespace sordino {
 
@@ -28,9 +29,8 @@ class Negotiation {
         given_(std::move(given)) {}
 
   void announce(int member, Announcement announcement, AwakeTime now);
-  // The member has shut down: requests that need it fail, now or later. `departed` names it in errors, as in "rank 3,
-  // which has shut down".
-  void leave(int member, std::string departed);
+  // The member has shut down: requests that need it fail, now or later.
+  void leave(int member, Departure departure);
   // Returns the decisions that have become possible, in order.
   std::vector<Decision> decide();
 
@@ -64,7 +64,7 @@ class Negotiation {
 
   std::vector<int> members_;
   std::vector<bool> joined_;
-  std::vector<std::optional<std::string>> departed_;  // by member: the text given to leave()
+  std::vector<std::optional<Departure>> departed_;  // by member
   std::size_t fusion_bytes_;
   std::shared_ptr<GivenIds> given_;
   std::unordered_map<std::string, Pending> pending_;

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/departure.h"
 #include "transport/transport.h"
 
 namespace sordino {
@@ -16,19 +17,22 @@ class Peers {
   explicit Peers(Transport& transport)
       : transport_(transport),
         gone_(static_cast<std::size_t>(transport.size())),
-        causes_(static_cast<std::size_t>(transport.size())) {}
+        departures_(static_cast<std::size_t>(transport.size())) {}
 
   bool gone(int rank) const { return gone_[static_cast<std::size_t>(rank)]; }
-  // `cause`: the error because of which the rank has shut down; empty if there was none.
-  void leave(int rank, std::string cause = "") {
+  // `cause`: the error because of which the rank has shut down, and the ranks that this error calls lost; empty if
+  // there was none.
+  void leave(int rank, const std::string& cause = "", std::vector<int> lost = {}) {
+    if (gone(rank) && cause.empty()) return;
     gone_[static_cast<std::size_t>(rank)] = true;
-    if (!cause.empty()) causes_[static_cast<std::size_t>(rank)] = std::move(cause);
+    std::erase(lost, transport_.rank());
+    if (lost.empty()) lost = {rank};
+    departures_[static_cast<std::size_t>(rank)] = {
+        "rank " + std::to_string(rank) + ", which has shut down" + (cause.empty() ? "" : " because of " + cause),
+        std::move(lost)};
   }
-  // "rank 3, which has shut down", with the cause if there is one.
-  std::string departed(int rank) const {
-    const std::string& cause = causes_[static_cast<std::size_t>(rank)];
-    return "rank " + std::to_string(rank) + ", which has shut down" + (cause.empty() ? "" : " because of " + cause);
-  }
+  // Of a rank that has left.
+  const Departure& departure(int rank) const { return departures_[static_cast<std::size_t>(rank)]; }
 
   // From now on a lost rank counts as one that has left: only operations that need it fail, and this rank goes on.
   void tolerate_losses() {
@@ -58,7 +62,7 @@ class Peers {
  private:
   Transport& transport_;
   std::vector<bool> gone_;
-  std::vector<std::string> causes_;
+  std::vector<Departure> departures_;
   std::atomic<bool> tolerates_losses_{false};
 };
 

@@ -78,7 +78,8 @@ void PointToPoint::finish(Posting& posting, std::exception_ptr error) {
 }
 
 std::exception_ptr PointToPoint::departed(const Posting& posting, int rank) const {
-  return std::make_exception_ptr(PeerLost(posting.text() + " needs " + common_.peers.departed(rank), {rank}));
+  const Departure& departure = common_.peers.departure(rank);
+  return std::make_exception_ptr(PeerLost(posting.text() + " needs " + departure.text, departure.lost));
 }
 
 // ---- transfers -----------------------------------------------------------------------------------------------------

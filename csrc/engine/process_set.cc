@@ -123,9 +123,9 @@ void ProcessSet::finish_opening() {
   for (const auto& [member, what, data] : std::exchange(early_, {})) one_shot_->receive(member, what, data);
 }
 
-void ProcessSet::leave(int index, const std::string& departed) {
+void ProcessSet::leave(int index, const Departure& departure) {
   left_.insert(index);
-  if (negotiation) negotiation->leave(index, departed);
+  if (negotiation) negotiation->leave(index, departure);
   if (one_shot_) one_shot_->leave(index);
 }
 

@@ -57,7 +57,7 @@ class ProcessSet {
   // Null until all members of this node have sent the locations of their blocks.
   OneShot* one_shot() { return one_shot_.get(); }
   // A member has left the world.
-  void leave(int index, const std::string& departed);
+  void leave(int index, const Departure& departure);
   // A one-shot message has come.
   void receive(int member, const OneShot::Partial& what, std::span<const std::byte> data);
 

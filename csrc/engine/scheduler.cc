@@ -170,7 +170,7 @@ void Scheduler::leave(int rank) {
 
 void Scheduler::tell_left(ProcessSet& set, int rank) {
   const int index = set.index_of(rank);
-  if (index >= 0) set.leave(index, common_.peers.departed(rank));
+  if (index >= 0) set.leave(index, common_.peers.departure(rank));
 }
 
 bool Scheduler::settled() const {

@@ -336,7 +336,7 @@ void World::receive(int from, std::span<const std::byte> bytes) {
     case Message::kFreed:
       for (const std::uint64_t segment : reader.list<std::uint64_t>()) node_memory().unmap(from, segment);
       break;
-    case Message::kBye: failures_->leave(from, true, reader.text()); break;
+    case Message::kBye: failures_->receive_goodbye(from, reader); break;
     case Message::kMessage: messages_->receive(from, reader); break;
     case Message::kService: services_->receive(from, reader); break;
     case Message::kClosed: services_->receive_closed(from, reader); break;

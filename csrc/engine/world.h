@@ -101,10 +101,12 @@ class World {
   bool reaches(int rank, const Location& place, const std::shared_ptr<Device>& device);
 
   // Tells all ranks that this one leaves, fails its operations in flight, and stops. Idempotent. `cause`: the error
-  // that makes it leave; ranks that wait for it report this error. Empty if it leaves without an error.
-  void shutdown(const std::string& cause = "");
-  // This rank is about to end because of `cause`: all others fail with PeerLost, which names it. Waits for no rank.
-  void abort(const std::string& cause);
+  // that makes it leave, and the ranks that this error calls lost, for the errors of ranks that wait for it. Empty if
+  // it leaves without an error.
+  void shutdown(const std::string& cause = "", const std::vector<int>& lost = {});
+  // This rank is about to end because of `cause`: all others fail with PeerLost, which names this rank, or the ranks
+  // `lost` if it ends because these are lost. Waits for no rank.
+  void abort(const std::string& cause, const std::vector<int>& lost = {});
   // Says that all other ranks have left this world, or one that followed it after a loss. So memory of this rank that
   // they could still have mapped is freed with the world, and not when the process ends.
   void all_have_left();
@@ -159,7 +161,7 @@ class World {
   // Throws UsageError in a forked child.
   void require_own_process() const;
   void tell_freed();
-  void say_goodbye(const std::string& cause);
+  void say_goodbye(const std::string& cause, const std::vector<int>& lost);
   void flush(std::chrono::milliseconds limit);
   bool drain_devices(std::chrono::milliseconds limit);
   void count_wait(Time begin);

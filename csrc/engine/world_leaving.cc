@@ -8,7 +8,17 @@ namespace sordino {
 
 using std::chrono::milliseconds;
 
-void World::shutdown(const std::string& cause) {
+namespace {
+
+// Without ranks that do not exist: the program may have made the error.
+std::vector<int> existing(std::vector<int> ranks, int size) {
+  std::erase_if(ranks, [size](int rank) { return rank < 0 || rank >= size; });
+  return ranks;
+}
+
+}  // namespace
+
+void World::shutdown(const std::string& cause, const std::vector<int>& lost) {
   if (forked() || shut_down_.exchange(true)) return;
   progress_->stop();
   if (retired_) return;
@@ -24,7 +34,7 @@ void World::shutdown(const std::string& cause) {
     progress_->wait([&] { return common_.failure.latched() || scheduler_->settled() || limit.passed(); });
     // The same for work on devices, which needs nothing of this thread; its own deadline limits that wait.
     progress_->wait([this] { return common_.failure.latched() || scheduler_->device_in_flight().empty(); });
-    progress_->alone([&] { say_goodbye(cause); });
+    progress_->alone([&] { say_goodbye(cause, lost); });
     flush(milliseconds(1000));
   }
   if (failed && membership_) {
@@ -38,23 +48,25 @@ void World::shutdown(const std::string& cause) {
   trace().stop();
 }
 
-void World::say_goodbye(const std::string& cause) {
+void World::say_goodbye(const std::string& cause, const std::vector<int>& lost) {
   try {
-    common_.peers.post_to_all(Writer().put(Message::kBye).put(cause).take());
+    common_.peers.post_to_all(goodbye(cause, existing(lost, size())));
     if (membership_) membership_->say_goodbye();
   } catch (const Error&) {
     transport_->abandon();  // a peer has died meanwhile, so the goodbye cannot be delivered
   }
 }
 
-void World::abort(const std::string& cause) {
+void World::abort(const std::string& cause, const std::vector<int>& lost) {
   if (forked() || shut_down_) return;
   progress_->stop();
   if (retired_) return;
   const std::string text =
       "rank " + std::to_string(rank()) + " on " + transport_->host_of(rank()) + " has ended: " + cause;
+  std::vector<int> named = existing(lost, size());
+  if (named.empty()) named = {rank()};
   progress_->alone([&] {
-    failures_->fail(std::make_exception_ptr(PeerLost(text, {rank()})), membership_ == nullptr);
+    failures_->fail(std::make_exception_ptr(PeerLost(text, named)), membership_ == nullptr);
     if (membership_) scheduler_->abort_devices();
   });
   if (membership_) {

@@ -103,9 +103,13 @@ Bytes Consensus::verdict(const View& view) {
 void Consensus::receive(int from, Reader& message) {
   if (decided_ || dead_.contains(from)) return;
   const auto step = message.one_of(kLastStep);
-  if (step != Step::kDecided) begin();
+  if (step == Step::kFacts) {
+    handle_facts(message);
+  } else if (step != Step::kDecided) {
+    begin();
+  }
   switch (step) {
-    case Step::kFacts: handle_facts(message); break;
+    case Step::kFacts: break;
     case Step::kPrepare: handle_prepare(from, message); break;
     case Step::kPromise: handle_promise(from, message); break;
     case Step::kAccept: handle_accept(from, message); break;
@@ -145,7 +149,11 @@ void Consensus::handle_facts(Reader& message) {
     const std::string cause = message.text();
     if (rank != self_ && from_.place_of(rank) >= 0) learned |= dead_.try_emplace(rank, cause).second;
   }
-  if (learned) tell_facts();
+  if (!begun_) {
+    begin();  // tells the others these facts too, so that none begins without knowing why
+  } else if (learned) {
+    tell_facts();
+  }
 }
 
 void Consensus::handle_prepare(int from, Reader& message) {

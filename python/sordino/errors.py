@@ -70,7 +70,7 @@ class PeerLost(SordinoError):
     """Ranks have died, left or raised. Permanent: every later operation of this world raises it too.
 
     Attributes:
-        ranks: the lost world ranks.
+        ranks: the lost world ranks. If a rank left because it had lost others, these are named in its place.
     """
 
     def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:

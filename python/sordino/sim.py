@@ -63,7 +63,7 @@ def run(
                 work()
             except BaseException as error:
                 failures.append(error)
-                context.abort(f"{type(error).__name__}: {error}")
+                context.abort(error)
             try:
                 context.shutdown()
             except BaseException as error:

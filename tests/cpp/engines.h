@@ -62,7 +62,7 @@ struct Engine {
   void receive(int from, std::span<const std::byte> bytes) {
     Reader reader(bytes);
     switch (reader.one_of(kLastMessage)) {
-      case Message::kBye: failures.leave(from, true, reader.text()); break;
+      case Message::kBye: failures.receive_goodbye(from, reader); break;
       case Message::kMessage: messages.receive(from, reader); break;
       case Message::kService: services.receive(from, reader); break;
       case Message::kClosed: services.receive_closed(from, reader); break;

@@ -136,6 +136,20 @@ void one_death() {
   }
 }
 
+// A rank that begins because of others' messages reports the loss at once, so it has to know of it by then.
+void who_begins_knows_why() {
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    Ranks ranks(4, seed);
+    ranks.kill(3);
+    ranks.tell_death(3, 1);  // rank 0, which leads, hears it from rank 1
+    ranks[1].begin();
+    while (ranks.move()) {
+      for (int rank = 0; rank < 3; ++rank) CHECK(!ranks[rank].begun() || ranks[rank].blamed().contains(3), seed, rank);
+    }
+    CHECK(ranks.decided());
+  }
+}
+
 // No rank is lost: an error made the ranks meet.
 void nobody_lost() {
   Ranks ranks(4, 3);
@@ -574,6 +588,7 @@ void whatever_happens(unsigned seed) {
 int main() {
   using namespace sordino::membership;
   one_death();
+  who_begins_knows_why();
   nobody_lost();
   who_cannot_work_together_is_parted();
   a_late_accusation_counts();

@@ -218,7 +218,7 @@ void a_loss_ends_the_world_or_what_needs_the_lost() {
 
 void a_goodbye_is_no_loss() {
   Engines ranks({0, 1}, config());
-  ranks[1].transport->post(0, Writer().put(Message::kBye).put(std::string()).take());
+  ranks[1].transport->post(0, goodbye());
   kill(ranks, 1);
   CHECK(thrown<PeerLost>(ranks[0], 0).empty());
   CHECK(ranks[0].common.peers.gone(1));

@@ -237,7 +237,7 @@ void negotiations() {
     Negotiation talk({0, 4, 7}, 1 << 20);
     for (int message = 0; message < 6; ++message) {
       const auto member = static_cast<int>(draw(random, kMembers));
-      if (draw(random, 20) == 0) talk.leave(member, "rank 7, which has shut down");
+      if (draw(random, 20) == 0) talk.leave(member, {"rank 7, which has shut down", {7}});
       const Bytes bytes = spoilt(random, said);
       std::optional<Announcement> one;
       reads(bytes.size(), [&] {
@@ -383,7 +383,8 @@ std::vector<Bytes> world_messages() {
   }
   all.push_back(message(Message::kSharedBlock, 0, Location{}));
   all.push_back(message(Message::kFreed, std::vector<std::uint64_t>{1, 2, 3}));
-  all.push_back(message(Message::kBye, text));
+  all.push_back(goodbye(text, {1}));
+  all.push_back(goodbye(text, {99}));
   for (const Failure failure : {Failure::kPeerLost, Failure::kTimeout, Failure::kOther})
     all.push_back(message(Message::kFailed, failure, text, text, std::vector<int>{1}));
   all.push_back(message(Message::kFailed, Failure::kPeerLost, text, text, std::vector<int>{99}));

@@ -100,7 +100,7 @@ void the_gone_fail_what_waits_for_them() {
   Negotiation talk({4, 6}, 0);
   talk.announce(0, say("a"), kNow);
   talk.announce(1, say("b"), kNow);
-  talk.leave(1, "rank 6, which has shut down");
+  talk.leave(1, {"rank 6, which has shut down", {6}});
   auto decisions = talk.decide();
   CHECK(decisions.size() == 2);  // a waits for the rank, and so would b
   for (const Decision& decision : decisions) {
@@ -110,6 +110,15 @@ void the_gone_fail_what_waits_for_them() {
   talk.announce(0, say("b"), kNow);
   decisions = talk.decide();  // it had announced b, but has left
   CHECK(decisions.size() == 1 && decisions[0].verdict == Verdict::kPeerLost);
+}
+
+void the_gone_name_those_whom_they_lost() {
+  Negotiation talk({4, 6, 8}, 0);
+  talk.announce(0, say("a"), kNow);
+  talk.leave(2, {"rank 8, which has shut down because of rank 5", {5}});
+  talk.leave(1, {"rank 6, which has shut down", {6, 5}});
+  const auto decisions = talk.decide();
+  CHECK(decisions.size() == 1 && (decisions[0].lost == std::vector<int>{6, 5}));
 }
 
 void messages_survive_the_wire_and_cuts_do_not() {
@@ -222,6 +231,7 @@ int main() {
   small_neighbours_are_fused();
   joined_members_are_not_waited_for();
   the_gone_fail_what_waits_for_them();
+  the_gone_name_those_whom_they_lost();
   messages_survive_the_wire_and_cuts_do_not();
   a_decision_does_not_grow_with_the_ranks();
   operations_of_other_participants_are_not_fused();

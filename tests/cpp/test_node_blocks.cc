@@ -234,7 +234,7 @@ void a_rank_that_has_its_result_may_leave() {
         for (int rank = 4; rank >= 0; --rank) ranks[rank].poll(now);
       }
       for (int peer = 0; peer < 5; ++peer) {
-        if (peer != leaves) ranks[leaves].transport->post(peer, Writer().put(Message::kBye).put(std::string()).take());
+        if (peer != leaves) ranks[leaves].transport->post(peer, goodbye());
       }
       for (int times = 0; times < 20; ++times) poll(ranks, now, leaves);
       for (std::size_t rank = 0; rank < 5; ++rank)

@@ -216,7 +216,7 @@ void nobody_waits_for_who_has_left() {
   agree(ranks, {"x"});
   Call waiting(ranks[0], "x", 1);
   CHECK(waiting.enter());
-  ranks[1].transport->post(0, Writer().put(Message::kBye).put(std::string()).take());
+  ranks[1].transport->post(0, goodbye());
   ranks[0].poll();
   CHECK(ranks[0].scheduler.sets().at(0)->one_shot()->closed() && !waiting.collect());
   CHECK(!Call(ranks[0], "x", 1).enter());
@@ -252,7 +252,7 @@ void who_lays_and_leaves_has_entered() {
   agree(ranks, {"x"});
   Call slow(ranks[0], "x", 1), fast(ranks[1], "x", 2);
   CHECK(slow.enter() && fast.enter() && fast.collect());
-  ranks[1].transport->post(0, Writer().put(Message::kBye).put(std::string()).take());
+  ranks[1].transport->post(0, goodbye());
   ranks[0].poll();
   CHECK(slow.collect() && slow.has(3));
 }
@@ -277,8 +277,8 @@ void a_rank_that_leaves_takes_its_entry_back() {
   CHECK(ranks[0].scheduler.settled() && !ranks[1].scheduler.settled());
   const auto late = entered(ranks[2], calls[2]);
   CHECK(ranks[1].scheduler.end_turns() && ranks[2].scheduler.end_turns());
-  ranks[0].transport->post(1, Writer().put(Message::kBye).put(std::string()).take());
-  ranks[0].transport->post(2, Writer().put(Message::kBye).put(std::string()).take());
+  ranks[0].transport->post(1, goodbye());
+  ranks[0].transport->post(2, goodbye());
   for (int times = 0; times < 3; ++times) {
     ranks[1].poll();
     ranks[2].poll();

@@ -189,7 +189,7 @@ void an_earlier_turn_is_long_ago() {
 // Lets one rank say goodbye, and the others hear of it.
 void let_leave(Engines& ranks, int leaves) {
   for (int peer = 0; peer < ranks.size(); ++peer) {
-    if (peer != leaves) ranks[leaves].transport->post(peer, Writer().put(Message::kBye).put(std::string()).take());
+    if (peer != leaves) ranks[leaves].transport->post(peer, goodbye());
   }
   for (int times = 0; times < 20; ++times) {
     for (int rank = 0; rank < ranks.size(); ++rank) {

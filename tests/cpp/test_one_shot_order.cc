@@ -127,7 +127,7 @@ std::uint64_t whatever_overtakes_what(std::uint64_t seed) {
     if (!leave || !walker.done()) continue;
     left.insert(rank);
     for (int peer = 0; peer < size; ++peer) {
-      if (peer != rank) ranks[rank].transport->post(peer, Writer().put(Message::kBye).put(std::string()).take());
+      if (peer != rank) ranks[rank].transport->post(peer, goodbye());
     }
   }
   CHECK(all_done(), "seed", seed);

@@ -279,7 +279,7 @@ void a_rank_that_leaves() {
     Call unsent = receive(ranks[1], 0, 2, 4), any = receive(ranks[1], kAny, 3, 4),
          to = send(ranks[1], 0, 0, bytes_of(2 * kWhole, 1));
     Call own = receive(ranks[1], 1, 3, 4);
-    ranks[0].common.peers.post_to_all(Writer().put(Message::kBye).put(std::string("a reason")).take());
+    ranks[0].common.peers.post_to_all(goodbye("a reason"));
     ranks[1].poll();
     ranks[1].poll();
     for (const Call* one : {&unsent, &any, &to}) {
@@ -295,6 +295,24 @@ void a_rank_that_leaves() {
     CHECK(own.succeeded() && own.data == alone.data);
     ranks[0].failures.fail(std::make_exception_ptr(Error("shut down")), false);
     CHECK(error_of<Error>(*large.handle) == "shut down");
+  }
+}
+
+// Rank 2 leaves because it lost rank 1: what needs rank 2 names rank 1. A rank never names itself.
+void a_rank_that_leaves_because_of_another() {
+  for (const auto& [lost, named] :
+       std::vector<std::pair<std::vector<int>, std::vector<int>>>{{{}, {2}}, {{1}, {1}}, {{0}, {2}}, {{0, 1}, {1}}}) {
+    Engines ranks({0, 0, 1});
+    Call got = receive(ranks[0], 2, 0, 4);
+    ranks[2].common.peers.post_to_all(goodbye("a reason", lost));
+    ranks[0].poll();
+    ranks[0].poll();
+    CHECK(got.done() && got.handle->error);
+    try {
+      std::rethrow_exception(got.handle->error);
+    } catch (const PeerLost& error) {
+      CHECK(error.ranks == named && std::string(error.what()).find("needs rank 2") != std::string::npos, error.what());
+    }
   }
 }
 
@@ -569,6 +587,7 @@ int main() {
   a_receive_reports_a_refusal();
   shared_tensors_are_read_in_place();
   a_rank_that_leaves();
+  a_rank_that_leaves_because_of_another();
   a_transfer_from_a_rank_that_leaves();
   a_rank_dies_within_a_message();
   deadlines();

@@ -7,6 +7,7 @@ default made by `init()` or, inside `use()`, that of this thread, so that many r
 from __future__ import annotations
 
 import threading
+import traceback
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,11 @@ from sordino.runtime.versions import note_change
 
 if TYPE_CHECKING:
     from sordino.runtime.recorder import Recorder
+
+
+def text_of(cause: str | BaseException) -> str:
+    """Return the last line of an error's traceback: its class and its message. A text stays as it is."""
+    return cause if isinstance(cause, str) else "".join(traceback.format_exception_only(cause)).strip()
 
 
 def _decline(*_: object) -> None:
@@ -173,11 +179,12 @@ class Context:
         identities = [self.identities[rank] for rank in process_set.ranks or []]
         return self.losses.locksteps.setdefault(name, Lockstep(name, identities))
 
-    def shutdown(self, cause: str = "") -> None:
+    def shutdown(self, cause: str | BaseException = "") -> None:
         """Complete postponed work, and leave the world. Raises the first error of the postponed work after leaving.
 
         Args:
             cause: error because of which this rank leaves, which is sent to the other ranks; "" without an error.
+                Operations that need this rank then name it as lost, or the ranks that a `PeerLost` names.
         """
         failures: list[Exception] = []
         _living.pop(id(self), None)
@@ -186,9 +193,10 @@ class Context:
                 complete()
             except Exception as error:
                 failures.append(error)
-        self.world.shutdown(cause)
+        text, lost = text_of(cause), self._lost_by(cause)
+        self.world.shutdown(text, lost)
         if self.helpers is not None:
-            self.helpers.context.world.shutdown(cause)
+            self.helpers.context.world.shutdown(text)
         for release in self.callbacks.on_end.living():
             release()
         if self.recorder is not None:
@@ -202,11 +210,16 @@ class Context:
         if self.recorder is not None:
             self.recorder.asked()
 
-    def abort(self, cause: str) -> None:
-        """Tell all other ranks that this rank is about to end because of `cause`."""
-        self.world.abort(cause)
+    def abort(self, cause: str | BaseException) -> None:
+        """Tell all other ranks that this rank is about to end because of `cause`, which is as for `shutdown()`."""
+        text, lost = text_of(cause), self._lost_by(cause)
+        self.world.abort(text, lost)
         if self.helpers is not None:
-            self.helpers.context.world.abort(cause)
+            self.helpers.context.world.abort(text)
+
+    def _lost_by(self, cause: str | BaseException) -> tuple[int, ...]:
+        """Return the ranks that an error names as lost. Where ranks survive losses, it may be of an earlier world."""
+        return cause.ranks if isinstance(cause, PeerLost) and not self.survives_losses else ()
 
     def rank_of(self, identity: int, what: str) -> int:
         """Return the current rank of `identity`. Raises PeerLost with the description `what` if it is lost."""

@@ -39,7 +39,7 @@ def install(shutdown: Callable[[], None]) -> None:
                 context.recorder.failed(error)
             return
         note_failure(context, error)
-        context.abort(text_of(error))
+        context.abort(error)
         finish()
         sys.stdout.flush()
         _pass_on_captured()
@@ -72,11 +72,6 @@ def note_failure(context: Context, error: BaseException) -> None:
     # Not if this error reports another rank's loss, whose failure ends the job, or if no failure ends it.
     if not isinstance(error, PeerLost) and not context.world.failed and not context.survives_losses:
         tell_of_the_failure()
-
-
-def text_of(error: BaseException) -> str:
-    """Return the last line of an error's traceback: its class and its message."""
-    return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
 def _shutdown_at_exit(shutdown: Callable[[], None]) -> None:

@@ -218,7 +218,7 @@ def _with_helpers(start: Start, ranks: tuple[int, ...], algorithm: Algorithm) ->
         if isinstance(error, UsageError) or all_ranks.world.failed:
             all_ranks.shutdown()  # the other ranks know
         else:
-            all_ranks.abort(f"{type(error).__name__}: {error}")
+            all_ranks.abort(error)
         raise
     all_ranks.shutdown()
     sys.exit(0)
@@ -250,7 +250,7 @@ def shutdown() -> None:
     try:
         if error is not None and in_error:
             exits.note_failure(context, error)
-            context.shutdown(exits.text_of(error))
+            context.shutdown(error)
         else:
             context.shutdown()
     except Exception:

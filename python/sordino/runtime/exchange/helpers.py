@@ -100,7 +100,7 @@ class Helpers:
                 except Exception as error:
                     failures.append(error)
                     if not self.context.world.failed:
-                        self.context.abort(f"{type(error).__name__}: {error}")
+                        self.context.abort(error)
 
         def answer() -> None:
             while True:
