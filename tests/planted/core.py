@@ -1822,7 +1822,7 @@ ERRORS = [
         "csrc/engine/failure_detector.cc",
         "  leave(from, true, cause, read_ranks(from, reader));",
         "  leave(from, true, cause);",
-        (*_POINT_TO_POINT, "tests/python/runtime/test_goodbyes.py"),
+        (*_POINT_TO_POINT, "tests/python/runtime/test_goodbyes.py --tier all"),
     ),
     Error(
         "a rank that ends because of a loss names itself",
@@ -1830,7 +1830,7 @@ ERRORS = [
         "python/sordino/runtime/context.py",
         "        self.world.abort(text, lost)\n",
         "        self.world.abort(text)\n",
-        ("tests/python/runtime/test_goodbyes.py",),
+        ("tests/python/runtime/test_goodbyes.py --tier all",),
     ),
     Error(
         "a rank is told of as lost that does not exist",
@@ -1838,7 +1838,7 @@ ERRORS = [
         "csrc/engine/world_leaving.cc",
         "return rank < 0 || rank >= size;",
         "return rank < 0;",
-        ("tests/python/runtime/test_goodbyes.py",),
+        ("tests/python/runtime/test_goodbyes.py --tier all",),
     ),
     Error(
         "a shutdown forgets announced messages",

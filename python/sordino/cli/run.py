@@ -4,6 +4,7 @@
   sordino run -np 4 --hosts node1:2,node2:2 -x NCCL_DEBUG=INFO -- python train.py
   sordino run -np 4 --respawn 3 -- python examples/elastic.py
   sordino run -np 4 --restarts 3 -- python examples/train.py --checkpoint saved/
+  sordino run -np 4 --min-np 2 --max-np 8 --host-discovery-script ./hosts.sh -- python examples/elastic.py
 
 `python` and `sordino` as the command mean those that run this command; write a path for another.
 A machine has room for 4 ranks per core (at least 8; with --oversubscribe 64 per core), and one per 100 MiB of memory.
@@ -27,6 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from sordino.cli import run_elastic
 from sordino.errors import NotBuilt, UsageError
 from sordino.launcher import capacity, jobs, mpi
 from sordino.launcher.guard import guarded
@@ -80,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--mpi-args", default="", metavar="OPTIONS", help="further options of mpirun, as one word")
     parser.add_argument("--verbose", action="store_true", help="print the command that starts the ranks")
+    run_elastic.add_arguments(parser)
     parser.set_defaults(prefers_mpi=False)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="program and its arguments")
 
@@ -101,6 +104,7 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError("--respawn replaces ranks while the others go on, so it needs --on-peer-lost continue")
     if not 0 <= options.grace <= _LONGEST_GRACE_S:
         raise UsageError(f"--grace {options.grace:g}: must be from 0 to {_LONGEST_GRACE_S:g} seconds")
+    limits = run_elastic.check(options)
     hosts = mpi.parse_hosts(options.hosts) if options.hosts is not None else []
     environment = job_environment()
     chosen = {}
@@ -109,6 +113,10 @@ def main(options: argparse.Namespace) -> int:
     if options.record is not None:
         chosen["SORDINO_RECORD"] = os.path.abspath(options.record)
     environment |= chosen
+    if limits is not None:
+        record = _record(options, limits.start)
+        work = partial(repeat, _noted(run_elastic.starter(options, limits, environment), record), options.restarts)
+        return guarded(work, lambda: None, options.grace)
     ranks, exports = _ranks(options.ranks, hosts), mpi.parse_exports(options.env, hosts, environment)
     for name, value in chosen.items():
         if exports.get(name, value) != value:
@@ -122,10 +130,14 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError("--respawn needs the local launcher, because no process can join a running job of MPI")
     if not by_mpi and (hosts or extra):
         raise UsageError(f"--launcher local does not take {'--hosts' if hosts else '--mpi-args'}; use --launcher mpi")
-    record = None
-    if options.record is not None:
-        record = job_file(options.record, "training", command=options.command, ranks=ranks)
-    return (_by_mpi if by_mpi else _locally)(options, job, environment, record)
+    return (_by_mpi if by_mpi else _locally)(options, job, environment, _record(options, ranks))
+
+
+def _record(options: argparse.Namespace, ranks: int) -> Lines | None:
+    """Open the job's own file of the record, if there is one."""
+    if options.record is None:
+        return None
+    return job_file(options.record, "training", command=options.command, ranks=ranks)
 
 
 def _noted(start: Start, record: Lines | None) -> Start:

@@ -16,7 +16,6 @@ such a process fails within 10 s, the next replacement starts after 1 s, 2 s, 4 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import resource
 import secrets
@@ -25,14 +24,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from sordino.awake import AwakeClock, Deadline
 from sordino.launcher import descriptors, outcomes
 from sordino.launcher.outcomes import Deadlines, Outcome
-from sordino.launcher.processes import FOR_THE_PROGRAM, Ended, StopSignals, end_with_parent, subreaper
+from sordino.launcher.processes import Ended, StopSignals, end_with_parent, subreaper
+from sordino.launcher.ranks import Rank
 from sordino.launcher.restarts import next_wait
 from sordino.rendezvous.desk import Desk
 from sordino.rendezvous.environment import NEWCOMER, RANK, RENDEZVOUS, SIZE, TOKEN
@@ -41,45 +41,7 @@ _LOOK_S = 0.05
 _SAY_S = 0.3  # from the first failure to SIGTERM, so that the others can print their errors
 _NOTICE_S = 10.0  # for ranks that wait for an ended rank to get an error, and to end by themselves
 _GRACE_S = 1.0  # from SIGTERM to SIGKILL
-_LONGEST_LINE = 1 << 16
 _FILES_PER_RANK, _OTHER_FILES = 6, 64  # open files of the launcher, at most
-
-
-class _Rank:
-    """One rank: its process, and its output that is not a complete line yet."""
-
-    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
-        self.number, self.process = number, process
-        self.pidfd = os.pidfd_open(process.pid)
-        self.streams: dict[int, tuple[int, bytes]] = {}  # target and held output, by the rank's descriptor
-
-    def send(self, number: int) -> None:
-        """Send a signal to the rank's process group; one for the program to the rank only, not to its children."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            (os.kill if number in FOR_THE_PROGRAM else os.killpg)(self.process.pid, number)
-
-    def read(self, descriptor: int) -> bool:
-        """Pass on the rank's output in complete lines. Return False at its end."""
-        try:
-            data = os.read(descriptor, 1 << 16)
-        except BlockingIOError:
-            return True
-        except OSError:  # the end of a pseudo-terminal
-            data = b""
-        target, held = self.streams[descriptor]
-        held += data
-        cut = held.rfind(b"\n") + 1
-        if not data or len(held) - cut > _LONGEST_LINE:
-            cut = len(held)
-        descriptors.write(target, held[:cut])
-        self.streams[descriptor] = target, held[cut:]
-        return bool(data)
-
-    def flush(self) -> None:
-        """Write an incomplete line, such as a prompt."""
-        for descriptor, (target, held) in self.streams.items():
-            descriptors.write(target, held)
-            self.streams[descriptor] = target, b""
 
 
 class LocalJob:
@@ -127,7 +89,7 @@ class LocalJob:
         self._wait_s = 0.0  # before the next replacement
         self._started_at: dict[int, float] = {}
         self._told: set[int] = set()  # lost ranks that the desk knows of
-        self._living: dict[int, _Rank] = {}
+        self._living: dict[int, Rank] = {}
         self._failures: list[Outcome] = []  # in the order of observation, if a failure ends the job
         self._clock = AwakeClock()
         self._ends: list[tuple[float, int]] | None = None  # times of signals to the remaining ranks
@@ -195,13 +157,7 @@ class LocalJob:
         finally:
             os.close(slave)
             os.close(errors_in)
-        rank = _Rank(number, process)
-        self._living[number] = rank
-        for descriptor, target in zip((master, errors), self._targets):
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NONBLOCK)
-            rank.streams[descriptor] = target, b""
-            self._events.register(descriptor, selectors.EVENT_READ, self._reader(rank, descriptor))
-        self._events.register(rank.pidfd, selectors.EVENT_READ, rank)
+        self._living[number] = Rank(number, process, self._events, dict(zip((master, errors), self._targets)))
         return True
 
     def _prepare_rank(self) -> None:
@@ -215,29 +171,9 @@ class LocalJob:
         script = self._words[0].endswith(".py") and os.path.isfile(self._words[0])
         return f"; did you mean `python {self._words[0]}`?" if script else ""
 
-    def _reader(self, rank: _Rank, descriptor: int) -> Callable[[], None]:
-        def read() -> None:
-            if not rank.read(descriptor):
-                self._shut(rank, descriptor)
-
-        return read
-
-    def _shut(self, rank: _Rank, descriptor: int) -> None:
-        if rank.streams.pop(descriptor, None) is not None:
-            self._events.unregister(descriptor)
-            os.close(descriptor)
-
-    def _collect(self, rank: _Rank) -> None:
+    def _collect(self, rank: Rank) -> None:
         """Note that a rank has ended. Later output of its children is lost."""
-        self._events.unregister(rank.pidfd)
-        os.close(rank.pidfd)
-        for descriptor in list(rank.streams):
-            for _ in range(1 << 10):  # pending output, limited because a child of the rank may still write
-                before = rank.streams[descriptor]
-                if not rank.read(descriptor) or rank.streams[descriptor] == before:
-                    break
-            rank.flush()
-            self._shut(rank, descriptor)
+        rank.finish()
         del self._living[rank.number]
         self._note(rank.number, rank.process.wait())
 
@@ -278,9 +214,9 @@ class LocalJob:
     def _wait(self, seconds: float) -> None:
         """Wait for events, at most `seconds`, and handle them."""
         events = [key.data for key, _ in self._events.select(seconds)]
-        ended = [happened for happened in events if isinstance(happened, _Rank)]
+        ended = [happened for happened in events if isinstance(happened, Rank)]
         for happened in events:
-            if not isinstance(happened, _Rank):
+            if not isinstance(happened, Rank):
                 happened()
         # If the ends of two ranks are seen at once, the rank that a signal ended is the cause of the other's end.
         for rank in sorted(ended, key=lambda rank: rank.process.wait() >= 0):
@@ -308,7 +244,6 @@ class LocalJob:
 
     def _close(self) -> None:
         for rank in self._living.values():
-            for descriptor in list(rank.streams):
-                self._shut(rank, descriptor)
+            rank.close()
         self._desk.close()
         self._events.close()

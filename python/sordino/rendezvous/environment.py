@@ -17,6 +17,7 @@ RENDEZVOUS = "SORDINO_RENDEZVOUS"  # socket at which ranks of `sordino run` meet
 RANK, SIZE = "SORDINO_RANK", "SORDINO_SIZE"
 TOKEN = "SORDINO_TOKEN"
 NEWCOMER = "SORDINO_NEWCOMER"  # set for a process that joins a running job; if a launcher numbers it, from the size on
+MIN_RANKS = "SORDINO_MIN_RANKS"  # number of ranks below which hvd.elastic.run waits
 RANK_VARIABLES = "SORDINO_RANK_VARIABLES"  # variables that made the starting process a rank, with values
 _TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun only; Accelerate starts torchrun
 _LIKE_TORCHRUN = "a launcher for torch.distributed (torchrun, Accelerate, DeepSpeed, Ray, Kubeflow)"
@@ -129,7 +130,7 @@ def launched_rank(environment: Mapping[str, str], mpi_size: int, mpi_variable: s
             raise _contradiction(torch, f"{mpi_variable}={mpi_size}: MPI's launcher has started {mpi_size}", [])
         return None
     for launch in launches(environment):
-        if launch.size == 1:
+        if launch.size == 1 and not _may_grow(launch, environment):
             continue
         if launch.size_variable == "WORLD_SIZE":
             return _among(launch, environment)
@@ -156,6 +157,12 @@ def _newcomer_at_a_store(environment: Mapping[str, str]) -> LaunchedRank:
     return LaunchedRank(0, 0, launch, _address(environment, launch), False, newcomer=True)
 
 
+def _may_grow(launch: Launch, environment: Mapping[str, str]) -> bool:
+    """Return whether a job that begins with one rank meets at a store of its launcher, where others may join it."""
+    complete = launch.size_variable == "WORLD_SIZE" and all(environment.get(name) for name in ("RANK", *_STORE))
+    return complete and _agents(environment) and environment.get("SORDINO_ON_PEER_LOST") == "continue"
+
+
 def _by_srun_alone(environment: Mapping[str, str], mpi_variable: str) -> bool:
     """Return whether srun has started this process without variables for an MPI library."""
     return mpi_variable == _SRUN[0] and not any(environment.get(name) for name in _PMI)
@@ -163,10 +170,14 @@ def _by_srun_alone(environment: Mapping[str, str], mpi_variable: str) -> bool:
 
 def _among(launch: Launch, environment: Mapping[str, str]) -> LaunchedRank:
     """Return the place from torch.distributed's variables."""
-    agents = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     run = f"{environment.get(_TORCHRUN, '')}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     address = _address(environment, launch, "RANK")
-    return LaunchedRank(_rank(environment, "RANK", launch), launch.size, launch, address, not agents, run)
+    return LaunchedRank(_rank(environment, "RANK", launch), launch.size, launch, address, not _agents(environment), run)
+
+
+def _agents(environment: Mapping[str, str]) -> bool:
+    """Return whether the launcher has opened the store."""
+    return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _address(environment: Mapping[str, str], launch: Launch, *others: str) -> tuple[str, int]:

@@ -10,9 +10,10 @@ import pytest
 
 from sordino.awake import AwakeClock
 from sordino.launcher import outcomes, restarts
-from sordino.launcher.local import LocalJob, _Rank
+from sordino.launcher.local import LocalJob
 from sordino.launcher.outcomes import Outcomes
 from sordino.launcher.processes import Ended
+from sordino.launcher.ranks import Rank
 
 
 def test_waits_between_starts_double_up_to_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +33,7 @@ def test_of_two_that_end_at_once_the_one_that_a_signal_has_ended_is_first() -> N
     """The other rank died because of it."""
 
     def rank(number: int, code: int) -> Any:
-        made: Any = object.__new__(_Rank)
+        made: Any = object.__new__(Rank)
         made.number, made.process = number, SimpleNamespace(wait=lambda: code)
         return made
 

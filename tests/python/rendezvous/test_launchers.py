@@ -21,6 +21,11 @@ TORCHRUN = {
     "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "job7", "MASTER_ADDR": "node0",
     "MASTER_PORT": "29400", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2",
 }  # fmt: skip
+# A job that begins with one rank, which others may join: all of these variables are needed.
+GROWS = {
+    "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "29400", "SORDINO_ON_PEER_LOST": "continue",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}  # fmt: skip
 KUBEFLOW = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
 OURS = {"SORDINO_RENDEZVOUS": "/dev/shm/x/meet", "SORDINO_RANK": "2", "SORDINO_SIZE": "3", "SORDINO_TOKEN": "secret"}
 SRUN = {
@@ -62,6 +67,7 @@ BY_SRUN = by(4, "SLURM_STEP_NUM_TASKS")
         (SRUN, BY_SRUN, 3, 4, ("gpu017", 15000 + 77 * 16), True, "slurm.77.0"),
         ({**SRUN, "MASTER_ADDR": "a", "MASTER_PORT": "5"}, BY_SRUN, 3, 4, ("a", 5), True, "slurm.77.0"),
         ({**SRUN, **KUBEFLOW}, BY_SRUN, 1, 4, ("job-master-0", 23456), True, ".0"),  # made by the script from Slurm's
+        (GROWS, NOBODY, 0, 1, ("node0", 29400), False, ".0"),
     ],
 )
 def test_the_place_among_others(
@@ -79,6 +85,7 @@ def test_the_place_among_others(
         ({}, NOBODY),
         ({"WORLD_SIZE": "1", "RANK": "0"}, NOBODY),
         ({**TORCHRUN, "WORLD_SIZE": "1"}, NOBODY),
+        *(({**GROWS, name: ""}, NOBODY) for name in GROWS),
         ({"WORLD_SIZE": ""}, NOBODY),
         (BATCH, NOBODY),
         (SRUN_OF_ONE, by(1, "SLURM_STEP_NUM_TASKS")),

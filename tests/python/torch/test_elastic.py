@@ -174,6 +174,17 @@ def test_misuse_of_run_is_told() -> None:
     assert hvd.elastic.run(_named_train).__name__ == "train"
 
 
+@pytest.mark.parametrize("ranks", ["0", "two", "-1", ""])
+def test_a_wrong_number_of_least_ranks_is_told(ranks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SORDINO_MIN_RANKS", ranks)
+
+    def work() -> None:
+        with pytest.raises(UsageError, match=f"SORDINO_MIN_RANKS='{ranks}' is not a number of ranks"):
+            hvd.elastic.run(_named_train)(ObjectState())
+
+    sim.run(1, work)
+
+
 def _named_train(state: Any) -> None:
     raise AssertionError
 

@@ -8,23 +8,31 @@
 
 A process that joins a running job does so before its first rejoin.
 
+Before each call of func, the ranks wait for others while there are fewer than SORDINO_MIN_RANKS. Newcomers join
+meanwhile.
+
 More than `reset_limit` repetitions raise SordinoError. Those after ranks have joined or left do not count.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from sordino.errors import NotBuilt, SordinoError, UsageError
 from sordino.log import logger
+from sordino.rendezvous.environment import MIN_RANKS
+from sordino.runtime.collectives.objects import allgather_object
 from sordino.runtime.context import current
 from sordino.runtime.recovery.growth import admit, join
 from sordino.runtime.recovery.losses import go_on_after
 from sordino.torch.elastic.state import HostsUpdatedInterrupt, State
 
 _log = logger(__name__)
+_LOOK_S = 0.1
 Result = TypeVar("Result")
 Trains = Callable[..., Result]
 
@@ -100,6 +108,7 @@ def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[],
                     _tell(resets, cause)
                     state.on_reset()
                 state.sync()
+                _wait_for_enough(state)
                 return func(state, *args, **kwargs)
             except (UsageError, NotBuilt):
                 raise
@@ -107,6 +116,20 @@ def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[],
                 cause = error
 
     return repeat
+
+
+def _wait_for_enough(state: State) -> None:
+    """Wait while there are too few ranks. Collective. Raises HostsUpdatedInterrupt when others want to join."""
+    text = os.environ.get(MIN_RANKS, "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"{MIN_RANKS}={text!r} is not a number of ranks, from 1; correct it or unset it")
+    # A rank that joined by itself may have another value. All must wait equally often.
+    least = max(allgather_object(int(text)))
+    if current().size < least and current().rank == 0:
+        _log.warning("training waits, because there are %d ranks and %s=%d", current().size, MIN_RANKS, least)
+    while current().size < least:
+        time.sleep(_LOOK_S)
+        state.check_host_updates()
 
 
 def _check_limit(resets: int, limit: int | None, cause: Exception) -> None:

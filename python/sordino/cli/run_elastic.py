@@ -1,0 +1,103 @@
+"""Options of `sordino run` for jobs on hosts that change, and the start of such jobs."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+
+from sordino.errors import UsageError
+from sordino.launcher import mpi
+from sordino.launcher.discovery import Discovery
+from sordino.launcher.elastic import SSH, ElasticJob, Limits
+from sordino.launcher.processes import Ended, StopSignals
+
+_PATIENCE_S = 600.0
+_MOST = 1024  # a connection by ssh for each
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    group = parser.add_argument_group("jobs on hosts that change, which use hvd.elastic.run")
+    group.add_argument(
+        "--host-discovery-script", metavar="COMMAND",
+        help="command that prints the hosts as lines NAME:SLOTS; it is run every second, and processes start and end "
+        "as the lines change",
+    )  # fmt: skip
+    group.add_argument(
+        "--min-np", type=int, metavar="N", help="number of ranks below which training waits (default: 1)"
+    )
+    group.add_argument(
+        "--max-np", type=int, metavar="N", help=f"largest number of ranks (default: all slots, up to {_MOST})"
+    )
+    group.add_argument(
+        "--elastic-timeout", type=float, default=_PATIENCE_S, metavar="S",
+        help=f"seconds to wait for -np slots at the start, and for --min-np ranks later (default {_PATIENCE_S:g})",
+    )  # fmt: skip
+    group.add_argument(
+        "--ssh",
+        metavar="COMMAND",
+        help=f"command that runs another on the host whose name follows (default: {SSH})",
+    )
+
+
+def check(options: argparse.Namespace) -> Limits | None:
+    """Return the limits of the job; None without `--host-discovery-script`.
+
+    Raises:
+        UsageError: options contradict each other.
+    """
+    if options.host_discovery_script is None:
+        for name in ("min_np", "max_np", "ssh"):
+            if getattr(options, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} needs --host-discovery-script")
+        return None
+    for name, given in (
+        ("--hosts", options.hosts is not None),
+        ("--mpi-args", options.mpi_args),
+        ("--launcher mpi", options.launcher == "mpi"),
+        ("--respawn", options.respawn),
+        ("--on-peer-lost raise", options.on_peer_lost == "raise"),
+    ):
+        if given:
+            raise UsageError(f"{name} contradicts --host-discovery-script; omit one")
+    least = 1 if options.min_np is None else options.min_np
+    start = least if options.ranks is None else options.ranks
+    most = _MOST if options.max_np is None else options.max_np
+    if not 1 <= least <= start <= most:
+        raise UsageError(
+            f"--min-np {least}, -np {start}, --max-np {most}: must be at least 1, and none larger than the next"
+        )
+    if not options.elastic_timeout >= 0:
+        raise UsageError(f"--elastic-timeout {options.elastic_timeout:g}: must be 0 or more")
+    return Limits(start, least, most, options.elastic_timeout)
+
+
+def starter(
+    options: argparse.Namespace, limits: Limits, environment: Mapping[str, str]
+) -> Callable[[int, StopSignals], Ended]:
+    """Return a function that starts the job for the n-th time.
+
+    Raises:
+        UsageError: an option is invalid.
+    """
+    given = mpi.parse_exports(options.env, [], environment)
+    exported = mpi.parse_exports(options.env, ["others"], environment)
+    words, ssh = mpi.resolve(options.command), options.ssh or SSH
+    if options.verbose:
+        print(f"sordino run: {shlex.join(words)}; on other hosts by {ssh}", file=sys.stderr, flush=True)
+
+    def start(number: int, stop: StopSignals) -> Ended:
+        restart = {"SORDINO_RESTART": str(number)}
+        discovery = Discovery(options.host_discovery_script)
+        try:
+            job = ElasticJob(
+                words, {**environment, **given, **restart}, {**exported, **restart},
+                discovery, limits, options.grace, ssh,
+            )  # fmt: skip
+            return job.run(stop)
+        finally:
+            discovery.close()
+
+    return start
