@@ -139,7 +139,7 @@ class OneShot {
   // A member has left: nothing is agreed on in turns any more, except operations that it has already entered.
   virtual void leave(int) { closed_ = true; }
   bool closed() const { return closed_; }
-  // The set is about to be removed, and the peers' slots with it. They are not read any more.
+  // The set has been removed, or the world has failed: the peers' slots are not read any more.
   void abandon() { closed_ = abandoned_ = true; }
 
   // Says whether this rank may sleep until peers ring it. Call over() again after this, before sleeping.

@@ -30,6 +30,7 @@ void FailureDetector::watch(AwakeTime now) {
   }
   scheduler_.device_in_flight().check(now);
   watch_own(now);
+  messages_.end_removed([this](int set) { return scheduler_.has_removed(set); });
   if (messages_.busy()) watch_messages(now);
 }
 
@@ -83,7 +84,7 @@ void FailureDetector::watch_running(const ProcessSet& set, Running& running, Awa
       if (common_.peers.gone(rank)) throw deserted(running, rank, common_.peers);
     }
   }
-  if (!is_late(set, lasted)) return;
+  if (!is_late(timeout_of(set), lasted)) return;
   const std::string& name = running.decision.names.front();
   const std::vector<int> late = running.participants->laggards();
   const std::string text = "'" + name + "' has run for " + whole(lasted) + " s and still waits for ranks " + list(late);
@@ -97,7 +98,7 @@ void FailureDetector::watch_running(const ProcessSet& set, Running& running, Awa
 void FailureDetector::watch_entered(ProcessSet& set, AwakeTime now) const {
   ProcessSet::InTurn& entered = *set.entered;
   const double waited = seconds(entered.awaited_since, now);
-  if (!is_late(set, waited)) return;
+  if (!is_late(timeout_of(set), waited)) return;
   const std::string& name = entered.name.empty() ? entered.repeat->name : entered.name;
   std::vector<int> late;
   for (const int member : set.one_shot()->missing()) late.push_back(set.ranks[static_cast<std::size_t>(member)]);
@@ -121,7 +122,7 @@ void FailureDetector::watch_coordinated(ProcessSet& set, AwakeTime now) {
     const double waited = seconds(waiting.since, now);
     const Collective& what = collective(waiting.opcode);
     if (what.effect == Effect::kJoins) continue;  // the other ranks keep training for as long as they have data
-    if (waiting.missing.empty() || !is_late(set, waited)) continue;
+    if (waiting.missing.empty() || !is_late(timeout_of(set), waited)) continue;
     const std::string text = std::string(what.name) + " '" + waiting.name + "' has waited " + whole(waited) +
                              " s for ranks " + list(waiting.missing);
     if (waited > timeout_of(set)) {
@@ -171,15 +172,15 @@ void FailureDetector::watch_own(AwakeTime now) {
 
 void FailureDetector::watch_messages(AwakeTime now) {
   messages_.give_up_deserted(now);
-  messages_.end_removed([this](int set) { return scheduler_.sets().contains(set); });
   messages_.visit([&](Posting& call, const std::vector<int>& missing) {
-    const ProcessSet& set = *scheduler_.sets().at(call.set);  // end_removed() has ended the others
+    const auto found = scheduler_.sets().find(call.set);  // may have been removed while data are on their way
+    const double set_timeout = found == scheduler_.sets().end() ? 0 : found->second->timeout_s;
     const double waited = seconds(call.since, now);
-    if (!is_late(set, waited)) return;
+    if (!is_late(timeout_or_own(set_timeout), waited)) return;
     const std::string text = call.text() + " has waited " + whole(waited) + " s for ranks " + list(missing);
-    if (waited > timeout_of(set)) {
+    if (waited > timeout_or_own(set_timeout)) {
       if (missing.size() == 1) stuck_ = missing;
-      throw Timeout(text + beyond(set.timeout_s), call.text(), missing);
+      throw Timeout(text + beyond(set_timeout), call.text(), missing);
     }
     if (std::exchange(call.warned, true)) return;
     warn("stalled: " + text +

@@ -69,10 +69,9 @@ class FailureDetector {
   void tell_peers(const std::exception_ptr& failure);
   void tell_membership(const std::exception_ptr& failure);
   // Seconds after which an operation of a set fails.
-  double timeout_of(const ProcessSet& set) const { return set.timeout_s > 0 ? set.timeout_s : timeout_s_; }
-  bool is_late(const ProcessSet& set, double seconds) const {
-    return seconds >= std::min(stall_warn_s_, timeout_of(set));
-  }
+  double timeout_of(const ProcessSet& set) const { return timeout_or_own(set.timeout_s); }
+  double timeout_or_own(double of_set) const { return of_set > 0 ? of_set : timeout_s_; }
+  bool is_late(double timeout_s, double seconds) const { return seconds >= std::min(stall_warn_s_, timeout_s); }
 
   Common& common_;
   Scheduler& scheduler_;

@@ -85,7 +85,8 @@ void PointToPoint::refuse(Posting& receive, const Arrival& message) {
   if (message.own) {
     finish(*message.own, std::make_exception_ptr(OperationMismatch(text)));
   } else if (message.from != rank_) {
-    post(message.from, Writer().put(Message::kMessage).put(Word::kRefused).put(envelope.number).put(text));
+    post(message.from,
+         Writer().put(Message::kMessage).put(Word::kRefused).put(envelope.number).put(Refusal::kMismatch).put(text));
   }
   finish(receive, std::make_exception_ptr(OperationMismatch(text)));
 }
@@ -165,11 +166,7 @@ void PointToPoint::receive(int from, Reader& reader) {
       finish(*send);
       break;
     }
-    case Word::kRefused: {
-      const auto number = reader.get<std::uint64_t>();
-      take_refusal(from, number, reader.text());
-      break;
-    }
+    case Word::kRefused: take_refusal(from, reader); break;
     case Word::kConsumed: {
       Outgoing& out = out_[from];
       const auto bytes = reader.get<std::uint64_t>();

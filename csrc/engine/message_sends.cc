@@ -119,13 +119,16 @@ void PointToPoint::give(int to, std::uint64_t number, Tag tag) {
   move(send, to, [&] { return common_.transport.send(to, tag, std::span<const std::byte>(send->data, send->bytes)); });
 }
 
-void PointToPoint::take_refusal(int from, std::uint64_t number, const std::string& text) {
+void PointToPoint::take_refusal(int from, Reader& reader) {
+  const auto number = reader.get<std::uint64_t>();
+  const auto why = reader.one_of(kLastRefusal);
+  const std::string text = reader.text();
   Outgoing& out = out_[from];
   if (number == 0 || number > out.last_number)
     throw TransportError("rank " + std::to_string(from) + " refuses a message that was not sent to it");
   if (const std::shared_ptr<Posting> send = take_announced(from, number)) {
-    finish(*send, std::make_exception_ptr(OperationMismatch(text)));
-  } else if (out.refused.empty()) {
+    finish(*send, why == Refusal::kRemoved ? without_set(*send) : std::make_exception_ptr(OperationMismatch(text)));
+  } else if (why == Refusal::kMismatch && out.refused.empty()) {
     out.refused = text + ". This send was over before, so this later call reports it, and has done nothing else";
   }
 }

@@ -170,22 +170,42 @@ void PointToPoint::lost(int rank) {
   for (const auto& [number, send] : std::exchange(out.announced, {})) finish(*send, departed(*send, rank));
 }
 
-void PointToPoint::end_removed(const std::function<bool(int)>& exists) {
-  const auto end_it = [](PointToPoint& self, Posting& one) {
-    self.finish(one, std::make_exception_ptr(UsageError("process set " + std::to_string(one.set) +
-                                                        " was removed before this call was over: " + one.text())));
-  };
-  for (const auto& one : queues_.take_receives([&](const Posting& one) { return !exists(one.set); }))
-    end_it(*this, *one);
-  for (const auto& one : queues_.take_messages([&](const Arrival& one) { return one.own && !exists(one.own->set); }))
-    end_it(*this, *one->own);
+std::exception_ptr PointToPoint::without_set(const Posting& posting) {
+  return std::make_exception_ptr(UsageError("process set " + std::to_string(posting.set) +
+                                            " was removed before this call was over: " + posting.text()));
+}
+
+void PointToPoint::end_removed(const std::function<bool(int)>& removed) {
+  for (const auto& one : queues_.take_receives([&](const Posting& one) { return removed(one.set); }))
+    finish(*one, without_set(*one));
   for (auto& [to, out] : out_) {
-    for (auto at = out.announced.begin(); at != out.announced.end();) {
-      const auto here = at++;
-      if (exists(here->second->set)) continue;
-      end_it(*this, *here->second);
-      out.announced.erase(here);
-    }
+    std::vector<std::shared_ptr<Posting>> ended;
+    std::erase_if(out.queue, [&](const std::shared_ptr<Posting>& send) {
+      if (!removed(send->set)) return false;
+      ended.push_back(send);
+      return true;
+    });
+    queued_ -= static_cast<int>(ended.size());
+    for (const auto& send : ended) finish(*send, without_set(*send));
+  }
+  for (const auto& message :
+       queues_.take_messages([&](const Arrival& one) { return removed(one.envelope.set) && one.complete(); }))
+    drop(*message);
+}
+
+// Nothing will receive this message: its set has been removed.
+void PointToPoint::drop(const Arrival& message) {
+  if (message.envelope.form == Envelope::Form::kWhole) {
+    give_back(message.from, cost(message.envelope));
+  } else if (message.own) {
+    finish(*message.own, without_set(*message.own));
+  } else {
+    post(message.from, Writer()
+                           .put(Message::kMessage)
+                           .put(Word::kRefused)
+                           .put(message.envelope.number)
+                           .put(Refusal::kRemoved)
+                           .put(std::string()));
   }
 }
 

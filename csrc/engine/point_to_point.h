@@ -15,7 +15,8 @@
 //   kFastBox    the receiver   the location of the sender's fast box
 //   kAsk        the sender     a receive has taken the announced message; send the data under this tag
 //   kTaken      the sender     the receiver has copied the data of an announced message
-//   kRefused    the sender     the receive that took the message has another size or dtype
+//   kRefused    the sender     the receive that took the message has another size or dtype, or the process set was
+//                              removed before a receive took it
 //   kConsumed   the sender     receives have taken this many buffered bytes (without a fast box, which has a counter)
 //
 // A refused message and its receive are over on both ranks, with OperationMismatch. If the send was over before, the
@@ -69,8 +70,9 @@ class PointToPoint {
   void lost(int rank);
   // Ends the calls whose data move to or from a rank that has been gone for a second.
   void give_up_deserted(AwakeTime now);
-  // Ends the calls on process sets that have been removed. `exists`: whether a set exists.
-  void end_removed(const std::function<bool(int set)>& exists);
+  // Ends the calls on process sets that have been removed, but those whose data are on their way. The receiver of an
+  // announced message decides whether it is one of these. `removed`: whether a set has been removed.
+  void end_removed(const std::function<bool(int set)>& removed);
   // The world has failed or been shut down.
   void end(const std::exception_ptr& why);
 
@@ -87,6 +89,8 @@ class PointToPoint {
  private:
   enum class Word : std::uint8_t { kEnvelope, kFastBox, kAsk, kTaken, kRefused, kConsumed };
   static constexpr Word kLastWord = Word::kConsumed;
+  enum class Refusal : std::uint8_t { kMismatch, kRemoved };
+  static constexpr Refusal kLastRefusal = Refusal::kRemoved;
   using Numbered = std::map<std::uint64_t, std::shared_ptr<Posting>>;
 
   // Messages to one rank.
@@ -118,6 +122,7 @@ class PointToPoint {
   void post(int to, Writer& message);
   void finish(Posting& posting, std::exception_ptr error = nullptr);
   std::exception_ptr departed(const Posting& posting, int rank) const;
+  static std::exception_ptr without_set(const Posting& posting);
 
   // Sending.
   void start_send(const std::shared_ptr<Posting>& send);
@@ -129,7 +134,7 @@ class PointToPoint {
   void open_box(int to);
   std::shared_ptr<Posting> take_announced(int from, std::uint64_t number);
   void give(int to, std::uint64_t number, Tag tag);
-  void take_refusal(int from, std::uint64_t number, const std::string& text);
+  void take_refusal(int from, Reader& reader);
 
   // Receiving.
   void start_receive(const std::shared_ptr<Posting>& receive);
@@ -140,6 +145,7 @@ class PointToPoint {
   void take_data(const std::shared_ptr<Posting>& receive, const Arrival& message);
   void copy_from(Posting& receive, const Arrival& message, const Location& place);
   void give_back(int from, std::size_t bytes);
+  void drop(const Arrival& message);
   void map_box(int from, const Location& place);
   bool read_box(int from);
   void require_valid(int from, const Envelope& envelope) const;

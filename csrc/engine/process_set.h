@@ -135,8 +135,8 @@ class ProcessSet {
   SharedDevices devices;  // declared last, so destroyed first: its words are in the blocks
 };
 
-// A removed set whose members' devices have met. Devices may still write words to the blocks of their peers, and the
-// driver has these pinned, so each rank's block stays until all peers have released it.
+// A removed set. Peers that have yet to remove it look at the slots in its block. Devices may still write words to the
+// blocks of their peers, and the driver has these pinned. So each rank's block stays until all peers have released it.
 struct Leaving {
   int id;
   std::shared_ptr<ProcessSet> set;      // until this rank's devices have finished; then null

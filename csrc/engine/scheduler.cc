@@ -140,7 +140,7 @@ void Scheduler::remove_set(int id) {
     });
   }
   if (OneShot* shot = removed->one_shot()) shot->abandon();
-  if (removed->devices.tried)
+  if (removed->block() || removed->devices.tried)
     leaving_.push_back({id, removed, removed->devices.barrier, removed->block(), removed->node_peers()});
   const auto error = std::make_exception_ptr(
       UsageError("process set " + std::to_string(id) + " was removed before the operation ran"));

@@ -96,6 +96,7 @@ class Scheduler {
   // ---- for the failure detector and the end of a world, on the polling thread
 
   const std::map<int, std::shared_ptr<ProcessSet>>& sets() const { return sets_; }
+  bool has_removed(int set) const { return made_.contains(set) && !sets_.contains(set); }
   DeviceInFlight& device_in_flight() { return device_in_flight_; }
   // Calls visit(submission, set) for each announced submission that has not ended. No thread can submit meanwhile.
   template <class Visit>
@@ -134,7 +135,6 @@ class Scheduler {
   void release_blocks();
   bool is_free(int id) const;
   void require_idle(int set) const;  // with mutex_ held
-  void abandon_one_shots(int set);
   bool enter(ProcessSet& set, const Submission& submission);
   void enter(ProcessSet& set, std::shared_ptr<const Repeat> repeat, std::string name, const std::byte* input);
   void end_turn(ProcessSet& set);

@@ -185,12 +185,6 @@ void Scheduler::end_turn(ProcessSet& set) {
 }
 
 // The set is about to be removed. All ranks announce that before the first of them removes it.
-void Scheduler::abandon_one_shots(int set) {
-  const auto found = sets_.find(set);
-  if (found == sets_.end()) return;
-  if (OneShot* shot = found->second->one_shot()) shot->abandon();
-}
-
 // True if this rank waits for the others in the usual way: for this operation, or for all of theirs (join).
 bool Scheduler::has_submitted(const ProcessSet& set, std::string_view name) const {
   if (set.in_flight.load() == 0) return false;

@@ -41,7 +41,6 @@ bool Scheduler::announce() {
         decision.names = {request.name};
         decision.participants = std::move(all_members);
       } else if (!enter(set, submission)) {
-        if (what.effect == Effect::kRemovesSet) abandon_one_shots(request.set_change.removed);
         note_announced(set, submission);
         said.emplace_back(&set, announcement_of(request));
       }
@@ -169,11 +168,11 @@ bool Scheduler::advance() {
       give_up(*set, error);
     }
   }
-  release_blocks();
   for (Submission& removal : std::exchange(removals_, {})) {
     remove_set(removal.request.set_change.removed);
     finish(removal, nullptr);
   }
+  release_blocks();
   return moved;
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import random
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import sordino.torch as hvd
 from checks.agreement import raises
 from checks.reference import assert_equal, assert_reduced, values
 from checks.registry import Seat, check
-from sordino.errors import UsageError
+from sordino.errors import OperationMismatch, UsageError
 from sordino.runtime.context import current
 from sordino.runtime.process_set import ProcessSet, new_set_id, remove_set
 
@@ -268,3 +269,60 @@ def removed_while_an_operation_is_under_way(seat: Seat) -> None:
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="unfinished", process_set=pair).item() == 2
     assert hvd.remove_process_set(pair)
     assert hvd.allreduce(torch.ones(1)).item() == 1
+
+
+@check(least=3)
+def sets_that_come_and_go(seat: Seat) -> None:
+    """Ranks are late by turns: one has removed a set while another still looks for calls on it."""
+    draws = random.Random(seat.rank)
+    for number in range(40):
+        pair = hvd.add_process_set([0, seat.last])
+        if number % 2 and seat.rank in (0, seat.last):
+            assert hvd.allreduce(torch.ones(3), op=hvd.Sum, process_set=pair).tolist() == [2] * 3
+        time.sleep(draws.random() / 500)
+        assert hvd.remove_process_set(pair)
+
+
+@check(least=3)
+def sets_whose_removal_is_refused(seat: Seat) -> None:
+    """The ranks ask to remove different sets. Both are as before, also for operations that repeat."""
+    first, last = hvd.add_process_set([0, 1]), hvd.add_process_set([1, seat.last])
+
+    def use_both() -> None:
+        for process_set in (first, last):
+            for _ in range(4 if process_set.included() else 0):
+                assert hvd.allreduce(torch.ones(4), op=hvd.Sum, process_set=process_set).tolist() == [2] * 4
+
+    use_both()
+    raises(OperationMismatch, "", hvd.remove_process_set, first if seat.rank == 0 else last)
+    use_both()
+    assert hvd.remove_process_set(first) and hvd.remove_process_set(last)
+
+
+@check(least=3)
+def messages_on_a_set_that_is_removed(seat: Seat) -> None:
+    """A message whose data are on their way arrives. One that nobody receives ends with an error, and takes no room."""
+    pair = hvd.add_process_set([0, seat.last])
+    large, got = torch.arange(1 << 20, dtype=torch.float32), torch.zeros(1 << 20)
+    handles = []
+    if seat.rank == 0:
+        handles = [hvd.send_async(large, seat.last, tag=1, process_set=pair)]
+        for _ in range(17):  # more than are buffered
+            handles.append(hvd.send_async(torch.ones(15000), seat.last, tag=2, process_set=pair))
+    elif seat.rank == seat.last:
+        handles = [hvd.recv_async(got, 0, tag=1, process_set=pair)]
+        hvd.synchronize(handles.pop())
+        assert torch.equal(got, large)
+    assert hvd.remove_process_set(pair)
+    for number, handle in enumerate(handles):
+        try:
+            hvd.synchronize(handle)
+        except UsageError as error:
+            assert number > 0 and "was removed before this call was over" in str(error)
+    for _ in range(15):
+        if seat.rank == 0:
+            hvd.send(torch.ones(15000), seat.last)
+    seat.meet("sent", ranks=[0])
+    for _ in range(15):
+        if seat.rank == seat.last:
+            hvd.recv(torch.ones(15000), 0)

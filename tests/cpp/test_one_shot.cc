@@ -222,28 +222,57 @@ void nobody_waits_for_who_has_left() {
   CHECK(!Call(ranks[0], "x", 1).enter());
 }
 
-// A peer frees its slots when it has removed the set, which may be before this rank removes it.
-void nobody_looks_at_a_set_that_is_to_be_removed() {
-  Engines ranks({0, 0});
+// Submits the change of a set on both ranks. `changes`: of each rank.
+std::vector<std::shared_ptr<Handle>> change_sets(Engines& ranks, Opcode opcode, const std::vector<SetChange>& changes) {
   std::vector<std::shared_ptr<Handle>> handles;
-  const auto everywhere = [&](Opcode opcode, const std::string& name, SetChange change) {
-    for (int rank = 0; rank < 2; ++rank) {
-      Request request = barrier_called(name);
-      request.opcode = opcode;
-      request.set_change = change;
-      handles.push_back(ranks[rank].scheduler.submit(std::move(request)));
+  for (int rank = 0; rank < 2; ++rank) {
+    Request request = barrier_called("change");
+    request.opcode = opcode;
+    request.set_change = changes[static_cast<std::size_t>(rank)];
+    handles.push_back(ranks[rank].scheduler.submit(std::move(request)));
+  }
+  return handles;
+}
+
+int added_set(Engines& ranks) {
+  const auto handles = change_sets(ranks, Opcode::kAddSet, {{{0, 1}}, {{0, 1}}});
+  ranks.settle();
+  return handles.front()->set_id;
+}
+
+// Rank 0 has removed a set, and rank 1 has not. It looks at the slots of rank 0 until then.
+void the_slots_of_a_removed_set_stay_for_others() {
+  Engines ranks({0, 0});
+  const int id = added_set(ranks);
+  NodeMemory& memory = ranks[0].transport->node_memory();
+  memory.take_freed();
+  const auto handles = change_sets(ranks, Opcode::kRemoveSet, {{{}, id}, {{}, id}});
+  ranks[1].poll();
+  while (!handles[0]->done()) ranks[0].poll();
+  CHECK(!handles[1]->done() && !ranks[0].scheduler.sets().contains(id));
+  OneShot& shot = *ranks[1].scheduler.sets().at(id)->one_shot();
+  for (int times = 0; times < 3; ++times) ranks[0].poll();
+  CHECK(memory.take_freed().empty());
+  CHECK(shot.free() && shot.awaited().empty());
+  ranks.settle();
+  CHECK(handles[1]->done() && !ranks[1].scheduler.sets().contains(id));
+  CHECK(memory.take_freed().size() == 1);
+}
+
+// The ranks ask to remove different sets, which is refused. Both sets are as before.
+void a_set_whose_removal_is_refused_goes_on() {
+  Engines ranks({0, 0});
+  const int one = added_set(ranks), other = added_set(ranks);
+  for (const auto& handle : change_sets(ranks, Opcode::kRemoveSet, {{{}, one}, {{}, other}})) {
+    ranks.settle();
+    CHECK(!error_of<OperationMismatch>(*handle).empty());
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    for (const int id : {one, other}) {
+      OneShot& shot = *ranks[rank].scheduler.sets().at(id)->one_shot();
+      CHECK(shot.free() && !shot.closed());
     }
-  };
-  everywhere(Opcode::kAddSet, "add", {{0, 1}});
-  ranks.settle();
-  const int id = handles.front()->set_id;
-  OneShot& shot = *ranks[0].scheduler.sets().at(id)->one_shot();
-  CHECK(shot.free() && !shot.closed());
-  everywhere(Opcode::kRemoveSet, "remove", {{}, id});
-  ranks[0].scheduler.announce();
-  CHECK(!shot.free() && shot.closed() && shot.awaited().empty() && !shot.rests(1) && shot.missing().empty());
-  ranks.settle();
-  CHECK(handles.back()->done() && !ranks[0].scheduler.sets().contains(id));
+  }
 }
 
 // Data that a rank published before it left is complete: a later reader gets it.
@@ -556,7 +585,8 @@ int main() {
   who_does_nothing_declines_after_a_while();
   who_has_declined_waits_for_who_is_slow();
   nobody_waits_for_who_has_left();
-  nobody_looks_at_a_set_that_is_to_be_removed();
+  the_slots_of_a_removed_set_stay_for_others();
+  a_set_whose_removal_is_refused_goes_on();
   who_lays_and_leaves_has_entered();
   a_rank_that_leaves_takes_its_entry_back();
   a_rank_that_leaves_when_all_have_entered_has_its_result();

@@ -385,20 +385,85 @@ void deadlines() {
   CHECK_THROWS(Timeout, others[0].failures.watch(others[0].in(5.1)));
 }
 
-void a_removed_set_ends_its_calls() {
-  Engines ranks({0, 1});
-  std::vector<Call> calls;
-  for (const bool sends : {true, false}) {
-    for (const int peer : {0, 1}) {
-      Call call = make(sends, peer, sends ? 1 : 2, bytes_of(2 * kWhole, 1));
-      call.posting->set = 3;
-      calls.push_back(started(ranks[0], std::move(call)));
+// Adds a set of both ranks, or removes it.
+int change_set(Engines& ranks, Opcode opcode, const SetChange& change) {
+  std::vector<std::shared_ptr<Handle>> handles;
+  for (int rank = 0; rank < 2; ++rank) {
+    Request request = sordino::test::barrier_called("change");
+    request.opcode = opcode;
+    request.set_change = change;
+    handles.push_back(ranks[rank].scheduler.submit(std::move(request)));
+  }
+  while (!handles[0]->done() || !handles[1]->done()) {
+    for (int rank = 0; rank < 2; ++rank) ranks[rank].scheduler.announce();
+    for (int rank = 0; rank < 2; ++rank) {  // does not move messages
+      ranks[rank].transport->poll(ranks[rank].sink);
+      ranks[rank].scheduler.decide();
+      ranks[rank].scheduler.advance();
     }
   }
-  Call stays = receive(ranks[0], 1, 1, 4);
-  ranks[0].failures.watch(ranks[0].in(0));  // there is no set 3
-  for (const Call& call : calls) CHECK(error_of<UsageError>(*call.handle).find("process set 3 was removed") == 0);
-  CHECK(!stays.done());
+  return handles[0]->set_id;
+}
+
+Call on_set(Engine& engine, int set, Call call) {
+  call.posting->set = set;
+  return started(engine, std::move(call));
+}
+
+Call send_on(Engine& engine, int set, int to, std::int64_t tag, std::size_t bytes) {
+  return on_set(engine, set, make(true, to, tag, bytes_of(bytes, 1)));
+}
+
+Call receive_on(Engine& engine, int set, int from, std::int64_t tag, std::size_t bytes) {
+  return on_set(engine, set, make(false, from, tag, std::vector<std::byte>(bytes)));
+}
+
+void a_removed_set_ends_its_calls() {
+  for (const auto& nodes : kPlaces) {
+    Engines ranks(nodes);
+    const int set = change_set(ranks, Opcode::kAddSet, {{0, 1}});
+    std::vector<Call> calls;
+    for (const int peer : {0, 1}) {
+      calls.push_back(send_on(ranks[0], set, peer, 1, 2 * kWhole));
+      calls.push_back(receive_on(ranks[0], set, peer, 2, 2 * kWhole));
+    }
+    Call stays = receive(ranks[0], 1, 1, 4);
+    change_set(ranks, Opcode::kRemoveSet, {{}, set});
+    for (int times = 0; times < 3; ++times) {
+      ranks.settle();
+      for (int rank = 0; rank < 2; ++rank) ranks[rank].failures.watch(ranks[rank].in(0));
+    }
+    const std::string text = "process set " + std::to_string(set) + " was removed";
+    for (const Call& call : calls) CHECK(error_of<UsageError>(*call.handle).find(text) == 0);
+    CHECK(!stays.done());
+  }
+}
+
+// The data of a message are on their way when its set is removed, or the receiver has just asked for them: both calls
+// succeed. Nothing is left of other messages: their room is there again.
+void messages_that_a_receive_has_taken_survive_their_set() {
+  for (const auto& nodes : kPlaces) {
+    for (int polls = 0; polls < 4; ++polls) {
+      Engines ranks(nodes);
+      const int set = change_set(ranks, Opcode::kAddSet, {{0, 1}});
+      for (int number = 0; number < 17; ++number) send_on(ranks[0], set, 1, 5, kWhole);  // nobody receives these
+      Call sent = send_on(ranks[0], set, 1, 1, 20 * kWhole), got = receive_on(ranks[1], set, 0, 1, 20 * kWhole);
+      for (int times = 0; times < polls; ++times) ranks[1 - times % 2].poll();
+      change_set(ranks, Opcode::kRemoveSet, {{}, set});
+      for (int times = 0; times < 3; ++times) {
+        for (int rank = 0; rank < 2; ++rank) ranks[rank].failures.watch(ranks[rank].in(0));
+        ranks.settle();
+      }
+      CHECK(sent.done() && got.done() && sent.succeeded() == got.succeeded(), polls);
+      CHECK(sent.succeeded() ? got.data == sent.data : !error_of<UsageError>(*sent.handle).empty(), polls);
+      CHECK(!ranks[0].messages.busy() && !ranks[1].messages.busy());
+      for (int number = 0; number < 15; ++number) {
+        Call next = send(ranks[0], 1, 5, bytes_of(kWhole, 1));
+        ranks.settle();
+        CHECK(next.succeeded(), number);
+      }
+    }
+  }
 }
 
 // ---- random programs -----------------------------------------------------------------------------------------------
@@ -592,6 +657,7 @@ int main() {
   a_rank_dies_within_a_message();
   deadlines();
   a_removed_set_ends_its_calls();
+  messages_that_a_receive_has_taken_survive_their_set();
   for (unsigned seed = 0; seed < 60; ++seed) random_program(seed);
   both_send_first();
   calls_are_checked();
