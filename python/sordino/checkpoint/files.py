@@ -118,7 +118,9 @@ def decode(data: bytes, source: str) -> dict[str, Any]:
     if damaged is not None:
         raise UsageError(f"{source}: damaged: the checksum of its part {damaged} is wrong")
     if any(name in data for name in _UNFOLDS):
-        raise UsageError(f"{source}: not a checkpoint written by sordino.checkpoint.save: it makes bytes from a number")
+        raise UsageError(
+            f"{source}: not a checkpoint written by sordino.checkpoint.save: it creates bytes of a given length"
+        )
     try:
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except MemoryError:
