@@ -103,7 +103,7 @@ def decode(data: bytes, source: str) -> dict[str, Any]:
             # The parts are not compressed, and together no longer than the file, so no file expands in memory.
             stored = all(part.compress_type == zipfile.ZIP_STORED for part in parts)
             sound = stored and sum(part.file_size for part in parts) <= len(data)
-            # Of a part that claims to be a folder torch reads nothing, and returns memory as it is.
+            # If a part claims to be a folder, torch reads nothing and returns uninitialized memory.
             sound = sound and not any(part.external_attr & _IS_FOLDER for part in parts)
             damaged = archive.testzip() if sound else None
     except MemoryError:
