@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-_ROOMS = {"": "benchmarks", "sordino.bench": "python/sordino/bench", "planted": "tests/planted"}  # folders of modules
+_FOLDERS = {"": "benchmarks", "sordino.bench": "python/sordino/bench", "planted": "tests/planted"}  # folders of modules
 _SHOWING = frozenset(
     f"{name}.py"
     for name in (
@@ -106,7 +106,7 @@ def _origin(file: Path, tree: Tree) -> Origin:
 def _writers() -> dict[str, tuple[str, ...]]:
     """Return the files that write results with each name of a benchmark."""
     found: dict[str, tuple[str, ...]] = {}
-    for folder in _ROOMS.values():
+    for folder in _FOLDERS.values():
         for path in (ROOT / folder).rglob("*.py"):
             for name in re.findall(r'"benchmark": "(\w+)"', path.read_text(encoding="utf-8")):
                 found[name] = (path.relative_to(ROOT).as_posix(),)
@@ -124,15 +124,15 @@ class Tree:
     def __init__(self, root: Path, commit: str | None = None) -> None:
         self._root, self._commit = root, commit
         if commit is None:
-            paths = (path for folder in _ROOMS.values() for path in (root / folder).rglob("*.py"))
+            paths = (path for folder in _FOLDERS.values() for path in (root / folder).rglob("*.py"))
             self._files = {path.relative_to(root).as_posix() for path in paths}
         else:
             self._files = set(git(root, "ls-tree", "-r", "--name-only", commit).splitlines())
         self._modules: dict[str, _Module] = {}
 
     def file_of(self, module: str) -> str | None:
-        """Return the file of a module of the rooms of benchmarks; None for other modules."""
-        for prefix, folder in _ROOMS.items():
+        """Return the file of a module in one of the folders `_FOLDERS`; None for other modules."""
+        for prefix, folder in _FOLDERS.items():
             if module == prefix or (prefix and not module.startswith(f"{prefix}.")):
                 continue
             place = "/".join([folder, *filter(None, module.removeprefix(f"{prefix}.").split("."))])
@@ -184,7 +184,7 @@ class _Module:
 
     Attributes:
         code: code of each definition without comments, docstrings and layout.
-        imports: file and name of each imported definition or module of the rooms; a module has the name "".
+        imports: file and name of each imported definition or module of these folders; a module has the name "".
     """
 
     def __init__(self, source: str, tree: Tree) -> None:

@@ -23,9 +23,9 @@ class Limits {
   std::optional<std::size_t> memory() const;
   struct Available {
     std::size_t bytes;
-    std::string of;  // what allows no more, for messages
+    std::string of;  // the machine or the control group that sets the limit, for messages
   };
-  // What the kernel could still give: the minimum over the machine and all groups. Cached files count as free.
+  // Memory that the kernel can still give: the minimum over the machine and all groups. Cached files count as free.
   Available available_memory() const;
 
   struct Files {

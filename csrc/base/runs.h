@@ -1,7 +1,7 @@
 // Lists of integers in control messages, as runs of numbers with a common difference: (first, difference, count).
 //
-// What a message tells of each rank is mostly equal or consecutive. Then it takes one run, for any number of ranks. Any
-// other list takes at most half more than without runs.
+// The numbers that a message has for each rank are mostly equal or consecutive. Then they take one run, for any number
+// of ranks. Any other list takes at most 1.5 times the bytes that it takes without runs.
 #pragma once
 
 #include <concepts>

@@ -1,6 +1,7 @@
 // All-gather: each rank gets the values of all ranks, one after the other. A block goes to one rank of each other node,
-// and the ranks of a node copy from each other's memory. So a link carries the blocks that its node needs once. If no
-// ranks share memory, or the memory is a device's, blocks go by messages along a ring, or by NCCL.
+// and the ranks of a node copy from each other's memory. So a link carries the blocks that its node needs once. Few
+// bytes among many nodes go by recursive doubling between the first ranks of the nodes (topology::gathers_by_doubling).
+// If no ranks share memory, or the memory is a device's, blocks go by messages along a ring, or by NCCL.
 #include <algorithm>
 #include <numeric>
 

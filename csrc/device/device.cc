@@ -50,7 +50,7 @@ std::byte* Device::insist(std::size_t bytes, const std::function<std::byte*()>& 
                        "(nvidia-smi)");
 }
 
-// Returns what was done, for an error.
+// Returns a description of the measures taken, for an error.
 std::string Device::others_make_room() {
   std::shared_ptr<const std::function<void()>> make_room;
   {

@@ -102,7 +102,7 @@ class Device {
   virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes, Stream stream) = 0;
 
  protected:
-  // How many queues can have work at once, without one waiting for another.
+  // Number of queues that can have work at once, without one waiting for another.
   virtual int hardware_queues() const = 0;
   // As allocate() and take(), but a single attempt. Null if there is no room.
   virtual std::byte* try_allocate(std::size_t bytes) = 0;

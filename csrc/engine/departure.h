@@ -1,4 +1,4 @@
-// What operations report that need a rank which has left.
+// Departure of a rank: its description in the errors of operations that need the rank.
 #pragma once
 
 #include <string>

@@ -56,7 +56,7 @@ class FastBox {
     consumed_ += bytes;
     head_->consumed.store(consumed_, std::memory_order_release);
   }
-  // Gives the sender the room of what has been taken. True if the sender has to be woken for that.
+  // Returns the space of the bytes that were taken to the sender. True if the sender must be woken for that.
   bool release() {
     ring_.release();
     return head_->sender_waits.load() && head_->sender_waits.exchange(false);

@@ -31,7 +31,7 @@ class Peers {
         "rank " + std::to_string(rank) + ", which has shut down" + (cause.empty() ? "" : " because of " + cause),
         std::move(lost)};
   }
-  // Of a rank that has left.
+  // The departure of a rank that has left.
   const Departure& departure(int rank) const { return departures_[static_cast<std::size_t>(rank)]; }
 
   // From now on a lost rank counts as one that has left: only operations that need it fail, and this rank goes on.

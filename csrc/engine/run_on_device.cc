@@ -30,7 +30,7 @@ bool located(Participants& participants, const std::byte* data, std::size_t byte
   return participants.transport.node_memory().locate(data, bytes).device != 0;
 }
 
-// What a rank writes into its memory for the trial.
+// The number that a rank writes into its memory for the trial.
 std::uint64_t mark_of(int rank) { return 0x9e3779b97f4a7c15u * (static_cast<std::uint64_t>(rank) + 1); }
 
 // Finds out, by trying, whether all members of a set on one node map each other's device memory, and whether their

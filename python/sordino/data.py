@@ -30,7 +30,7 @@ _MOST = 100_000  # maximum number of images of a part; MNIST and Fashion-MNIST h
 _CHUNK = 1 << 20
 _IMAGES = 3  # An IDX file of images has 3 dimensions (count, rows, columns) ...
 _LABELS = 1  # ... and one of labels has 1.
-_MEND = "install it again with `apt-get install --reinstall dataset-fashion-mnist`, or name a good copy with --data-dir"
+_FIX = "install it again with `apt-get install --reinstall dataset-fashion-mnist`, or name a good copy with --data-dir"
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _read_idx(path: Path, dimensions: int) -> Bytes:
             while len(payload) <= expected and (chunk := file.read(min(_CHUNK, expected + 1 - len(payload)))):
                 payload += chunk
     except FileNotFoundError as error:
-        raise UsageError(f"{path}: no such file; {_MEND}") from error
+        raise UsageError(f"{path}: no such file; {_FIX}") from error
     except EOFError as error:
         raise _damaged(path, "is truncated: its gzip stream has no end") from error
     except (gzip.BadGzipFile, zlib.error) as error:
@@ -167,7 +167,7 @@ def _read_idx(path: Path, dimensions: int) -> Bytes:
 
 
 def _damaged(path: Path, what: str) -> UsageError:
-    return UsageError(f"{path}: {what}; {_MEND}")
+    return UsageError(f"{path}: {what}; {_FIX}")
 
 
 def _dataset(

@@ -346,7 +346,7 @@ REPLACING = ("run", "-np", "2", "--respawn")
         ((*REPLACING, "1", "--on-peer-lost", "raise", "--", "true"), "needs --on-peer-lost continue"),
         ((*REPLACING, "1", "--launcher", "mpi", "--", "true"), "needs the local launcher"),
         (("join",), "no command; write that of the job after `--`"),
-        (("join", "1", "--", "true"), "process 1 is no rank of `sordino run` that you may read"),
+        (("join", "1", "--", "true"), "process 1 is not a rank of `sordino run`"),
     ),
 )
 def test_wrong_commands(words: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

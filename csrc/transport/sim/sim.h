@@ -33,7 +33,8 @@ class Network {
   void hinder(std::function<void(int rank)> mapping);
   // A transfer that could end stays unfinished while late() returns true. Call this before anything is sent.
   void delay(std::function<bool()> late);
-  // What each rank has sent so far: control messages and transfers, also within nodes, but not through shared memory.
+  // Counts of what each rank has sent so far: control messages and transfers, also within nodes, but not through shared
+  // memory.
   struct Sent {
     std::uint64_t messages, bytes;
   };

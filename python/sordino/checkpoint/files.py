@@ -103,7 +103,7 @@ def decode(data: bytes, source: str) -> dict[str, Any]:
             # The parts are not compressed, and together no longer than the file, so no file expands in memory.
             stored = all(part.compress_type == zipfile.ZIP_STORED for part in parts)
             sound = stored and sum(part.file_size for part in parts) <= len(data)
-            # Of a part that claims to be a folder torch reads nothing, and returns memory as it is.
+            # If a part claims to be a folder, torch reads nothing and returns uninitialized memory.
             sound = sound and not any(part.external_attr & _IS_FOLDER for part in parts)
             damaged = archive.testzip() if sound else None
     except MemoryError:
@@ -118,7 +118,9 @@ def decode(data: bytes, source: str) -> dict[str, Any]:
     if damaged is not None:
         raise UsageError(f"{source}: damaged: the checksum of its part {damaged} is wrong")
     if any(name in data for name in _UNFOLDS):
-        raise UsageError(f"{source}: not a checkpoint written by sordino.checkpoint.save: it makes bytes from a number")
+        raise UsageError(
+            f"{source}: not a checkpoint written by sordino.checkpoint.save: it creates bytes of a given length"
+        )
     try:
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except MemoryError:

@@ -104,7 +104,10 @@ def _job_of(pid: int | None) -> dict[str, str]:
     if pid is not None:
         found = environment_of(pid)
         if not _is_rank(found):
-            raise UsageError(f"process {pid} is no rank of `sordino run` that you may read; see `sordino inspect`")
+            raise UsageError(
+                f"process {pid} is not a rank of `sordino run`, or belongs to another user; `sordino inspect` lists "
+                "the ranks"
+            )
         return found
     pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     ranks = {one: found for one in pids if _is_rank(found := environment_of(one))}

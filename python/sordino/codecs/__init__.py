@@ -68,7 +68,7 @@ class FlatCodec(Codec, ABC):
         """
 
     def near_coder(self) -> NearCoder | None:
-        """Return the object that encodes for receivers with values nearby; None: the codec cannot be used for them."""
+        """Return the object that encodes for receivers whose own values are near; None: the codec cannot do that."""
         return None
 
     def not_finite(self, number: int, faults: str = "a NaN or an infinity") -> str:
@@ -270,7 +270,7 @@ class PowerSGD(Codec):
         return (rows, columns) if self.rank * (rows + columns) < rows * columns else None
 
     def numbers(self, shapes: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """Return the numbers of float32 values of the two averages of tensors with these shapes."""
+        """Return the numbers of float32 values in the two averages, for tensors with these shapes."""
         found = [self.factors(shape) for shape in shapes]
         left = sum(one[0] for one in found if one is not None)
         right = sum(one[1] for one in found if one is not None)

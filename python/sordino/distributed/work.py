@@ -3,8 +3,8 @@
 It holds the parts of an operation that are still under way (`Part`), and waits for them in order. Operations that are
 over when the call returns have none.
 
-DDP waits for a `Future` in C++, so somebody must complete it. One thread of the process does that, for the operations
-whose future was asked for, in their order.
+DDP waits for a `Future` in C++, so a thread must complete it. One thread of the process does that, in order, for all
+operations whose future was requested.
 """
 
 from __future__ import annotations

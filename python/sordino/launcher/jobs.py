@@ -36,7 +36,7 @@ class JobFolder:
 
 @contextlib.contextmanager
 def job_folder() -> Iterator[JobFolder]:
-    """Yield the place of a job that is started without mpirun. It gets some links and a socket."""
+    """Yield the folder of a job that is started without mpirun. It gets some links and a socket."""
     shm = Path("/dev/shm")
     with scratch(shm if os.access(shm, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())) as (folder, lock):
         yield JobFolder(folder, lock)
@@ -76,7 +76,7 @@ def start_locally(
 
 @contextlib.contextmanager
 def place_for(launcher: mpi.Launcher, job: mpi.Job) -> Iterator[JobFolder | None]:
-    """Yield the place of a job for mpirun.
+    """Yield the folder of a job that mpirun starts.
 
     It is None if the launcher has no options for it, or uses other hosts, which would not have the folder.
 

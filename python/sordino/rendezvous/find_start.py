@@ -104,9 +104,9 @@ def _at_an_address(place: LaunchedRank, chosen: str, environment: Mapping[str, s
             job = _job_soon(door)
         if job is not None and not job.grows:
             raise UsageError(
-                f"{place.launch}, but a job of {job.size} ranks has begun there before, without this process. It ends "
-                "when it loses a rank, and takes no other. A new job needs another store, such as another MASTER_PORT. "
-                "With init(on_peer_lost='continue'), processes that come later join the job"
+                f"{place.launch}, but a job of {job.size} ranks has begun there before, without this process. "
+                "Processes can join it later only if its ranks call init(on_peer_lost='continue'). A new job needs "
+                "another store, such as another MASTER_PORT"
             )
         if job is None:
             _starts[key] = ProcessStart(place.rank, place.size, door, chosen, token)
@@ -126,7 +126,7 @@ def _job_soon(door: StoreDoor) -> Job:
         if job is not None:
             return job
         time.sleep(_NAP_S)
-    raise TransportError("the ranks of the job at the store have met without this process, and have not begun")
+    raise TransportError("the ranks of the job at the store met without this process, and then did not start the job")
 
 
 def forget(store: Any) -> None:

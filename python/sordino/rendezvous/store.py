@@ -172,7 +172,7 @@ def _divided(joined: bytes, count: int) -> list[bytes]:
         values.append(joined[at + 8 : end])
         at = end
     if len(values) != count or at != len(joined):
-        raise TransportError(f"the store holds something else than the values of {count} ranks, which have met there")
+        raise TransportError(f"the ranks have met, but the store does not hold the values of {count} ranks")
     return values
 
 

@@ -127,8 +127,8 @@ class Context:
         """Number of this rank in the first world, or from the launcher if it joined later. It never changes."""
 
     def _choose_repeat(self) -> None:
-        # If ranks survive losses, operations are done again after a loss, which the ranks must agree on. The core's
-        # function does not do that, and takes CPU tensors for those of the CPU.
+        # The core's function repeats an operation without Python. It cannot be used where ranks survive losses, because
+        # they must agree before they do an operation again, nor with a `host_device`, because it reads host memory.
         self.messenger = self.message = self.world.messages(torch.Tensor, DTYPE_CODES, note_change)
         if self.survives_losses or self._host_device is not None:
             self.repeat = self.message = _decline
@@ -174,7 +174,10 @@ class Context:
         self.adopt(world)
 
     def lockstep(self, key: str, process_set: Any) -> Lockstep:
-        """Return the sequence of parts with this name of a process set. It stays the same after losses."""
+        """Return the sequence with the name `key` of operations that the ranks of a process set do together.
+
+        After a loss the same name and process set give the same sequence.
+        """
         name = self.names.lasting(key, process_set)
         identities = [self.identities[rank] for rank in process_set.ranks or []]
         return self.losses.locksteps.setdefault(name, Lockstep(name, identities))

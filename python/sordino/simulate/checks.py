@@ -68,7 +68,7 @@ def _check_steps(job: Job) -> None:
     if threads and job.workers > _MOST_THREADS:
         raise UsageError(
             f"--workers {job.workers}: {name} is simulated by the real optimizer, with a thread per worker and a limit "
-            f"of {_MOST_THREADS}; for more, name `arrays` in its `simulation`"
+            f"of {_MOST_THREADS}. Give fewer workers, or define `simulation.arrays` of the algorithm"
         )
 
 

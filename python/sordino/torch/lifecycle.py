@@ -146,8 +146,8 @@ def _newcomer(start: ProcessStart, survivable: bool, ranks: tuple[int, ...], ded
     """Return the context of a process that joins the running job later, in `elastic.run`."""
     if not survivable or ranks or dedicated is not None:
         raise UsageError(
-            "this process shall join a running job, which takes init(on_peer_lost='continue') without `comm`, and an "
-            "algorithm in which all ranks have a model"
+            "this process is to join a running job: call init(on_peer_lost='continue') without `comm`, and without an "
+            "algorithm in which some ranks have no model"
         )
     return Context(AloneStart().world(None, True), start=start, newcomer=start.rank)
 

@@ -81,7 +81,7 @@ class Wrapping:
     def require_between_steps(self, what: str) -> None:
         """Raise StepOrderError if gradients are reduced, or being reduced, for a step that was not taken yet."""
         if self.strategy.in_flight or self.strategy.done:
-            raise StepOrderError(f"{what} was called between backward and step()")
+            raise StepOrderError(f"{what} was called between backward() and step(): call it after step()")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters. Collective, between steps.

@@ -105,7 +105,7 @@ def test_who_serves() -> None:
     assert served(None, 3) == [0, 1, 2]
     assert served(2, 8) == [0, 4]  # spread over the nodes
     assert served(2, 8, dedicated=True) == [6, 7]
-    with pytest.raises(UsageError, match=r"servers=4.*only 3 ranks"):
+    with pytest.raises(UsageError, match=r"servers=4.*must be at most 3"):
         served(4, 3)
     roles = CaPS(exchange="parameter-server", servers=1, dedicated_servers=True).roles([0, 0, 1])
     assert roles.workers == [0, 1] and roles.helpers == [2]

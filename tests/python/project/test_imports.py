@@ -1,4 +1,4 @@
-"""Imports point down: the rooms of the package that each room may import, and no cycles of modules."""
+"""Imports point down: the components of the package that each component may import, and no cycles of modules."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sordino.cli.bench import BENCHMARKS, IN_A_CLONE
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "python"
 
-# Every room, lowest first, and the rooms that it may import; "" is `sordino` itself.
-ROOMS = {
+# Every component, lowest first, and the components that it may import; "" is `sordino` itself.
+COMPONENTS = {
     "errors": "",
     "_core": "",
     "awake": "",
@@ -132,16 +132,16 @@ def imports(package: dict[str, Path]) -> Imports:
     return read(package)
 
 
-def room(name: str) -> str:
-    """Return the room of a module: a module or folder of `sordino`, or a folder of its runtime."""
+def component(name: str) -> str:
+    """Return the component of a module: a module or folder of `sordino`, or a folder of its runtime."""
     parts = name.split(".")[1:3]
-    return ".".join(parts) if ".".join(parts) in ROOMS else "".join(parts[:1])
+    return ".".join(parts) if ".".join(parts) in COMPONENTS else "".join(parts[:1])
 
 
 def below(place: str) -> set[str]:
-    """Return the rooms that this one may import: itself, its rooms in the table, and `sordino` itself."""
-    words = ROOMS[place].split()
-    nested = {one for one in ROOMS for word in words if word.endswith(".*") and one.startswith(word[:-1])}
+    """Return the components that this one may import: itself, its components in the table, and `sordino` itself."""
+    words = COMPONENTS[place].split()
+    nested = {one for one in COMPONENTS for word in words if word.endswith(".*") and one.startswith(word[:-1])}
     return {place, "", *words} | nested
 
 
@@ -151,7 +151,7 @@ def upward(imports: Imports) -> set[tuple[str, str]]:
         (name, target)
         for name, targets in imports.items()
         for target in targets
-        if room(target) not in below(room(name))
+        if component(target) not in below(component(name))
     }
 
 
@@ -169,15 +169,15 @@ def circle(imports: Imports, but: set[tuple[str, str]]) -> list[str]:
 
 
 def test_the_table_is_of_the_package_and_points_down() -> None:
-    assert {room(name) for name in modules(SOURCES)} | {"_core"} == set(ROOMS)
+    assert {component(name) for name in modules(SOURCES)} | {"_core"} == set(COMPONENTS)
     lower: set[str] = set()
-    for name, allowed in ROOMS.items():
+    for name, allowed in COMPONENTS.items():
         assert below(name) - {name} <= lower | {""} | {word for word in allowed.split() if word.endswith(".*")}, name
         lower.add(name)
 
 
 def test_imports_point_down(package: dict[str, Path]) -> None:
-    """This includes imports for the type checker: a room does not even name rooms above it."""
+    """This includes imports for the type checker: a component does not even name components above it."""
     assert sorted(upward(read(package, for_types=True)) - KNOWN) == []
 
 

@@ -280,7 +280,7 @@ def test_a_first_rank_that_does_not_go_on_is_named() -> None:
 def test_values_of_other_ranks_that_are_none_are_refused(joined: bytes) -> None:
     store = HashStore()
     store.set(f"{at_store(store, 1)._place('round', [0, 1])}/all", joined)
-    with pytest.raises(errors.TransportError, match="something else than the values of 2 ranks"):
+    with pytest.raises(errors.TransportError, match="does not hold the values of 2 ranks"):
         at_store(store, 1).gather("round", [0, 1], b"here")
 
 

@@ -343,7 +343,7 @@ logger("sordino").error("x")
 def test_no_module_of_the_library_prints() -> None:
     """Log lines go through the logger; only commands print."""
     package = Path(sys.modules["sordino"].__file__ or "").parent
-    rooms = ("algorithms", "checkpoint", "rendezvous", "record", "runtime", "torch")
-    for path in sorted(one for room in rooms for one in (package / room).rglob("*.py")):
+    folders = ("algorithms", "checkpoint", "rendezvous", "record", "runtime", "torch")
+    for path in sorted(one for folder in folders for one in (package / folder).rglob("*.py")):
         calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         assert not any(isinstance(one, ast.Name) and one.id == "print" for one in calls), path

@@ -116,7 +116,9 @@ class BufferedReducer(GradientReducer):
 
     def clear(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
         if self._counter.done:
-            raise StepOrderError("zero_grad() between backward and step() would lose the gradient that is in flight")
+            raise StepOrderError(
+                "zero_grad() between backward() and step() would lose the gradient in flight: call it after step()"
+            )
         super().clear(optimizer, set_to_none)
 
 
@@ -136,7 +138,10 @@ class BufferedStrategy(ExchangingStrategy):
 
     def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
         if closure is not None:
-            raise UsageError("step(closure) needs current gradients; double buffering has those of the previous step")
+            raise UsageError(
+                "step(closure) needs the gradients of this step, but double buffering uses those of the previous step: "
+                "call step() without a closure, or use AllReduce()"
+            )
         return super().step_optimizer(optimizer, None, synchronize)
 
     def after_step(self) -> None:
@@ -153,7 +158,7 @@ class BufferedStrategy(ExchangingStrategy):
     def drain(self, optimizer: torch.optim.Optimizer) -> None:
         """Take a step with the last average gradient. Collective."""
         if self.in_flight or self.done:
-            raise StepOrderError("flush() was called between backward and step()")
+            raise StepOrderError("flush() was called between backward() and step(): call it after step()")
         if self._met:
             kept = [parameter.grad for parameter in self.parameters]
             self._buffered.use()

@@ -292,7 +292,10 @@ class CaPS(Algorithm):
         helpers = (self.servers or 0) if self.dedicated_servers else 0
         workers = len(nodes) - helpers
         if workers < 1:
-            raise UsageError(f"{self!r}: {helpers} of {len(nodes)} ranks serve, so no rank is left to train")
+            raise UsageError(
+                f"{self!r}: {helpers} of {len(nodes)} ranks serve, so no rank is left to train. Start more ranks, or "
+                "give fewer servers"
+            )
         return ServerRoles(list(range(workers)), list(range(workers, len(nodes))))
 
     def serving_ranks(self, size: int) -> list[int]:
@@ -304,7 +307,7 @@ class CaPS(Algorithm):
         if self.servers is None:
             return list(range(size))
         if self.servers > size:
-            raise UsageError(f"CaPS(servers={self.servers}): there are only {size} ranks")
+            raise UsageError(f"CaPS(servers={self.servers}): must be at most {size}, the number of ranks")
         if self.dedicated_servers:
             return list(range(size - self.servers, size))
         return [index * size // self.servers for index in range(self.servers)]

@@ -77,8 +77,8 @@ class BackgroundMean:
     Args:
         context: the context of this rank.
         process_set: the ranks.
-        like: 1-d tensors, float32 or float64, with the sizes and dtypes of the values; on one device, without elements
-            only if there are none at all.
+        like: 1-d tensors, float32 or float64, with the sizes and dtypes of the values, all on one device. One may have
+            no elements only if all have none.
         name: name of the all-reduce, the same on all ranks.
     """
 

@@ -90,7 +90,7 @@ class Layered(Algorithm):
         fine = self.group_size is None or self.group_size >= 1
         require(fine, self, "group_size", "must be at least 1, or None for the ranks of a node")
         require(self.communicator in ("thread", "rank"), self, "communicator", "must be 'thread' or 'rank'")
-        require(self.bucket_bytes >= 1, self, "bucket_bytes", "must be >= 1")
+        require(self.bucket_bytes >= 1, self, "bucket_bytes", "must be at least 1")
 
     steps = "sordino.algorithms.layered.strategy:LayeredStrategy"
     simulation = Simulation(

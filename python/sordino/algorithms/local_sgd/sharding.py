@@ -255,7 +255,9 @@ class ShardedReducer(FlatReducer):
         if synchronize:
             self._reduce()
         elif not self._counter.done:
-            raise StepOrderError("step() within skip_synchronize() needs synchronize() before it: it steps averages")
+            raise StepOrderError(
+                "step() within skip_synchronize() uses averaged gradients: call synchronize() before it"
+            )
         if self.trial is not None and not self._handed_out:
             self._hand_out_gradients()
         for shards in self.shards.values():

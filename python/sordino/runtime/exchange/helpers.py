@@ -126,5 +126,5 @@ def helpers_of(context: Context, algorithm: Helped) -> Helpers:
     """Return the helpers of this rank's job. Raises UsageError unless `init()` made them for such an algorithm."""
     helpers = context.helpers
     if not isinstance(helpers, Helpers) or not helpers.algorithm.helped_alike(algorithm):
-        raise UsageError(f"{algorithm} needs hvd.init(algorithm={algorithm}), which makes the ranks that serve it")
+        raise UsageError(f"{algorithm} needs hvd.init(algorithm={algorithm}), which makes some ranks its helpers")
     return helpers

@@ -1,18 +1,18 @@
 """Growth: processes join a running job between two steps, and ranks leave it in good order.
 
 The ranks form the next world while they keep the old one. A vote at the launcher (rendezvous/votes.py) or at the store
-where the ranks meet (rendezvous/store_door.py) decides which of the two they use. It has one outcome for all, whoever
-is lost meanwhile.
+where the ranks meet (rendezvous/store_door.py) decides which of the two they use. Its outcome is the same on all ranks,
+also if a rank is lost meanwhile.
 
 | step | ranks | newcomer |
 |---|---|---|
-| 1 | | knocks at the door, with its settings and the layout of its model (`join`) |
+| 1 | | asks to join, with its settings and the layout of its model (`join`) |
 | 2 | the first rank refuses newcomers that do not fit; all agree on the plan of the next world (`admit`) | waits |
 | 3 | they leave their optimizers in a state from which a newcomer can start | |
 | 4 | the first rank invites the newcomers; all meet there, and form the next world | meets them |
 | 5 | they vote whether they have formed it | votes, too |
-| 6 | no: they drop it, and go on in the old one | no: drops it, and knocks again |
-| 7 | yes: they adopt it, leave the old one, and make their optimizers again | yes: the same |
+| 6 | if not: they drop it, and continue in the old world | if not: drops it, and asks again |
+| 7 | if so: they adopt it, leave the old world, and make their optimizers again | if so: the same |
 
 A rank that wants to leave takes part until the vote, and is not in the next world. Its model is in the mean of all
 models then. The last rank cannot leave, as nothing of the job would remain: it stays until others have joined.
@@ -164,7 +164,7 @@ def join(context: Context, layout: Sequence[str]) -> None:
     """
     door = _door(context)
     if door is None:
-        raise UsageError("this process cannot join the job: newcomers have no door there")
+        raise UsageError("this process cannot join the job: its ranks meet in a way that does not admit new processes")
     settings, _ = comparing(None, True)
     introduction = json.dumps({"settings": settings, "layout": _layout(context, layout)}).encode()
     _log.info("process %d waits to join the running job", context.identity)

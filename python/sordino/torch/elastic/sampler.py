@@ -249,7 +249,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         )
         if len(indices) > 0 and not 0 <= int(indices.min()) <= int(indices.max()) < len(done):
             raise UsageError(
-                f"this state of ElasticSampler has indices beyond the dataset of {len(done)}: use the same dataset"
+                f"this state of ElasticSampler has indices beyond the dataset of {len(done)} samples: use the same "
+                "dataset"
             )
         done[indices] = True
         self._divide(state_dict["epoch"], done, rank, size)
