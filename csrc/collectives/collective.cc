@@ -36,7 +36,8 @@ Result& new_result(Handle& handle, const Operation& operation, std::vector<std::
 
 std::byte* result_memory(Handle& handle, const Operation& operation, const Tensor& tensor,
                          std::vector<std::int64_t> shape, std::size_t bytes) {
-  if (tensor.output && tensor.output_bytes == bytes) return tensor.output;
+  // Results without bytes may differ in shape, so their memory does not tell whether it fits.
+  if (tensor.output && bytes > 0 && tensor.output_bytes == bytes) return tensor.output;
   return new_result(handle, operation, std::move(shape), bytes).data.get();
 }
 

@@ -1,12 +1,49 @@
 #include "collectives/participants.h"
 
+#include "base/error.h"
 #include "base/relax.h"
 
 namespace sordino {
 
+namespace {
+
+// Stands for a transfer that could not begin. It never ends.
+class NoTransfer : public Transfer {
+ public:
+  bool test() override { return false; }
+};
+
+}  // namespace
+
+std::unique_ptr<Transfer> Participants::send(int index, std::span<const std::byte> data, Tag lane) {
+  count_sent(index, data.size());
+  try {
+    return transport.send(ranks[static_cast<std::size_t>(index)], tag | lane, data);
+  } catch (const PeerLost&) {
+    lost = std::current_exception();
+    return std::make_unique<NoTransfer>();
+  }
+}
+
+std::unique_ptr<Transfer> Participants::receive(int index, std::span<std::byte> data, Tag lane) {
+  try {
+    return transport.receive(ranks[static_cast<std::size_t>(index)], tag | lane, data);
+  } catch (const PeerLost&) {
+    lost = std::current_exception();
+    return std::make_unique<NoTransfer>();
+  }
+}
+
 Task Participants::finished(Transfer& transfer, int index) {
   const Waiting waiting(*this, [this, index] { return std::set<int>{ranks[static_cast<std::size_t>(index)]}; });
-  co_await until([&transfer] { return transfer.test(); });
+  co_await until([this, &transfer] {
+    try {
+      return transfer.test();
+    } catch (const PeerLost&) {
+      lost = std::current_exception();
+      return false;
+    }
+  });
 }
 
 Task Participants::exchange(int to, std::span<const std::byte> out, int from, std::span<std::byte> in, Tag lane) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -46,13 +47,8 @@ class Participants {
   int size() const { return static_cast<int>(ranks.size()); }
 
   // Messages between two participants keep their order within a lane. Tasks that run side by side use a lane each.
-  std::unique_ptr<Transfer> send(int index, std::span<const std::byte> data, Tag lane = 0) {
-    count_sent(index, data.size());
-    return transport.send(ranks[static_cast<std::size_t>(index)], tag | lane, data);
-  }
-  std::unique_ptr<Transfer> receive(int index, std::span<std::byte> data, Tag lane = 0) {
-    return transport.receive(ranks[static_cast<std::size_t>(index)], tag | lane, data);
-  }
+  std::unique_ptr<Transfer> send(int index, std::span<const std::byte> data, Tag lane = 0);
+  std::unique_ptr<Transfer> receive(int index, std::span<std::byte> data, Tag lane = 0);
   // Sends to one participant while receiving from another (or the same).
   Task exchange(int to, std::span<const std::byte> out, int from, std::span<std::byte> in, Tag lane = 0);
   Task finished(Transfer& transfer, int index);
@@ -96,6 +92,9 @@ class Participants {
   int patience = 0;                  // re-reads of a peer's counter before doing something else
   SlotUse slot_use;                  // of the set: by the previous operation, then by this one
   ReceiveBuffer* staging = nullptr;  // of the set: memory that the node maps
+  // Set when a transfer has failed because of a lost rank. The task goes on waiting, because its memory and its other
+  // transfers may be in use. Its caller throws this.
+  std::exception_ptr lost;
 
   // World ranks that the operation waits for right now.
   std::vector<int> laggards() const {

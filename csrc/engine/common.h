@@ -1,6 +1,8 @@
 // State that the parts of a world's engine share.
 #pragma once
 
+#include <set>
+
 #include "base/awake_clock.h"
 #include "base/ledger.h"
 #include "base/trace.h"
@@ -20,7 +22,8 @@ struct Common {
   TrafficCounters traffic;
   Trace trace;
   Ledger ledger;
-  AwakeClock clock;  // of deadlines; ticked by the polling thread
+  AwakeClock clock;            // of deadlines; ticked by the polling thread
+  std::set<int> removed_sets;  // process sets; of the polling thread
 };
 
 }  // namespace sordino

@@ -30,7 +30,6 @@ void FailureDetector::watch(AwakeTime now) {
   }
   scheduler_.device_in_flight().check(now);
   watch_own(now);
-  messages_.end_removed([this](int set) { return scheduler_.has_removed(set); });
   if (messages_.busy()) watch_messages(now);
 }
 

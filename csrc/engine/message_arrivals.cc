@@ -51,6 +51,11 @@ std::shared_ptr<Arrival> PointToPoint::begin(int from, const Envelope& envelope)
   return message;
 }
 
+void PointToPoint::complete(const Arrival& message) {
+  if (message.taker) return hand_over(message.taker, message);
+  if (is_removed(message.envelope.set)) end_removed();  // its sender had not removed the set yet
+}
+
 // A receive has got its message, whose payload is complete. An error ends the receive here, because no list has it now.
 void PointToPoint::hand_over(const std::shared_ptr<Posting>& receive, const Arrival& message) {
   try {
@@ -149,7 +154,7 @@ void PointToPoint::receive(int from, Reader& reader) {
       const std::shared_ptr<Arrival> message = begin(from, envelope);
       if (!payload.empty()) std::memcpy(message->into, payload.data(), payload.size());
       message->arrived = payload.size();
-      if (message->taker) hand_over(message->taker, *message);
+      complete(*message);
       break;
     }
     case Word::kFastBox: map_box(from, reader.get<Location>()); break;
@@ -218,9 +223,9 @@ bool PointToPoint::read_box(int from) {
     if (in.box->release()) common_.transport.ring(from);
     moved = true;
     if (!message.complete()) continue;
-    const std::shared_ptr<Arrival> complete = std::move(in.arriving);
+    const std::shared_ptr<Arrival> last = std::move(in.arriving);
     in.arriving.reset();
-    if (complete->taker) hand_over(complete->taker, *complete);
+    complete(*last);
   }
   return moved;
 }

@@ -39,7 +39,11 @@ void PointToPoint::begin_submitted() {
   try {
     for (; started < submitted.size(); ++started) {
       const std::shared_ptr<Posting>& one = submitted[started];
-      one->sends ? start_send(one) : start_receive(one);
+      if (is_removed(one->set)) {
+        finish(*one, without_set(*one));
+      } else {
+        one->sends ? start_send(one) : start_receive(one);
+      }
     }
   } catch (...) {  // end() ends the others
     std::lock_guard lock(mutex_);
@@ -56,6 +60,7 @@ bool PointToPoint::advance() {
     for (const auto& [to, out] : out_) moved |= flush(to);
   }
   if (!moving_.empty() || !given_up_.empty()) moved |= advance_transfers();
+  if (removed_ != common_.removed_sets.size()) end_removed();
   return moved;
 }
 
@@ -175,13 +180,14 @@ std::exception_ptr PointToPoint::without_set(const Posting& posting) {
                                             " was removed before this call was over: " + posting.text()));
 }
 
-void PointToPoint::end_removed(const std::function<bool(int)>& removed) {
-  for (const auto& one : queues_.take_receives([&](const Posting& one) { return removed(one.set); }))
+void PointToPoint::end_removed() {
+  removed_ = common_.removed_sets.size();
+  for (const auto& one : queues_.take_receives([this](const Posting& one) { return is_removed(one.set); }))
     finish(*one, without_set(*one));
   for (auto& [to, out] : out_) {
     std::vector<std::shared_ptr<Posting>> ended;
     std::erase_if(out.queue, [&](const std::shared_ptr<Posting>& send) {
-      if (!removed(send->set)) return false;
+      if (!is_removed(send->set)) return false;
       ended.push_back(send);
       return true;
     });
@@ -189,7 +195,7 @@ void PointToPoint::end_removed(const std::function<bool(int)>& removed) {
     for (const auto& send : ended) finish(*send, without_set(*send));
   }
   for (const auto& message :
-       queues_.take_messages([&](const Arrival& one) { return removed(one.envelope.set) && one.complete(); }))
+       queues_.take_messages([this](const Arrival& one) { return is_removed(one.envelope.set) && one.complete(); }))
     drop(*message);
 }
 

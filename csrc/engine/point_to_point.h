@@ -70,9 +70,6 @@ class PointToPoint {
   void lost(int rank);
   // Ends the calls whose data move to or from a rank that has been gone for a second.
   void give_up_deserted(AwakeTime now);
-  // Ends the calls on process sets that have been removed, but those whose data are on their way. The receiver of an
-  // announced message decides whether it is one of these. `removed`: whether a set has been removed.
-  void end_removed(const std::function<bool(int set)>& removed);
   // The world has failed or been shut down.
   void end(const std::exception_ptr& why);
 
@@ -155,6 +152,11 @@ class PointToPoint {
   bool advance_transfers();
   void give_up(Moving& moving, std::exception_ptr error);
   bool is_without_source(const Posting& receive) const;
+  // Ends the calls on process sets that have been removed, but those whose data are on their way. The receiver of an
+  // announced message decides whether it is one of these.
+  void end_removed();
+  bool is_removed(int set) const { return common_.removed_sets.contains(set); }
+  void complete(const Arrival& message);
 
   Common& common_;
   ServiceHost& services_;
@@ -166,6 +168,7 @@ class PointToPoint {
   MessageQueues queues_;
   std::list<Moving> moving_;
   std::list<Moving> given_up_;  // may still touch their memory
+  std::size_t removed_ = 0;     // number of removed sets whose calls have been ended
 
   std::atomic<int> unfinished_{0};
   std::mutex mutex_;  // guards submitted_

@@ -39,12 +39,18 @@ std::shared_ptr<Handle> Scheduler::submit(Request request) {
     throw UsageError("rank " + std::to_string(common_.transport.rank()) + " is not a member of process set " +
                      std::to_string(request.set));
   }
-  if (collective(request.opcode).effect == Effect::kRemovesSet) require_idle(request.set_change.removed);
+  if (removing_.contains(request.set)) {
+    throw UsageError("process set " + std::to_string(request.set) + " is being removed, so '" + request.name +
+                     "' cannot start on it");
+  }
+  const bool removes = collective(request.opcode).effect == Effect::kRemovesSet;
+  if (removes) require_idle(request.set_change.removed);
   const auto [place, added] = outstanding_.try_emplace(key_of(request.set, request.name));
   if (!added) {
     throw UsageError("an operation named '" + request.name +
                      "' is still under way on this rank; wait for it, or give this one another name");
   }
+  if (removes) removing_.insert(request.set_change.removed);
   if (in_flight_.fetch_add(1) == 0 && common_.ledger.open_now()) common_.ledger.busy(std::chrono::steady_clock::now());
   found->second->in_flight.fetch_add(1);
   if (request.device) on_devices_.fetch_add(1);
@@ -123,28 +129,17 @@ ProcessSet& Scheduler::add_set(int id, std::vector<int> ranks) {
 
 void Scheduler::remove_set(int id) {
   std::shared_ptr<ProcessSet> removed;
-  std::vector<Submission> orphans;
   {
     std::lock_guard lock(mutex_);
     const auto found = sets_.find(id);
     if (found == sets_.end()) return;
     removed = std::move(found->second);
     sets_.erase(found);
-    for (auto& [key, submission] : outstanding_) {
-      if (submission.handle && submission.request.set == id) orphans.push_back(submission);
-    }
-    std::erase_if(submitted_, [&](Submission& submission) {
-      if (submission.request.set != id) return false;
-      orphans.push_back(submission);
-      return true;
-    });
   }
+  common_.removed_sets.insert(id);
   if (OneShot* shot = removed->one_shot()) shot->abandon();
   if (removed->block() || removed->devices.tried)
     leaving_.push_back({id, removed, removed->devices.barrier, removed->block(), removed->node_peers()});
-  const auto error = std::make_exception_ptr(
-      UsageError("process set " + std::to_string(id) + " was removed before the operation ran"));
-  for (Submission& submission : orphans) finish(submission, error);
 }
 
 void Scheduler::release_blocks() {
@@ -187,6 +182,8 @@ void Scheduler::finish(Submission& submission, std::exception_ptr error) {
   {
     std::lock_guard lock(mutex_);
     const auto ended = outstanding_.extract(key_of(submission.request.set, submission.request.name));
+    if (collective(submission.request.opcode).effect == Effect::kRemovesSet)
+      removing_.erase(submission.request.set_change.removed);
     if (in_flight_.fetch_sub(1) == 1 && common_.ledger.open_now())
       common_.ledger.idle(std::chrono::steady_clock::now());
     if (const auto found = sets_.find(submission.request.set); found != sets_.end()) {

@@ -96,7 +96,6 @@ class Scheduler {
   // ---- for the failure detector and the end of a world, on the polling thread
 
   const std::map<int, std::shared_ptr<ProcessSet>>& sets() const { return sets_; }
-  bool has_removed(int set) const { return made_.contains(set) && !sets_.contains(set); }
   DeviceInFlight& device_in_flight() { return device_in_flight_; }
   // Calls visit(submission, set) for each announced submission that has not ended. No thread can submit meanwhile.
   template <class Visit>
@@ -187,6 +186,9 @@ class Scheduler {
   std::map<int, std::set<int>> released_;  // by id of a set: node peers that use this rank's block no more
   std::vector<Running> given_up_;          // operations whose transfers may still be under way
   DeviceInFlight device_in_flight_;
+  // Process sets whose removal this rank has submitted. No operation starts on them, so that none is on its way on any
+  // rank when the first rank removes the set. Guarded by mutex_.
+  std::set<int> removing_;
   std::vector<Submission> removals_;  // of process sets; done at the end of the current advance()
   StagingPool staging_;               // declared after the sets, so destroyed first: its memory is used on their queues
 };

@@ -172,8 +172,9 @@ void Scheduler::end_turn(ProcessSet& set) {
   }
   const Tensor tensor = submission.request.tensors.empty() ? Tensor{} : submission.request.tensors[0];
   const std::size_t bytes = repeat->recipe.result_bytes();
-  // The output has the size of an earlier repeat, which may have been another one.
-  const bool fits = !collective(submission.request.opcode).rows_may_differ || tensor.output_bytes == bytes;
+  // The output has the shape of an earlier repeat, which may have been another one.
+  const bool fits =
+      !collective(submission.request.opcode).rows_may_differ || (bytes > 0 && tensor.output_bytes == bytes);
   std::byte* output = fits ? tensor.output : nullptr;
   if (!output && !submission.request.tensors.empty()) {
     output = submission.handle->results.emplace_back(host_result(repeat->recipe.shape, bytes)).data.get();
@@ -184,7 +185,6 @@ void Scheduler::end_turn(ProcessSet& set) {
   finish(submission, nullptr);
 }
 
-// The set is about to be removed. All ranks announce that before the first of them removes it.
 // True if this rank waits for the others in the usual way: for this operation, or for all of theirs (join).
 bool Scheduler::has_submitted(const ProcessSet& set, std::string_view name) const {
   if (set.in_flight.load() == 0) return false;

@@ -179,7 +179,9 @@ bool Scheduler::advance() {
 // A rank whose memory is gone counts as lost, even if no other sign of its loss has been seen.
 bool Scheduler::resume(Running& running) {
   try {
-    return running.task.resume();
+    const bool moved = running.task.resume();
+    if (running.participants->lost) std::rethrow_exception(running.participants->lost);
+    return moved;
   } catch (const MemoryGone& error) {
     throw PeerLost("'" + running.decision.names.front() + "' needs rank " + std::to_string(error.rank) + " on " +
                        common_.transport.host_of(error.rank) + ", which is lost: " + error.what(),

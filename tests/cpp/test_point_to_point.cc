@@ -457,7 +457,7 @@ void messages_that_a_receive_has_taken_survive_their_set() {
       CHECK(sent.done() && got.done() && sent.succeeded() == got.succeeded(), polls);
       CHECK(sent.succeeded() ? got.data == sent.data : !error_of<UsageError>(*sent.handle).empty(), polls);
       CHECK(!ranks[0].messages.busy() && !ranks[1].messages.busy());
-      for (int number = 0; number < 15; ++number) {
+      for (int number = 0; number < 13; ++number) {
         Call next = send(ranks[0], 1, 5, bytes_of(kWhole, 1));
         ranks.settle();
         CHECK(next.succeeded(), number);

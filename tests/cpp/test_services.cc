@@ -19,7 +19,7 @@
 #include "services/snapshot_store.h"
 #include "services/snapshots.h"
 #include "transport/sim/sim.h"
-#include "unreachable.h"
+#include "wrapped.h"
 
 using namespace sordino;
 

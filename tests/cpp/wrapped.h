@@ -1,4 +1,4 @@
-// A transport that cannot send bulk data, as if all connections were broken. Everything else goes to another transport.
+// Transports around another one: for tests that change some of its functions.
 #pragma once
 
 #include <memory>
@@ -9,14 +9,13 @@
 
 namespace sordino::test {
 
-class Unreachable : public Transport {
+class Wrapped : public Transport {
  public:
-  explicit Unreachable(std::unique_ptr<Transport> below) : below_(std::move(below)) {}
+  explicit Wrapped(std::unique_ptr<Transport> below) : below_(std::move(below)) {}
 
-  std::unique_ptr<Transfer> send(int to, Tag, std::span<const std::byte>) override {
-    throw PeerLost("rank " + std::to_string(to) + " cannot be reached", {to});
+  std::unique_ptr<Transfer> send(int to, Tag tag, std::span<const std::byte> data) override {
+    return below_->send(to, tag, data);
   }
-
   int rank() const override { return below_->rank(); }
   int size() const override { return below_->size(); }
   const std::vector<int>& node_of() const override { return below_->node_of(); }
@@ -45,6 +44,15 @@ class Unreachable : public Transport {
 
  private:
   const std::unique_ptr<Transport> below_;
+};
+
+// Cannot send bulk data, as if all connections were broken.
+class Unreachable : public Wrapped {
+ public:
+  using Wrapped::Wrapped;
+  std::unique_ptr<Transfer> send(int to, Tag, std::span<const std::byte>) override {
+    throw PeerLost("rank " + std::to_string(to) + " cannot be reached", {to});
+  }
 };
 
 }  // namespace sordino::test
