@@ -1285,4 +1285,20 @@ ERRORS = [
         "remove_set(process_set.process_set_id)",
         (checks("process_sets"),),
     ),
+    Error(
+        "a set that is added again counts twice after a loss",
+        "stale copy",
+        "python/sordino/torch/process_sets.py",
+        "if made not in context.process_sets:",
+        "if True:",
+        ("tests/faults/test_kill_in_operations.py --tier all -k added_again",),
+    ),
+    Error(
+        "a set whose addition a loss has interrupted is registered on some ranks",
+        "forgotten rollback",
+        "python/sordino/torch/process_sets.py",
+        "        made.process_set_id = None",
+        "        pass",
+        ("tests/faults/test_kill_in_operations.py --tier all -k is_added_again",),
+    ),
 ]
