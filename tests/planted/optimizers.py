@@ -585,9 +585,25 @@ ERRORS = [
         "an invalid handle counts as a finished one",
         "missing wait",
         "python/sordino/runtime/pending.py",
-        "type(ticket) is int and 0 < ticket <= self._last_ticket",
-        "type(ticket) is int and 0 < ticket",
+        "self._tickets_before < ticket <= self._last_ticket",
+        "self._tickets_before < ticket",
         (checks("agreement.poll_and_synchronize"),),
+    ),
+    Error(
+        "handles of a world that has ended count in the next one",
+        "stale copy",
+        "python/sordino/runtime/pending.py",
+        "self._tickets_before = self._last_ticket = PendingOperations._newest_ticket",
+        "self._tickets_before, self._last_ticket = 0, PendingOperations._newest_ticket",
+        ("tests/python/runtime/test_pending.py",),
+    ),
+    Error(
+        "each world counts its handles from one",
+        "stale copy",
+        "python/sordino/runtime/pending.py",
+        "PendingOperations._newest_ticket += 1\n            ticket = self._last_ticket = Pending",
+        "self._last_ticket += 1\n            ticket = self._last_ticket  # Pending",
+        ("tests/python/runtime/test_pending.py",),
     ),
     # ---- gradients, and the optimizer itself
     Error(
