@@ -47,6 +47,7 @@ class Plan:
         leave: steps after which ranks leave, by rank.
         outside: ranks that call step() without joining.
         members: ranks of a process set, whose members add up ones in each step.
+        removes: whether the ranks remove that set before the hold, and add another one in the last step.
         device: of the parameters.
         samples: instead of `steps`: two epochs of this number of samples, which an `ElasticSampler` divides.
     """
@@ -63,6 +64,7 @@ class Plan:
     leave: dict[str, int] = field(default_factory=dict)
     outside: list[int] = field(default_factory=list)
     members: list[int] = field(default_factory=list)
+    removes: bool = False
     device: str = "cpu"
     samples: int = 0
 
@@ -120,6 +122,14 @@ def strike(where: str) -> None:
         raise ValueError(where)
 
 
+def add_another(step: int) -> None:
+    """Add a process set of the first and the last rank, and use it with operations that have no names."""
+    both = hvd.add_process_set([0, hvd.size() - 1])
+    for _ in range(3 if both.included() else 0):
+        total = hvd.allreduce(torch.tensor([float(step)]), op=hvd.Sum, process_set=both)
+        assert total == 2 * step
+
+
 def main(folder: Path, plan: Plan) -> None:
     """Train."""
     faulthandler.dump_traceback_later(STUCK_S, exit=True)
@@ -145,7 +155,7 @@ def main(folder: Path, plan: Plan) -> None:
         loss = 0.5 * (parameter - target(me, state.step).to(plan.device)).square().sum()
         loss.backward()
 
-    own = hvd.add_process_set(plan.members) if plan.members else None
+    own = hvd.add_process_set(plan.members) if plan.members and current().newcomer is None else None
     (folder / f"pid.{me}").write_text(f"{os.getpid()}")
     if me in plan.outside:
         gradient()
@@ -169,9 +179,13 @@ def main(folder: Path, plan: Plan) -> None:
                 time.sleep(0.02)
                 state.commit()
                 continue
+            if plan.removes and state.step == plan.hold - 1 and own is not None:
+                hvd.remove_process_set(own)
             gradient()
             optimizer.step()
-            if own is not None and own.included():
+            if plan.removes and state.step == plan.steps - 1:
+                add_another(state.step)
+            if own is not None and own.process_set_id is not None and own.included():
                 assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=own) == len(own.ranks)
             log.write(json.dumps({"step": state.step, "ranks": current().identities, "at": time.time()}) + "\n")
             state.step += 1

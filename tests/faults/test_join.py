@@ -285,6 +285,13 @@ def test_a_rank_leaves_a_job_with_process_sets(tmp_path: Path, leaver: int) -> N
     assert grown.log(2)[-1]["ranks"] == stay
 
 
+def test_a_process_joins_after_the_process_sets_have_been_removed(tmp_path: Path) -> None:
+    """And it adds sets with the others, which have had some before."""
+    plan = Plan(kill={"1": 3}, size=3, members=[0, 2], removes=True)
+    grown = run_job(tmp_path, 3, plan, 1, SORDINO_TIMEOUT_S="20")
+    require_joined(grown, [0, 2, 3], plan)
+
+
 def test_all_want_to_leave(tmp_path: Path) -> None:
     """They stay, as nothing of the job would remain."""
     plan = Plan(steps=120, hold=999, leave={"0": 3, "1": 3})  # more commits than resets that are allowed

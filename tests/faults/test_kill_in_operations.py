@@ -13,7 +13,9 @@ from crew import PATIENCE_S, Crew, MakeCrew, Member, loss, metric
 import sordino.torch as hvd
 from sordino.algorithms import Algorithm, Crossover, LocalSGD
 from sordino.errors import OperationMismatch, PeerLost
+from sordino.runtime.context import current
 from sordino.runtime.recovery.losses import go_on_after, together
+from sordino.torch import process_sets
 
 ELEMENTS = 6_000_000
 
@@ -120,6 +122,51 @@ def test_ranks_that_come_later_to_an_operation_of_a_set(crew_of: MakeCrew) -> No
     time.sleep(0.2)
     lost.set()
     assert crew.settle() == {0: [2.0], 1: [2.0, 2.0], 2: [2.0]}
+
+
+def test_a_set_that_was_removed_and_added_again_is_one_set_after_a_loss(crew_of: MakeCrew) -> None:
+    crew = crew_of(3)
+
+    def add(member: Member) -> None:
+        member.set = hvd.ProcessSet([0, 1])  # type: ignore[attr-defined]
+        for _ in range(2):
+            hvd.add_process_set(member.set)  # type: ignore[attr-defined]
+            hvd.remove_process_set(member.set)  # type: ignore[attr-defined]
+        hvd.add_process_set(member.set)  # type: ignore[attr-defined]
+
+    def remove(member: Member) -> tuple[int, int]:
+        before = len(member.context.world.sets())
+        hvd.remove_process_set(member.set)  # type: ignore[attr-defined]
+        return before, len(member.context.world.sets())
+
+    crew.all(add)
+    crew.network.kill(2)
+    crew.all(metric)
+    assert set(crew.all(remove).values()) == {(2, 1)}  # the set of all ranks is one
+
+
+def test_a_set_that_one_has_added_and_another_has_not_is_added_again(
+    crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew = crew_of(3)
+    make, lost = process_sets.new_set_id, threading.Event()
+
+    def make_and_lose(ranks: list[int]) -> int:
+        made = make(ranks)
+        if current().identity == 1 and not lost.is_set():
+            lost.set()
+            crew.network.kill(2)
+            raise PeerLost("rank 2 is lost", ranks=(2,))
+        return made
+
+    def add(member: Member) -> tuple[int, int]:
+        made = hvd.add_process_set([0, 1])
+        hvd.allreduce(torch.ones(1), process_set=made)
+        return made.process_set_id, len(member.context.world.sets())  # type: ignore[return-value]
+
+    monkeypatch.setattr(process_sets, "new_set_id", make_and_lose)
+    crew.order(add)
+    assert set(crew.settle().values()) == {(1, 2)}
 
 
 def test_what_one_has_and_another_has_not_begun_is_undone_and_done_again(crew_of: MakeCrew) -> None:

@@ -348,4 +348,20 @@ ERRORS = [
         "if launch.size == 1:",
         ("tests/python/rendezvous/test_launchers.py",),
     ),
+    Error(
+        "a process set that was removed keeps newcomers out",
+        "stale copy",
+        _GROWTH,
+        "    if context.has_process_sets():\n        return",
+        "    if context.process_sets:\n        return",
+        (_JOIN + "sets_have_been_removed",),
+    ),
+    Error(
+        "the ranks that were there before count process sets that a newcomer never had",
+        "stale copy",
+        "python/sordino/runtime/context.py",
+        "        self.process_sets.clear()  #",
+        "        pass  #",
+        (_JOIN + "sets_have_been_removed",),
+    ),
 ]

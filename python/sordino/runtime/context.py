@@ -66,7 +66,7 @@ class Context:
 
     Attributes:
         world: the core's world.
-        process_sets: process sets that the user has registered.
+        process_sets: process sets that the user has registered. A removed one stays, because names contain the places.
         members_of: identities of their members, by id().
         pending: operations that have started.
         callbacks: called when this rank joins or leaves.
@@ -168,10 +168,16 @@ class Context:
         """
         self._founders, self._first_epoch = list(founders), epoch
         self.started, self.job_id, self.newcomer = started, job_id, None
+        self.process_sets.clear()  # none is registered, and a new rank does not know the places of those before
+        self.members_of.clear()
         self.losses.forget()
         self.losses.unsettled = True
         self.names.begin_anew()
         self.adopt(world)
+
+    def has_process_sets(self) -> bool:
+        """Return whether a process set of the user is registered now."""
+        return any(one.process_set_id is not None for one in self.process_sets)
 
     def lockstep(self, key: str, process_set: Any) -> Lockstep:
         """Return the sequence with the name `key` of operations that the ranks of a process set do together.

@@ -21,23 +21,29 @@ class Pending:
 
 
 class PendingOperations:
-    """The operations by their tickets, which are the handles that users get.
+    """The operations of a context by their tickets, which are the handles that users get.
+
+    All contexts of a process share one count of tickets. So a handle from before `shutdown()` is no handle after the
+    next `init()`.
 
     Attributes:
         taken: reserved names, with the ticket of the operation, until its end has been observed.
     """
 
+    _counting = threading.Lock()
+    _newest_ticket = 0
+
     def __init__(self) -> None:
         self.taken: dict[tuple[int, str], int] = {}
         self._operations: dict[int, Pending] = {}
-        self._last_ticket = 0
-        self._counting = threading.Lock()
+        with self._counting:
+            self._tickets_before = self._last_ticket = PendingOperations._newest_ticket
 
     def add(self, operation: Pending) -> int:
         """Add an operation and return its ticket, for `poll` and `synchronize`."""
         with self._counting:
-            self._last_ticket += 1
-            ticket = self._last_ticket
+            PendingOperations._newest_ticket += 1
+            ticket = self._last_ticket = PendingOperations._newest_ticket
         self._operations[ticket] = operation
         self.taken[operation.name] = ticket
         return ticket
@@ -63,5 +69,5 @@ class PendingOperations:
         self.taken.clear()  # the core has this dict
 
     def has_given(self, ticket: object) -> bool:
-        """Return whether `add` has ever returned this number."""
-        return type(ticket) is int and 0 < ticket <= self._last_ticket
+        """Return whether `add` has ever returned this number, or has returned an earlier and a later one."""
+        return type(ticket) is int and self._tickets_before < ticket <= self._last_ticket

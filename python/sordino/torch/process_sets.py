@@ -39,12 +39,12 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         now = context.identities
         made.ranks = [now.index(one) for one in identities if one in now]
         made.process_set_id = new_set_id(made.ranks)
-        context.process_sets.append(made)
+        if made not in context.process_sets:  # else it keeps the place that it had before it was removed
+            context.process_sets.append(made)
         context.members_of[id(made)] = identities
 
     def undo() -> None:
-        if made in context.process_sets:
-            context.process_sets.remove(made)
+        made.process_set_id = None
 
     together(context, global_process_set, work, undo)
     return made

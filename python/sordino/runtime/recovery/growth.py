@@ -120,7 +120,7 @@ def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> bool
     for one in context.losses.living_growing():
         one.before_growth()
     door = _door(context)
-    if door is None or context.process_sets:  # the others recover without the ranks that leave
+    if door is None or context.has_process_sets():  # the others recover without the ranks that leave
         return _leave(context) if context.identity in plan.leavers else False
     world, problem = _elected(context, door, plan)
     if problem:
@@ -248,7 +248,7 @@ def _fitting(context: Context, door: Entrance, layout: Sequence[str]) -> list[in
 
 def _problem(context: Context, introduction: bytes, layout: Sequence[str]) -> str:
     """Return why a newcomer does not fit; "" if it does."""
-    if context.process_sets:
+    if context.has_process_sets():
         return "the job has process sets of its own, which a newcomer does not know; remove them first"
     try:
         theirs: dict[str, Any] = json.loads(introduction)
