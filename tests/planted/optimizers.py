@@ -37,6 +37,14 @@ ERRORS = [
         (checks("diloco.a_checkpoint"),),
     ),
     Error(
+        "the momentum of a training that was left counts in the next one",
+        "stale copy",
+        "python/sordino/algorithms/diloco/outer.py",
+        "            for target in momentum:\n                target.zero_()\n",
+        "            pass\n",
+        (checks("diloco.a_checkpoint_of_the_beginning"),),
+    ),
+    Error(
         "outer parameters in 16 bits",
         "wrong weight",
         "python/sordino/algorithms/diloco/fragment.py",
@@ -1050,6 +1058,22 @@ ERRORS = [
         "        self.steps += 1\n        self._publish()\n",
         "        self.steps += 1\n",
         _WIDE,
+    ),
+    Error(
+        "peers average with the parameters before a checkpoint was loaded",
+        "stale copy",
+        "python/sordino/algorithms/adpsgd/strategy.py",
+        "        if self._opened:\n            self._forget_averagings()\n",
+        "",
+        (checks("scheduled_pull.a_loaded_model"),),
+    ),
+    Error(
+        "a pull from before a checkpoint was loaded is averaged",
+        "stale copy",
+        "python/sordino/algorithms/scheduled_pull/strategy.py",
+        "            pull = None  # its values may be of the model before the load\n",
+        "            pass\n",
+        (checks("scheduled_pull.a_loaded_model"),),
     ),
     Error(
         "changes by others are added to the old values",

@@ -187,12 +187,11 @@ class OuterStep:
         if not self._begun:
             drop(residuals, f"outer gradients of {self._algorithm.label}", "the outer parameters are of another model")
         self._load_residuals(residuals if self._begun else {})
-        if not self._begun:
-            return
-        self._copy([fragment.outer for fragment in self._fragments], saved)
-        if _alike(momentum, its_momentum):
+        if self._begun:
+            self._copy([fragment.outer for fragment in self._fragments], saved)
+        if self._begun and _alike(momentum, its_momentum):
             self._copy([fragment.momentum for fragment in self._fragments], its_momentum)
-        else:  # one of the two has a momentum factor of 0, and so no momentum
+        else:  # a new beginning; or one of the two has a momentum factor of 0, and so no momentum
             for target in momentum:
                 target.zero_()
 
