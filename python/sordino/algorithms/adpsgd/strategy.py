@@ -295,6 +295,7 @@ class PairStrategy(ExchangingStrategy):
             self.drain(optimizer)
             meet(self.context, self.settings.process_set)
             self.drain(optimizer)
+            self.level_frozen()
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps}

@@ -232,7 +232,7 @@ class LocalSGDStrategy(ExchangingStrategy):
                 whole = self.parameters[number].numel()
                 yield Elements(self.names[number], piece.begin, piece.end, whole, piece.values.detach())
             return
-        left_out = set(self._frozen)
+        left_out = set(self._frozen or ())
         for number, (name, parameter) in enumerate(zip(self.names, self.parameters)):
             if number not in left_out:
                 whole = parameter.numel()
@@ -378,6 +378,7 @@ class LocalSGDStrategy(ExchangingStrategy):
                 self._average()
             if self._shards is not None:
                 self._shards.hand_out()
+        self.level_frozen()
         if self._shards is not None:
             optimizer.load_state_dict(self.optimizer_state(optimizer))
 

@@ -314,6 +314,7 @@ class PullStrategy(ExchangingStrategy):
         """Make sure that no rank waits for a pull when this rank closes. Collective: all ranks meet here."""
         if self._met:
             meet(self.context, self.settings.process_set)
+            self.level_frozen()
 
     def before_join(self) -> None:
         """Open this rank for pulls. Peers can pull from it as before, because none waits for its steps."""

@@ -72,7 +72,7 @@ class EncodedBuckets:
 
     @contextmanager
     def _set_apart(self, mean: Encoded, pieces: Sequence[Piece]) -> Iterator[None]:
-        """Keep residuals of these pieces out of a mean that is computed within the context, and leave them unchanged."""
+        """Keep residuals of these pieces out of a mean that is computed within the context. They stay unchanged."""
         parts: list[torch.Tensor] = []
         for number, residual in enumerate(mean.residuals):
             first = number * self._place * len(residual)  # of the values; the second residual is that of a shard
