@@ -532,6 +532,14 @@ ERRORS = [
         (checks("error_feedback.averages_of"),),
     ),
     Error(
+        "leaders refuse closures that are evaluated once",
+        "swapped rank",
+        "python/sordino/algorithms/gossip/strategy.py",
+        "self.algorithm.leaders_only and not self.settings.evaluates_once",
+        "self.algorithm.leaders_only and self.settings.evaluates_once",
+        (checks("final_gradients.leaders_evaluate"),),
+    ),
+    Error(
         "parameters that exchanges leave out from now on stay different",
         "lost message",
         "python/sordino/algorithms/exchanging.py",
