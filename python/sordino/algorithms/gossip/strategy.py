@@ -102,8 +102,8 @@ class GossipStrategy(ExchangingStrategy):
     def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
         if closure is not None and self.algorithm.leaders_only and not self.settings.evaluates_once:
             raise UsageError(
-                f"{self.algorithm.label}(within='leader'): {type(optimizer).__name__} may evaluate the closure of step() "
-                "several times, each time with other parameters, which only the leader of a group has. Use "
+                f"{self.algorithm.label}(within='leader'): {type(optimizer).__name__} may evaluate the closure of "
+                "step() several times, each time with other parameters, which only the leader of a group has. Use "
                 "within='allreduce', in which all members step"
             )
         stepping = optimizer if self._steps_here else _Standing(optimizer)
