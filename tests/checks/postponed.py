@@ -240,7 +240,7 @@ class Counting(torch.optim.SGD):
 
 @check(least=2)
 def tensors_among_hyper_parameters(seat: Seat) -> None:
-    """A step uses the learning rate of its time, also if a script changes it in place. Changes by the optimizer stay."""
+    """A step uses the learning rate of its time, if a script changes it in place. What the optimizer changes stays."""
     value = torch.nn.Parameter(torch.zeros(3))
     count, rate = torch.zeros(()), torch.tensor(0.5)
     group = {"params": [value], "lr": rate, "count": count}

@@ -532,6 +532,22 @@ ERRORS = [
         (checks("error_feedback.averages_of"),),
     ),
     Error(
+        "a copy of an optimizer has no state of its algorithm",
+        "dropped state in a checkpoint",
+        "python/sordino/torch/wrapping.py",
+        "            copy.strategy.go_on_from(under_way)\n",
+        "            pass\n",
+        (checks("optimizer_copies.a_copy_in"),),
+    ),
+    Error(
+        "a copy of an optimizer has no residuals",
+        "dropped state in a checkpoint",
+        "python/sordino/torch/wrapping.py",
+        'copy.strategy.load_residuals(state.get("residuals", {}))',
+        "copy.strategy.load_residuals({})",
+        (checks("optimizer_copies.a_copy_in"),),
+    ),
+    Error(
         "leaders refuse closures that are evaluated once",
         "swapped rank",
         "python/sordino/algorithms/gossip/strategy.py",

@@ -23,7 +23,7 @@ from sordino.algorithms.local_sgd.gathering import Gathering
 from sordino.algorithms.local_sgd.movements import Movements
 from sordino.algorithms.local_sgd.sharded_state import gather_state, in_memory_order, scatter_state, take_over_state
 from sordino.algorithms.local_sgd.sharding import ShardedReducer
-from sordino.algorithms.strategy import Runtime, Strategy
+from sordino.algorithms.strategy import Runtime, Strategy, only_a_part
 from sordino.errors import UsageError
 from sordino.runtime.collectives.autograd import allreduce
 from sordino.runtime.collectives.operation import Average, Max, Sum
@@ -337,6 +337,12 @@ class LocalSGDStrategy(ExchangingStrategy):
             "first_metric": self._first_metric,
             "block_ends": self._block_ends,
         }
+
+    def state_of_copies(self) -> dict[str, Any]:
+        averaging = self._movements if self._encoded is None else self._encoded
+        if self._shards is not None and averaging is not None and averaging.begun:
+            raise only_a_part(self.algorithm)
+        return self.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         was_alone = self._alone
