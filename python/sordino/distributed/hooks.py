@@ -121,6 +121,9 @@ class Encoded(BucketAverage):
     gradients anew, after the first step. When the hook returns, the collectives of the bucket are over, or, on a GPU,
     on the current stream.
 
+    With find_unused_parameters=True DDP drops the mean of a parameter that no rank has used in a step, and with it what
+    the parameter owed. Use a codec without error feedback there, or `DistributedOptimizer`, which keeps it.
+
     Args:
         codec: the codec, such as `Int8()` or `PowerSGD(rank=2)`, or its name, such as "int8".
         group: process group of the ranks; None: all ranks.
