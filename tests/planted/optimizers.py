@@ -86,6 +86,22 @@ ERRORS = [
         (checks("compressed.a_checkpoint_with"),),
     ),
     Error(
+        "padding lowers the scale of the last block",
+        "off by one",
+        "python/sordino/runtime/exchange/compressed_mean.py",
+        "self._encode(self._work[: self.count], self._sent, self._infinite.value)",
+        "self._encode(self._work, self._sent, self._infinite.value)",
+        (checks("compressed.the_scale"),),
+    ),
+    Error(
+        "padding of a shard changes the scale of its last block",
+        "off by one",
+        "python/sordino/runtime/exchange/compressed_mean.py",
+        "self._encode(mean[: self._own], encoded, self._of_means)",
+        "self._encode(mean, encoded, self._of_means)",
+        (checks("compressed.the_scale"),),
+    ),
+    Error(
         "what an encoding has lost is forgotten",
         "lost message",
         "python/sordino/runtime/exchange/compressed_mean.py",

@@ -160,7 +160,7 @@ class _GroupTransfers:
     """The collectives of a process group."""
 
     def __init__(self, group: Any) -> None:
-        self._group, self.size = group, _size_of(group)
+        self._group, self.size, self.place = group, _size_of(group), dist.get_rank(group)
 
     def all_to_all(self, sent: torch.Tensor) -> Received:
         return self._start(dist.all_to_all_single, sent, 1)
