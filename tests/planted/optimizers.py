@@ -588,7 +588,7 @@ ERRORS = [
         (checks("frozen.parameters_frozen_when"),),
     ),
     Error(
-        "after a loss, exchanges leave out what was frozen before",
+        "exchanges after a loss leave out parameters that were frozen before it",
         "forgotten rollback",
         "python/sordino/algorithms/exchanging.py",
         "candidates = range(len(self.parameters)) if self._frozen is None else self._frozen",
