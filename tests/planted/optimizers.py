@@ -37,6 +37,22 @@ ERRORS = [
         (checks("diloco.a_checkpoint"),),
     ),
     Error(
+        "changes of one rank count as the mean after a load without a codec",
+        "stale copy",
+        "python/sordino/algorithms/diloco/mean.py",
+        "            self.begin(self._unsent)\n",
+        "            pass\n",
+        (checks("diloco_overlap.a_state_can_be_loaded_with_another_codec"),),
+    ),
+    Error(
+        "a state does not say that its mean is not computed yet",
+        "dropped state in a checkpoint",
+        "python/sordino/algorithms/diloco/outer.py",
+        'averaged = state.get("pending_averaged", self._feedback is None)',
+        "averaged = self._feedback is None",
+        (checks("diloco_overlap.a_state_can_be_loaded_with_another_codec"),),
+    ),
+    Error(
         "the momentum of a training that was left counts in the next one",
         "stale copy",
         "python/sordino/algorithms/diloco/outer.py",
@@ -81,8 +97,8 @@ ERRORS = [
         "an encoded mean in flight is not in checkpoints",
         "dropped state in a checkpoint",
         "python/sordino/algorithms/diloco/mean.py",
-        "own = [value.to(one.device, copy=True)",
-        "own = [0 * value.to(one.device, copy=True)",
+        "self._values = [value.to(one.device, torch.float32, copy=True)",
+        "self._values = [0 * value.to(one.device, torch.float32, copy=True)",
         (checks("compressed.a_checkpoint_with"),),
     ),
     Error(

@@ -119,7 +119,8 @@ class DiLoCo(Gossip):
 
     always_written = ("interval",)
     steps = "sordino.algorithms.diloco.strategy:DiLoCoStrategy"
-    optional_state = frozenset({"outer", "momentum", "pending", "residuals"})  # none exists before the first step
+    # None exists before the first step.
+    optional_state = frozenset({"outer", "momentum", "pending", "pending_averaged", "residuals"})
     simulation = Simulation(
         arrays="outer",
         imitated=frozenset(
