@@ -596,6 +596,14 @@ ERRORS = [
         (checks("frozen.parameters_frozen_when"),),
     ),
     Error(
+        "groups that begin at a restart average too early",
+        "off by one",
+        "python/sordino/algorithms/local_sgd/strategy.py",
+        "            self._alone, self._averaged = True, self.steps\n",
+        "            self._alone = True\n",
+        (checks("local_sgd_states.groups_begin"),),
+    ),
+    Error(
         "frozen shards of groups stay different when parameters are added",
         "lost message",
         "python/sordino/algorithms/local_sgd/strategy.py",

@@ -347,6 +347,8 @@ class LocalSGDStrategy(ExchangingStrategy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         was_alone = self._alone
         self.steps, self._alone, self._averaged = state["steps"], state["alone"], state["averaged"]
+        if not self._alone and self.algorithm.start in ("immediate", 0):  # the state is of another `start`
+            self._alone, self._averaged = True, self.steps
         self._highest_rate = state["highest_rate"]
         self._first_metric, self._block_ends = state["first_metric"], state["block_ends"]
         adapted = self.algorithm.adaptive is not None and self._first_metric is not None
