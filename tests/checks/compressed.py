@@ -62,6 +62,17 @@ def nothing_is_lost_for_good(seat: Seat, codec: Codec, count: int) -> None:
     assert (sent - wanted).abs().max() > 1e-3 or count == 1  # so the residuals were needed
 
 
+@check(count=(1, 5, 130, 700), least=2)
+def the_scale_of_a_block_that_is_not_full(seat: Seat, count: int) -> None:
+    """It is the mean magnitude of its values alone, of this rank's and of the mean."""
+    odd = torch.arange(count) % 2 == 1
+    values = torch.where(odd & torch.tensor(seat.rank > 0), -2.0, 2.0)  # equal magnitudes, so signs lose nothing
+    average(mean_of(Sign(), count), values)
+    mean = torch.where(odd, abs(4 / seat.size - 2), 2.0).double()
+    wanted = torch.cat([block.mean().expand_as(block) for block in mean.split(128)])
+    torch.testing.assert_close(values.double().abs(), wanted, atol=1e-6, rtol=0)
+
+
 @check(codec=(Float16(), Int8(32), TopK(1.0, 32, 32)), least=2)
 def the_mean_is_near(seat: Seat, codec: Codec) -> None:
     count = 1000

@@ -203,6 +203,21 @@ def a_checkpoint_has_the_outer_state(seat: Seat, fragments: int) -> None:
         assert same_parameters(model, other) == same
 
 
+@check(least=2, overlap=(0, 2))
+def a_checkpoint_of_the_beginning_begins_anew(seat: Seat, overlap: int) -> None:
+    """It has no outer state yet. Training that returns to it repeats itself, bit for bit, without the old momentum."""
+    algorithm = DiLoCo(interval=4, outer_lr=0.7, outer_momentum=0.9, overlap=overlap)
+    model = Layers()
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=algorithm)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(seat, model, optimizer, range(9))
+    first = copy.deepcopy(model)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    train(seat, model, optimizer, range(9))
+    assert same_parameters(model, first)
+
+
 @check(least=2)
 def small_changes_of_parameters_in_16_bits(seat: Seat) -> None:
     """The outer parameters are in float32, so changes below a rounding error of bfloat16 add up."""

@@ -15,6 +15,7 @@ from checks.agreement import raises
 from checks.diloco import Layers, Reference, group_size, same_parameters, sgd, train, train_resumed
 from checks.registry import Seat, check
 from sordino.algorithms import DiLoCo
+from sordino.codecs import TopK
 from sordino.errors import PeerLost, UsageError
 
 
@@ -254,3 +255,24 @@ def settings_that_cannot_be(seat: Seat) -> None:
     raises(UsageError, "must be at least 0 and below 1", DiLoCo, mix=-0.5)
     assert [one.own_share for one in (DiLoCo(), DiLoCo(overlap=1), DiLoCo(overlap=1, mix=0.0))] == [0.0, 0.5, 0.0]
     assert not DiLoCo().traits.late and DiLoCo(overlap=1).traits.late
+
+
+@check(least=2, before=(None, TopK(1.0, 32, 32)), twice=(False, True))
+def a_state_can_be_loaded_with_another_codec(seat: Seat, before: TopK | None, twice: bool) -> None:
+    """While an exchange is in flight: without a codec the state has the mean, with a codec this rank's own changes."""
+    given = {"interval": 4, "outer_lr": 0.7, "outer_momentum": 0.9, "overlap": 3}
+    exact = TopK(1.0, 32, 32)  # sends all values, in float32
+    model = Layers()
+    optimizer = wrapped(model, DiLoCo(compression=before, **given))
+    train(seat, model, optimizer, range(5))
+    state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(seat, model, optimizer, range(5, 9))
+    algorithm = DiLoCo(compression=exact if before is None else None, **given)
+    if twice:
+        other, resumed = train_resumed(seat, partial(wrapped, algorithm=algorithm), state, range(5, 5))
+        state = copy.deepcopy((other.state_dict(), resumed.state_dict()))
+        del other, resumed
+    other, resumed = train_resumed(seat, partial(wrapped, algorithm=algorithm), state, range(5, 9))
+    for mine, wanted in zip(outer_of(other, resumed), outer_of(model, optimizer)):
+        seat.same("outer", mine)
+        torch.testing.assert_close(mine, wanted, atol=1e-5, rtol=1e-5)

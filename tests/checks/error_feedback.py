@@ -236,6 +236,63 @@ def owed(seat: Seat, state: dict[str, Any]) -> dict[str, torch.Tensor]:
     return found
 
 
+def owed_on_average(optimizer: hvd.DistributedOptimizer) -> dict[str, torch.Tensor]:
+    """Return by parameter what residuals of gradients add to the mean of the models of all groups. Collective."""
+    (own,) = residuals_of(optimizer.state_dict())["by_rank"].values()
+    found: dict[str, torch.Tensor] = {}
+    for mean in own["means"]:
+        total, *shard = (one.double() for one in mean["residuals"])
+        begin = own["ranks"].index(hvd.rank())
+        for one in shard:  # of the mean of a group, so each member owes it
+            total[begin * len(one) : (begin + 1) * len(one)] += len(own["ranks"]) * one
+        total = hvd.allreduce(total, name="owed")
+        for name, begin, end, at, _ in mean["pieces"]:
+            found[name] = total[at : at + end - begin]
+    return found
+
+
+@check(least=2, codec=("Sign(block=32)", "TwoBit(block=32)", "TopK(ratio=0.1, chunk=32, bits=32)", "PowerSGD(rank=1)"))
+def gradients_that_no_rank_has_computed(seat: Seat, codec: str) -> None:
+    """Their parameter gets no gradient, so what it owes waits until some rank uses it."""
+    parameters = {name: torch.nn.Parameter(torch.zeros(15, 20)) for name in ("always", "sometimes")}
+    sgd = torch.optim.SGD(parameters.values(), lr=1.0)
+    optimizer = hvd.DistributedOptimizer(sgd, parameters.items(), compression=codec)
+    wanted = {name: torch.zeros(15, 20, dtype=torch.float64) for name in parameters}
+    for turn in range(10):
+        for number, (name, parameter) in enumerate(parameters.items()):
+            used = [name == "always" or (turn % 3 == 0 and rank != 1) for rank in range(seat.size)]
+            generators = [torch.Generator().manual_seed(1000 * turn + 10 * rank + number) for rank in range(seat.size)]
+            gradients = [torch.randn(15, 20, generator=one) * use for one, use in zip(generators, used)]
+            wanted[name] -= torch.stack(gradients).double().mean(0)
+            parameter.grad = gradients[seat.rank].clone() if used[seat.rank] else None
+        before = parameters["sometimes"].detach().clone()
+        optimizer.step()
+        assert turn % 3 == 0 or torch.equal(parameters["sometimes"], before)
+    for name, left in owed_on_average(optimizer).items():
+        found = parameters[name].detach().double() - left.view(15, 20)
+        torch.testing.assert_close(found, wanted[name], atol=1e-4, rtol=1e-4)
+        assert left.abs().max() > 0.1
+
+
+@check(least=4, codec=(Sign(32), TopK(0.1, 32)), when=("separate", "unfrozen"))
+def groups_send_what_is_owed(seat: Seat, codec: Codec, when: str) -> None:
+    """When groups begin to train separately, and when a parameter is unfrozen."""
+    if seat.size % 2:
+        return
+    model = Two()
+    model.late.requires_grad_(False)
+    algorithm = LocalSGD(100, 2, "allreduce", start=5 if when == "separate" else 0)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), algorithm=algorithm, compression=codec)
+    wanted = -two_steps(seat, model, optimizer, range(5))
+    model.late.requires_grad_(when == "unfrozen")
+    wanted -= two_steps(seat, model, optimizer, range(5, 6))
+    left = owed_on_average(optimizer)["weight"]
+    found = hvd.allreduce(model.weight.detach().double(), name="found")
+    torch.testing.assert_close(found - left, wanted, atol=1e-4, rtol=1e-4)
+    assert left.abs().max() > 0.1
+
+
 # ---- parameters that are unfrozen or added ---------------------------------------------------------------------------
 
 

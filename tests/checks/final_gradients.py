@@ -17,7 +17,7 @@ from checks.odd import OPTIMIZERS, Odd, batch, wrap
 from checks.registry import Seat, check
 from checks.training import Twins
 from sordino.algorithms import AllReduce, CaPS, Crossover, Layered, LocalSGD
-from sordino.errors import StepOrderError
+from sordino.errors import StepOrderError, UsageError
 from sordino.runtime.context import current
 
 HOW = {
@@ -321,3 +321,24 @@ def an_optimizer_clips(seat: Seat, algorithm: str, kind: float) -> None:
                 other.data.copy_(hvd.allreduce(other.data))
             torch.testing.assert_close(mine.detach(), other.detach(), atol=1e-5, rtol=1e-4)
     assert optimizer.clip_grad_norm_(1.0, kind) >= 0
+
+
+@check(least=2)
+def leaders_evaluate_closures_once(seat: Seat) -> None:
+    """An optimizer that may evaluate one again would do so on leaders only, and wait for their groups for good."""
+    algorithm = Crossover(group_size=seat.size, within="leader")
+    for make in (torch.optim.SGD, torch.optim.LBFGS):
+        value = torch.nn.Parameter(torch.zeros(3))
+
+        def closure(value: torch.nn.Parameter = value) -> torch.Tensor:
+            value.grad = None
+            loss = (seat.rank * value).sum()
+            loss.backward()
+            return loss
+
+        optimizer = hvd.DistributedOptimizer(make([value], lr=1.0), algorithm=algorithm)
+        if make is torch.optim.SGD:
+            optimizer.step(closure)
+            assert value.tolist() == [-(seat.size - 1) / 2] * 3
+        else:
+            raises(UsageError, "Crossover(within='leader'): LBFGS may evaluate", optimizer.step, closure)

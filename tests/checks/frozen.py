@@ -13,6 +13,7 @@ from sordino.algorithms import (
     Algorithm,
     AllReduce,
     Crossover,
+    DiLoCo,
     Layered,
     LocalSGD,
     PushSum,
@@ -123,6 +124,35 @@ def steps_before_parameters_are_unfrozen_are_averaged(seat: Seat, kind: str) -> 
     moved = sum(range(seat.size)) / (1 if kind == "local-gradients" else seat.size)  # movements add up, models average
     for value, steps in ((model.adapter, 6), (model.base, 3)):
         torch.testing.assert_close(value, torch.full_like(value, -0.25 * steps * moved))
+
+
+FREEZING = {**TOGETHER, "sharded": LocalSGD(2, 2), "diloco": DiLoCo(4, outer_lr=0.7, outer_momentum=0.5)}
+
+
+@check(least=2, kind=tuple(FREEZING | ALONE), how=("unfrozen", "added"))
+def parameters_frozen_when_others_come(seat: Seat, kind: str, how: str) -> None:
+    """Between two exchanges. They become their mean, because no later exchange has them."""
+    algorithm = (FREEZING | ALONE)[kind]
+    if not fits(algorithm, seat.size) or (kind in ALONE and how == "unfrozen"):
+        return
+    first, late = torch.nn.Parameter(torch.zeros(300)), torch.nn.Parameter(torch.zeros(5), requires_grad=False)
+    sgd = torch.optim.SGD([first] if how == "added" else [first, late], lr=1.0)
+    optimizer = hvd.DistributedOptimizer(sgd, algorithm=algorithm)
+    for _ in range(3):
+        first.grad = torch.full_like(first, float(seat.rank))
+        optimizer.step()
+    first.requires_grad_(False)
+    first.grad = None
+    late.requires_grad_(True)
+    if how == "added":
+        optimizer.add_param_group({"params": [late]})
+    for _ in range(8):
+        late.grad = torch.full_like(late, float(seat.rank))
+        optimizer.step()
+    optimizer.flush()
+    seat.same("frozen", first)
+    if kind in ("crossover", "dpsgd", "push-sum", "local-sgd", "sharded", "caps"):
+        torch.testing.assert_close(first, torch.full_like(first, -3.0 * (seat.size - 1) / 2))
 
 
 @check(least=2, kind=tuple(GRADIENTS))

@@ -37,6 +37,20 @@ def a_restart_switches_at_the_same_step(seat: Seat, exchange: str) -> None:
     assert optimizer.state_dict()["sordino"]["alone"]
 
 
+@check(least=2, exchange=("sharded", "allreduce"), start=("immediate", 0))
+def groups_begin_at_a_restart(seat: Seat, exchange: str, start: Any) -> None:
+    """If the state is from before the start of a training with another `start`."""
+    k = divisors(seat.size)[-2]
+    model = Odd()
+    optimizer = wrap(model, LocalSGD(3, k, exchange, start=100), OPTIMIZERS["momentum"])
+    for turn in range(4):
+        step(seat, model, optimizer, turn)
+    twin, resumed = twin_of(model, optimizer, LocalSGD(3, k, exchange, start), OPTIMIZERS["momentum"])
+    for turn in range(4, 10):
+        step(seat, twin, resumed, turn)
+        assert (hvd.consensus_distance(twin) < 1e-5) == (turn in (6, 9))
+
+
 @check(least=2, exchange=("sharded", "allreduce"))
 def a_restart_goes_on_within_the_interval(seat: Seat, exchange: str) -> None:
     algorithm, make = LocalSGD(3, divisors(seat.size)[-2], exchange), OPTIMIZERS["momentum"]

@@ -13,6 +13,34 @@ import sordino.torch as hvd
 from checks.models import MANY, batch, loss_of, make_model, one_step, part
 from checks.registry import Seat, check
 from checks.training import Twins, sgd
+from sordino.algorithms import (
+    Algorithm,
+    AllReduce,
+    Crossover,
+    DiLoCo,
+    ElasticAveraging,
+    LocalSGD,
+    NoLoCo,
+    SparseLoCo,
+)
+from sordino.codecs import Codec, Sign, TopK
+from sordino.errors import UsageError
+from sordino.runtime.collectives.compression import Compressor
+
+NONE = hvd.Compression.none
+
+STATEFUL: dict[str, tuple[Algorithm, Codec | type[Compressor]]] = {
+    "gradients": (AllReduce(), TopK(0.1, 32)),
+    "local-sgd": (LocalSGD(4), NONE),
+    "local-sgd-encoded": (LocalSGD(4, compression=Sign(32)), NONE),
+    "local-sgd-sums": (LocalSGD(4, aggregate="gradients"), NONE),
+    "diloco": (DiLoCo(4, outer_momentum=0.5, overlap=3), NONE),
+    "sparse-loco": (SparseLoCo(4), NONE),
+    "noloco": (NoLoCo(4), NONE),
+    "elastic-averaging": (ElasticAveraging(4), NONE),
+    "crossover": (Crossover(interval=4, compression="int8"), NONE),
+}
+"""Algorithms with a state, each with the compression of its gradients."""
 
 
 def go_on(seat: Seat, model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> list[torch.Tensor]:
@@ -45,6 +73,38 @@ def a_copy_trains_on_as_the_original(seat: Seat, how: str) -> None:
     for mine, theirs in zip(go_on(seat, twins.model, twins.optimizer), result):
         assert torch.equal(mine, theirs)
         seat.same("parameter", mine)
+
+
+def stateful(kind: str) -> tuple[torch.nn.Module, hvd.DistributedOptimizer]:
+    algorithm, codec = STATEFUL[kind]
+    model = make_model("small", 3)
+    return model, hvd.DistributedOptimizer(sgd(model), model.named_parameters(), codec, algorithm=algorithm)
+
+
+@check(least=2, kind=tuple(STATEFUL), how=("deepcopy", "pickle"))
+def a_copy_in_the_middle_of_an_interval(seat: Seat, kind: str, how: str) -> None:
+    """It has the algorithm's state, too, and residuals of error feedback. So it trains as the original, bit for bit."""
+    pair = stateful(kind)
+    go_on(seat, *pair, steps=6)
+    copied = copy.deepcopy(pair) if how == "deepcopy" else pickle.loads(pickle.dumps(pair))
+    result = go_on(seat, *copied, steps=6)
+    for mine, theirs in zip(go_on(seat, *pair, steps=6), result):
+        assert torch.equal(mine, theirs)
+
+
+@check(least=2)
+def a_part_of_a_state_cannot_be_copied(seat: Seat) -> None:
+    """With shards, outer parameters are those of the rank's part."""
+    model = make_model("small", 3)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)  # without state
+    group_size = seat.size if seat.size % 2 else seat.size // 2
+    algorithm = LocalSGD(3, group_size, aggregate="gradients")
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), algorithm=algorithm)
+    go_on(seat, model, optimizer)
+    if algorithm.groups_of(seat.size) > 1 and algorithm.sharded:
+        with pytest.raises(UsageError, match="copy its state_dict"):
+            copy.deepcopy((model, optimizer))
+    seat.meet("copied")
 
 
 @check()

@@ -229,6 +229,31 @@ def compiled_models_complete_the_step(seat: Seat) -> None:
     equal(model, plain)
 
 
+class Counting(torch.optim.SGD):
+    """Optimizer that counts its steps in a tensor of each group."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["count"] += 1
+        return super().step(closure)
+
+
+@check(least=2)
+def tensors_among_hyper_parameters(seat: Seat) -> None:
+    """A step uses the learning rate of its time, if a script changes it in place. What the optimizer changes stays."""
+    value = torch.nn.Parameter(torch.zeros(3))
+    count, rate = torch.zeros(()), torch.tensor(0.5)
+    group = {"params": [value], "lr": rate, "count": count}
+    optimizer = hvd.DistributedOptimizer(Counting([group], foreach=False), algorithm=Layered(group_size=1))
+    for _ in range(4):
+        value.grad = torch.ones_like(value)
+        optimizer.step()
+        rate.mul_(0.5)
+    assert value.tolist() == [-0.9375] * 3
+    assert optimizer.param_groups[0]["count"] is count and float(count) == 4
+    assert optimizer.param_groups[0]["lr"] is rate
+
+
 @check(least=2)
 def backward_of_an_older_graph_completes_the_step(seat: Seat) -> None:
     weight = torch.nn.Parameter(torch.zeros(3))

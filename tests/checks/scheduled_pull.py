@@ -211,6 +211,36 @@ def nobody_sees_parameters_before_training(seat: Seat, kind: str) -> None:
         assert model.wide.unique().tolist() == [1000.0]
 
 
+@check(least=2, kind=tuple(ALL), whole=(True, False))
+def a_loaded_model_is_not_mixed_with_the_one_before(seat: Seat, kind: str, whole: bool) -> None:
+    """All ranks return to a checkpoint in the middle of an interval, then one rank after the other trains on."""
+    model = Odd(0.0)
+    optimizer = wrap(model, ALL[kind], lr=1.0)
+    saved = optimizer.state_dict()
+    if not whole:
+        del saved["sordino"]  # the state of an optimizer that was not wrapped
+    for _ in range(5):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 1000.0)
+        optimizer.step()
+    if kind == "naive":
+        until(lambda: pull_of(optimizer) == "done")
+    seat.meet("trained")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    optimizer.load_state_dict(saved)
+    optimizer.zero_grad()
+    seat.meet("loaded")
+    for turn in range(seat.size):
+        for _ in range(4 if turn == seat.rank else 0):
+            optimizer.step()
+        seat.meet(f"turn {turn}")
+    optimizer.flush()
+    assert model.value() == 0
+    assert not bool(model.short.any())
+
+
 @check(least=2, kind=("none", "adpsgd-at-once"))
 def buffers_take_part_if_asked(seat: Seat, kind: str) -> None:
     for buffers in ("local", "average"):

@@ -12,7 +12,7 @@ import torch
 from crew import PATIENCE_S, MakeCrew, Member, metric
 
 import sordino.torch as hvd
-from sordino.algorithms import ADPSGD, Algorithm, Crossover, LocalSGD, PushSum, ScheduledPull
+from sordino.algorithms import ADPSGD, DPSGD, Algorithm, Crossover, LocalSGD, PushSum, ScheduledPull
 
 GROUPS = LocalSGD(4, group_size=2, exchange="allreduce")
 WEIGHTS = tuple(tuple(0.0 if i == j else float(j + 1) for j in range(4)) for i in range(4))
@@ -92,6 +92,26 @@ def test_some_have_let_their_optimizer_go_already(crew_of: MakeCrew, algorithm: 
     crew.network.kill(3)
     assert crew.all(metric) == dict.fromkeys(range(3), (3, 3, 3.0))
     assert set(crew.all(Member.train).values()) == {9}
+
+
+@pytest.mark.parametrize("algorithm", [LocalSGD(100), DPSGD(100)], ids=str)
+def test_parameters_that_were_frozen_before_a_loss_are_averaged(crew_of: MakeCrew, algorithm: Algorithm) -> None:
+    """The remaining ranks take the mean of all parameters that exchanges have, also of those frozen since."""
+
+    def frozen(member: Member) -> torch.Tensor:
+        parameter = member.parameters[0]
+        parameter.requires_grad_(False)
+        parameter.grad = None
+        return parameter.detach().clone()
+
+    crew = crew_of(3, algorithm)
+    crew.all(Member.train)
+    before = crew.all(frozen)
+    assert not torch.equal(before[0], before[1])
+    crew.network.kill(2)
+    crew.all(metric)
+    for after in crew.all(frozen).values():
+        torch.testing.assert_close(after, (before[0] + before[1]) / 2)
 
 
 def test_who_is_told_of_ranks_may_call_operations(crew_of: MakeCrew) -> None:

@@ -105,7 +105,7 @@ def test_positions_beyond_the_end_are_left_out(cuda, code: str) -> None:
 class Echo:
     """Transfers of one process that stands for 3 ranks with the same values."""
 
-    size = 3
+    size, place = 3, 0
 
     def all_to_all(self, sent: torch.Tensor) -> Callable[[], torch.Tensor]:
         return lambda: sent.chunk(3)[0].repeat(3)

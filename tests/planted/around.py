@@ -322,6 +322,14 @@ ERRORS = [
         (tests("pairing"),),
     ),
     Error(
+        "a worker that has loaded a checkpoint averages before its next step",
+        "stale copy",
+        "python/sordino/algorithms/adpsgd/pairing.py",
+        "        if busy or self.declining:\n",
+        "        if busy:\n",
+        (tests("pairing"),),
+    ),
+    Error(
         "another averaging counts as the own one",
         "lost message",
         "python/sordino/algorithms/adpsgd/pairing.py",

@@ -157,8 +157,8 @@ ERRORS = [
         "frozen parameters are exchanged",
         "lost message",
         "python/sordino/algorithms/exchanging.py",
-        "for i, parameter in enumerate(self.parameters) if not parameter.requires_grad]",
-        "for i, parameter in enumerate(self.parameters) if parameter is None]",
+        "[i for i in candidates if not self.parameters[i].requires_grad]",
+        "[]",
         (checks("frozen"),),
     ),
     Error(

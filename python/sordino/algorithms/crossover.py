@@ -44,7 +44,8 @@ class Crossover(RandomGossip):
         group_size: ranks in a group; must divide the number of workers.
         within: "allreduce": every member of a group applies the average gradient; "leader": only its first rank does,
             and sends the parameters to the other members after the exchange. With interval=1 the parameters are the
-            same; with a longer one, the others compute gradients with those of the last exchange.
+            same; with a longer one, the others compute gradients with those of the last exchange. Not with optimizers
+            that may evaluate a closure several times, such as LBFGS.
         roulette: weights[i][j] for worker (or group) i sending to j, or None for equal weights. A matrix that is not
             doubly stochastic is scaled to the nearest one that is. Up to 128 workers.
         bucket_bytes: gradients are reduced within groups in buckets of up to this many bytes.

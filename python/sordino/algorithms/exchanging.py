@@ -24,6 +24,7 @@ from sordino.runtime.context import members_of
 from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.rollback import Rollback, take_mean
 from sordino.runtime.gradients.reducer import GradientReducer
+from sordino.runtime.local_shards import LocalShard
 from sordino.runtime.loss_state import Recoverable
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.recovery.losses import LOSSES, again, recover, together
@@ -58,7 +59,8 @@ class ExchangingStrategy(Strategy):
         self.buffers = list(runtime.buffers)
         self.steps = self.round = 0
         self._met = False
-        self._frozen: list[int] = []  # parameters that exchanges leave out, because they are not trained
+        # Parameters that exchanges leave out, because they are not trained; None before the first meeting.
+        self._frozen: list[int] | None = None
         self._first_open_round = 0  # exchanges before this one are over
         self._most_steps = 0  # most steps that a rank had taken when the ranks met last
         self._rollback = Rollback(self.context)
@@ -154,7 +156,8 @@ class ExchangingStrategy(Strategy):
         self.algorithm = self._fitted()
         if self.active:
             self.settings.check.meet(self.context)
-            self._frozen = [i for i, parameter in enumerate(self.parameters) if not parameter.requires_grad]
+            candidates = range(len(self.parameters)) if self._frozen is None else self._frozen
+            self._frozen = [i for i in candidates if not self.parameters[i].requires_grad]
             self.attach()
         elif self.reducer is not None:  # this rank is alone
             self.reducer.release()
@@ -222,26 +225,27 @@ class ExchangingStrategy(Strategy):
     def exchanged(self) -> list[torch.Tensor]:
         """The tensors that exchanges change: trained parameters, and buffers that are averaged along with them.
 
-        The last meeting determines them. A parameter that has been frozen since then is still included.
+        The last meeting determines them. A parameter that has been frozen since then is still included, until the ranks
+        meet for other parameters (`level_frozen`).
         """
         return [*self.trained, *(buffer for _, buffer in self.buffers)]
 
     @property
     def exchanged_names(self) -> list[str]:
         """The names of `exchanged`."""
-        left_out = set(self._frozen)
+        left_out = set(self._frozen or ())
         names = [name for i, name in enumerate(self.names) if i not in left_out]
         return [*names, *(f"buffer {name}" for name, _ in self.buffers)]
 
     @property
     def trained(self) -> list[torch.Tensor]:
         """The parameters among `exchanged`."""
-        left_out = set(self._frozen)
+        left_out = set(self._frozen or ())
         return [parameter for i, parameter in enumerate(self.parameters) if i not in left_out]
 
     def _unfrozen(self) -> str | None:
         """Return the name of a parameter that is trained now, but was frozen when the ranks met; None: none."""
-        for i in self._frozen if self.whole_models else ():
+        for i in (self._frozen or ()) if self.whole_models else ():
             if self.parameters[i].requires_grad:
                 return self.names[i]
         return None
@@ -268,10 +272,28 @@ class ExchangingStrategy(Strategy):
             self.settle(optimizer)
             round = self.round
             self._part(keeps_place=True)
+            self._frozen = None
             self._meet_all()
             self.round = round
 
         self.do_together(meet_anew)
+
+    @torch.no_grad()
+    def level_frozen(self) -> None:
+        """Replace parameters that have been frozen since the last meeting by their means. Collective.
+
+        The next exchanges leave them out, so ranks would keep different values for good.
+        """
+        if not self._met or not self.active or self.algorithm.traits.same_gradients:
+            return
+        frozen = [
+            parameter.local if isinstance(parameter, LocalShard) else parameter.detach()
+            for parameter in self.trained
+            if not parameter.requires_grad
+        ]
+        if frozen:
+            with self._rollback.around(frozen):
+                take_mean(frozen, f"{self.label}.frozen", self.settings.process_set)
 
     @torch.no_grad()
     def give_up(self) -> None:
@@ -390,6 +412,7 @@ class ExchangingStrategy(Strategy):
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         self.drain(optimizer)
+        self.level_frozen()
 
     # ---- state -------------------------------------------------------------------------------------------------
 

@@ -60,6 +60,11 @@ class Runtime:
         return self.settings.op == Adasum and self.context.size > 1
 
 
+def only_a_part(algorithm: Algorithm) -> UsageError:
+    """Return the error for a copy of an optimizer of which a rank has only a part of the state."""
+    return UsageError(f"with {algorithm} a rank has only a part of the state; copy its state_dict() instead")
+
+
 class Strategy(ABC):
     """Base class of strategies. One strategy runs an algorithm in one optimizer on one rank.
 
@@ -262,8 +267,12 @@ class Strategy(ABC):
             self.reducer.load_residuals(state)
 
     def state_of_copies(self) -> dict[str, Any] | None:
-        """Return the initial state of a copy of the optimizer; None: the same as for a new optimizer."""
-        return None
+        """Return the state from which a copy of the optimizer continues; None: it has no state. Not collective.
+
+        Raises:
+            UsageError: this rank has only a part of the state.
+        """
+        return self.state_dict()
 
     def outer_parameters(self) -> AbstractContextManager[None]:
         """Return a context manager within which the model has the outer parameters.

@@ -121,6 +121,9 @@ class Encoded(BucketAverage):
     gradients anew, after the first step. When the hook returns, the collectives of the bucket are over, or, on a GPU,
     on the current stream.
 
+    With find_unused_parameters=True DDP drops the mean of a parameter that no rank has used in a step, and with it what
+    the parameter owed. Use a codec without error feedback there, or `DistributedOptimizer`, which keeps it.
+
     Args:
         codec: the codec, such as `Int8()` or `PowerSGD(rank=2)`, or its name, such as "int8".
         group: process group of the ranks; None: all ranks.
@@ -157,7 +160,7 @@ class _GroupTransfers:
     """The collectives of a process group."""
 
     def __init__(self, group: Any) -> None:
-        self._group, self.size = group, _size_of(group)
+        self._group, self.size, self.place = group, _size_of(group), dist.get_rank(group)
 
     def all_to_all(self, sent: torch.Tensor) -> Received:
         return self._start(dist.all_to_all_single, sent, 1)

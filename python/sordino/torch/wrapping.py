@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from sordino.algorithms.strategy import Strategy
+from sordino.algorithms.strategy import Strategy, only_a_part
 from sordino.errors import StepOrderError, UsageError
 from sordino.runtime.gradients.options import Options
 from sordino.torch.arguments import name_parameters, parameters_of
@@ -173,12 +173,14 @@ class Wrapping:
         """
         self.strategy.complete()
         if self.strategy.partial_state and self.optimizer.state:
-            raise UsageError(
-                f"with {self.options.algorithm} a rank has only a part of the state; copy its state_dict() instead"
-            )
-        names = [self.names[parameter] for parameter in parameters_of(self.optimizer)]
-        under_way = self.strategy.state_of_copies()
-        return {"inner": self.optimizer, "names": names, "options": self.options, "under way": under_way}
+            raise only_a_part(self.options.algorithm)
+        return {
+            "inner": self.optimizer,
+            "names": [self.names[parameter] for parameter in parameters_of(self.optimizer)],
+            "options": self.options,
+            "under way": self.strategy.state_of_copies(),
+            "residuals": self.strategy.residuals() or {},
+        }
 
     @classmethod
     def of_copy(cls, state: dict[str, Any]) -> Wrapping:
@@ -187,4 +189,5 @@ class Wrapping:
         copy = cls(optimizer, dict(zip(parameters_of(optimizer), state["names"])), state["options"], compare=False)
         if under_way is not None:
             copy.strategy.go_on_from(under_way)
+        copy.strategy.load_residuals(state.get("residuals", {}))
         return copy

@@ -270,3 +270,11 @@ def test_no_two_averagings_have_one_number() -> None:
             assert worker.heard(turn, question.to, ("yes", numbers[-1])) == [Average(question.to, numbers[-1])]
             worker.exchanged(turn)
     assert len(set(numbers)) == len(numbers) == 20
+
+
+def test_a_worker_that_declines_takes_part_again_when_it_may() -> None:
+    worker = Pairing(0, 2, 0, PATIENCE)
+    worker.declining = True
+    assert worker.heard(0.0, 1, ("average", 1, 5)) == [Tell(1, ("no", 1))]
+    worker.declining = False
+    assert worker.heard(0.0, 1, ("average", 3, 5)) == [Tell(1, ("yes", 3)), Average(1, 3)]

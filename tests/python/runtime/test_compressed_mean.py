@@ -27,7 +27,7 @@ from sordino.runtime.exchange.low_rank_mean import LowRankMean
 class Echo:
     """Transfers of one process that stands for 2 ranks with the same values."""
 
-    size = 2
+    size, place = 2, 0
 
     def all_to_all(self, sent: torch.Tensor) -> Callable[[], torch.Tensor]:
         return lambda: sent.chunk(2)[0].repeat(2)
@@ -94,7 +94,7 @@ class Many(Echo):
     """Transfers of one process that stands for any number of ranks. It measures what arrives."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.most = size, 0  # bytes
+        self.size, self.place, self.most = size, 0, 0  # the last in bytes
         self._held: list[weakref.ref[torch.Tensor]] = []
 
     def all_to_all(self, sent: torch.Tensor) -> Callable[[], torch.Tensor]:

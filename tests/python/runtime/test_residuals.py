@@ -25,7 +25,7 @@ class Idle:
     """Transfers of some ranks that send nothing."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size, self.place = size, 0
 
 
 class Rank:

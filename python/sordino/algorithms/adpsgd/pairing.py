@@ -4,7 +4,7 @@ It is driven like the state machines of `sordino.algorithms.scheduled_pull.sched
 
     state      event -> next state
     free       `begin`: ask a random peer -> asking; skip if there is none
-               asked: answer "yes" -> averaging
+               asked: answer "yes" -> averaging; if `declining`, "no"
     asking     "yes" -> averaging;  "no", no answer in time, or peer lost: ask another peer;  after 8 declines -> free
                asked with higher priority: answer "yes" -> averaging;  with lower: answer "no", except to its own peer
     averaging  done, failed or "cancel" -> free, or -> asking if an averaging of its own is pending
@@ -63,6 +63,8 @@ class Pairing:
         self._current = 0  # number of the current averaging
         self._mine = False  # this worker started the question or averaging
         self._declines = 0
+        self.declining = False
+        """Whether this worker declines all questions. Its driver sets it, while the worker is free."""
         self.under_way = False
         """Whether an averaging that this worker has started is not over."""
 
@@ -128,7 +130,8 @@ class Pairing:
         return self._next(now)
 
     def _is_asked(self, sender: int, number: int, priority: int) -> list[Step]:
-        if self._peer is not None and (self._engaged or (self._priority, self.rank) > (priority, sender)):
+        busy = self._peer is not None and (self._engaged or (self._priority, self.rank) > (priority, sender))
+        if busy or self.declining:
             # If the two have asked each other, the peer sees that its own priority is lower, and accepts this question.
             return [] if sender == self._peer and not self._engaged else [Tell(sender, ("no", number))]
         # If this worker has asked the sender, the sender's question also answers its own.

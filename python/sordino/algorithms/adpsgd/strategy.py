@@ -64,6 +64,7 @@ class Averager(Agent):
         self._number: int | None = None  # of the current averaging
         self._due = 0.0
         self._peer = -1
+        self._becomes_free = False  # `wait` waits for averagings that peers have started, too
         self.statistics = PairStatistics()
 
     def use(self, core: PairAveraging) -> None:
@@ -84,8 +85,28 @@ class Averager(Agent):
         with self.lock:
             return self._pairing.under_way
 
+    def decline(self) -> None:
+        """Wait until this rank takes part in no averaging, and decline all questions from then on, until `accept`.
+
+        Raises:
+            SordinoError: the world or the agent thread has failed.
+        """
+        self._becomes_free = True
+        try:
+            while not self._pairing.declining:
+                self.wait()
+                with self.lock:  # a peer may have started another one
+                    self._pairing.declining = self._is_over()
+        finally:
+            self._becomes_free = False
+
+    def accept(self) -> None:
+        """Accept questions again."""
+        with self.lock:
+            self._pairing.declining = False
+
     def _is_over(self) -> bool:
-        return not self._pairing.under_way
+        return not self._pairing.under_way and (self._number is None or not self._becomes_free)
 
     def _act(self, now: float, action: Any) -> None:
         assert self._core is not None
@@ -194,6 +215,7 @@ class PairStrategy(ExchangingStrategy):
             self._copy.copy_(self._arena)
             self._before.copy_(self._arena)
             self._core.unlock()
+            self._averager.accept()
 
     @torch.no_grad()
     def _take_in(self) -> None:
@@ -273,6 +295,7 @@ class PairStrategy(ExchangingStrategy):
             self.drain(optimizer)
             meet(self.context, self.settings.process_set)
             self.drain(optimizer)
+            self.level_frozen()
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps}
@@ -280,9 +303,29 @@ class PairStrategy(ExchangingStrategy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps = state["steps"]
 
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        super().load_optimizer_state(optimizer, state)
+        if self._opened:
+            self._forget_averagings()
+
+    def _forget_averagings(self) -> None:
+        """Forget averagings since the last step, and take part in none before the next step.
+
+        They are of the model before the load, also if peers have yet to load. A script loads the model first.
+        """
+        self._arena.adopt()
+        self._averager.decline()
+        self._core.lock()
+        try:
+            self._copy.copy_(self._arena)
+            self._before.copy_(self._arena)
+        finally:
+            self._core.unlock()
+
     def before_join(self) -> None:
         """Open this rank for averaging. Peers can average with it as before, because none waits for its steps."""
         self._open()
+        self._averager.accept()
 
     def _close(self) -> None:
         self._averager.close()

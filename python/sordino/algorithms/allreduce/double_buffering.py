@@ -168,9 +168,6 @@ class BufferedStrategy(ExchangingStrategy):
                 for parameter, grad in zip(self.parameters, kept):
                     parameter.grad = grad
 
-    def state_of_copies(self) -> dict[str, Any]:
-        return self.state_dict()
-
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         pass  # `state_dict` contains the averages
 

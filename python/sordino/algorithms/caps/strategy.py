@@ -205,9 +205,6 @@ class CaPSStrategy(ExchangingStrategy):
     def statistics(self) -> CaPSStatistics:
         return self._statistics
 
-    def state_of_copies(self) -> dict[str, Any]:
-        return self.state_dict()
-
     # ---- the threshold -----------------------------------------------------------------------------------------
 
     def report_metric(self, metric: float, rate: float) -> None:

@@ -60,8 +60,9 @@ class DiLoCo(Gossip):
     `optimizer.outer_parameters()` puts into the model. They start as the first rank's parameters, and are part of
     `state_dict()`, with the momentum. An all-reduce in flight does not count for `outer_parameters()`, but its result
     is part of `state_dict()`, which waits for it. `flush()` applies it at once: call it at the end of training.
-    Parameters that are unfrozen or added during an interval start from the first rank's values. All others keep their
-    values, outer parameters and momentum. With fragments, a block may then belong to another fragment, so once its
+    Parameters that are unfrozen or added during an interval start from the first rank's values. Those that are frozen
+    by then become their mean over all workers. All others keep their values, outer parameters and momentum. With
+    fragments, a block may then belong to another fragment, so once its
     interval is longer or shorter.
 
     Buffers given as `named_buffers` are averaged with buffers="average" at the exchange of the last fragment. All
@@ -118,7 +119,8 @@ class DiLoCo(Gossip):
 
     always_written = ("interval",)
     steps = "sordino.algorithms.diloco.strategy:DiLoCoStrategy"
-    optional_state = frozenset({"outer", "momentum", "pending", "residuals"})  # none exists before the first step
+    # None exists before the first step.
+    optional_state = frozenset({"outer", "momentum", "pending", "pending_averaged", "residuals"})
     simulation = Simulation(
         arrays="outer",
         imitated=frozenset(

@@ -54,12 +54,22 @@ class Mean(Protocol):
         """Wait for the means, return them, and become idle. Collective."""
         ...
 
+    @property
+    def averaged(self) -> bool:
+        """Whether `state()` has the mean, and not the values of this rank."""
+        ...
+
     def state(self) -> list[torch.Tensor]:
         """Return the state of a pending mean, for `continue_from`. Not collective."""
         ...
 
-    def continue_from(self, state: Sequence[torch.Tensor]) -> None:
-        """Replace the state. Nothing is pending if `state` is empty. Not collective."""
+    def continue_from(self, state: Sequence[torch.Tensor], averaged: bool = True) -> None:
+        """Replace the state. Nothing is pending if `state` is empty. Not collective.
+
+        Args:
+            state: a state of this class or of the other one.
+            averaged: `averaged` of the object whose state it is, the same on all ranks.
+        """
 
 
 def mean_of(
@@ -93,6 +103,7 @@ class BackgroundMean:
             self._values = [buffer.like(one, offset) for one, offset in zip(like, buffer.layout.offsets)]
             self._reduction = PreparedReduction(context, self._values, Average, name, process_set)
         self._handle: Handle | None = None  # None: the means have arrived
+        self._unsent: list[torch.Tensor] | None = None  # values of a state, of this rank, that are to be averaged
         self.pending = False
         """Whether a mean has begun and is not finished."""
 
@@ -125,17 +136,26 @@ class BackgroundMean:
 
     def finish(self) -> list[torch.Tensor]:
         """Wait for the means, and return them, with the tensors and errors of `arrived`. Then nothing is pending."""
+        if self._unsent is not None:
+            self.begin(self._unsent)
+            self._unsent = None
         means = self.arrived()
         self.pending = False
         return means
 
+    @property
+    def averaged(self) -> bool:
+        return self._unsent is None
+
     def state(self) -> list[torch.Tensor]:
-        """Wait for the means, and return copies of them."""
-        return [one.clone() for one in self.arrived()]
+        """Wait for the means, and return copies of them; or of values that were loaded to be averaged."""
+        return [one.clone() for one in (self.arrived() if self._unsent is None else self._unsent)]
 
     @torch.no_grad()
-    def continue_from(self, means: Sequence[torch.Tensor]) -> None:
+    def continue_from(self, means: Sequence[torch.Tensor], averaged: bool = True) -> None:
         """Replace the state: nothing is pending if there are no `means`; otherwise these have arrived.
+
+        Unless they are `averaged`, they are values of this rank (of `EncodedMean`), which `finish` averages.
 
         A mean in flight is waited for, because its memory is used again. Its result is dropped, so an error of it is,
         too.
@@ -144,7 +164,9 @@ class BackgroundMean:
             with suppress(*LOSSES):
                 self._handle.wait()
             self._handle = None
-        for mine, value in zip(self._values, means):
+        own = [value.to(mine, copy=True) for mine, value in zip(self._values, means)]
+        self._unsent = None if averaged or not own else own
+        for mine, value in zip(self._values, own):
             mine.copy_(value)
         self.pending = len(means) > 0
 
@@ -152,7 +174,8 @@ class BackgroundMean:
 class EncodedMean:
     """The same with a codec. The first half of the communication is in flight, and `finish` does the second half.
 
-    So a state has this rank's own values, which are sent again after loading.
+    So a state has this rank's own values, which are sent again after loading. Means of a state of `BackgroundMean` are
+    used as they are.
 
     Args:
         process_set: the ranks.
@@ -172,6 +195,7 @@ class EncodedMean:
             for name, one in zip(names, like)
         ]
         self._values: list[torch.Tensor] = []  # of this rank
+        self._means: list[torch.Tensor] | None = None  # of a state; None: they are to be computed
         self._in_flight = False
         self._failure: Exception | None = None
         self.pending = False
@@ -189,6 +213,9 @@ class EncodedMean:
 
     @torch.no_grad()
     def finish(self) -> list[torch.Tensor]:
+        if self._means is not None:
+            means, self._means, self.pending = self._means, None, False
+            return means
         if self._failure is not None:
             raise self._failure
         try:
@@ -203,13 +230,20 @@ class EncodedMean:
         self._values, self._in_flight, self.pending = [], False, False
         return means
 
+    @property
+    def averaged(self) -> bool:
+        return self._means is not None
+
     def state(self) -> list[torch.Tensor]:
-        return [value.clone() for value in self._values]
+        return [value.clone() for value in (self._values if self._means is None else self._means)]
 
     @torch.no_grad()
-    def continue_from(self, values: Sequence[torch.Tensor]) -> None:
+    def continue_from(self, values: Sequence[torch.Tensor], averaged: bool = True) -> None:
         for mean in self.encoded:
             mean.give_up()
-        own = [value.to(one.device, copy=True) for value, one in zip(values, self._like)]
-        self._values, self._in_flight, self._failure = own, False, None
+        self._values, self._means, self._in_flight, self._failure = [], None, False, None
+        if averaged and len(values) > 0:
+            self._means = [value.to(one, copy=True) for value, one in zip(values, self._like)]
+        else:
+            self._values = [value.to(one.device, torch.float32, copy=True) for value, one in zip(values, self._like)]
         self.pending = len(values) > 0

@@ -162,12 +162,11 @@ class OuterStep:
             "outer": [one for fragment in self._fragments for one in fragment.saved(fragment.outer)],
             "momentum": [one for fragment in self._fragments for one in fragment.saved(fragment.momentum)],
         }
-        if self.pending:  # fragments in flight, by their numbers
-            state["pending"] = {
-                number: fragment.saved(fragment.mean.state())
-                for number, fragment in enumerate(self._fragments)
-                if fragment.mean.pending
-            }
+        in_flight = [number for number, fragment in enumerate(self._fragments) if fragment.mean.pending]
+        if in_flight:
+            fragments = {number: self._fragments[number] for number in in_flight}
+            state["pending"] = {number: one.saved(one.mean.state()) for number, one in fragments.items()}
+            state["pending_averaged"] = all(one.mean.averaged for one in fragments.values())
         residuals = self._residuals()
         if residuals:
             state["residuals"] = residuals
@@ -181,18 +180,18 @@ class OuterStep:
         saved, its_momentum = state.get("outer", []), state.get("momentum", [])
         self._begun = _alike(outer, saved)
         pending = state.get("pending", {}) if self._begun else {}
+        averaged = state.get("pending_averaged", self._feedback is None)  # states of earlier versions lack it
         for number, fragment in enumerate(self._fragments):
-            fragment.mean.continue_from(fragment.loaded(pending.get(number, [])))
+            fragment.mean.continue_from(fragment.loaded(pending.get(number, [])), averaged)
         residuals = state.get("residuals", {})
         if not self._begun:
             drop(residuals, f"outer gradients of {self._algorithm.label}", "the outer parameters are of another model")
         self._load_residuals(residuals if self._begun else {})
-        if not self._begun:
-            return
-        self._copy([fragment.outer for fragment in self._fragments], saved)
-        if _alike(momentum, its_momentum):
+        if self._begun:
+            self._copy([fragment.outer for fragment in self._fragments], saved)
+        if self._begun and _alike(momentum, its_momentum):
             self._copy([fragment.momentum for fragment in self._fragments], its_momentum)
-        else:  # one of the two has a momentum factor of 0, and so no momentum
+        else:  # a new beginning; or one of the two has a momentum factor of 0, and so no momentum
             for target in momentum:
                 target.zero_()
 

@@ -16,6 +16,7 @@ from sordino.algorithms.gossip import AveragingGossip, Gossip
 from sordino.algorithms.gossip.compressed import MixingStatistics
 from sordino.algorithms.gossip.mixing import Mixing, OuterMixing, Peers
 from sordino.algorithms.strategy import Closure
+from sordino.errors import UsageError
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 from sordino.runtime.exchange.groups import channel_of, group_of
 from sordino.runtime.process_set import ProcessSet
@@ -99,6 +100,12 @@ class GossipStrategy(ExchangingStrategy):
         self._mixing.all_are_alike()
 
     def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
+        if closure is not None and self.algorithm.leaders_only and not self.settings.evaluates_once:
+            raise UsageError(
+                f"{self.algorithm.label}(within='leader'): {type(optimizer).__name__} may evaluate the closure of "
+                "step() several times, each time with other parameters, which only the leader of a group has. Use "
+                "within='allreduce', in which all members step"
+            )
         stepping = optimizer if self._steps_here else _Standing(optimizer)
         return super().step_optimizer(stepping, closure, synchronize)  # type: ignore[arg-type]
 

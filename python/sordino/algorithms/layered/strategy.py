@@ -183,7 +183,7 @@ class LayeredStrategy(ExchangingStrategy):
         self._ids = set(map(id, self.parameters))
         self._storages: set[int] | None = None  # storages of parameters and gradients; None until `changes` needs them
         # The optimizer, and the hyper-parameters of its groups when step() was called.
-        self._postponed: tuple[torch.optim.Optimizer, list[dict[str, Any]]] | None = None
+        self._postponed: tuple[torch.optim.Optimizer, list[dict[str, _Setting]]] | None = None
         self._stream: torch.cuda.Stream | None = None  # the stream on which step() was called
         self._show: Callable[[], None] | None = None  # undoes the hiding of check_stale
         self._lock = threading.RLock()  # makes a thread wait while another one completes the step
@@ -215,7 +215,7 @@ class LayeredStrategy(ExchangingStrategy):
         if closure is not None or not synchronize or self._layers.done:
             return super().step_optimizer(optimizer, closure, synchronize)
         self._layers.postpone(self.complete)
-        rates = [{key: _copied(value) for key, value in g.items() if key != "params"} for g in optimizer.param_groups]
+        rates = [{key: _Setting(one) for key, one in g.items() if key != "params"} for g in optimizer.param_groups]
         self._postponed = optimizer, rates
         self._stream = stream_of(self.parameters[0].device)
         self._storages = None
@@ -259,12 +259,12 @@ class LayeredStrategy(ExchangingStrategy):
             self._show()
             self._show = None
 
-    def _take(self, optimizer: torch.optim.Optimizer, rates: list[dict[str, Any]]) -> None:
+    def _take(self, optimizer: torch.optim.Optimizer, rates: list[dict[str, _Setting]]) -> None:
         # Hyper-parameters set since step() are for the next step. Values that the optimizer itself changes stay.
         later = []
         for group, then in zip(optimizer.param_groups, rates):
-            later.append({key: group[key] for key, value in then.items() if group[key] is not value})
-            group.update({key: then[key] for key in later[-1]})
+            later.append({key: group[key] for key, one in then.items() if one.has_changed(group[key])})
+            group.update({key: then[key].then for key in later[-1]})
         try:
             self._layers.use()
             with self.stepping():
@@ -330,5 +330,20 @@ class LayeredStrategy(ExchangingStrategy):
         super().detach()
 
 
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
+class _Setting:
+    """Hyper-parameter of a group when step() was called.
+
+    Attributes:
+        then: its value then. A script may change a tensor in place, so of a tensor this is a copy.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value, self._version, self.then = value, 0, value
+        if isinstance(value, torch.Tensor):
+            self._version, self.then = value._version, value.clone()
+
+    def has_changed(self, now: Any) -> bool:
+        """Return whether this is another value than then."""
+        if now is not self._value:
+            return True
+        return isinstance(now, torch.Tensor) and now._version != self._version

@@ -52,7 +52,8 @@ class EncodedAveraging:
         self._known = 0  # tensors that have outer parameters
         self._loaded: dict[str, torch.Tensor] = {}  # outer parameters of a checkpoint that are not in use yet
         assert algorithm.codec is not None
-        sender = Sender.of(context, peers, algorithm.codec, sums=algorithm.aggregate == "gradients")
+        workers = groups if algorithm.sharded else groups * algorithm.group_size
+        sender = Sender.of(context, peers, algorithm.codec, algorithm.aggregate == "gradients", workers)
         self._feedback = Feedback(sender, "averagings of LocalSGD")
         # Residuals are in memory order, so those of another order are of other elements.
         self._labels = {name: label(name, parameter) for name, parameter in parameters.items()}

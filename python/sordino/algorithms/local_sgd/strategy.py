@@ -23,7 +23,7 @@ from sordino.algorithms.local_sgd.gathering import Gathering
 from sordino.algorithms.local_sgd.movements import Movements
 from sordino.algorithms.local_sgd.sharded_state import gather_state, in_memory_order, scatter_state, take_over_state
 from sordino.algorithms.local_sgd.sharding import ShardedReducer
-from sordino.algorithms.strategy import Runtime, Strategy
+from sordino.algorithms.strategy import Runtime, Strategy, only_a_part
 from sordino.errors import UsageError
 from sordino.runtime.collectives.autograd import allreduce
 from sordino.runtime.collectives.operation import Average, Max, Sum
@@ -232,7 +232,7 @@ class LocalSGDStrategy(ExchangingStrategy):
                 whole = self.parameters[number].numel()
                 yield Elements(self.names[number], piece.begin, piece.end, whole, piece.values.detach())
             return
-        left_out = set(self._frozen)
+        left_out = set(self._frozen or ())
         for number, (name, parameter) in enumerate(zip(self.names, self.parameters)):
             if number not in left_out:
                 whole = parameter.numel()
@@ -338,9 +338,17 @@ class LocalSGDStrategy(ExchangingStrategy):
             "block_ends": self._block_ends,
         }
 
+    def state_of_copies(self) -> dict[str, Any]:
+        averaging = self._movements if self._encoded is None else self._encoded
+        if self._shards is not None and averaging is not None and averaging.begun:
+            raise only_a_part(self.algorithm)
+        return self.state_dict()
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         was_alone = self._alone
         self.steps, self._alone, self._averaged = state["steps"], state["alone"], state["averaged"]
+        if not self._alone and self.algorithm.start in ("immediate", 0):  # the state is of another `start`
+            self._alone, self._averaged = True, self.steps
         self._highest_rate = state["highest_rate"]
         self._first_metric, self._block_ends = state["first_metric"], state["block_ends"]
         adapted = self.algorithm.adaptive is not None and self._first_metric is not None
@@ -378,6 +386,7 @@ class LocalSGDStrategy(ExchangingStrategy):
                 self._average()
             if self._shards is not None:
                 self._shards.hand_out()
+        self.level_frozen()
         if self._shards is not None:
             optimizer.load_state_dict(self.optimizer_state(optimizer))
 

@@ -185,6 +185,7 @@ class PullStrategy(ExchangingStrategy):
         self._statistics = PullStatistics()
         self._windows: deque[float] = deque(maxlen=_WINDOWS)  # durations in seconds
         self._began: float | None = None
+        self._loaded_in_window = False
 
     def attach(self) -> None:
         workers, context, algorithm = self.settings.process_set, self.context, self.algorithm
@@ -255,7 +256,7 @@ class PullStrategy(ExchangingStrategy):
             self._begin_window()
 
     def _begin_window(self) -> None:
-        self._began = time.monotonic()
+        self._began, self._loaded_in_window = time.monotonic(), False
         self._puller.begin_window(statistics.median(self._windows) if self._windows else math.inf)
 
     def after_step(self) -> None:
@@ -271,6 +272,8 @@ class PullStrategy(ExchangingStrategy):
         ended = time.monotonic()
         self._windows.append(ended - self._began)
         pull = self._puller.end_window()
+        if self._loaded_in_window:
+            pull = None  # its values may be of the model before the load
         now, counts = time.monotonic(), self._statistics
         counts.windows += 1
         counts.waited += now - ended
@@ -294,14 +297,24 @@ class PullStrategy(ExchangingStrategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps = state["steps"]
+        self._publish_loaded()
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        super().load_optimizer_state(optimizer, state)
+        self._publish_loaded()
+
+    def _publish_loaded(self) -> None:
+        """Let peers pull the present parameters, which a script loads before the optimizer."""
         if self._began is not None:
             self._arena.adopt()
             self._publish()
+            self._loaded_in_window = True
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         """Make sure that no rank waits for a pull when this rank closes. Collective: all ranks meet here."""
         if self._met:
             meet(self.context, self.settings.process_set)
+            self.level_frozen()
 
     def before_join(self) -> None:
         """Open this rank for pulls. Peers can pull from it as before, because none waits for its steps."""

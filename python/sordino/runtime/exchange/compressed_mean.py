@@ -60,11 +60,13 @@ class CompressedMean:
         device = self._place
         self._coder = codec.coder(core_device(device) if self._sends and codec.in_core else None)
         self._shard = count if codec.gathered else -(-count // (self._size * codec.unit)) * codec.unit
-        """Values of a rank's shard; all ranks' shards together may be longer than the values, and then end with 0."""
+        """Values of a rank's shard. All ranks' shards together may be longer than the values: their end is padding."""
         total = count if codec.gathered else self._shard * self._size
+        self._own = min(max(count - transfers.place * self._shard, 0), self._shard)
+        """Values of this rank's shard without padding, which would lower the scale of the last block."""
         self._work = torch.zeros(total, dtype=torch.float32, device=device)
         """The values to be sent, and later their means."""
-        self._sent = torch.empty(self._coder.bytes(total), dtype=torch.uint8, device=device)
+        self._sent = torch.zeros(self._coder.bytes(total), dtype=torch.uint8, device=device)
         counts = isinstance(codec, TopK) and codec.contributors
         self._given = torch.empty(count, dtype=torch.float32, device=device) if counts else None
         self._mean = torch.empty(0 if codec.gathered else self._shard, dtype=torch.float32, device=device)
@@ -101,13 +103,12 @@ class CompressedMean:
             )
         self.report()
         self._work[: self.count].copy_(values)
-        self._work[self.count :].zero_()
         if not self._sends:
             return
         if self.residuals:
             self._work.add_(self._still_owed(self.residuals[0]))
         self._infinite.value.zero_()
-        self._coder.encode(self._work, self._sent, self._infinite.value)
+        self._encode(self._work[: self.count], self._sent, self._infinite.value)
         self._infinite.send()
         start = self._transfers.all_gather if self._codec.gathered else self._transfers.all_to_all
         self._received = start(self._sent)
@@ -128,7 +129,7 @@ class CompressedMean:
             return self._work[: self.count]
         encoded = self._arrived() if self._codec.gathered else self._encoded_means()
         if self.residuals:
-            self._keep_rest(self._work, self._sent, self.residuals[0])
+            self._keep_rest(self._work, self._sent, self.residuals[0], self.count)
         if self._codec.gathered:
             self._add_up(encoded, self._work)
         else:
@@ -187,18 +188,25 @@ class CompressedMean:
         self._add_up(self._arrived(), mean)  # the parts are freed before the means arrive
         if self.residuals:
             mean.add_(self._still_owed(self.residuals[1]))
-        encoded = torch.empty(self._coder.bytes(self._shard), dtype=torch.uint8, device=self._place)
-        self._coder.encode(mean, encoded, self._of_means)
+        encoded = torch.zeros(self._coder.bytes(self._shard), dtype=torch.uint8, device=self._place)
+        self._encode(mean[: self._own], encoded, self._of_means)
         means = self._transfers.all_gather(encoded)()
         if self.residuals:
-            self._keep_rest(mean, encoded, self.residuals[1])
+            self._keep_rest(mean, encoded, self.residuals[1], self._own)
         return means
+
+    def _encode(self, values: torch.Tensor, encoded: torch.Tensor, infinite: torch.Tensor) -> None:
+        """Encode values into the beginning of `encoded`."""
+        if len(values) > 0:
+            self._coder.encode(values, encoded[: self._coder.bytes(len(values))], infinite)
 
     def _still_owed(self, residual: torch.Tensor) -> torch.Tensor:
         """Return a residual times its factor. Rounded apart from the sum, so that all devices get the same bits."""
         return residual if self._kept == 1 else residual * self._kept
 
-    def _keep_rest(self, values: torch.Tensor, encoded: torch.Tensor, residual: torch.Tensor) -> None:
-        """Keep what an encoding has lost: the values less what all decode."""
-        self._coder.decode(encoded, values, -1.0, True)
-        residual.copy_(values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0))
+    def _keep_rest(self, values: torch.Tensor, encoded: torch.Tensor, residual: torch.Tensor, count: int) -> None:
+        """Keep what an encoding has lost: the first `count` values less what all decode. The others are padding."""
+        if count > 0:
+            rest = values[:count]
+            self._coder.decode(encoded[: self._coder.bytes(count)], rest, -1.0, True)
+            residual[:count].copy_(rest.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0))

@@ -4,7 +4,7 @@
 
 Residuals belong to one rank, so a state has them under the rank's number:
 
-    {"by_rank": {3: {"ranks": [0, 1, 2, 3], "size": 4, "codec": "Sign(block=128)", "means": [mean, ...]}}}
+    {"by_rank": {3: {"ranks": [2, 3], "workers": 4, "size": 4, "codec": "Sign(block=128)", "means": [mean, ...]}}}
 
 A mean is {"pieces": [[name, begin, end, at, whole], ...], "residuals": [tensor, ...]}. `checkpoint.share` saves values
 under "by_rank" whole, so shards of all ranks together have the residuals of all ranks. Each rank loads its own:
@@ -18,8 +18,10 @@ under "by_rank" whole, so shards of all ranks together have the residuals of all
 | residuals of parameters that are unknown or have another size | drops these, with a warning |
 
 What rank r of N owes to the mean is (own residual + N times the residual of its shard) / N. If N becomes M, the moved
-residual is M / N times that, so that the mean of M ranks owes the same. Sums, and means over the ranks that have sent a
-value (`TopK(contributors=True)`), do not depend on the number of ranks. Their residuals are moved as they are.
+residual is M / N times that, so that the mean of M ranks owes the same. Ranks may also divide into groups that take a
+mean each. Then N and M are the numbers of ranks of all groups together (`workers`), so that the mean of all groups owes
+the same. Sums, and means over the ranks that have sent a value (`TopK(contributors=True)`), do not depend on the number
+of ranks. Their residuals are moved as they are.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ class Sender:
         size: number of ranks of the world.
         codec: the codec.
         sums: whether the result is the number of ranks times the mean.
+        workers: number of ranks that send the same elements, to this mean or to that of another group; None: `ranks`.
     """
 
     rank: int
@@ -67,11 +70,19 @@ class Sender:
     size: int
     codec: Codec
     sums: bool = False
+    workers: int | None = None
 
     @staticmethod
-    def of(context: Context, process_set: ProcessSet, codec: Codec, sums: bool = False) -> Sender:
-        """Return this rank as a member of a process set."""
-        return Sender(context.rank, tuple(process_set.ranks or ()), context.size, codec, sums)
+    def of(
+        context: Context, process_set: ProcessSet, codec: Codec, sums: bool = False, workers: int | None = None
+    ) -> Sender:
+        """Return this rank as a member of a process set. The other arguments are those of the class."""
+        return Sender(context.rank, tuple(process_set.ranks or ()), context.size, codec, sums, workers)
+
+    @property
+    def count(self) -> int:
+        """Number of ranks that send the same elements."""
+        return len(self.ranks) if self.workers is None else self.workers
 
     @property
     def keeps(self) -> bool:
@@ -82,7 +93,7 @@ class Sender:
     def factor(self) -> int:
         """Factor of the residuals in relation to what this rank owes."""
         by_sender = isinstance(self.codec, TopK) and self.codec.contributors
-        return 1 if self.sums or by_sender else len(self.ranks)
+        return 1 if self.sums or by_sender else self.count
 
 
 class Feedback:
@@ -122,6 +133,7 @@ class Feedback:
         sender = self._sender
         own = {
             "ranks": list(sender.ranks),
+            "workers": sender.count,
             "size": sender.size,
             "codec": repr(sender.codec),
             "means": [
@@ -184,8 +196,9 @@ class Feedback:
 
     def _take(self, rank: int, entry: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
         sender, ranks, was = self._sender, tuple(entry["ranks"]), entry.get(WAS, rank)
-        same = (was, ranks, entry["codec"]) == (sender.rank, sender.ranks, repr(sender.codec))
-        scale = 1.0 if sender.factor == 1 else len(sender.ranks) / len(ranks)
+        count = entry.get("workers", len(ranks))  # states of earlier versions lack it
+        same = (was, ranks, count, entry["codec"]) == (sender.rank, sender.ranks, sender.count, repr(sender.codec))
+        scale = 1.0 if sender.factor == 1 else sender.count / count
         unknown: list[str] = []
         for mean in entry["means"]:
             pieces = [Piece(*piece) for piece in mean["pieces"]]

@@ -132,4 +132,5 @@ def _is_entry(rank: object, entry: Mapping[str, Any]) -> bool:
         count = max((piece.at + piece.end - piece.begin for piece in pieces), default=0)
         if count > mean["residuals"][0].numel():
             return False
-    return isinstance(rank, int) and entry.get(WAS, rank) in entry["ranks"] and isinstance(entry["size"], int)
+    counts = entry["size"], entry.get("workers", 1)
+    return isinstance(rank, int) and entry.get(WAS, rank) in entry["ranks"] and all(isinstance(n, int) for n in counts)

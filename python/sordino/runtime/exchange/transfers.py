@@ -24,6 +24,8 @@ class Transfers(Protocol):
 
     size: int
     """Number of ranks."""
+    place: int
+    """Number of this rank among them, from 0 on."""
 
     def all_to_all(self, sent: torch.Tensor) -> Received:
         """Start to send the n-th part of `sent` to rank n. The result's n-th part is what rank n has sent here."""
@@ -57,6 +59,7 @@ class SetTransfers:
     def __init__(self, name: str, process_set: ProcessSet) -> None:
         self._name, self._process_set = name, process_set
         self.size = len(process_set.ranks or [])
+        self.place = (process_set.rank() or 0) if process_set.included() else 0
 
     def all_to_all(self, sent: torch.Tensor) -> Received:
         handle = alltoall_async(sent, name=f"{self._name}.scatter", process_set=self._process_set)

@@ -3,10 +3,15 @@
 An encoded mean has two parts, the second of which depends on the first (compressed_mean.py, low_rank_mean.py). So the
 reductions run when they are waited for: when backward has ended, one bucket after the other, in the order of the plan.
 Backward hides none.
+
+A parameter that no rank has used gets no gradient, so its mean is dropped. Its residuals are set apart meanwhile:
+otherwise what they owe would be sent, and lost.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 
 import torch
@@ -15,12 +20,13 @@ from sordino.codecs import Codec
 from sordino.runtime.collectives.operation import Sum
 from sordino.runtime.collectives.ops import allreduce_
 from sordino.runtime.context import Context
-from sordino.runtime.exchange.residuals import Feedback, Sender
+from sordino.runtime.exchange.residuals import Encoded, Feedback, Sender
 from sordino.runtime.exchange.saved_residuals import Piece
 from sordino.runtime.exchange.tensor_means import TensorMean, mean_of
 from sordino.runtime.exchange.transfers import SetTransfers
 from sordino.runtime.gradients.bucket import Bucket
 from sordino.runtime.gradients.settings import Settings
+from sordino.runtime.process_set import ProcessSet
 
 
 class EncodedBuckets:
@@ -33,12 +39,16 @@ class EncodedBuckets:
         context: the context of this rank.
         codec: the codec, the same on all ranks.
         settings: settings of the reduction, which is an average.
+        workers: the ranks that train together, which may average in groups.
     """
 
-    def __init__(self, context: Context, codec: Codec, settings: Settings) -> None:
+    def __init__(self, context: Context, codec: Codec, settings: Settings, workers: ProcessSet) -> None:
         self._codec, self._settings = codec, settings
+        ranks = settings.process_set.ranks or []
+        self._place = ranks.index(context.rank) if context.rank in ranks else 0
         self._means: dict[str, TensorMean] = {}  # by name of the bucket
-        self.feedback = Feedback(Sender.of(context, settings.process_set, codec), "gradients")
+        sender = Sender.of(context, settings.process_set, codec, workers=len(workers.ranks or []))
+        self.feedback = Feedback(sender, "gradients")
 
     @torch.no_grad()
     def average(self, bucket: Bucket, name: str) -> None:
@@ -56,8 +66,25 @@ class EncodedBuckets:
             transfers = SetTransfers(bucket.name, self._settings.process_set)
             mean = self._means[bucket.name] = mean_of(self._codec, sent, f"gradients of {bucket.name}", transfers)
             self.feedback.attach(_pieces(bucket), mean)
-        mean.run(sent)
+        with self._set_apart(mean, _unused(bucket)):
+            mean.run(sent)
         bucket.versions = [gradient._version for gradient in sent]
+
+    @contextmanager
+    def _set_apart(self, mean: Encoded, pieces: Sequence[Piece]) -> Iterator[None]:
+        """Keep residuals of these pieces out of a mean that is computed within the context. They stay unchanged."""
+        parts: list[torch.Tensor] = []
+        for number, residual in enumerate(mean.residuals):
+            first = number * self._place * len(residual)  # of the values; the second residual is that of a shard
+            parts += [residual[max(one.at - first, 0) : max(one.at + one.whole - first, 0)] for one in pieces]
+        kept = [part.clone() for part in parts]
+        for part in parts:
+            part.zero_()
+        try:
+            yield
+        finally:
+            for part, value in zip(parts, kept):
+                part.copy_(value)
 
     def report(self) -> None:
         """Warn of gradients of this rank that were not finite, once all buckets are reduced. Not collective.
@@ -76,3 +103,10 @@ def _pieces(bucket: Bucket) -> list[Piece]:
         Piece(bucket.names[i], 0, size, end - size, size)
         for i, size, end in zip(bucket.members, sizes, accumulate(sizes))
     ]
+
+
+def _unused(bucket: Bucket) -> list[Piece]:
+    """Return the positions of the members that no rank has used, once the flags are summed."""
+    if not bucket.missing:  # this rank has used all of them
+        return []
+    return [piece for piece, flag in zip(_pieces(bucket), bucket.flags.tolist()) if flag == 0]

@@ -72,8 +72,8 @@ class GradientReducer(GradientHooks):
         settings: settings of the reduction.
         compare: whether to meet the other ranks now (collective), or at the first synchronization: a copy of an
             optimizer may exist on one rank only and never be used.
-        in_step: if ranks survive losses, the ranks that take their steps together, although each group of them reduces
-            its own gradients; None: the process set of `settings`.
+        in_step: the ranks that take their steps together, although each group of them reduces its own gradients; None:
+            the process set of `settings`.
     """
 
     instead_of_sparse: str | None = None
@@ -94,6 +94,7 @@ class GradientReducer(GradientHooks):
         self.active = context.size > 1 and bool(settings.process_set.included())
         self._buckets: list[Bucket] | None = None
         self._sparse = SparseGradients(self.parameters, settings)
+        self._in_step = in_step or settings.process_set
         self._encoded = self._encoder()
         self._unused: set[int] = set()  # parameters that no rank used in the last cycle
         # By number of the counter's set: its bucket, or the index of a parameter with sparse gradients.
@@ -103,8 +104,7 @@ class GradientReducer(GradientHooks):
         self._again = 0  # number of repeated reductions of the current step's gradients
         self._suffix = ""  # added to the names of operations in this cycle
         self._change_sent: bool | None = None  # has_changed() as sent with this cycle's buckets; None: none sent
-        in_step = in_step or settings.process_set
-        self._own = OwnGradients(context, in_step, self.parameters) if context.survives_losses else None
+        self._own = OwnGradients(context, self._in_step, self.parameters) if context.survives_losses else None
         if not self.active:
             return
         if compare:
@@ -118,7 +118,7 @@ class GradientReducer(GradientHooks):
 
     def _encoder(self) -> EncodedBuckets | None:
         codec = self.settings.codec
-        return None if codec is None else EncodedBuckets(self.context, codec, self.settings)
+        return None if codec is None else EncodedBuckets(self.context, codec, self.settings, self._in_step)
 
     def residuals(self) -> dict[str, Any]:
         """Return this rank's residuals of error feedback, for checkpoints; {} without residuals."""
@@ -394,9 +394,11 @@ class GradientReducer(GradientHooks):
         return clip_grad_norm(self.parameters, limit, norm_type, strict)
 
     def regroup(self, process_set: ProcessSet) -> None:
-        """Use another process set from now on."""
+        """Use another process set from now on. What encodings have lost is sent to it."""
+        residuals = self.residuals()
         self.settings = replace(self.settings, process_set=process_set)
         self.renew()
+        self.load_residuals(residuals)
 
     def renew(self) -> None:
         """Continue with the remaining ranks. A new plan is made when it is needed."""
