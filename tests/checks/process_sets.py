@@ -319,6 +319,7 @@ def messages_on_a_set_that_is_removed(seat: Seat) -> None:
             hvd.synchronize(handle)
         except UsageError as error:
             assert number > 0 and "was removed before this call was over" in str(error)
+    hvd.barrier()  # then the last rank has removed the set, too
     for _ in range(12):
         if seat.rank == 0:
             hvd.send(torch.ones(15000), seat.last)

@@ -154,6 +154,16 @@ def rows_that_change(seat: Seat, way: str) -> None:
             assert_equal(result, expected)
 
 
+@check(least=2)
+def rows_without_bytes(seat: Seat) -> None:
+    """A result of another shape, but without bytes as before, has the right shape."""
+    for turn in range(3 * REPEATS):
+        sizes = [3 + 2 * (turn // REPEATS) * (rank == seat.last) for rank in range(seat.size)]
+        mine = torch.empty(sizes[seat.rank], 0)
+        assert hvd.allgather(mine, name="no bytes").shape == (sum(sizes), 0)
+        assert hvd.synchronize(hvd.allgather_async(mine, name="no bytes either")).shape == (sum(sizes), 0)
+
+
 @check(least=2, seed=range(4))
 def programs_of_random_operations(seat: Seat, seed: int) -> None:
     """All ranks have the same operations in the same order; each blocks or not, comes early or late, as it likes."""

@@ -59,7 +59,7 @@ ERRORS = [
     Error(
         "a signal for the program ends its children, too",
         "swapped rank",
-        _LAUNCHER + "local.py",
+        _LAUNCHER + "ranks.py",
         "(os.kill if number in FOR_THE_PROGRAM else os.killpg)",
         "os.killpg",
         (tests("terminal", "ctrl_z"),),

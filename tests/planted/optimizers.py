@@ -1239,7 +1239,8 @@ ERRORS = [
         "averagings are applied twice",
         "stale copy",
         "python/sordino/algorithms/adpsgd/strategy.py",
-        "            self._before.copy_(self._arena)\n            self._core.unlock()\n            self._averager.accept()\n",
+        "            self._before.copy_(self._arena)\n            self._core.unlock()\n"
+        "            self._averager.accept()\n",
         "            self._core.unlock()\n            self._averager.accept()\n",
         _WIDE,
     ),
