@@ -92,8 +92,8 @@ class Participants {
   int patience = 0;                  // re-reads of a peer's counter before doing something else
   SlotUse slot_use;                  // of the set: by the previous operation, then by this one
   ReceiveBuffer* staging = nullptr;  // of the set: memory that the node maps
-  // Set when a transfer has failed because of a lost rank. The task goes on waiting, because its memory and its other
-  // transfers may be in use. Its caller throws this.
+  // Set when a transfer could not begin, or failed, because of a lost rank. The task goes on waiting, because its
+  // memory and its other transfers may be in use. Its caller throws this.
   std::exception_ptr lost;
 
   // World ranks that the operation waits for right now.

@@ -201,7 +201,7 @@ def misuse_of_shards_is_refused(seat: Seat) -> None:
     optimizer = wrap(model, LocalSGD(2, seat.size))
     inputs, targets = batch(seat.rank, 0)
     torch.nn.functional.mse_loss(model(inputs), targets).backward()
-    with pytest.raises(UsageError, match="needs synchronize"), optimizer.skip_synchronize():
+    with pytest.raises(UsageError, match="call synchronize"), optimizer.skip_synchronize():
         optimizer.step()
     optimizer.step()
     with pytest.raises(UsageError, match="copy its state_dict"):

@@ -446,7 +446,7 @@ void messages_that_a_receive_has_taken_survive_their_set() {
     for (int polls = 0; polls < 4; ++polls) {
       Engines ranks(nodes);
       const int set = change_set(ranks, Opcode::kAddSet, {{0, 1}});
-      for (int number = 0; number < 17; ++number) send_on(ranks[0], set, 1, 5, kWhole);  // nobody receives these
+      for (int number = 0; number < 17; ++number) send_on(ranks[0], set, 1, 5, kWhole);  // without receives
       Call sent = send_on(ranks[0], set, 1, 1, 20 * kWhole), got = receive_on(ranks[1], set, 0, 1, 20 * kWhole);
       for (int times = 0; times < polls; ++times) ranks[1 - times % 2].poll();
       change_set(ranks, Opcode::kRemoveSet, {{}, set});
@@ -462,6 +462,35 @@ void messages_that_a_receive_has_taken_survive_their_set() {
         ranks.settle();
         CHECK(next.succeeded(), number);
       }
+    }
+  }
+}
+
+// The receiver has removed the set before the sender, whose messages come after that. They take no room.
+void messages_that_come_after_the_removal() {
+  for (const auto& nodes : kPlaces) {
+    Engines ranks(nodes);
+    const int set = change_set(ranks, Opcode::kAddSet, {{0, 1}});
+    for (int rank = 0; rank < 2; ++rank) {
+      Request request = sordino::test::barrier_called("change");
+      request.opcode = Opcode::kRemoveSet;
+      request.set_change = {{}, set};
+      ranks[rank].scheduler.submit(std::move(request));
+    }
+    ranks[1].poll();
+    ranks[0].scheduler.announce();
+    ranks[0].transport->poll(ranks[0].sink);
+    ranks[0].scheduler.decide();
+    for (int times = 0; times < 3; ++times) ranks[1].poll();
+    CHECK(!ranks[1].scheduler.sets().contains(set) && ranks[0].scheduler.sets().contains(set));
+    for (int number = 0; number < 10; ++number) {
+      send_on(ranks[0], set, 1, 5, kWhole);
+      for (int times = 0; times < 3; ++times) ranks[1].poll();
+    }
+    for (int number = 0; number < 13; ++number) {
+      Call next = send(ranks[0], 1, 5, bytes_of(kWhole, 1));
+      ranks.settle();
+      CHECK(next.succeeded(), number);
     }
   }
 }
@@ -658,6 +687,7 @@ int main() {
   deadlines();
   a_removed_set_ends_its_calls();
   messages_that_a_receive_has_taken_survive_their_set();
+  messages_that_come_after_the_removal();
   for (unsigned seed = 0; seed < 60; ++seed) random_program(seed);
   both_send_first();
   calls_are_checked();

@@ -116,7 +116,7 @@ train(state)
 """
 
 
-@pytest.mark.drill("a rank is replaced again and again")
+@pytest.mark.soak
 def test_each_replacement_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     """Open files and mappings of the rank that stays do not grow."""
     words = [*forked.python(), "-c", REPLACED_AGAIN_AND_AGAIN, str(tmp_path / "held")]

@@ -169,6 +169,7 @@ def test_variables_that_a_script_has_set(tmp_path: Path, free_port: int) -> None
     assert sorted([*done.stdout.splitlines(), *said.splitlines()]) == ["trained 0 of 2", "trained 1 of 2"]
 
 
+@pytest.mark.drill("children that are ranks")
 @pytest.mark.parametrize("script", [SPAWNED, SET_BY_THE_PARENT], ids=["by their task", "by their parent"])
 def test_children_that_are_told_who_they_are_are_ranks(script: str, tmp_path: Path, free_port: int) -> None:
     """This also holds if the process that starts them is a rank of another system."""

@@ -93,6 +93,18 @@ def test_the_job_follows_its_hosts(tmp_path: Path) -> None:
         job.leaves_nothing()
 
 
+@pytest.mark.drill("hosts come and go")
+def test_who_leaves_is_replaced(tmp_path: Path) -> None:
+    """A rank leaves in good order, as before the end of a spot instance. The job is not over."""
+    with Job(tmp_path, ["localhost:2"], ["-np", "2"]) as job:
+        job.trains(2)
+        os.kill(job.workers()[-1], signal.SIGTERM)
+        job.trains(2, 1, 2)
+        assert job.finish() == 0, job.output
+        assert "failed" not in job.output
+        job.leaves_nothing()
+
+
 @pytest.mark.drill("too few ranks remain")
 def test_training_waits_for_min_np(tmp_path: Path) -> None:
     """A rank is killed. The other one waits until a new process has joined."""
@@ -108,7 +120,7 @@ def test_training_waits_for_min_np(tmp_path: Path) -> None:
 
 @pytest.mark.drill("a connection to a host is lost")
 def test_a_process_ends_with_its_connection(tmp_path: Path) -> None:
-    """Its host cannot be told to end it, but notices."""
+    """The launcher cannot reach the host any more, so the agent there ends the process."""
     with Job(tmp_path, ["localhost:1", "elsewhere:1"], ["-np", "2", "--grace", "60"]) as job:
         job.trains(2)
         before = job.workers()

@@ -143,6 +143,7 @@ def test_accumulated_parts_give_the_gradient_of_the_whole_batch(
     assert max((whole[name] - parts[name]).abs().max().item() for name in whole) < 2e-5
 
 
+@pytest.mark.drill("the example with another algorithm")
 def test_the_recipe_for_large_batches_learns_with_few_steps(launcher: mpi.Launcher, tmp_path: Path) -> None:
     options = ("--recipe", "large-batch", "--batch-size", 512, "--accumulate", 2, "--epochs", 40)
     results = train(launcher, 2, tmp_path, *options)
@@ -203,6 +204,7 @@ def child_of(pid: int) -> int:
     raise AssertionError(f"{pid} has no child")
 
 
+@pytest.mark.soak
 def test_kill_9_leaves_a_checkpoint_from_which_training_ends_the_same(launcher: mpi.Launcher, tmp_path: Path) -> None:
     options = ("--epochs", 40, "--checkpoint")
     file = tmp_path / "c.pt"
@@ -235,6 +237,7 @@ def test_the_same_under_sordino_run(alone: dict[str, Any], tmp_path: Path) -> No
     assert results["test_accuracy"] == pytest.approx(alone["test_accuracy"], abs=0.0060)
 
 
+@pytest.mark.drill("the example at a terminal")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_person_at_a_terminal_sees_a_bar(launcher: mpi.Launcher, ranks: int) -> None:
     ours, theirs = pty.openpty()
@@ -350,6 +353,7 @@ def test_settings_of_an_algorithm(
     assert results["test_accuracy"] > alone["test_accuracy"] - 0.03
 
 
+@pytest.mark.drill("the example with another algorithm")
 def test_layers_train_to_the_last_digit_of_all_reduce(launcher: mpi.Launcher, tmp_path: Path) -> None:
     wanted = train(launcher, 2, tmp_path, "--max-steps", 15)
     for ranks, options in ((2, ()), (3, ("--communicator", "rank"))):
@@ -362,6 +366,7 @@ def test_layers_train_to_the_last_digit_of_all_reduce(launcher: mpi.Launcher, tm
     assert "cannot be divided into groups of 2 workers and a communicator" in refused.stderr
 
 
+@pytest.mark.drill("the example with another algorithm")
 def test_parameter_skipping_sends_less_and_says_what(
     launcher: mpi.Launcher, alone: dict[str, Any], tmp_path: Path
 ) -> None:

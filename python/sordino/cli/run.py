@@ -4,15 +4,13 @@
   sordino run -np 4 --hosts node1:2,node2:2 -x NCCL_DEBUG=INFO -- python train.py
   sordino run -np 4 --respawn 3 -- python examples/elastic.py
   sordino run -np 4 --restarts 3 -- python examples/train.py --checkpoint saved/
-  sordino run -np 4 --min-np 2 --max-np 8 --host-discovery-script ./hosts.sh -- python examples/elastic.py
 
 `python` and `sordino` as the command mean those that run this command; write a path for another.
 A machine has room for 4 ranks per core (at least 8; with --oversubscribe 64 per core), and one per 100 MiB of memory.
 The exit status is that of the first rank that failed, or 128 + N if signal N ended it. Ctrl-C and SIGTERM are passed to
 the ranks; processes that remain on this machine --grace seconds later are killed. Ctrl-Z stops the ranks until the
 command is continued (`fg`, `bg`). SIGUSR1 and SIGUSR2 are only passed to the ranks. Rank 0 reads this command's input.
-When the command returns, none of its processes on this machine remains. Ranks share the cores if OMP_NUM_THREADS is
-not set.
+When the command returns, none of its processes on this machine remains.
 With --on-peer-lost continue, or init(on_peer_lost="continue"), a rank that a signal ended is lost, and the other ranks
 determine the exit status.
 """
@@ -35,7 +33,7 @@ from sordino.launcher.guard import guarded
 from sordino.launcher.processes import GRACE_S, Ended, StopSignals
 from sordino.launcher.restarts import repeat
 from sordino.record.writing import Lines, job_file
-from sordino.rendezvous.environment import NEWCOMER, RANK, RENDEZVOUS, SIZE
+from sordino.rendezvous.environment import NEWCOMER, ON_PEER_LOST, RANK, RENDEZVOUS, SIZE
 
 _LONGEST_GRACE_S = 86400.0
 
@@ -109,7 +107,7 @@ def main(options: argparse.Namespace) -> int:
     environment = job_environment()
     chosen = {}
     if options.respawn or options.on_peer_lost is not None:
-        chosen["SORDINO_ON_PEER_LOST"] = options.on_peer_lost or "continue"
+        chosen[ON_PEER_LOST] = options.on_peer_lost or "continue"
     if options.record is not None:
         chosen["SORDINO_RECORD"] = os.path.abspath(options.record)
     environment |= chosen
@@ -166,7 +164,7 @@ def _locally(options: argparse.Namespace, job: mpi.Job, environment: dict[str, s
     environment |= job.exports or {}
     # Otherwise each rank computes with one thread per core, and the ranks slow each other down.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, capacity.this_machine().cores // job.ranks)))
-    survives_losses = environment.get("SORDINO_ON_PEER_LOST") == "continue"
+    survives_losses = environment.get(ON_PEER_LOST) == "continue"
     if options.verbose:
         print(f"sordino run: {job.ranks} ranks: {shlex.join(mpi.resolve(job.command))}", file=sys.stderr, flush=True)
     with jobs.job_folder() as place:

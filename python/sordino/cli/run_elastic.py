@@ -19,26 +19,20 @@ _MOST = 1024  # a connection by ssh for each
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    group = parser.add_argument_group("jobs on hosts that change, which use hvd.elastic.run")
-    group.add_argument(
+    parser.add_argument(
         "--host-discovery-script", metavar="COMMAND",
-        help="command that prints the hosts as lines NAME:SLOTS; it is run every second, and processes start and end "
-        "as the lines change",
+        help="command, run every second, that prints the hosts of a job of hvd.elastic.run, as NAME:SLOTS",
     )  # fmt: skip
-    group.add_argument(
-        "--min-np", type=int, metavar="N", help="number of ranks below which training waits (default: 1)"
-    )
-    group.add_argument(
-        "--max-np", type=int, metavar="N", help=f"largest number of ranks (default: all slots, up to {_MOST})"
-    )
-    group.add_argument(
+    parser.add_argument("--min-np", type=int, metavar="N", help="ranks below which training waits (default 1)")
+    parser.add_argument("--max-np", type=int, metavar="N", help=f"most ranks (default: all slots, up to {_MOST})")
+    parser.add_argument(
         "--elastic-timeout", type=float, default=_PATIENCE_S, metavar="S",
-        help=f"seconds to wait for -np slots at the start, and for --min-np ranks later (default {_PATIENCE_S:g})",
+        help=f"seconds to wait for -np slots, and later for --min-np ranks (default {_PATIENCE_S:g})",
     )  # fmt: skip
-    group.add_argument(
+    parser.add_argument(
         "--ssh",
         metavar="COMMAND",
-        help=f"command that runs another on the host whose name follows (default: {SSH})",
+        help="command that takes a host and a command (default: ssh with options)",
     )
 
 

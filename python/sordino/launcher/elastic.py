@@ -7,12 +7,13 @@ lost, and let newcomers in at their next commit. So this launcher only starts an
 | event | reaction |
 |---|---|
 | the hosts have `start` slots | the processes start: one per slot, at most `most` |
-| a slot has no process, the ranks have met, and none has finished | a process starts there and joins, up to `most` |
+| a slot has no process, and the ranks have met | a process starts there and joins, up to `most` |
 | a process fails before the ranks have met | the job ends with its status |
 | a process fails later | its host gets no process for a moment if the process has not lived long |
 | a host or slot is gone | its process gets SIGTERM, and SIGKILL `grace` seconds later |
 | for `patience` seconds, fewer than `least` processes run | the job ends with status 1 |
-| a process ends with status 0 by itself | the training is over: no process starts any more |
+| a process ends with status 0 by itself | it has left, or finished before others: none starts for 5 s |
+| the first rank has written that the job is over | no process starts any more |
 """
 
 from __future__ import annotations
@@ -38,12 +39,15 @@ from sordino.launcher.discovery import Cooldowns, Discovery, Slot, free, surplus
 from sordino.launcher.outcomes import signal_name
 from sordino.launcher.processes import Ended, StopSignals, subreaper
 from sordino.launcher.ranks import Rank
-from sordino.rendezvous.environment import ADDRESS, MIN_RANKS, NEWCOMER, PORT, RANK_VARIABLES, TOKEN
+from sordino.rendezvous.environment import ADDRESS, MIN_RANKS, NEWCOMER, ON_PEER_LOST, PORT, RANK_VARIABLES, TOKEN
+from sordino.rendezvous.store_door import StoreDoor, latest_job
 
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=10"
 _LOOK_S = 0.05
 _SAY_S = 0.3  # from a failure that ends the job to SIGTERM, so that the others can print their errors
 _GRACE_S = 1.0  # from SIGTERM to SIGKILL
+_LEFT_S = 5.0  # after a process has ended with status 0; the others may be about to finish, too
+_DEADLINE_S = 60.0  # for the store, which is in this process
 _FILES_PER_PROCESS, _OTHER_FILES = 4, 64
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
@@ -120,7 +124,8 @@ class ElasticJob:
         self._living: dict[int, _Process] = {}  # by number of the start
         self._started = 0
         self._size = 0  # number of ranks with which the job has begun
-        self._met = self._finished = False
+        self._met = False
+        self._ended_well: float | None = None  # when a process last ended with status 0 by itself
         self._failures: list[tuple[str, int]] = []  # description and status of those that were not replaced
         self._lost = 0  # number of processes that have failed
         self._cooldowns = Cooldowns()
@@ -155,7 +160,7 @@ class ElasticJob:
         return not self._living and bool(self._started or stop.received or self._verdict)
 
     def _judged(self) -> tuple[int, str]:
-        if self._finished:
+        if self._is_over():
             lost = f"{_processes(self._lost)} failed; the others finished" if self._lost else ""
             return 0, lost
         if self._verdict:
@@ -163,7 +168,16 @@ class ElasticJob:
         if self._failures:
             text, status = self._failures[0]
             return status, f"{text} and was the first to fail"
-        return 1, "all processes have left, and the training is not over"
+        if self._ended_well is not None:
+            return 0, ""
+        return 1, "all processes have left, and the job is not over"
+
+    def _is_over(self) -> bool:
+        """Return whether the first rank has written that the job is over."""
+        if not self._met:
+            return False
+        prefix, token = latest_job(self._store), self._token.encode()
+        return StoreDoor(self._store, prefix, 0, token, _DEADLINE_S, _DEADLINE_S).is_over()
 
     # ---- following the hosts
 
@@ -178,7 +192,7 @@ class ElasticJob:
                 self._wait_for_more(now, f"{_slots(len(slots))} of {self._limits.start} are there", bool(slots))
             return
         if not self._met:
-            self._met = self._store.check(["sordino/latest"])
+            self._met = latest_job(self._store) != ""
             return
         gone = surplus(hosts, taken)
         for process in self._living.values():
@@ -188,7 +202,7 @@ class ElasticJob:
                 process.kill_at = now + self._grace
             if process.kill_at is not None and now >= process.kill_at:
                 process.send(signal.SIGKILL)
-        if self._finished:
+        if self._ended_well is not None and (now < self._ended_well + _LEFT_S or self._is_over()):
             return
         staying = sum(process.kill_at is None for process in self._living.values())
         for slot in slots[: self._limits.most - len(self._living)]:
@@ -269,7 +283,7 @@ class ElasticJob:
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             TOKEN: self._token,
             MIN_RANKS: str(self._limits.least),
-            "SORDINO_ON_PEER_LOST": "continue",
+            ON_PEER_LOST: "continue",
         }
         slots = next((host.slots for host in self._discovery.hosts if host.name == slot.host), 1)
         return {"words": self._words, "folder": os.getcwd(), "environment": variables, "slots": slots}
@@ -280,12 +294,14 @@ class ElasticJob:
         os.close(process.orders)
         status = process.rank.process.wait()
         if status == 0 and process.kill_at is None:
-            self._finished = True
+            self._ended_well = self._clock.now()
         elif status != 0 and process.kill_at is None and self._ends is None:
             self._note(process.slot, status, self._clock.now() - process.started)
 
     def _note(self, slot: Slot, status: int, lived: float) -> None:
-        """Note a failure."""
+        """Note a failure, unless the job was over before."""
+        if self._is_over():
+            return
         now = self._clock.now()
         status = status if status >= 0 else 128 - status
         how = f"was ended by {signal_name(status - 128)}" if status > 128 else f"ended with status {status}"
@@ -295,7 +311,7 @@ class ElasticJob:
         self._cooldowns.failed(slot.host, now, lived)
         if not self._met:
             self._end_all(now + _SAY_S)
-        elif self._living and not self._finished:
+        elif self._living:
             self._say(text)
 
     def _end_all(self, at: float) -> None:

@@ -16,6 +16,7 @@ from sordino.errors import UsageError
 RENDEZVOUS = "SORDINO_RENDEZVOUS"  # socket at which ranks of `sordino run` meet
 RANK, SIZE = "SORDINO_RANK", "SORDINO_SIZE"
 TOKEN = "SORDINO_TOKEN"
+ON_PEER_LOST = "SORDINO_ON_PEER_LOST"
 NEWCOMER = "SORDINO_NEWCOMER"  # set for a process that joins a running job; if a launcher numbers it, from the size on
 MIN_RANKS = "SORDINO_MIN_RANKS"  # number of ranks below which hvd.elastic.run waits
 RANK_VARIABLES = "SORDINO_RANK_VARIABLES"  # variables that made the starting process a rank, with values
@@ -160,7 +161,7 @@ def _newcomer_at_a_store(environment: Mapping[str, str]) -> LaunchedRank:
 def _may_grow(launch: Launch, environment: Mapping[str, str]) -> bool:
     """Return whether a job that begins with one rank meets at a store of its launcher, where others may join it."""
     complete = launch.size_variable == "WORLD_SIZE" and all(environment.get(name) for name in ("RANK", *_STORE))
-    return complete and _agents(environment) and environment.get("SORDINO_ON_PEER_LOST") == "continue"
+    return complete and _agents(environment) and environment.get(ON_PEER_LOST) == "continue"
 
 
 def _by_srun_alone(environment: Mapping[str, str], mpi_variable: str) -> bool:

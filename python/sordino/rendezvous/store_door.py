@@ -107,6 +107,11 @@ class StoreDoor(StoreRendezvous):
         with self._store_answers():
             return bool(self._store.check([f"{self._place(key, range(size))}/all"]))
 
+    def is_over(self) -> bool:
+        """Return whether the first rank has written that the job is over."""
+        with self._store_answers():
+            return self._read("over") == "yes"
+
     def end(self, over: bool) -> None:
         """End the thread, if there is one. `over`: write that the job is over, if the store answers."""
         self._stopped.set()

@@ -251,6 +251,7 @@ def test_joining_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     assert 0 < kinds["respawn"]["from_import"]["median"] < kinds["respawn"]["from_kill"]["median"]
 
 
+@pytest.mark.run_of_a_benchmark
 def test_what_a_rank_sends_hardly_grows() -> None:
     """Operations that need no data of all ranks cost the average rank no more messages among 64 ranks than among 16,
     and the coordinator the same number for each rank."""

@@ -58,7 +58,7 @@ def looked_until(discovery: Discovery, seconds: float = 20.0) -> str:
 
 
 def test_the_hosts_stay_when_the_script_fails(tmp_path: Path) -> None:
-    """A problem is told once, until there is another one."""
+    """A problem is reported once, until there is another one."""
     said = tmp_path / "said"
     discovery = Discovery(f"sh {said}")
     try:

@@ -89,5 +89,8 @@ def test_a_value_that_is_none_is_refused_by_all(monkeypatch: pytest.MonkeyPatch)
         survives_losses(None, Layered(communicator="rank"))
 
 
-def test_only_the_core_reads_it_and_only_the_launcher_sets_it() -> None:
-    assert [name for name, text in sources().items() if '"SORDINO_ON_PEER_LOST"' in text] == ["cli/run.py"]
+def test_its_name_is_in_one_place() -> None:
+    """The core reads it. Launchers set it, and a job of one rank looks whether others may join it."""
+    assert [name for name, text in sources().items() if '"SORDINO_ON_PEER_LOST"' in text] == [
+        "rendezvous/environment.py"
+    ]

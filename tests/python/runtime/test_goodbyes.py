@@ -1,4 +1,4 @@
-"""What ranks report that wait for a rank which has left because it lost another one."""
+"""Errors of ranks that wait for a rank which has left because of the loss of another one."""
 
 from __future__ import annotations
 
