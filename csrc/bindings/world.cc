@@ -139,9 +139,6 @@ void register_world(py::module_& module) {
       .def("set_timeout", &World::set_timeout, py::arg("process_set"), py::arg("seconds"),
            py::call_guard<py::gil_scoped_release>(),
            "Set the timeout of this rank's operations on a process set, in seconds, instead of SORDINO_TIMEOUT_S.")
-      .def("all_have_left", &World::all_have_left, py::call_guard<py::gil_scoped_release>(),
-           "Frees memory of this rank when the world is destroyed, instead of when the process ends: all other ranks "
-           "have left the world, or a world that followed it after a loss.")
       .def("abort", &World::abort, py::arg("cause"), py::arg("lost") = std::vector<int>{},
            py::call_guard<py::gil_scoped_release>(),
            "Tell all other ranks that this rank is about to end because of `cause`, or because ranks are lost.")

@@ -107,9 +107,6 @@ class World {
   // This rank is about to end because of `cause`: all others fail with PeerLost, which names this rank, or the ranks
   // `lost` if it ends because these are lost. Waits for no rank.
   void abort(const std::string& cause, const std::vector<int>& lost = {});
-  // Says that all other ranks have left this world, or one that followed it after a loss. So memory of this rank that
-  // they could still have mapped is freed with the world, and not when the process ends.
-  void all_have_left();
   // Sets the timeout of this rank's operations on a process set, in seconds, instead of SORDINO_TIMEOUT_S. Throws
   // UsageError if there is no such set, or if `seconds` is not above 0.
   void set_timeout(int set, double seconds);

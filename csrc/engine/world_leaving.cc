@@ -77,10 +77,6 @@ void World::abort(const std::string& cause, const std::vector<int>& lost) {
   shut_down_ = true;
 }
 
-void World::all_have_left() {
-  if (!forked()) progress_->alone([this] { transport_->all_have_left(); });
-}
-
 // Waits until devices have no work left that writes to memory of peers; polls meanwhile. False if `limit` passes first.
 bool World::drain_devices(milliseconds limit) {
   bool idle = false;

@@ -103,13 +103,9 @@ Bytes Consensus::verdict(const View& view) {
 void Consensus::receive(int from, Reader& message) {
   if (decided_ || dead_.contains(from)) return;
   const auto step = message.one_of(kLastStep);
-  if (step == Step::kFacts) {
-    handle_facts(message);
-  } else if (step != Step::kDecided) {
-    begin();
-  }
+  if (step != Step::kFacts && step != Step::kDecided) begin();
   switch (step) {
-    case Step::kFacts: break;
+    case Step::kFacts: handle_facts(message); break;
     case Step::kPrepare: handle_prepare(from, message); break;
     case Step::kPromise: handle_promise(from, message); break;
     case Step::kAccept: handle_accept(from, message); break;

@@ -37,7 +37,6 @@ class EpochTransport : public Transport {
   void sleep(std::uint32_t ticket, std::chrono::microseconds limit) override { below().sleep(ticket, limit); }
   void ring(int rank) override { below().ring(member(rank)); }
   void keep(std::shared_ptr<Segment> segment) override { below().keep(std::move(segment)); }
-  void all_have_left() override { below().all_have_left(); }
   bool rings_always() const override { return below().rings_always(); }
 
   std::vector<Loss> take_losses() override;

@@ -76,8 +76,6 @@ class Transport {
   virtual void ring(int rank) = 0;
   // Keeps a segment of this rank until no peer can want to map it any more, even if this rank leaves early.
   virtual void keep(std::shared_ptr<Segment> segment) = 0;
-  // All other ranks have left their worlds of this transport, so they map none of these segments any more.
-  virtual void all_have_left() = 0;
 
   // False if work can come without a ring (messages from other nodes), so that a sleep must stay short.
   virtual bool rings_always() const = 0;

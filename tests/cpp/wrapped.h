@@ -36,7 +36,6 @@ class Wrapped : public Transport {
   void sleep(std::uint32_t ticket, std::chrono::microseconds limit) override { below_->sleep(ticket, limit); }
   void ring(int rank) override { below_->ring(rank); }
   void keep(std::shared_ptr<Segment> segment) override { below_->keep(std::move(segment)); }
-  void all_have_left() override { below_->all_have_left(); }
   bool rings_always() const override { return below_->rings_always(); }
   std::vector<Loss> take_losses() override { return below_->take_losses(); }
   void tolerate_losses() override { below_->tolerate_losses(); }

@@ -1,4 +1,4 @@
-"""Make and drop operations, optimizers and process sets, and report the resources that the process then holds.
+"""Make and drop operations, optimizers, process sets and worlds, and report the resources that the process then holds.
 
 flat_worker.py OUT OPERATIONS OBJECTS    writes to OUT.RANK the resources after a fifth of a phase and at its end
 """
@@ -97,6 +97,13 @@ def process_set(turn: int) -> None:
     hvd.remove_process_set(one)
 
 
+def world(turn: int) -> None:
+    hvd.shutdown()
+    hvd.init()
+    operation(4 * turn)
+    process_set(turn)
+
+
 def main(out: str, operations: int, objects: int) -> None:
     torch.set_num_threads(1)
     hvd.init()
@@ -105,6 +112,7 @@ def main(out: str, operations: int, objects: int) -> None:
         "operations": (operation, operations),
         "optimizers": (optimizer, objects),
         "process sets": (process_set, objects),
+        "worlds": (world, objects // 3),
     }
     for name, (do, times) in work.items():
         for turn in range(times):

@@ -193,6 +193,10 @@ def test_signals_reach_all_processes(tmp_path: Path, number: int, status: int) -
     [
         (["--min-np", "2"], "--min-np needs --host-discovery-script"),
         (["--ssh", "x"], "--ssh needs --host-discovery-script"),
+        (["--elastic-timeout", "600"], "--elastic-timeout needs --host-discovery-script"),
+        (["--host-discovery-script", "x", "--oversubscribe"], "--oversubscribe contradicts --host-discovery-script"),
+        (["--host-discovery-script", "x", "-x", "SORDINO_ON_PEER_LOST=raise"], "SORDINO_ON_PEER_LOST=continue"),
+        (["--host-discovery-script", "x", "-x", "SORDINO_MIN_RANKS=2"], "contradicts SORDINO_MIN_RANKS=1"),
         (["--host-discovery-script", "x", "--respawn", "2"], "--respawn contradicts --host-discovery-script"),
         (["--host-discovery-script", "x", "--hosts", "a"], "--hosts contradicts --host-discovery-script"),
         (["--host-discovery-script", "x", "--min-np", "3", "-np", "2"], "--min-np 3, -np 2, --max-np"),

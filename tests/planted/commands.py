@@ -121,6 +121,22 @@ ERRORS = [
         (tests("surroundings", "contradict"),),
     ),
     Error(
+        "a job on hosts that change takes another rule for lost ranks",
+        "stale copy",
+        "python/sordino/cli/run.py",
+        "if options.respawn or limits is not None or options.on_peer_lost is not None:",
+        "if options.respawn or options.on_peer_lost is not None:",
+        ("tests/mp/test_elastic_hosts.py -k wrong_options",),
+    ),
+    Error(
+        "the patience of a job on fixed hosts is taken and forgotten",
+        "stale copy",
+        "python/sordino/cli/run_elastic.py",
+        '("min_np", "max_np", "elastic_timeout", "ssh")',
+        '("min_np", "max_np", "ssh")',
+        ("tests/mp/test_elastic_hosts.py -k wrong_options",),
+    ),
+    Error(
         "a replacement wants the port of a rank that still runs",
         "swapped rank",
         "python/sordino/inspection/metrics.py",

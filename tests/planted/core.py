@@ -1530,8 +1530,8 @@ ERRORS = [
         "a rank that hears of a loss begins before it knows of it",
         "wrong order of summation",
         _AGREEMENT,
-        "  if (step == Step::kFacts) {\n    handle_facts(message);\n",
-        "  if (step == Step::kFacts) {\n    begin();\n    handle_facts(message);\n",
+        "  if (step != Step::kFacts && step != Step::kDecided) begin();",
+        "  if (step != Step::kDecided) begin();",
         ("cpp.test_consensus",),
     ),
     Error(

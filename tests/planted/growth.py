@@ -8,7 +8,7 @@ _GROWTH = "python/sordino/runtime/recovery/growth.py"
 _STATE = "python/sordino/torch/elastic/state.py"
 _JOIN = "tests/faults/test_join.py --tier all -k "
 _DOOR = "tests/python/rendezvous/test_door.py"
-
+_LEAVING = "csrc/transport/process/leaving.cc"
 _STORE_DOOR = "tests/python/rendezvous/test_store_door.py"
 
 ERRORS = [
@@ -55,18 +55,50 @@ ERRORS = [
     Error(
         "a rank keeps the memory of each world that it has left",
         "stale copy",
-        _GROWTH,
-        "        old.all_have_left()",
-        "        pass",
-        (_JOIN + "takes_the_place",),
+        _LEAVING,
+        "return entry.first->has_left(entry.second);",
+        "return entry.first->gone();",
+        ("cpp.test_leaving", "tests/mp/test_flat.py"),
     ),
     Error(
         "a rank keeps watching each process that has ended",
         "stale copy",
-        "csrc/transport/process/leaving.cc",
-        "  forget_the_gone();\n",
-        "",
+        _LEAVING,
+        "    if (!peer->gone()) return false;\n",
+        "    if (pid > 0) return false;\n",
         (_JOIN + "takes_the_place",),
+    ),
+    Error(
+        "memory of a world is freed while a peer is still in it",
+        "missing wait",
+        _LEAVING,
+        "board->left.load(std::memory_order_acquire) > world;",
+        "board->left.load(std::memory_order_acquire) >= world;",
+        ("cpp.test_leaving",),
+    ),
+    Error(
+        "a process has left its worlds up to the latest one",
+        "off by one",
+        _LEAVING,
+        "self.worlds.empty() ? self.next : *self.worlds.begin();",
+        "self.worlds.empty() ? self.next : *self.worlds.rbegin();",
+        ("cpp.test_leaving",),
+    ),
+    Error(
+        "a forked child leaves the worlds of its parent",
+        "stale copy",
+        _LEAVING,
+        "if (found && found->process == getpid()) return *found;",
+        "if (found) return *found;",
+        ("cpp.test_leaving",),
+    ),
+    Error(
+        "a process that runs another program counts as in its earlier worlds",
+        "stale copy",
+        _LEAVING,
+        "known->second->replaced = true;",
+        "known->second->waited_for = true;",
+        ("cpp.test_leaving",),
     ),
     Error(
         "hvd.elastic gives the first rank's residuals to all",

@@ -1,25 +1,49 @@
-// End of a rank that MPI does not know, on a machine with other ranks. Peers may still want to map its memory, which
-// lives only as long as its process. So a process that ends normally first waits until the others have come to their
-// end too, or are gone. (MPI_Finalize waits likewise.)
+// The end of a process's part in a world, and the end of the process.
+//
+// Peers on this machine may want to map memory of this process after it has left their world. So a world's memory stays
+// until all of them have left that world, too, and a process that ends first waits until the others have come to their
+// end or are gone. (MPI_Finalize waits likewise.) Each process shows both on a board, a page of shared memory that its
+// peers map: whether it has come to its end, and up to which of its worlds it has left all.
 #pragma once
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "transport/location.h"
 #include "transport/node_memory.h"
 
 namespace sordino::process {
 
-// Keeps a segment until the process ends.
-void keep_until_the_end(std::shared_ptr<Segment> segment);
+struct Peer;
 
-// Location of a flag that shows peers whether this process has come to its end. One for all worlds of the process.
-Location own_board();
-// Makes this process wait at its end for the end of `peer`, for at most `most_s` seconds. The peer is a process of this
-// machine that shares memory with this one.
-void will_wait_for(pid_t peer, const Location& board, double most_s);
+// This process's part in one world.
+class Presence {
+ public:
+  Presence();
+  Presence(const Presence&) = delete;
+  ~Presence();  // This process has left the world. What it keeps is freed once all peers have left as well.
+
+  // Place of this process's board; one for all its worlds. Throws TransportError if there is no shared memory.
+  static Location board();
+  // Number of this world, of those that this process has been in.
+  std::uint64_t number() const { return number_; }
+  // A process of this machine may map memory of this one. `number`: its number of this world.
+  void share_with(pid_t peer, const Location& board, std::uint64_t number);
+  // Keeps a segment until no peer can want to map it any more.
+  void keep(std::shared_ptr<Segment> segment) { kept_.push_back(std::move(segment)); }
+
+ private:
+  const std::uint64_t number_;
+  std::vector<std::pair<std::shared_ptr<Peer>, std::uint64_t>> peers_;
+  std::vector<std::shared_ptr<Segment>> kept_;
+};
+
+// Makes this process wait at its end for the end of `peer`, for at most `most_s` seconds. It shares memory with it.
+void will_wait_for(pid_t peer, double most_s);
 // This process waits for no peer: ranks have been lost, or the others have gone on without it.
 void will_not_wait();
 

@@ -35,9 +35,10 @@ struct Home {
   std::string machine, host;
   int leader = -1;  // Meeting::host_leader()
   pid_t pid = 0;
-  Location board;  // leaving.h
+  Location board;              // leaving.h
+  std::uint64_t presence = 0;  // Presence::number()
 
-  Bytes written() const { return Writer().put(machine).put(host).put(leader).put(pid).put(board).take(); }
+  Bytes written() const { return Writer().put(machine).put(host).put(leader).put(pid).put(board).put(presence).take(); }
   static Home read(std::span<const std::byte> bytes) {
     Reader reader(bytes);
     Home home;
@@ -46,6 +47,7 @@ struct Home {
     home.leader = reader.get<int>();
     home.pid = reader.get<pid_t>();
     home.board = reader.get<Location>();
+    home.presence = reader.get<std::uint64_t>();
     return home;
   }
   // Equal for ranks that may share memory, as far as is known before they try.
@@ -71,16 +73,13 @@ class ProcessTransport : public Transport {
     if (!config.shared_memory) shares_memory_.assign(at(size_), false);
     if (far) far_ = far(meeting);
     if (is_local_ && !near_) throw TransportError("rank " + std::to_string(rank_) + ": " + trouble_);
-    if (near_ && !(far_ && far_->ends_together())) {
-      for (const int peer : here_) {
-        if (peer != rank_) will_wait_for(homes[at(peer)].pid, homes[at(peer)].board, config.timeout_s);
-      }
+    if (!near_) return;
+    for (const int peer : here_) {
+      if (peer == rank_) continue;
+      const Home& home = homes[at(peer)];
+      presence_.share_with(home.pid, home.board, home.presence);
+      if (!(far_ && far_->ends_together())) will_wait_for(home.pid, config.timeout_s);
     }
-  }
-
-  ~ProcessTransport() override {
-    if (all_have_left_) return;
-    for (auto& segment : kept_) keep_until_the_end(std::move(segment));
   }
 
   int rank() const override { return rank_; }
@@ -120,8 +119,7 @@ class ProcessTransport : public Transport {
       near_->bell(rank).ring();
     }
   }
-  void keep(std::shared_ptr<Segment> segment) override { kept_.push_back(std::move(segment)); }
-  void all_have_left() override { all_have_left_ = true; }
+  void keep(std::shared_ptr<Segment> segment) override { presence_.keep(std::move(segment)); }
   bool rings_always() const override { return !uses_far() && !(far_ && far_->silent_work()); }
 
   std::vector<Loss> take_losses() override {
@@ -154,9 +152,9 @@ class ProcessTransport : public Transport {
   Doorbell& own_bell() { return near_ ? near_->bell(rank_) : private_bell_; }
 
   std::vector<Home> introduce(Meeting& meeting) {
-    Home mine{machine(), host_name(), meeting.host_leader(), getpid(), {}};
+    Home mine{machine(), host_name(), meeting.host_leader(), getpid(), {}, presence_.number()};
     try {
-      mine.board = own_board();
+      mine.board = Presence::board();
     } catch (const TransportError&) {  // there is no shared memory at all; share_memory() will report that
     }
     std::vector<Home> homes;
@@ -263,6 +261,7 @@ class ProcessTransport : public Transport {
     throw TransportError("rank " + std::to_string(peer) + " is in another process namespace");
   }
 
+  Presence presence_;  // the first member, so that it ends when nothing of this transport is left
   const int rank_, size_;
   const bool is_local_;
   int machine_size_ = 0;
@@ -277,8 +276,6 @@ class ProcessTransport : public Transport {
   std::unique_ptr<Link> far_;
   Doorbell private_bell_;
   std::vector<std::pair<int, ProcessWatch>> watched_;  // ranks of this machine
-  std::vector<std::shared_ptr<Segment>> kept_;
-  bool all_have_left_ = false;
 };
 
 }  // namespace

@@ -307,7 +307,6 @@ class SimTransport : public Transport {
     std::lock_guard lock(machines_->kept_mutex);
     machines_->kept.push_back(std::move(segment));
   }
-  void all_have_left() override {}  // segments go with the network
   bool rings_always() const override { return true; }
 
   std::vector<Loss> take_losses() override {

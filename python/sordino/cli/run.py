@@ -33,7 +33,7 @@ from sordino.launcher.guard import guarded
 from sordino.launcher.processes import GRACE_S, Ended, StopSignals
 from sordino.launcher.restarts import repeat
 from sordino.record.writing import Lines, job_file
-from sordino.rendezvous.environment import NEWCOMER, ON_PEER_LOST, RANK, RENDEZVOUS, SIZE
+from sordino.rendezvous.environment import MIN_RANKS, NEWCOMER, ON_PEER_LOST, RANK, RENDEZVOUS, SIZE
 
 _LONGEST_GRACE_S = 86400.0
 
@@ -106,19 +106,22 @@ def main(options: argparse.Namespace) -> int:
     hosts = mpi.parse_hosts(options.hosts) if options.hosts is not None else []
     environment = job_environment()
     chosen = {}
-    if options.respawn or options.on_peer_lost is not None:
+    if options.respawn or limits is not None or options.on_peer_lost is not None:
         chosen[ON_PEER_LOST] = options.on_peer_lost or "continue"
+    if limits is not None:
+        chosen[MIN_RANKS] = str(limits.least)
     if options.record is not None:
         chosen["SORDINO_RECORD"] = os.path.abspath(options.record)
     environment |= chosen
+    exports = mpi.parse_exports(options.env, hosts, environment)
+    for name, value in chosen.items():
+        if exports.get(name, value) != value:
+            raise UsageError(f"-x {name}={exports[name]} contradicts {name}={value} of another option; omit one")
     if limits is not None:
         record = _record(options, limits.start)
         work = partial(repeat, _noted(run_elastic.starter(options, limits, environment), record), options.restarts)
         return guarded(work, lambda: None, options.grace)
-    ranks, exports = _ranks(options.ranks, hosts), mpi.parse_exports(options.env, hosts, environment)
-    for name, value in chosen.items():
-        if exports.get(name, value) != value:
-            raise UsageError(f"-x {name}={exports[name]} contradicts {name}={value} of another option; omit one")
+    ranks = _ranks(options.ranks, hosts)
     extra = mpi.parse_extra(options.mpi_args)
     capacity.check(ranks, hosts, extra, environment, capacity.this_machine(), options.oversubscribe)
     job = mpi.Job(ranks, options.command, hosts, exports, extra)

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-np", type=int, metavar="N", help="ranks below which training waits (default 1)")
     parser.add_argument("--max-np", type=int, metavar="N", help=f"most ranks (default: all slots, up to {_MOST})")
     parser.add_argument(
-        "--elastic-timeout", type=float, default=_PATIENCE_S, metavar="S",
+        "--elastic-timeout", type=float, metavar="S",
         help=f"seconds to wait for -np slots, and later for --min-np ranks (default {_PATIENCE_S:g})",
     )  # fmt: skip
     parser.add_argument(
@@ -43,7 +43,7 @@ def check(options: argparse.Namespace) -> Limits | None:
         UsageError: options contradict each other.
     """
     if options.host_discovery_script is None:
-        for name in ("min_np", "max_np", "ssh"):
+        for name in ("min_np", "max_np", "elastic_timeout", "ssh"):
             if getattr(options, name) is not None:
                 raise UsageError(f"--{name.replace('_', '-')} needs --host-discovery-script")
         return None
@@ -51,6 +51,7 @@ def check(options: argparse.Namespace) -> Limits | None:
         ("--hosts", options.hosts is not None),
         ("--mpi-args", options.mpi_args),
         ("--launcher mpi", options.launcher == "mpi"),
+        ("--oversubscribe", options.oversubscribe),
         ("--respawn", options.respawn),
         ("--on-peer-lost raise", options.on_peer_lost == "raise"),
     ):
@@ -63,9 +64,10 @@ def check(options: argparse.Namespace) -> Limits | None:
         raise UsageError(
             f"--min-np {least}, -np {start}, --max-np {most}: must be at least 1, and none larger than the next"
         )
-    if not options.elastic_timeout >= 0:
-        raise UsageError(f"--elastic-timeout {options.elastic_timeout:g}: must be 0 or more")
-    return Limits(start, least, most, options.elastic_timeout)
+    patience = _PATIENCE_S if options.elastic_timeout is None else options.elastic_timeout
+    if not patience >= 0:
+        raise UsageError(f"--elastic-timeout {patience:g}: must be 0 or more")
+    return Limits(start, least, most, patience)
 
 
 def starter(

@@ -268,7 +268,7 @@ class ElasticJob:
         return True
 
     def _order(self, slot: Slot, rank: int | None, is_local: bool) -> dict[str, Any]:
-        """Return what the agent has to start."""
+        """Return the agent's order: program, folder, environment, and slots of the host."""
         address = "127.0.0.1" if is_local else _address_for(slot.host)
         variables: dict[str, str | None] = {} if is_local else dict(self._exported)
         variables |= {"RANK": None, "WORLD_SIZE": None, RANK_VARIABLES: None, NEWCOMER: None}

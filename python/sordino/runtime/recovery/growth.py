@@ -312,7 +312,6 @@ def _move(context: Context, world: World, plan: Plan) -> None:
         context.adopt_grown(world, plan.members, plan.epoch, plan.started, plan.job_id)
         old.shutdown("")
         _make_again(context)
-        old.all_have_left()  # all ranks that have made their objects again have left it before
 
 
 def _make_again(context: Context) -> None:

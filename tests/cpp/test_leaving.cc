@@ -1,0 +1,132 @@
+// Memory of a world that this process has left stays until all peers have left that world, and no longer. Peers are
+// this process itself, which maps its own board, and forked children.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "check.h"
+#include "transport/process/leaving.h"
+#include "transport/shm/memory.h"
+
+using namespace sordino;
+using process::Presence;
+
+namespace {
+
+std::weak_ptr<Segment> kept_by(Presence& presence) {
+  shm::ShmMemory memory;
+  auto segment = memory.allocate(4096);
+  std::weak_ptr<Segment> seen = segment;
+  presence.keep(std::move(segment));
+  return seen;
+}
+
+void a_peer_that_stays_longer() {
+  std::optional<Presence> ours(std::in_place), peers(std::in_place);
+  ours->share_with(getpid(), Presence::board(), peers->number());
+  const auto kept = kept_by(*ours);
+  ours.reset();
+  CHECK(!kept.expired());
+  {
+    Presence another;  // a later world frees nothing of this one
+    CHECK(!kept.expired());
+  }
+  CHECK(!kept.expired());
+  peers.reset();
+  CHECK(kept.expired());
+}
+
+void a_peer_that_has_left_before() {
+  std::optional<Presence> ours(std::in_place), peers(std::in_place);
+  ours->share_with(getpid(), Presence::board(), peers->number());
+  const auto kept = kept_by(*ours);
+  peers.reset();
+  CHECK(!kept.expired());  // this process itself is still in the world
+  ours.reset();
+  CHECK(kept.expired());
+}
+
+// The peer leaves a later world first. Its earlier one is the one that counts.
+void worlds_that_are_left_in_another_order() {
+  std::optional<Presence> ours(std::in_place), peers(std::in_place), later(std::in_place);
+  ours->share_with(getpid(), Presence::board(), peers->number());
+  const auto kept = kept_by(*ours);
+  ours.reset();
+  later.reset();
+  CHECK(!kept.expired());
+  peers.reset();
+  CHECK(kept.expired());
+}
+
+// Another program runs under the peer's process number, so it has another board.
+void a_peer_that_was_replaced() {
+  std::optional<Presence> ours(std::in_place), peers(std::in_place);
+  const Location board = Presence::board();
+  ours->share_with(getpid(), board, peers->number());
+  const auto kept = kept_by(*ours);
+  ours.reset();
+  CHECK(!kept.expired());
+  Location other = board;
+  ++other.file;
+  Presence next;
+  next.share_with(getpid(), other, 0);  // this board cannot be mapped
+  CHECK(kept.expired());
+}
+
+struct Told {
+  Location board;
+  std::uint64_t number;
+};
+
+// The child is in the world until it is killed. Before that a grandchild, which has inherited the world, drops it.
+void a_peer_that_is_killed() {
+  int told[2];
+  CHECK(pipe(told) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    auto* world = new Presence;
+    const Told mine{Presence::board(), world->number()};
+    const pid_t grandchild = fork();
+    if (grandchild == 0) {
+      delete world;
+      _exit(0);
+    }
+    waitpid(grandchild, nullptr, 0);
+    if (write(told[1], &mine, sizeof mine) != sizeof mine) _exit(1);
+    for (;;) pause();
+  }
+  Told peer{};
+  CHECK(read(told[0], &peer, sizeof peer) == sizeof peer);
+  std::optional<Presence> ours(std::in_place);
+  CHECK(peer.board.file != Presence::board().file);
+  ours->share_with(child, peer.board, peer.number);
+  const auto kept = kept_by(*ours);
+  ours.reset();
+  {
+    Presence another;
+  }
+  CHECK(!kept.expired());
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  {
+    Presence another;
+  }
+  CHECK(kept.expired());
+  close(told[0]);
+  close(told[1]);
+}
+
+}  // namespace
+
+int main() {
+  a_peer_that_stays_longer();
+  a_peer_that_has_left_before();
+  worlds_that_are_left_in_another_order();
+  a_peer_that_was_replaced();
+  a_peer_that_is_killed();
+  return test::report();
+}
