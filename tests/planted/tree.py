@@ -151,6 +151,8 @@ class Copy:
                 "pybind11_DIR": pybind11,
                 "SORDINO_TESTS": "ON",
                 "SORDINO_CUDA": "OFF",
+                # So that the stand-in for CUDA, which has a package of links to these libraries, finds its own.
+                "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",
             }
             self._must(
                 ["cmake", "-G", "Ninja", "-S", str(self.root), "-B", str(self.tree)]
