@@ -8,6 +8,7 @@ _LAUNCH = "python/sordino/launch/"
 _DISTRIBUTED = "python/sordino/distributed/"
 _SHARED_BUFFERS = "tests/mp/test_shared_buffers.py"
 _EVERY_OPERATION = "tests/mp/test_distributed.py --tier all -k every_operation"
+_ON_THREADS = "tests/python/distributed/"
 _GROUPS = "tests/mp/test_groups.py -k "
 _FEATURES = "tests/mp/test_features.py --tier all -k "
 _INTEGRATIONS = "python/sordino/integrations/"
@@ -385,6 +386,22 @@ ERRORS = [
         "return Kinds.SUM, float(op.__getstate__()[1])",
         "return Kinds.SUM, 1.0",
         (_EVERY_OPERATION,),
+    ),
+    Error(
+        "a rank without rows sends rows of no elements",
+        "off by one",
+        _DISTRIBUTED + "collectives.py",
+        "if tensor.numel() or tensor.dim() > 1:",
+        "if tensor.numel():",
+        (_ON_THREADS + "test_collectives.py -k no_rows",),
+    ),
+    Error(
+        "an operation of inference mode ends outside of it",
+        "missing wait",
+        _DISTRIBUTED + "work.py",
+        "with torch.inference_mode(self._inference):",
+        "with torch.no_grad():",
+        (_ON_THREADS + "test_work.py -k inference",),
     ),
     Error(
         "each tensor of a list begins where the first one does",
