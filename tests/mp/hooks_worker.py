@@ -180,6 +180,37 @@ def low_rank_adds_up(group: Any) -> None:
     torch.testing.assert_close(total, wanted, atol=1e-3, rtol=1e-4)
 
 
+class Lookup(torch.nn.Module):
+    """An embedding with sparse gradients, and a layer without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.layer = torch.nn.Embedding(5, 4, sparse=True), torch.nn.Linear(4, 3)
+
+    def forward(self, places: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.rows(places))
+
+
+def sparse(group: Any) -> None:
+    """Sparse gradients are averaged as they are, whatever happens to the others."""
+    rank = dist.get_rank()
+    for state in (
+        hooks.Compressed(hooks.Compression.bf16, group),
+        *(hooks.Encoded(c, group) for c in ("int8", "powersgd")),
+    ):
+        torch.manual_seed(1)
+        plain = Lookup()
+        ours, wanted = (DistributedDataParallel(one, process_group=group) for one in (copy.deepcopy(plain), plain))
+        ours.register_comm_hook(state, hooks.average)
+        for _ in range(2):  # DDP divides its gradients anew after the first step
+            for model in (ours, wanted):
+                model.zero_grad()
+                model(torch.tensor([rank, rank + 1, rank])).square().sum().backward()
+        found, expected = (model.module.rows.weight.grad for model in (ours, wanted))
+        assert found.is_sparse
+        torch.testing.assert_close(found.to_dense(), expected.to_dense())
+
+
 def ranges(group: Any) -> None:
     """An average beyond the range of float16 is infinite on all ranks, and any other is not."""
     for value, others, wanted in ((3e5, 3e5, float("inf")), (1e5, 0.0, 1e5 / dist.get_world_size())):
@@ -254,7 +285,17 @@ def errors(group: Any) -> None:
 
 
 def all_parts() -> None:
-    for part in (compressed, encoded, low_rank, low_rank_adds_up, ranges, post_local_sgd, another_state, errors):
+    for part in (
+        compressed,
+        encoded,
+        low_rank,
+        low_rank_adds_up,
+        sparse,
+        ranges,
+        post_local_sgd,
+        another_state,
+        errors,
+    ):
         part(dist.group.WORLD)
 
 

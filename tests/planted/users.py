@@ -8,6 +8,8 @@ _LAUNCH = "python/sordino/launch/"
 _DISTRIBUTED = "python/sordino/distributed/"
 _SHARED_BUFFERS = "tests/mp/test_shared_buffers.py"
 _EVERY_OPERATION = "tests/mp/test_distributed.py --tier all -k every_operation"
+_HOOKS = "tests/mp/test_ddp_hooks.py --tier all -k hooks_do_what"
+_ON_THREADS = "tests/python/distributed/"
 _GROUPS = "tests/mp/test_groups.py -k "
 _FEATURES = "tests/mp/test_features.py --tier all -k "
 _INTEGRATIONS = "python/sordino/integrations/"
@@ -385,6 +387,38 @@ ERRORS = [
         "return Kinds.SUM, float(op.__getstate__()[1])",
         "return Kinds.SUM, 1.0",
         (_EVERY_OPERATION,),
+    ),
+    Error(
+        "sparse gradients stay on their rank",
+        "lost message",
+        _DISTRIBUTED + "hooks.py",
+        "            done = Compressed(group=self.group).start(bucket)\n",
+        "            done = Future()\n            done.set_result(gradients)\n",
+        (_HOOKS,),
+    ),
+    Error(
+        "sparse gradients have no memory to compare",
+        "misaligned access",
+        _DISTRIBUTED + "hooks.py",
+        "            if gradients.is_sparse:\n                return total\n",
+        "",
+        (_HOOKS,),
+    ),
+    Error(
+        "a rank without rows sends rows of no elements",
+        "off by one",
+        _DISTRIBUTED + "collectives.py",
+        "if tensor.numel() or tensor.dim() > 1:",
+        "if tensor.numel():",
+        (_ON_THREADS + "test_collectives.py -k no_rows",),
+    ),
+    Error(
+        "an operation of inference mode ends outside of it",
+        "missing wait",
+        _DISTRIBUTED + "work.py",
+        "with torch.inference_mode(self._inference):",
+        "with torch.no_grad():",
+        (_ON_THREADS + "test_work.py -k inference",),
     ),
     Error(
         "each tensor of a list begins where the first one does",

@@ -37,6 +37,14 @@ from sordino.runtime.collectives.point_to_point import recv_async, send_async
 from sordino.runtime.context import use
 
 
+def _columns(source: torch.Tensor, output: torch.Tensor) -> int:
+    """Return the number of elements in a row. A rank that sends no rows may have an input of one dimension."""
+    for tensor in (source, output):
+        if tensor.numel() or tensor.dim() > 1:
+            return tensor.shape[1:].numel()
+    return 1
+
+
 class Collectives(Submissions):
     """The operations of a process set. Roots are numbers within the set."""
 
@@ -180,10 +188,8 @@ class Collectives(Submissions):
             raise UsageError(
                 f"all_to_all: output splits {expected} do not divide the output's {received} rows among {size} ranks"
             )
-        columns = source.numel() // rows if rows else output.numel() // max(received, 1)
-        return self._exchange(
-            output, source.reshape(rows, columns), splits, Rows("all_to_all", expected, "rows"), waits
-        )
+        given = source.reshape(rows, _columns(source, output))
+        return self._exchange(output, given, splits, Rows("all_to_all", expected, "rows"), waits)
 
     def _exchange(
         self, output: torch.Tensor, source: torch.Tensor, splits: list[int], rows: Rows, waits: bool

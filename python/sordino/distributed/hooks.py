@@ -82,7 +82,7 @@ class Compressed(BucketAverage):
 
     Every rank divides its gradients by the number of ranks in their own precision, and compresses the quotients. Their
     sum, in the precision of the compression, is the average. An average beyond the range of float16 becomes infinite on
-    all ranks, as with torch's `fp16_compress_hook`. GradScaler skips such a step.
+    all ranks, as with torch's `fp16_compress_hook`. GradScaler skips such a step. Sparse gradients are not compressed.
 
     Args:
         compression: `Compression.fp16`, `.bf16` or `.none`, or a `Compressor` whose tensors all-reduce can add up.
@@ -100,11 +100,13 @@ class Compressed(BucketAverage):
     def start(self, bucket: GradBucket) -> Future[torch.Tensor]:
         gradients: torch.Tensor = bucket.buffer()
         gradients.div_(_size_of(self.group))
-        packed, state = self.compression.compress(gradients)
+        packed, state = (gradients, None) if gradients.is_sparse else self.compression.compress(gradients)
         work = dist.all_reduce(packed, group=self.group, async_op=True)
 
         def finish(future: Any) -> torch.Tensor:
             total: torch.Tensor = future.value()[0]  # raises the error of the operation
+            if gradients.is_sparse:
+                return total
             if total.data_ptr() != gradients.data_ptr():
                 gradients.copy_(self.compression.decompress(total, state))
             return gradients
@@ -120,6 +122,7 @@ class Encoded(BucketAverage):
     step (`sordino.codecs`). These residuals belong to a bucket. They start from 0 when DDP divides its
     gradients anew, after the first step. When the hook returns, the collectives of the bucket are over, or, on a GPU,
     on the current stream.
+    Sparse gradients are averaged as they are, without the codec.
 
     With find_unused_parameters=True DDP drops the mean of a parameter that no rank has used in a step, and with it what
     the parameter owed. Use a codec without error feedback there, or `DistributedOptimizer`, which keeps it.
@@ -141,19 +144,26 @@ class Encoded(BucketAverage):
 
     def start(self, bucket: GradBucket) -> Future[torch.Tensor]:
         gradients: torch.Tensor = bucket.buffer()
-        number, parameters, parts = bucket.index(), bucket.parameters(), bucket.gradients()
-        former, mean = self._means.get(number, ((), None))
-        if mean is None or list(map(id, former)) != list(map(id, parameters)):
-            name = f"bucket {number} of DistributedDataParallel"
-            mean = mean_of(self.codec, parts, name, _GroupTransfers(self.group))
-            self._means[number] = parameters, mean
-        mean.run(parts)
+        done: Future[torch.Tensor]
+        if gradients.is_sparse:  # DDP gives each sparse gradient a bucket of its own
+            done = Compressed(group=self.group).start(bucket)
+        else:
+            self._mean_of(bucket).run(bucket.gradients())
+            done = Future()
+            done.set_result(gradients)
         if bucket.is_last():
             for _, each in self._means.values():
                 each.report()
-        done: Future[torch.Tensor] = Future()
-        done.set_result(gradients)
         return done
+
+    def _mean_of(self, bucket: GradBucket) -> TensorMean:
+        number, parameters = bucket.index(), bucket.parameters()
+        former, mean = self._means.get(number, ((), None))
+        if mean is None or list(map(id, former)) != list(map(id, parameters)):
+            name = f"bucket {number} of DistributedDataParallel"
+            mean = mean_of(self.codec, bucket.gradients(), name, _GroupTransfers(self.group))
+            self._means[number] = parameters, mean
+        return mean
 
 
 class _GroupTransfers:

@@ -42,6 +42,7 @@ class Part:
         self, is_done: Callable[[], bool], wait: Callable[[], object], finish: Callable[[], object] | None = None
     ) -> None:
         self._is_done, self._wait, self._finish = is_done, wait, finish
+        self._inference = torch.is_inference_mode_enabled()  # only then tensors made in this mode can be written
         self._error: Exception | None = None
         self._over = False
         self._lock = threading.Lock()
@@ -55,15 +56,22 @@ class Part:
         with self._lock:
             if not self._over:
                 try:
-                    self._wait()
-                    if self._finish is not None:
-                        self._finish()
+                    if self._inference == torch.is_inference_mode_enabled():
+                        self._run()
+                    else:
+                        with torch.inference_mode(self._inference):
+                            self._run()
                 except Exception as error:
                     self._error = error
                 self._over = True
                 self._finish = None
         if self._error is not None:
             raise torch_error(self._error)
+
+    def _run(self) -> None:
+        self._wait()
+        if self._finish is not None:
+            self._finish()
 
     def settle(self) -> None:
         """Complete an operation that is over. `complete` raises its error later."""

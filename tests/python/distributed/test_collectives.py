@@ -91,6 +91,23 @@ def test_complex_numbers_are_added_up(dtype: torch.dtype) -> None:
     sim.run(2, work)
 
 
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "later"])
+def test_a_rank_may_have_no_rows_in_an_all_to_all(waits: bool) -> None:
+    """Neither to send nor to receive, as an expert without tokens. Its input may be a vector without elements."""
+
+    def work() -> None:
+        do = Collectives(current())
+        idle = do.rank == 1
+        splits = [0, 0, 0] if idle else [1, 0, 1]
+        for shape in ((0, 40), (0, 2, 20), (0,)):
+            source = torch.empty(shape) if idle else torch.full((2, 40), do.rank + 1.0)
+            output = torch.empty(0, 40) if idle else torch.empty(2, 40)
+            over(do.all_to_all(output, source, splits, splits, waits))
+            assert idle or output.tolist() == [[1.0] * 40, [3.0] * 40]
+
+    sim.run(3, work)
+
+
 def test_wrong_sizes_and_types_are_refused() -> None:
     """Before or after the operation, and nothing is written to the outputs."""
     complex_one, float8 = torch.ones(2, dtype=torch.complex64), torch.ones(3, dtype=torch.float8_e4m3fn)

@@ -72,3 +72,25 @@ def test_results_are_there_when_an_operation_is_over() -> None:
             wrong.wait()
 
     sim.run(2, work)
+
+
+def test_what_begins_in_inference_mode_may_end_outside() -> None:
+    """The thread that completes futures is in no such mode, and a caller may wait later."""
+
+    def work() -> None:
+        do, total = Collectives(current()), ReduceOp(ReduceOp.BOR)
+        for later in (True, False):
+            with torch.inference_mode():
+                mine = torch.tensor([do.rank + 1, 4])
+                rooms, output = [torch.zeros(2, dtype=torch.int64) for _ in range(2)], torch.zeros(1, dtype=torch.int64)
+                works = [
+                    SordinoWork(do.all_gather_list(rooms, mine, False), rooms),
+                    SordinoWork(do.reduce_scatter(output, mine, total, False), [output]),
+                    SordinoWork(do.all_reduce(mine, total, False), [mine]),
+                ]
+            for one in works:
+                one.wait() if later else one.get_future().wait()
+            assert [room.tolist() for room in rooms] == [[1, 4], [2, 4]]
+            assert output.tolist() == ([3] if do.rank == 0 else [4]) and mine.tolist() == [3, 4]
+
+    sim.run(2, work)
