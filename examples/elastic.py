@@ -36,12 +36,13 @@ def train(state: Any, loader: DataLoader[Any], epochs: int, pause: float) -> Non
             loss.backward()
             state.optimizer.step()
             state.sampler.record_batch(number, loader.batch_size)
-            state.commit()  # others may join or leave here
+            state.loss = loss.item()
+            state.commit()  # others may join or leave here; then this function is called again
             time.sleep(pause)
         state.epoch += 1
         state.sampler.set_epoch(state.epoch)
         if hvd.rank() == 0 and state.epoch % 5 == 0:
-            print(f"epoch {state.epoch}: loss {loss.item():.4f} on {hvd.size()} ranks", flush=True)
+            print(f"epoch {state.epoch}: loss {state.loss:.4f} on {hvd.size()} ranks", flush=True)
 
 
 def main() -> None:
@@ -56,7 +57,7 @@ def main() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), algorithm=arguments.algorithm)
-    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, loss=0.0)
     print(f"process {os.getpid()} is ready", flush=True)
     train(state, DataLoader(data, batch_size=32, sampler=sampler), arguments.epochs, arguments.pause)
     model.load_state_dict(hvd.average_parameters(model))

@@ -58,6 +58,16 @@ def _lock(path: Path) -> int:
         os.close(descriptor)
 
 
+def remove_leftover(temporary: Path) -> None:
+    """Remove a temporary file of `atomic_file`, unless a process is writing it. Raises OSError in that case."""
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        temporary.unlink()
+    finally:
+        os.close(descriptor)
+
+
 def checked_path(path: str | os.PathLike[str]) -> Path:
     """Return `path` as a Path. Raises UsageError if no file can have it."""
     if not isinstance(os.fspath(path) if isinstance(path, os.PathLike) else path, str):

@@ -23,6 +23,7 @@ from pace import HANG_S
 from sordino._core import build_info
 from sordino.cli.app import main
 from sordino.launcher.processes import Ended
+from sordino.record.reading import Reader
 
 
 def reference(grown: Grown, of: int) -> np.ndarray:
@@ -54,8 +55,15 @@ def test_a_lost_rank_is_replaced(tmp_path: Path, transport: str) -> None:
         pytest.skip("this build has no UCX")
     plan = Plan(kill={"1": 3}, size=3)
     variables = {"SORDINO_RANKS_PER_NODE": "2"} if transport == "ucx" else {}
-    grown = run_job(tmp_path, 3, plan, 1, SORDINO_TRANSPORT=transport, **variables)
+    record = tmp_path / "record"
+    grown = run_job(tmp_path, 3, plan, 1, SORDINO_TRANSPORT=transport, SORDINO_RECORD=str(record), **variables)
     require_joined(grown, [0, 2, 3], plan)
+    ranks = Reader(record).run.ranks
+    (own,), (first,) = ranks[3].of("rank"), ranks[0].of("rank")
+    assert [own[name] for name in ("host", "transport", "size")] == [first["host"], first["transport"], 3]
+    assert [line["settings"] for line in ranks[3].of("optimizer")] == ["AllReduce()"]
+    assert [line["step"] for line in ranks[3].of("step")] == list(range(plan.hold + 1, plan.steps + 1))
+    assert not ranks[3].of("growth") and [line["joined"] for line in ranks[0].of("growth")] == [[3]]
     ends = grown.parameters("end")
     assert ends[0] == ends[2] == ends[3]
     np.testing.assert_allclose(ends[0], reference(grown, 0), rtol=1e-12)

@@ -217,6 +217,14 @@ ERRORS = [
         (tests("checkpoint_folder"),),
     ),
     Error(
+        "a file that another thread is writing is removed",
+        "dropped state in a checkpoint",
+        "python/sordino/files.py",
+        "        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n        temporary.unlink()\n",
+        "        temporary.unlink()\n",
+        (tests("checkpoint_folder"),),
+    ),
+    Error(
         "one checkpoint too many stays",
         "off by one",
         "python/sordino/checkpoint/folder.py",

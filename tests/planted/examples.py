@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planted.error import Error
+from planted.error import Error, tests
 
 _LABORATORY = "examples/laboratory/"
 _LANGUAGE = "tests/mp/test_language_example.py -k "
@@ -63,5 +63,13 @@ ERRORS = [
         "rate(self.args.lr, number, self.steps)",
         "rate(self.args.lr, number, self.steps * hvd.size())",
         (_LANGUAGE + "divide",),
+    ),
+    Error(
+        "the loss is lost when ranks change at the end of an epoch",
+        "forgotten rollback",
+        "examples/elastic.py",
+        "loss {state.loss:.4f} on",
+        "loss {loss.item():.4f} on",
+        (tests("examples", "last_batch"),),
     ),
 ]

@@ -115,6 +115,14 @@ ERRORS = [
         (tests("algorithm_settings"),),
     ),
     Error(
+        "a seed that is given twice counts as two",
+        "wrong weight",
+        _SIMULATE + "choices.py",
+        "if options.seed.count(seed) > 1:",
+        "if options.seed.count(seed) > 2:",
+        (tests("simulate_command", "wrong_options"),),
+    ),
+    Error(
         "the remaining time is inverted",
         "wrong weight",
         _SIMULATE + "command.py",

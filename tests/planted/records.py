@@ -96,4 +96,20 @@ ERRORS = [
         "return text.replace(",
         (tests("report", "names"),),
     ),
+    Error(
+        "the steps of a rank that joins are counted from 0",
+        "off by one",
+        _RECORDER,
+        "self.steps = self._after = steps",
+        "self._after = steps",
+        ("tests/faults/test_join.py --tier all -k 'lost_rank_is_replaced and local'",),
+    ),
+    Error(
+        "the record of a rank that joins begins before it has joined",
+        "stale copy",
+        _RECORDER,
+        "self._joined = context.newcomer is None",
+        "self._joined = True",
+        ("tests/faults/test_join.py --tier all -k 'lost_rank_is_replaced and local'",),
+    ),
 ]

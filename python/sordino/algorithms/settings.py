@@ -23,7 +23,7 @@ def configured(cls: type[T], name: str, texts: Sequence[str], **others: Any) -> 
         others: settings that `texts` overrides.
 
     Raises:
-        UsageError: the algorithm has no such setting, or refuses the value.
+        UsageError: the algorithm has no such setting, or refuses the value; or a setting is given twice.
     """
     known = [setting.name for setting in fields(cls)]  # type: ignore[arg-type]
     settings: dict[str, Any] = dict(others)
@@ -31,6 +31,8 @@ def configured(cls: type[T], name: str, texts: Sequence[str], **others: Any) -> 
         setting, _, value = text.partition("=")
         if setting not in known:
             raise UsageError(f"--set {text}: {name} has no setting {setting}; it has: {', '.join(known)}")
+        if sum(other.partition("=")[0] == setting for other in texts) > 1:
+            raise UsageError(f"--set {text}: {setting} is given twice; omit one")
         try:
             settings[setting] = ast.literal_eval(value)
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # everything that it can raise

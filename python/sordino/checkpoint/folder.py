@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sordino.checkpoint.files import check, decode, load, read, save, shown
 from sordino.checkpoint.pieces import Piece, checked, encoded, joined
 from sordino.errors import SordinoError, Unreadable, UsageError
-from sordino.files import checked_path
+from sordino.files import checked_path, remove_leftover
 from sordino.log import logger
 
 if TYPE_CHECKING:
@@ -215,7 +215,10 @@ class Folder:
         for path, number in sorted(self._files(), key=lambda file: file[0].suffix != ".pt"):
             if not stays(path, number):
                 with contextlib.suppress(OSError):
-                    path.unlink()
+                    if path.suffix == ".tmp":
+                        remove_leftover(path)
+                    else:
+                        path.unlink()
 
 
 def _is_whole(value: object) -> bool:

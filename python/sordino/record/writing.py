@@ -96,8 +96,18 @@ def job_file(folder: str | os.PathLike[str], what: str, **values: Any) -> Lines:
     return file
 
 
-def rank_file(folder: str | os.PathLike[str], rank: int, **values: Any) -> Lines:
-    """Return the file of a rank, or virtual worker, and write the line with which each of its starts begins."""
-    file = Lines(checked_path(folder) / RANK.format(rank))
+def open_rank_file(folder: str | os.PathLike[str], rank: int) -> Lines:
+    """Return the file of a rank, or virtual worker."""
+    return Lines(checked_path(folder) / RANK.format(rank))
+
+
+def begin_rank(file: Lines, rank: int, **values: Any) -> None:
+    """Write the line with which each start of a rank, or virtual worker, begins."""
     file.write("rank", format=FORMAT, version=sordino.__version__, rank=rank, **values)
+
+
+def rank_file(folder: str | os.PathLike[str], rank: int, **values: Any) -> Lines:
+    """Return the file of a rank, or virtual worker, and write its first line."""
+    file = open_rank_file(folder, rank)
+    begin_rank(file, rank, **values)
     return file

@@ -24,7 +24,7 @@ import torch
 
 from sordino import _core
 from sordino.errors import PeerLost, Timeout, UsageError
-from sordino.record.writing import jsonable, rank_file
+from sordino.record.writing import begin_rank, jsonable, open_rank_file
 
 if TYPE_CHECKING:
     from sordino.runtime.context import Context
@@ -93,14 +93,23 @@ class Recorder:
         self._to_wall = time.time() - time.monotonic()  # offset of the core's times from wall time
         self.steps = 0
         self._lines = 0  # of kind "step"
+        self._wrapped: list[dict[str, Any]] = []  # optimizers that were wrapped before this rank's first line
         self._open = _Sums()  # of steps that are not in a line yet
         self._besides, self._after = _Sums(), 0  # time besides steps, and the step before it
         # Set when the next step's own work has begun. Hooks of parameters have it, which may exist longer than this.
         self._begun = threading.Event()
         self._since = self._now()  # everything before this time is counted
         self._spans: list[list[Any]] = []
-        self._file = rank_file(
-            folder,
+        self._file = open_rank_file(folder, context.identity)
+        self._joined = context.newcomer is None
+        if self._joined:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Write the first lines of this rank, and begin to count. A process that joins later does so when it has."""
+        context = self._context
+        begin_rank(
+            self._file,
             context.identity,
             size=context.size,
             start=next((int(text) for name in _EARLIER if (text := os.environ.get(name, "")).isdecimal()), 0),
@@ -111,6 +120,8 @@ class Recorder:
             survives_losses=context.survives_losses,
             time=self._since,
         )
+        for values in self._wrapped:
+            self._file.write("optimizer", **values)
         self._attach()
 
     def _attach(self) -> None:
@@ -167,6 +178,8 @@ class Recorder:
 
     def asked(self) -> None:
         """Note that a call for communication has returned. Counts it as besides if the script made it between steps."""
+        if not self._joined:
+            return
         if self._begun.is_set() or threading.get_ident() != self._thread or torch._C._current_graph_task_id() >= 0:
             return  # a call of the algorithm: in a step, in another thread or in a backward
         begin, kept = self._since, len(self._spans)
@@ -196,14 +209,17 @@ class Recorder:
         if last is not None:
             begun = self._begun
             last.register_post_accumulate_grad_hook(lambda _: begun.set())
-        self._file.write(
-            "optimizer",
-            time=time.time(),
-            algorithm=algorithm,
-            settings=settings,
-            parameters=sum(parameter.numel() for parameter in parameters),
-            optimizer=optimizer,
-        )
+        values = {
+            "time": time.time(),
+            "algorithm": algorithm,
+            "settings": settings,
+            "parameters": sum(parameter.numel() for parameter in parameters),
+            "optimizer": optimizer,
+        }
+        if self._joined:
+            self._file.write("optimizer", **values)
+        else:
+            self._wrapped.append(values)
 
     def step(self, noted: Mapping[str, Any]) -> None:
         """Note the end of a step.
@@ -242,8 +258,8 @@ class Recorder:
         self._lines += 1
 
     def metrics(self, step: int | None, values: Mapping[str, Any]) -> None:
-        """Write metrics of the user; see `sordino.torch.record`. Does nothing in a forked child."""
-        if os.getpid() != self._process:
+        """Write metrics of the user; see `sordino.torch.record`. Does nothing in a forked child, or before joining."""
+        if os.getpid() != self._process or not self._joined:
             return
         if step is not None:
             self.steps = step
@@ -258,10 +274,27 @@ class Recorder:
     @contextmanager
     def recovery(self, why: str) -> Iterator[None]:
         """Record a recovery, in which this rank continues in another world within the block."""
+        if not self._joined:  # a rank was lost while this one joined
+            yield
+            return
         before = set(self._context.identities)
         with self._other_world("recovery") as line:
             yield
             line.update(lost=sorted(before.difference(self._context.identities)), why=why)
+
+    @contextmanager
+    def joining(self, steps: int) -> Iterator[None]:
+        """Begin the record of this process, which joins a running job within the block.
+
+        Args:
+            steps: number of steps that the job has taken. The steps of this rank are counted from it.
+        """
+        self._begun.set()  # calls of the joining are not calls of the script
+        yield
+        self._begun.clear()
+        self.steps = self._after = steps
+        self._since, self._joined = self._now(), True
+        self._begin()
 
     @contextmanager
     def growth(self) -> Iterator[None]:
@@ -310,6 +343,9 @@ class Recorder:
 
     def _finish(self, kind: str, **values: Any) -> None:
         if os.getpid() != self._process:
+            return
+        if not self._joined:
+            self._file.close()
             return
         self._count(self._besides)  # also of an unfinished step
         self._after = self.steps

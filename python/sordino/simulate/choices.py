@@ -84,6 +84,9 @@ def plan_of(options: argparse.Namespace) -> Plan:
     message, message_from = _message(options, comparison)
     seeds = list(range(1, options.seeds + 1)) if options.seeds else options.seed or [1]
     kills = tuple(sorted((_pair(text, "kill", "@", options.workers) for text in options.kill), key=lambda one: one[1]))
+    for worker, _ in kills:
+        if sum(worker == other for other, _ in kills) > 1:
+            raise UsageError(f"--kill {worker}@...: worker {worker} is given twice; it dies only once")
     seconds = options.seconds
     if seconds is None and options.steps is None:
         steps = _STEPS_WITHOUT_DATA if options.data == "none" else _STEPS
@@ -149,6 +152,8 @@ def _check_numbers(options: argparse.Namespace) -> None:
     if options.seed and options.seeds:
         raise UsageError("--seed and --seeds: give one of them; --seeds N means --seed 1 to --seed N")
     for seed in options.seed:
+        if options.seed.count(seed) > 1:
+            raise UsageError(f"--seed {seed}: is given twice; a second run with it has the same result")
         if not 0 <= seed < 1 << 63:
             raise UsageError(f"--seed {seed}: must be from 0 to 2^63 - 1")
     if options.wide > options.workers:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import sordino.torch as hvd
 from sordino import checkpoint, sim
-from sordino.checkpoint import Folder, Piece
+from sordino.checkpoint import Folder, Piece, atomic_file
 from sordino.checkpoint.pieces import encoded, joined
 from sordino.errors import SordinoError, UsageError
 
@@ -55,6 +55,17 @@ def test_a_course_that_goes_back_drops_the_later_one_only_if_asked(tmp_path: Pat
         assert folder.steps() == stay and number_of(folder) == 40
     folder.save(33, {"number": -33}, drop_newer=True)
     assert folder.steps() == [30, 33] and number_of(folder) == -33
+
+
+def test_a_file_that_is_being_written_stays_and_a_leftover_goes(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, keep=2)
+    leftover = tmp_path / ".step-00000001.pt.tmp"
+    leftover.write_bytes(b"half")
+    with atomic_file(folder.path / "step-00000002.pt") as slow:  # as by a thread that saves meanwhile
+        folder.save(3, {"number": 3})
+        torch.save({"sordino_checkpoint": 1, "state": {"number": 2}}, slow)
+    assert not leftover.exists()
+    assert folder.steps() == [2, 3] and folder.load(2) == {"number": 2}
 
 
 def test_shards_of_later_steps_stay_too(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from minimal import train
 from sordino import sim
 from sordino.algorithms import names, resolve
 from sordino.cli import app, completion, examples
+from sordino.torch.elastic import TorchState
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
@@ -50,6 +52,24 @@ def test_arrays_are_fitted_together(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert found, line
     assert [float(word) for word in found[1].split(", ")] == pytest.approx([1, -2, 0.5], abs=2e-3)
     assert max(float(word) for word in found[2].split(", ")) < 2e-4
+
+
+def test_ranks_may_change_at_the_last_batch_of_an_epoch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commit, commits = TorchState.commit, count(1)
+
+    def interrupted(state: TorchState) -> None:
+        now = next(commits)
+        if now % 47 == 0:  # batches of an epoch
+            state.on_hosts_updated(now, 2)
+        commit(state)
+
+    monkeypatch.setattr(TorchState, "commit", interrupted)
+    monkeypatch.setattr(sys, "argv", ["elastic.py", "--epochs", "5", "--pause", "0"])
+    sim.run(1, partial(runpy.run_path, str(EXAMPLES / "elastic.py"), run_name="__main__"))
+    assert re.search(r"^epoch 5: loss 0\.\d+ on 1 ranks$", capsys.readouterr().out, re.MULTILINE)
+    assert next(commits) == 5 * 47 + 1
 
 
 def test_the_page_of_each_algorithm_says_when_to_use_it_and_how_to_try_it() -> None:

@@ -28,7 +28,7 @@ import json
 import secrets
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -60,6 +60,7 @@ class Plan:
         epoch: its epoch.
         started: number of ranks with which the job began.
         job_id: `Context.job_id`.
+        steps: number of steps in the first rank's record; 0 without one.
     """
 
     key: str
@@ -69,6 +70,7 @@ class Plan:
     epoch: int
     started: int
     job_id: str
+    steps: int
 
     def encoded(self) -> bytes:
         """Return the plan as JSON."""
@@ -221,9 +223,11 @@ def _planned(context: Context, layout: Sequence[str], leavers: Sequence[int]) ->
     door = _door(context)
     fit = [] if door is None else _fitting(context, door, layout)
     stay = [identity for identity in context.identities if identity not in leavers]
+    steps = 0 if context.recorder is None else context.recorder.steps
     return Plan(
-        secrets.token_hex(8), [*stay, *fit], len(fit), list(leavers), context.epoch + 1, context.started, context.job_id
-    )
+        secrets.token_hex(8), [*stay, *fit], len(fit), list(leavers), context.epoch + 1, context.started,
+        context.job_id, steps,
+    )  # fmt: skip
 
 
 def _fitting(context: Context, door: Entrance, layout: Sequence[str]) -> list[int]:
@@ -308,7 +312,10 @@ def _formed(context: Context, door: Entrance, plan: Plan) -> tuple[World | None,
 def _move(context: Context, world: World, plan: Plan) -> None:
     """Adopt the next world, and leave the old one. Collective over the next world."""
     old, recorder = context.world, context.recorder
-    with recorder.growth() if recorder is not None else nullcontext():
+    recording: AbstractContextManager[None] = nullcontext()
+    if recorder is not None:
+        recording = recorder.growth() if context.newcomer is None else recorder.joining(plan.steps)
+    with recording:
         context.adopt_grown(world, plan.members, plan.epoch, plan.started, plan.job_id)
         old.shutdown("")
         _make_again(context)
