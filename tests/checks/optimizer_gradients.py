@@ -6,12 +6,13 @@ import torch
 from torch import nn
 
 import sordino.torch as hvd
+from checks.agreement import raises
 from checks.models import batch, loss_of, make_model, part
 from checks.reference import values
 from checks.registry import Seat, check
 from checks.training import ROWS, Twins, sgd
 from sordino.algorithms import AllReduce
-from sordino.errors import LayoutMismatch
+from sordino.errors import LayoutMismatch, StepOrderError, UsageError
 
 
 @check(pattern=("TTTT", "FFFFF", "TFTFTFTF", "FFFTTTFFF", "TTFFFFTTFF"))
@@ -296,6 +297,47 @@ def sparse_gradients_on_some_ranks(seat: Seat) -> None:
     wanted[2] = -1
     torch.testing.assert_close(table.weight.detach(), wanted)
     assert head.tolist() == [-3.0, -3.0]
+
+
+@check(least=2, set_to_none=(True, False))
+def sparse_gradients_that_are_missing_or_without_rows(seat: Seat, set_to_none: bool) -> None:
+    """A momentum moves the rows of a table without look-ups, but not those of a table that no rank has used."""
+    table, twin = (nn.Embedding(6, 2, sparse=True).double() for _ in range(2))
+    with torch.no_grad():
+        table.weight.copy_(values(0, (6, 2), torch.float64, seed=9))
+        twin.weight.copy_(table.weight)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1, momentum=0.5))
+    reference = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.5)
+    none: list[list[int] | None] = [None] * seat.size
+    look_ups = [[[rank, 5] for rank in range(seat.size)], none, [[]] * seat.size, [*none[1:], []], [*none[1:], [3]]]
+    for turn in look_ups:
+        optimizer.zero_grad(set_to_none=set_to_none)
+        reference.zero_grad(set_to_none=set_to_none)
+        for rank, rows in enumerate(turn):
+            for one in (table, twin) if rank == seat.rank else (twin,):
+                if rows is not None:
+                    scale = 1 if one is table else seat.size
+                    ((one(torch.tensor(rows, dtype=torch.int64)) ** 2).sum() / scale).backward()
+        optimizer.step()
+        reference.step()
+        torch.testing.assert_close(table.weight, twin.weight, atol=1e-12, rtol=1e-12)
+        gradient = table.weight.grad
+        assert (gradient is None) == (twin.weight.grad is None)
+        assert gradient is None or not gradient._indices().lt(0).any()
+
+
+@check(least=2)
+def sparse_gradients_are_summed_once(seat: Seat) -> None:
+    """Other reductions than sums need the zeros, too, and a sum of sums is refused, as that of dense gradients."""
+    for op in (hvd.Min, hvd.Max, hvd.Product):
+        table = nn.Embedding(6, 2, sparse=True)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), op=op)
+        raises(UsageError, "sparse_as_dense=True", lambda: table(torch.tensor([seat.rank])).sum().backward())  # noqa: B023
+    table = nn.Embedding(6, 2, sparse=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), op=hvd.Sum)
+    table(torch.tensor([1])).sum().backward()
+    raises(StepOrderError, "no_sync", lambda: table(torch.tensor([1])).sum().backward())
+    optimizer.zero_grad()
 
 
 @check()

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from sordino.errors import NonFinite, OperationMismatch, SordinoError, UsageError
-from sordino.runtime.collectives.operation import Average
+from sordino.runtime.collectives.operation import Average, Sum, name_of_op
 from sordino.runtime.context import Context
 from sordino.runtime.gradients import misuse
 from sordino.runtime.gradients.bucket import Bucket, WhenWaited
@@ -181,7 +181,7 @@ class GradientReducer(GradientHooks):
         self._again += 1
         # Ranks may reduce the gradients of one step a different number of times. Different steps must not match.
         self._suffix = f".again{self._again}"
-        if not any(bucket.has_reduced() for bucket in self._buckets or ()):
+        if not (self._sparse.has_reduced() or any(bucket.has_reduced() for bucket in self._buckets or ())):
             misuse.warn_of_unused(self.names[index])
         elif self.settings.op == Average:
             misuse.warn_of_repetition(self.names[index])
@@ -231,9 +231,16 @@ class GradientReducer(GradientHooks):
         for bucket in buckets:
             self._watch(bucket.members, bucket)
         self._buckets = (self._buckets or []) + buckets
-        if self._sparse.names and self.instead_of_sparse is not None:
+        self._check_sparse()
+
+    def _check_sparse(self) -> None:
+        """Raise UsageError if there are sparse gradients that cannot be reduced as such; the same on all ranks."""
+        instead, op = self.instead_of_sparse, self.settings.op
+        if instead is None and op not in (Average, Sum):
+            instead = f"with op={name_of_op(op)}, which needs the zeros as well"
+        if self._sparse.names and instead is not None:
             sparse_names = ", ".join(self.names[i] for i in sorted(self._sparse.names))
-            raise UsageError(f"sparse gradients ({sparse_names}) need sparse_as_dense=True {self.instead_of_sparse}")
+            raise UsageError(f"sparse gradients ({sparse_names}) need sparse_as_dense=True {instead}")
 
     def _watch(self, members: list[int], of: Bucket | int) -> None:
         number = self._counter.watch(members, of.device if isinstance(of, Bucket) else None)
@@ -295,6 +302,7 @@ class GradientReducer(GradientHooks):
                     failures.append(error)
         if self._sparse.in_flight:
             failures += self._sparse.finish()
+            self._unused |= self._sparse.unused
         if not failures and self._encoded is not None:
             self._encoded.report()
         if not failures and self.settings.finite is not None:
