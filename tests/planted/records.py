@@ -112,4 +112,12 @@ ERRORS = [
         "self._joined = True",
         ("tests/faults/test_join.py --tier all -k 'lost_rank_is_replaced and local'",),
     ),
+    Error(
+        "the step of a checkpoint counts as repeated",
+        "off by one",
+        _PAGE + "series.py",
+        'line["step"] + 1 if line.get("values") == {} else line["step"]',
+        'line["step"]',
+        (tests("report", "repeated"),),
+    ),
 ]

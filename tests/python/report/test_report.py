@@ -99,6 +99,19 @@ def test_steps_that_were_taken_again_are_shown_as_the_last_time(tmp_path: Path) 
     assert curve["step"] == list(range(1, 11)) and curve["mean"] == [0.0] * 4 + [1.0] * 6
 
 
+def test_the_step_of_a_checkpoint_is_not_repeated(tmp_path: Path) -> None:
+    """The second start continues from step 4, as it says before its first step."""
+    file = Lines(tmp_path / "rank-00000.jsonl")
+    for start, steps in ((0, range(1, 7)), (1, range(5, 8))):
+        file.write("rank", rank=0, start=start, time=100.0 + start, size=1)
+        if start:
+            file.write("metrics", step=4, time=100.0 + 10 * start, values={})
+        for step in steps:
+            file.write("metrics", step=step, time=100.0 + 10 * start + step, values={"loss": float(start)})
+    curve = shown(tmp_path)["metrics"]["loss"]
+    assert curve["step"] == list(range(1, 8)) and curve["mean"] == [0.0] * 4 + [1.0] * 3
+
+
 @pytest.mark.parametrize("numbers", [(0, 1), (0, 0)])
 def test_another_start_in_the_same_files_is_a_repetition(tmp_path: Path, numbers: tuple[int, int]) -> None:
     """Also without a number: two jobs with SORDINO_RECORD, or `init()` again in one process."""

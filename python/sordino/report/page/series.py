@@ -17,11 +17,14 @@ _RANKS = 64  # rows of a matrix
 
 
 def kept(rank: Rank, kind: str) -> list[Line]:
-    """Return the lines of a kind, without lines of steps that were repeated after a restart."""
+    """Return the lines of a kind, without lines of steps that were repeated after a restart.
+
+    Metrics without values are the position from which a script continues: the step itself is not repeated.
+    """
     lines = rank.of(kind)
-    first: dict[int, int] = {}
+    first: dict[int, int] = {}  # step that a start repeated first
     for line in lines:
-        first.setdefault(line["start"], line["step"])
+        first.setdefault(line["start"], line["step"] + 1 if line.get("values") == {} else line["step"])
     starts = sorted(first)
     return [line for line in lines if all(line["step"] < first[later] for later in starts if later > line["start"])]
 
