@@ -187,7 +187,7 @@ def test_a_newcomer_is_lost_while_it_joins(tmp_path: Path, moment: str) -> None:
 
 @pytest.mark.drill("a newcomer comes too late")
 def test_a_newcomer_comes_to_the_meeting_too_late(tmp_path: Path) -> None:
-    """The ranks have given it up, and train on. It knocks again, and joins."""
+    """The ranks have given it up, and train on. It asks again, and joins."""
     plan = Plan(kill={"1": 3}, size=3, strike={"3": "stopped"}, meeting_s=1.0)
     grown = run_job(tmp_path, 3, plan, 1)
     require_joined(grown, [0, 2, 3], plan)

@@ -17,7 +17,7 @@ import forked
 from launched import eventually
 from pace import HANG_S
 
-from sordino.rendezvous.desk import Desk
+from sordino.rendezvous.server import RendezvousServer
 
 WORKER = Path(__file__).with_name("turn_worker.py")
 _TOKEN = "of a drill"
@@ -46,7 +46,7 @@ class TurnJob:
             **variables,
         }
         self._events = selectors.DefaultSelector()
-        self._desk = Desk(folder / "meet", _TOKEN.encode(), self._events, ranks)
+        self._server = RendezvousServer(folder / "meet", _TOKEN.encode(), self._events, ranks)
         self._over = False
         self._answering = threading.Thread(target=self._answer)
         command = [*forked.python(), str(WORKER), str(folder), json.dumps(plan)]
@@ -74,7 +74,7 @@ class TurnJob:
             process.wait(HANG_S)
         self._over = True
         self._answering.join()
-        self._desk.close()
+        self._server.close()
         self._events.close()
 
     @property

@@ -33,7 +33,7 @@ ERRORS = [
     Error(
         "the launcher accepts a stranger's data",
         "lost message",
-        "python/sordino/rendezvous/desk.py",
+        "python/sordino/rendezvous/server.py",
         "if not hmac.compare_digest(payload, self._token):",
         "if hmac.compare_digest(payload, self._token) is None:",
         (tests("socket_rendezvous"),),
@@ -41,7 +41,7 @@ ERRORS = [
     Error(
         "gathered data is in the order of arrival",
         "swapped rank",
-        "python/sordino/rendezvous/desk.py",
+        "python/sordino/rendezvous/server.py",
         "                for rank in ranks:\n",
         "                for rank in shown:\n",
         (tests("socket_rendezvous"),),
@@ -49,7 +49,7 @@ ERRORS = [
     Error(
         "a rank that has ended is waited for",
         "missing wait",
-        "python/sordino/rendezvous/desk.py",
+        "python/sordino/rendezvous/server.py",
         "        self._gone.add(rank)\n",
         "",
         (tests("socket_rendezvous"),),

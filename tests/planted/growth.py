@@ -7,9 +7,9 @@ from planted.error import Error, checks
 _GROWTH = "python/sordino/runtime/recovery/growth.py"
 _STATE = "python/sordino/torch/elastic/state.py"
 _JOIN = "tests/faults/test_join.py --tier all -k "
-_DOOR = "tests/python/rendezvous/test_door.py"
+_JOIN_REQUESTS = "tests/python/rendezvous/test_join_requests.py"
 _LEAVING = "csrc/transport/process/leaving.cc"
-_STORE_DOOR = "tests/python/rendezvous/test_store_door.py"
+_STORE_ADMISSION = "tests/python/rendezvous/test_store_admission.py"
 
 ERRORS = [
     Error(
@@ -31,26 +31,26 @@ ERRORS = [
     Error(
         "a first rank that has left ends the job for those who come later",
         "stale copy",
-        "python/sordino/rendezvous/store_door.py",
+        "python/sordino/rendezvous/store_admission.py",
         '            self._write("over", "no")  # a first',
         "            pass  # a first",
-        (_STORE_DOOR,),
+        (_STORE_ADMISSION,),
     ),
     Error(
         "a newcomer waits forever for a job whose ranks are all lost",
         "missing wait",
-        "python/sordino/rendezvous/store_door.py",
+        "python/sordino/rendezvous/store_admission.py",
         "                if now - heard > self._timeout:",
         "                if False:",
-        (_STORE_DOOR,),
+        (_STORE_ADMISSION,),
     ),
     Error(
         "a newcomer that was stopped is not invited any more",
         "lost message",
-        "python/sordino/rendezvous/store_door.py",
+        "python/sordino/rendezvous/store_admission.py",
         "if time.monotonic() - last > _STALE_S / 2:",
         "if False:",
-        (_STORE_DOOR,),
+        (_STORE_ADMISSION,),
     ),
     Error(
         "a rank keeps the memory of each world that it has left",
@@ -127,34 +127,34 @@ ERRORS = [
     Error(
         "the last decision of a vote at a store counts, not the first",
         "stale copy",
-        "python/sordino/rendezvous/store_door.py",
+        "python/sordino/rendezvous/store_admission.py",
         'self._store.compare_set(name, "", self._sealed(name, decision))',
         "self._store.set(name, self._sealed(name, decision))",
-        (_STORE_DOOR,),
+        (_STORE_ADMISSION,),
     ),
     Error(
         "a vote at a store counts votes without reading them",
         "quorum of one too few",
-        "python/sordino/rendezvous/store_door.py",
+        "python/sordino/rendezvous/store_admission.py",
         'if last and all(self._read(name) == "yes" for name in names):',
         "if last:",
-        (_STORE_DOOR,),
+        (_STORE_ADMISSION,),
     ),
     Error(
         "a newcomer that has gone is invited at a store",
         "stale copy",
-        "python/sordino/rendezvous/store_door.py",
+        "python/sordino/rendezvous/store_admission.py",
         "now, False\n                    following += 1",
         "now, True\n                    following += 1",
-        (_STORE_DOOR,),
+        (_STORE_ADMISSION,),
     ),
     Error(
         "a newcomer at a store that has its answer still waits",
         "stale copy",
-        "python/sordino/rendezvous/store_door.py",
-        "if knock not in self._answered] if fresh",
+        "python/sordino/rendezvous/store_admission.py",
+        "if request not in self._answered] if fresh",
         "] if fresh",
-        (_STORE_DOOR,),
+        (_STORE_ADMISSION,),
     ),
     Error(
         "a process that comes late to a store takes part in a meeting that is over",
@@ -194,15 +194,15 @@ ERRORS = [
         "python/sordino/rendezvous/sockets.py",
         '                if found[0].get("n") == request:\n',
         "                if True:\n",
-        ("tests/python/rendezvous/test_door.py",),
+        ("tests/python/rendezvous/test_join_requests.py",),
     ),
     Error(
         "a rank that has given up a round still counts in it",
         "forgotten rollback",
-        "python/sordino/rendezvous/desk.py",
+        "python/sordino/rendezvous/server.py",
         "            shown.pop(visitor.rank, None)\n",
         "",
-        ("tests/python/rendezvous/test_door.py",),
+        ("tests/python/rendezvous/test_join_requests.py",),
     ),
     Error(
         "a recovery takes the mean with a model that has just joined",
@@ -279,26 +279,26 @@ ERRORS = [
     Error(
         "newcomers are not told that the job is over",
         "lost message",
-        "python/sordino/rendezvous/desk.py",
-        "            self._door.close()\n",
-        "            self._door.waiting.clear()\n",
-        (_DOOR,),
+        "python/sordino/rendezvous/server.py",
+        "            self._join_requests.close()\n",
+        "            self._join_requests.waiting.clear()\n",
+        (_JOIN_REQUESTS,),
     ),
     Error(
-        "a newcomer that has ended still waits at the door",
+        "a newcomer that has ended still waits",
         "lost message",
-        "python/sordino/rendezvous/desk.py",
-        "        self._door.left(rank)\n",
+        "python/sordino/rendezvous/server.py",
+        "        self._join_requests.left(rank)\n",
         "",
-        (_DOOR,),
+        (_JOIN_REQUESTS,),
     ),
     Error(
         "the number of a newcomer is given twice",
         "swapped rank",
-        "python/sordino/rendezvous/desk.py",
+        "python/sordino/rendezvous/server.py",
         "        self._next += 1\n        return self._next - 1\n",
         "        return self._next\n",
-        (_DOOR,),
+        (_JOIN_REQUESTS,),
     ),
     Error(
         "the last rank leaves, and nothing of the job remains",

@@ -1,8 +1,8 @@
 """Elastic job: its processes run on the hosts that a script of the user's names, and follow changes of that list.
 
-This process opens the store at which they meet (rendezvous/store_door.py), so the job survives the loss of any of its
-processes. Each runs under an agent (agent.py) on its host. The ranks do the rest: they continue without those that are
-lost, and let newcomers in at their next commit. So this launcher only starts and ends processes:
+This process opens the store at which they meet (rendezvous/store_admission.py), so the job survives the loss of any of
+its processes. Each runs under an agent (agent.py) on its host. The ranks do the rest: they continue without those that
+are lost, and let newcomers in at their next commit. So this launcher only starts and ends processes:
 
 | event | reaction |
 |---|---|
@@ -40,7 +40,7 @@ from sordino.launcher.outcomes import signal_name
 from sordino.launcher.processes import Ended, StopSignals, subreaper
 from sordino.launcher.ranks import Rank
 from sordino.rendezvous.environment import ADDRESS, MIN_RANKS, NEWCOMER, ON_PEER_LOST, PORT, RANK_VARIABLES, TOKEN
-from sordino.rendezvous.store_door import StoreDoor, latest_job
+from sordino.rendezvous.store_admission import StoreAdmission, latest_job
 
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=10"
 _LOOK_S = 0.05
@@ -177,7 +177,7 @@ class ElasticJob:
         if not self._met:
             return False
         prefix, token = latest_job(self._store), self._token.encode()
-        return StoreDoor(self._store, prefix, 0, token, _DEADLINE_S, _DEADLINE_S).is_over()
+        return StoreAdmission(self._store, prefix, 0, token, _DEADLINE_S, _DEADLINE_S).is_over()
 
     # ---- following the hosts
 

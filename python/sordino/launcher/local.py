@@ -34,8 +34,8 @@ from sordino.launcher.outcomes import Deadlines, Outcome
 from sordino.launcher.processes import Ended, StopSignals, end_with_parent, subreaper
 from sordino.launcher.ranks import Rank
 from sordino.launcher.restarts import next_wait
-from sordino.rendezvous.desk import Desk
 from sordino.rendezvous.environment import NEWCOMER, RANK, RENDEZVOUS, SIZE, TOKEN
+from sordino.rendezvous.server import RendezvousServer
 
 _LOOK_S = 0.05
 _SAY_S = 0.3  # from the first failure to SIGTERM, so that the others can print their errors
@@ -83,12 +83,12 @@ class LocalJob:
         }
         self._targets = (output.fileno(), output.fileno()) if output else (1, 2)
         self._events = selectors.DefaultSelector()
-        self._desk = Desk(folder / "meet", token.encode(), self._events, ranks)
+        self._server = RendezvousServer(folder / "meet", token.encode(), self._events, ranks)
         self._respawns, self._respawned = respawns, 0
         self._due: list[tuple[float, int]] = []  # times of replacements, and the ranks that they replace
         self._wait_s = 0.0  # before the next replacement
         self._started_at: dict[int, float] = {}
-        self._told: set[int] = set()  # lost ranks that the desk knows of
+        self._told: set[int] = set()  # lost ranks that the server knows of
         self._living: dict[int, Rank] = {}
         self._failures: list[Outcome] = []  # in the order of observation, if a failure ends the job
         self._clock = AwakeClock()
@@ -117,7 +117,7 @@ class LocalJob:
                 self._wait(_LOOK_S)
                 for rank in self._outcomes.left_out() - self._told:
                     self._told.add(rank)
-                    self._desk.left(rank)
+                    self._server.left(rank)
                 self._replace_due()
                 late = late or (limit is not None and limit.passed())
                 self._end_if_over(late)
@@ -178,7 +178,7 @@ class LocalJob:
         self._note(rank.number, rank.process.wait())
 
     def _note(self, number: int, code: int) -> None:
-        self._desk.left(number)
+        self._server.left(number)
         if self._ends is not None and not self._failures:
             return  # the launcher has ended it
         outcome = Outcome(time.time(), number, code)
@@ -199,7 +199,7 @@ class LocalJob:
         due = [lost for at, lost in self._due if at <= now]
         self._due = [(at, lost) for at, lost in self._due if at > now]
         for lost in due:
-            number = self._desk.new_number()
+            number = self._server.new_number()
             self._outcomes.replace(lost, number)
             text = f"{self._outcomes.known()[lost]}; process {number} replaces it"
             print(f"sordino run: {text} ({self._respawned} of {self._respawns})", file=sys.stderr, flush=True)
@@ -245,5 +245,5 @@ class LocalJob:
     def _close(self) -> None:
         for rank in self._living.values():
             rank.close()
-        self._desk.close()
+        self._server.close()
         self._events.close()

@@ -16,7 +16,7 @@ from sordino.rendezvous.environment import RENDEZVOUS, TOKEN, LaunchedRank, laun
 from sordino.rendezvous.sockets import SocketRendezvous
 from sordino.rendezvous.starts import AloneStart, MpiStart, ProcessStart, Start, round_of
 from sordino.rendezvous.store import StoreRendezvous, open_store
-from sordino.rendezvous.store_door import Job, StoreDoor, latest_job
+from sordino.rendezvous.store_admission import Job, StoreAdmission, latest_job
 
 _LATER_S = 2.0
 _NAP_S = 0.05
@@ -96,12 +96,12 @@ def _at_an_address(place: LaunchedRank, chosen: str, environment: Mapping[str, s
     key = (os.getpid(), store, place.run, place.rank, place.size)
     if key not in _starts:
         prefix, token = latest_job(store) if place.newcomer else f"sordino/{place.run}", _token(environment)
-        door = StoreDoor(store, prefix, place.rank, token, *_core.deadlines())
-        job = door.job() if prefix else None
+        admission = StoreAdmission(store, prefix, place.rank, token, *_core.deadlines())
+        job = admission.job() if prefix else None
         if job is None and place.newcomer:
             raise UsageError(f"no job has begun at the store at {place.address[0]}:{place.address[1]}")
-        if job is None and door.has_met(round_of(0, 0), place.size):
-            job = _job_soon(door)
+        if job is None and admission.has_met(round_of(0, 0), place.size):
+            job = _job_soon(admission)
         if job is not None and not job.grows:
             raise UsageError(
                 f"{place.launch}, but a job of {job.size} ranks has begun there before, without this process. "
@@ -109,20 +109,20 @@ def _at_an_address(place: LaunchedRank, chosen: str, environment: Mapping[str, s
                 "another store, such as another MASTER_PORT"
             )
         if job is None:
-            _starts[key] = ProcessStart(place.rank, place.size, door, chosen, token)
+            _starts[key] = ProcessStart(place.rank, place.size, admission, chosen, token)
         else:
-            number = door.new_number(job.size)
-            door = StoreDoor(store, prefix, number, token, *_core.deadlines())
-            _starts[key] = ProcessStart(number, job.size, door, chosen, token, newcomer=True)
+            number = admission.new_number(job.size)
+            admission = StoreAdmission(store, prefix, number, token, *_core.deadlines())
+            _starts[key] = ProcessStart(number, job.size, admission, chosen, token, newcomer=True)
     _starts[key].transport = _without_mpi(chosen, str(place.launch))
     return _starts[key]
 
 
-def _job_soon(door: StoreDoor) -> Job:
+def _job_soon(admission: StoreAdmission) -> Job:
     """Return the job whose ranks have just met without this process."""
     deadline = Deadline(_core.deadlines()[0])
     while not deadline.passed():
-        job = door.job()
+        job = admission.job()
         if job is not None:
             return job
         time.sleep(_NAP_S)

@@ -1,6 +1,6 @@
 """Rendezvous of ranks on one machine without MPI or torch: through a socket in the launcher's folder.
 
-This is the rank's side; desk.py is the launcher's. In a round, each of its ranks sends a value to the launcher, and
+This is the rank's side; server.py is the launcher's. In a round, each of its ranks sends a value to the launcher, and
 gets the values of all. A round is identified by its key and its ranks. Every frame has a head (JSON) and a payload. A
 request has a number `n`, and all frames that answer it have the same number. So an answer that comes too late is not
 taken for another one.
@@ -11,18 +11,18 @@ taken for another one.
 | rank | key, ranks | its value | takes part in the round |
 | rank | missing (a key), ranks | | leaves the round, and asks which ranks have not sent a value |
 | rank | vote (a key), ranks, agrees | | takes part in a vote (votes.py) |
-| any | door: number | | asks for a new number, for a process that the launcher has not started |
-| newcomer | door: knock | its introduction | asks to join the running job (door.py) |
-| rank | door: any | | asks how many newcomers wait |
-| rank | door: who | | asks which newcomers wait |
-| rank | door: invited or refused, to (a number) | plan or reason | answers a newcomer |
+| any | join: number | | asks for a new number, for a process that the launcher has not started |
+| newcomer | join: ask | its introduction | asks to join the running job (join_requests.py) |
+| rank | join: any | | asks how many newcomers wait |
+| rank | join: who | | asks which newcomers wait |
+| rank | join: invited or refused, to (a number) | plan or reason | answers a newcomer |
 | launcher | | a value | one frame for each rank of the round, in order, when all have come |
 | launcher | lost (a rank) | | a rank ended before it came to the round |
 | launcher | missing (ranks) | | answer |
 | launcher | decided | | outcome of a vote |
-| launcher | number | | answer to door: number |
-| launcher | waiting (a number) | | answer to door: any |
-| launcher | | numbers and introductions, as JSON | answer to door: who |
+| launcher | number | | answer to join: number |
+| launcher | waiting (a number) | | answer to join: any |
+| launcher | | numbers and introductions, as JSON | answer to join: who |
 | launcher | verdict | plan or reason | answer to a newcomer |
 """
 
@@ -36,8 +36,8 @@ from typing import Any
 from sordino.awake import AwakeClock, Deadline
 from sordino.errors import PeerLost, Timeout, TransportError
 from sordino.log import logger
-from sordino.rendezvous.door import Verdict
 from sordino.rendezvous.frames import Frames, frame
+from sordino.rendezvous.join_requests import Verdict
 
 _log = logger(__name__)
 
@@ -127,11 +127,11 @@ class SocketRendezvous:
         except TimeoutError:
             return bool(self._soon({**asked, "agrees": False}, self._timeout)[0]["decided"])
 
-    # ---- the door for newcomers --------------------------------------------------------------------------------
+    # ---- join requests -----------------------------------------------------------------------------------------
 
     def waits(self) -> bool:
         """Return whether a process waits to join. Raises TransportError as `newcomers`."""
-        return bool(self._soon({"door": "any"}, _ANSWERS_S)[0]["waiting"])
+        return bool(self._soon({"join": "any"}, _ANSWERS_S)[0]["waiting"])
 
     def newcomers(self, seconds: float = _ANSWERS_S) -> list[tuple[int, bytes]]:
         """Return the processes that want to join the job: their numbers and introductions.
@@ -142,14 +142,14 @@ class SocketRendezvous:
         Raises:
             TransportError: the launcher is gone, or does not answer in time.
         """
-        _, text = self._soon({"door": "who"}, seconds)
+        _, text = self._soon({"join": "who"}, seconds)
         return [(number, introduction.encode()) for number, introduction in json.loads(text)]
 
     def answer(self, newcomer: int, verdict: Verdict, text: bytes) -> None:
         """Answer a newcomer, with the plan of the next world or the reason of the refusal."""
-        self._ask({"door": verdict.value, "to": newcomer}, text)
+        self._ask({"join": verdict.value, "to": newcomer}, text)
 
-    def knock(self, introduction: bytes, warning: float) -> tuple[Verdict, bytes]:
+    def ask_to_join(self, introduction: bytes, warning: float) -> tuple[Verdict, bytes]:
         """Ask to join the job. Return the verdict, and the plan or the reason. Waits until the first rank answers.
 
         Args:
@@ -159,7 +159,7 @@ class SocketRendezvous:
         Raises:
             TransportError: the launcher is gone.
         """
-        request, clock, warned = self._ask({"door": "knock"}, introduction), AwakeClock(2 * _LOOK_S), False
+        request, clock, warned = self._ask({"join": "ask"}, introduction), AwakeClock(2 * _LOOK_S), False
         while True:
             try:
                 head, payload = self._answer(request, Deadline(_LOOK_S))
@@ -177,7 +177,7 @@ class SocketRendezvous:
 
     def new_number(self) -> int:
         """Return a number for a process that shall join the job, and that the launcher does not start."""
-        return int(self._soon({"door": "number"}, self._timeout)[0]["number"])
+        return int(self._soon({"join": "number"}, self._timeout)[0]["number"])
 
     # ---- frames ------------------------------------------------------------------------------------------------
 

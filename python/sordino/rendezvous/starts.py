@@ -25,10 +25,10 @@ from typing import Any, Protocol
 
 from sordino import _core
 from sordino.errors import ConfigurationMismatch, NotBuilt, TransportError, UsageError
-from sordino.rendezvous.door import Entrance
 from sordino.rendezvous.fingerprints import comparing, mpi_world
+from sordino.rendezvous.join_requests import Admission
 from sordino.rendezvous.notices import awaited_by_the_launcher
-from sordino.rendezvous.store_door import StoreDoor
+from sordino.rendezvous.store_admission import StoreAdmission
 
 _UCX_WHEELS = "`pip install libucx-cu13` (without CUDA, too), and build Sordino again"
 
@@ -111,7 +111,7 @@ class ProcessStart:
 
         with awaited_by_the_launcher(lambda: met, survive_losses):
             world = self._meet(members, dedicated, survive_losses, show)
-        if isinstance(self.meeting, StoreDoor) and len(members) == self.size and self.rank == 0:
+        if isinstance(self.meeting, StoreAdmission) and len(members) == self.size and self.rank == 0:
             try:
                 self.meeting.begin(self.size, survive_losses)
             except TransportError:
@@ -119,18 +119,18 @@ class ProcessStart:
                 raise
         return world
 
-    def door(self) -> Entrance | None:
+    def admission(self) -> Admission | None:
         """Return the rendezvous at which processes can join; None where the ranks meet in another way."""
-        return self.meeting if isinstance(self.meeting, Entrance) else None
+        return self.meeting if isinstance(self.meeting, Admission) else None
 
     def end(self, over: bool) -> None:
-        """Close the door at a store. `over`: tell processes that come later that the job is over."""
-        if isinstance(self.meeting, StoreDoor):
+        """Take no more join requests at a store. `over`: tell processes that come later that the job is over."""
+        if isinstance(self.meeting, StoreAdmission):
             with contextlib.suppress(TransportError):  # without the store, no process waits
                 self.meeting.end(over)
 
     def grown_world(self, members: Sequence[int], key: str, timeout: float) -> _core.World:
-        """Return a world with processes that join at the door. Collective over its ranks.
+        """Return a world with processes that join. Collective over its ranks.
 
         No launcher waits for them as at the start: without them the job goes on.
 
@@ -142,10 +142,10 @@ class ProcessStart:
         Raises:
             Timeout, PeerLost, TransportError: the ranks do not meet.
         """
-        door = self.door()
-        assert door is not None
+        admission = self.admission()
+        assert admission is not None
         return self._meet(
-            tuple(members), None, True, lambda turn, mine: door.gather(f"{key}.{turn}", members, mine, timeout)
+            tuple(members), None, True, lambda turn, mine: admission.gather(f"{key}.{turn}", members, mine, timeout)
         )
 
     def _meet(

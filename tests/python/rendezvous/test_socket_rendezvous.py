@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sordino.errors import PeerLost, Timeout, TransportError
-from sordino.rendezvous.desk import Desk
 from sordino.rendezvous.frames import frame
+from sordino.rendezvous.server import RendezvousServer
 from sordino.rendezvous.sockets import SocketRendezvous
 
 TOKEN = b"t" * 64
@@ -29,7 +29,7 @@ class Launcher(threading.Thread):
         super().__init__(daemon=True)
         self.path = folder / "meet"
         self.events = selectors.DefaultSelector()
-        self.desk = Desk(self.path, TOKEN, self.events, 4)
+        self.server = RendezvousServer(self.path, TOKEN, self.events, 4)
         self.orders, self._orders = socket.socketpair()
         self.events.register(self._orders, selectors.EVENT_READ, self.take_order)
         self.over = False
@@ -38,14 +38,14 @@ class Launcher(threading.Thread):
         while not self.over:
             for key, _ in self.events.select():
                 key.data()
-        self.desk.close()
+        self.server.close()
 
     def take_order(self) -> None:
         order = self._orders.recv(1)
         if order == b"\xff":
             self.over = True
         else:
-            self.desk.left(order[0])
+            self.server.left(order[0])
 
     def end(self) -> None:
         self.orders.send(b"\xff")

@@ -1,8 +1,8 @@
 """Growth: processes join a running job between two steps, and ranks leave it in good order.
 
 The ranks form the next world while they keep the old one. A vote at the launcher (rendezvous/votes.py) or at the store
-where the ranks meet (rendezvous/store_door.py) decides which of the two they use. Its outcome is the same on all ranks,
-also if a rank is lost meanwhile.
+where the ranks meet (rendezvous/store_admission.py) decides which of the two they use. Its outcome is the same on all
+ranks, also if a rank is lost meanwhile.
 
 | step | ranks | newcomer |
 |---|---|---|
@@ -35,8 +35,8 @@ from typing import Any, NoReturn
 from sordino._core import World, deadlines, end_alone
 from sordino.errors import ConfigurationMismatch, SordinoError, TransportError, UsageError
 from sordino.log import logger
-from sordino.rendezvous.door import Entrance, Verdict
 from sordino.rendezvous.fingerprints import comparing
+from sordino.rendezvous.join_requests import Admission, Verdict
 from sordino.rendezvous.notices import tell_of_the_departure, tell_of_the_joining
 from sordino.rendezvous.starts import ProcessStart
 from sordino.runtime.context import Context, replace_current
@@ -88,12 +88,12 @@ class Plan:
 
 
 def wait_outside(context: Context) -> bool:
-    """Return whether processes wait to join, as far as this rank can know: only the first rank asks at the door."""
-    door = _door(context)
-    if context.rank != 0 or door is None:
+    """Return whether processes wait to join, as far as this rank knows: only the first one reads the join requests."""
+    admission = _admission(context)
+    if context.rank != 0 or admission is None:
         return False
     try:
-        return door.waits()
+        return admission.waits()
     except TransportError:  # the launcher has no time, or it has gone and ends the ranks; or the store has gone
         return False
 
@@ -121,10 +121,10 @@ def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> bool
         return False
     for one in context.losses.living_growing():
         one.before_growth()
-    door = _door(context)
-    if door is None or context.has_process_sets():  # the others recover without the ranks that leave
+    admission = _admission(context)
+    if admission is None or context.has_process_sets():  # the others recover without the ranks that leave
         return _leave(context) if context.identity in plan.leavers else False
-    world, problem = _elected(context, door, plan)
+    world, problem = _elected(context, admission, plan)
     if problem:
         if context.rank == 0:
             _log.warning("the ranks go on as before, without other ranks: %s", problem)
@@ -164,14 +164,14 @@ def join(context: Context, layout: Sequence[str]) -> None:
         ConfigurationMismatch: the job has other settings or another model.
         TransportError: the launcher or the store is gone, or a job at a store is over.
     """
-    door = _door(context)
-    if door is None:
+    admission = _admission(context)
+    if admission is None:
         raise UsageError("this process cannot join the job: its ranks meet in a way that does not admit new processes")
     settings, _ = comparing(None, True)
     introduction = json.dumps({"settings": settings, "layout": _layout(context, layout)}).encode()
     _log.info("process %d waits to join the running job", context.identity)
     while True:
-        verdict, text = door.knock(introduction, deadlines()[1])
+        verdict, text = admission.ask_to_join(introduction, deadlines()[1])
         if verdict is Verdict.OVER:
             tell_of_the_departure()
             _log.warning("the job has ended before process %d could join it", context.identity)
@@ -179,7 +179,7 @@ def join(context: Context, layout: Sequence[str]) -> None:
         if verdict is Verdict.REFUSED:
             raise ConfigurationMismatch(f"this process cannot join the running job: {text.decode()}")
         plan = Plan.decoded(text)
-        world, problem = _elected(context, door, plan)
+        world, problem = _elected(context, admission, plan)
         if world is not None:
             break
         _log.info("the ranks did not let process %d in: %s", context.identity, problem)
@@ -187,7 +187,7 @@ def join(context: Context, layout: Sequence[str]) -> None:
     _move(context, world, plan)
 
 
-def _door(context: Context) -> Entrance | None:
+def _admission(context: Context) -> Admission | None:
     """Return the rendezvous at which processes can join; None without one, or if a loss ends the job.
 
     Also None if only some of the job's ranks form the world, because identities are not those of the rendezvous then.
@@ -195,7 +195,7 @@ def _door(context: Context) -> Entrance | None:
     start = context.start
     if not isinstance(start, ProcessStart) or not context.survives_losses:
         return None
-    return start.door() if context.newcomer is not None or context.started == start.size else None
+    return start.admission() if context.newcomer is not None or context.started == start.size else None
 
 
 def _layout(context: Context, more: Sequence[str]) -> list[str]:
@@ -220,8 +220,8 @@ def _agreed_plan(context: Context, layout: Sequence[str], leaves: bool) -> Plan 
 
 def _planned(context: Context, layout: Sequence[str], leavers: Sequence[int]) -> Plan:
     """Refuse newcomers that do not fit, and return the plan with the others."""
-    door = _door(context)
-    fit = [] if door is None else _fitting(context, door, layout)
+    admission = _admission(context)
+    fit = [] if admission is None else _fitting(context, admission, layout)
     stay = [identity for identity in context.identities if identity not in leavers]
     steps = 0 if context.recorder is None else context.recorder.steps
     return Plan(
@@ -230,10 +230,10 @@ def _planned(context: Context, layout: Sequence[str], leavers: Sequence[int]) ->
     )  # fmt: skip
 
 
-def _fitting(context: Context, door: Entrance, layout: Sequence[str]) -> list[int]:
+def _fitting(context: Context, admission: Admission, layout: Sequence[str]) -> list[int]:
     """Refuse newcomers that do not fit, and return the numbers of the others."""
     try:
-        newcomers = door.newcomers()
+        newcomers = admission.newcomers()
     except TransportError:  # the launcher has no time now
         return []
     fit: list[int] = []
@@ -243,8 +243,8 @@ def _fitting(context: Context, door: Entrance, layout: Sequence[str]) -> list[in
             problem = f"{number} is the number of another process"
         if problem:
             _log.warning("process %d was refused: %s", number, problem)
-            with suppress(TransportError):  # it notices that the door is gone
-                door.answer(number, Verdict.REFUSED, problem.encode())
+            with suppress(TransportError):  # it notices that the rendezvous is gone
+                admission.answer(number, Verdict.REFUSED, problem.encode())
         else:
             fit.append(number)
     return fit
@@ -268,15 +268,15 @@ def _problem(context: Context, introduction: bytes, layout: Sequence[str]) -> st
     return f"the job has {ours}, and the newcomer {its}" if ours != its else ""
 
 
-def _elected(context: Context, door: Entrance, plan: Plan) -> tuple[World | None, str]:
+def _elected(context: Context, admission: Admission, plan: Plan) -> tuple[World | None, str]:
     """Form the next world, and vote for it. Return as `_formed`; the problem may be that of another rank.
 
     Collective over the plan's voters. If the decision cannot be known, this rank must not go on in either world: it
     tells the others that it ends, and raises TransportError.
     """
-    world, problem = _formed(context, door, plan)
+    world, problem = _formed(context, admission, plan)
     try:
-        agreed = door.vote(plan.key, plan.voters, not problem, _MEETING_S)
+        agreed = admission.vote(plan.key, plan.voters, not problem, _MEETING_S)
     except TransportError as error:
         if problem:
             return None, problem  # all use the old world, because this rank has not agreed
@@ -291,7 +291,7 @@ def _elected(context: Context, door: Entrance, plan: Plan) -> tuple[World | None
     return None, problem or "another process has not formed the next world"
 
 
-def _formed(context: Context, door: Entrance, plan: Plan) -> tuple[World | None, str]:
+def _formed(context: Context, admission: Admission, plan: Plan) -> tuple[World | None, str]:
     """Return the next world and the problem: None on a rank that leaves or has a problem, and "" without one.
 
     Collective over the plan's members.
@@ -301,7 +301,7 @@ def _formed(context: Context, door: Entrance, plan: Plan) -> tuple[World | None,
     try:
         if context.newcomer is None and context.rank == 0:
             for number in plan.members[len(plan.members) - plan.newcomers :]:
-                door.answer(number, Verdict.INVITED, plan.encoded())
+                admission.answer(number, Verdict.INVITED, plan.encoded())
         if context.identity in plan.leavers:
             return None, ""
         return context.start.grown_world(plan.members, plan.key, _MEETING_S), ""

@@ -1,11 +1,11 @@
-"""Door of a running job: processes that want to join wait there for an answer of the job's first rank.
+"""Requests of processes that want to join a running job, and the answers of its first rank.
 
-`Entrance` is what ranks and newcomers use, at the launcher's socket (sockets.py) or at a store (store_door.py). The
-launcher passes questions and answers on, and does not decide anything; `Door` is its side:
+`Admission` is what ranks and newcomers use, at the launcher's socket (sockets.py) or a store (store_admission.py). The
+launcher passes questions and answers on, and does not decide anything; `JoinRequests` is its side:
 
 | newcomer | launcher | first rank |
 |---|---|---|
-| knock, with its introduction | keeps it | |
+| asks to join, with its introduction | keeps it | |
 | | tells whether a process waits, or sends the introductions | asks for that |
 | invited, with the plan of the next world; or refused, with the reason | passes it on | answers one of them |
 | over | when no process is left but newcomers that wait | |
@@ -31,7 +31,7 @@ class Verdict(Enum):
 
 
 @runtime_checkable
-class Entrance(Protocol):
+class Admission(Protocol):
     """Rendezvous at which processes can join a running job, and its ranks agree to let them in."""
 
     def gather(self, key: str, ranks: Sequence[int], mine: bytes, timeout: float | None = None) -> list[bytes]:
@@ -49,20 +49,20 @@ class Entrance(Protocol):
     def answer(self, newcomer: int, verdict: Verdict, text: bytes) -> None:
         """Answer a newcomer, with the plan of the next world or the reason of the refusal."""
 
-    def knock(self, introduction: bytes, warning: float) -> tuple[Verdict, bytes]:
+    def ask_to_join(self, introduction: bytes, warning: float) -> tuple[Verdict, bytes]:
         """Ask to join the job. Return the verdict, and the plan or the reason."""
 
 
 @dataclass
-class Door:
+class JoinRequests:
     """Launcher's side: the newcomers that wait, by their numbers, with a function that sends to them."""
 
     waiting: dict[int, tuple[Say, bytes]] = field(default_factory=dict)
 
     def take(self, number: int, say: Say, head: dict[str, Any], payload: bytes) -> None:
         """Handle a frame of process `number`. ValueError, KeyError or TypeError if it is malformed."""
-        what = head["door"]
-        if what == "knock":
+        what = head["join"]
+        if what == "ask":
             self.waiting[number] = say, payload
         elif what == "any":
             say({"waiting": len(self.waiting)}, b"")

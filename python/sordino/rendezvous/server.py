@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sordino.errors import UsageError
-from sordino.rendezvous.door import Door
 from sordino.rendezvous.frames import Frames, frame
+from sordino.rendezvous.join_requests import JoinRequests
 from sordino.rendezvous.sockets import NO_NUMBER
 from sordino.rendezvous.votes import Votes
 
@@ -22,7 +22,7 @@ _LONGEST_PATH = 107  # of a socket, in bytes
 _MOST_OF_STRANGERS = 1 << 10  # maximum size of a frame before the token
 
 
-class Desk:
+class RendezvousServer:
     """Launcher's side of the rendezvous. It answers ranks from within the launcher's event loop.
 
     Args:
@@ -56,7 +56,7 @@ class Desk:
         events.register(self._listener, selectors.EVENT_READ, self._accept)
         self._rounds: dict[tuple[str, tuple[int, ...]], dict[int, tuple[_Visitor, int, bytes]]] = {}
         self._gone: set[int] = set()
-        self._door, self._votes = Door(), Votes()
+        self._join_requests, self._votes = JoinRequests(), Votes()
         self._next = size
         self._foreign: set[int] = set()  # numbers of processes that the launcher has not started
         self._visitors: set[_Visitor] = set()
@@ -76,11 +76,11 @@ class Desk:
     def left(self, rank: int) -> None:
         """Note that a rank has ended, or is lost to the others. Tell the ranks that wait for it."""
         self._gone.add(rank)
-        self._door.left(rank)
+        self._join_requests.left(rank)
         for (key, ranks), shown in list(self._rounds.items()):
             self._answer(key, ranks, shown)
         self._votes.left(self._gone)
-        self._close_door_if_alone()
+        self._dismiss_newcomers_if_alone()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -114,14 +114,14 @@ class Desk:
             visitor.rank = int(head["rank"])
             return
         request = int(head.get("n", 0))
-        if head.get("door") == "number":
+        if head.get("join") == "number":
             number = self.new_number()
             self._foreign.add(number)
             visitor.say(request, {"number": number}, b"")
             return
-        if "door" in head:
-            self._door.take(visitor.rank, partial(visitor.say, request), head, payload)
-            self._close_door_if_alone()
+        if "join" in head:
+            self._join_requests.take(visitor.rank, partial(visitor.say, request), head, payload)
+            self._dismiss_newcomers_if_alone()
             return
         ranks = tuple(int(rank) for rank in head["ranks"])
         if "vote" in head:
@@ -154,11 +154,11 @@ class Desk:
                 for rank in ranks:
                     visitor.say(request, {}, shown[rank][2])
 
-    def _close_door_if_alone(self) -> None:
+    def _dismiss_newcomers_if_alone(self) -> None:
         """If no rank is left that could let newcomers in, tell them."""
         ranks = {visitor.rank for visitor in self._visitors if visitor.rank not in (None, NO_NUMBER)}
-        if ranks <= self._gone | self._door.waiting.keys():
-            self._door.close()
+        if ranks <= self._gone | self._join_requests.waiting.keys():
+            self._join_requests.close()
 
     def _dismiss(self, visitor: _Visitor) -> None:
         self._visitors.discard(visitor)
@@ -169,7 +169,7 @@ class Desk:
 
 
 class _Visitor:
-    """One connection to the desk, and its rank once that is known."""
+    """One connection to the server, and its rank once that is known."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection, self.frames = connection, Frames()

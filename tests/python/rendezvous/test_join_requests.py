@@ -1,4 +1,4 @@
-"""The door of a running job at the launcher: newcomers knock, the first rank answers, and strangers change nothing."""
+"""Join requests at the launcher: newcomers ask, the first rank answers, and strangers change nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pace import HANG_S
 from test_socket_rendezvous import TOKEN, Launcher, hung_up_on
 
 from sordino.errors import Timeout, TransportError
-from sordino.rendezvous.door import Verdict
 from sordino.rendezvous.frames import frame
+from sordino.rendezvous.join_requests import Verdict
 from sordino.rendezvous.sockets import NO_NUMBER, SocketRendezvous
 
 Answer = Future[tuple[Verdict, bytes]]
@@ -24,9 +24,9 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def knocking(launcher: Launcher, threads: ThreadPoolExecutor, first: SocketRendezvous, number: int) -> Answer:
-    """Let a process knock, and wait until the first rank can see it."""
-    answer = threads.submit(launcher.rank(number).knock, f"process {number}".encode(), 60.0)
+def asking(launcher: Launcher, threads: ThreadPoolExecutor, first: SocketRendezvous, number: int) -> Answer:
+    """Let a process ask to join, and wait until the first rank can see it."""
+    answer = threads.submit(launcher.rank(number).ask_to_join, f"process {number}".encode(), 60.0)
     while number not in [one for one, _ in first.newcomers(HANG_S)]:
         assert not answer.done()
     return answer
@@ -35,7 +35,7 @@ def knocking(launcher: Launcher, threads: ThreadPoolExecutor, first: SocketRende
 def test_the_first_rank_answers(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor) -> None:
     first = launcher_of_ranks.rank(0)
     assert first.newcomers(HANG_S) == []
-    answers = {number: knocking(launcher_of_ranks, threads, first, number) for number in (4, 5)}
+    answers = {number: asking(launcher_of_ranks, threads, first, number) for number in (4, 5)}
     assert first.newcomers(HANG_S) == [(4, b"process 4"), (5, b"process 5")]
     first.answer(5, Verdict.REFUSED, b"another model")
     assert answers[5].result(10) == (Verdict.REFUSED, b"another model")
@@ -48,7 +48,7 @@ def test_the_first_rank_answers(launcher_of_ranks: Launcher, threads: ThreadPool
 
 def test_a_newcomer_that_has_ended_waits_no_more(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor) -> None:
     first = launcher_of_ranks.rank(0)
-    answer = knocking(launcher_of_ranks, threads, first, 4)
+    answer = asking(launcher_of_ranks, threads, first, 4)
     launcher_of_ranks.orders.send(b"\x04")
     while first.newcomers(HANG_S):
         pass
@@ -61,7 +61,7 @@ def test_a_newcomer_that_has_ended_waits_no_more(launcher_of_ranks: Launcher, th
 def test_the_job_is_over_when_only_newcomers_are_left(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor) -> None:
     first, second = launcher_of_ranks.rank(0), launcher_of_ranks.rank(1)
     assert second.newcomers(HANG_S) == []  # so the launcher knows of it
-    answer = knocking(launcher_of_ranks, threads, first, 4)
+    answer = asking(launcher_of_ranks, threads, first, 4)
     launcher_of_ranks.orders.send(b"\x00")
     assert len(second.newcomers(HANG_S)) == 1
     launcher_of_ranks.orders.send(b"\x01")
@@ -78,7 +78,7 @@ def test_a_foreign_process_that_leaves_has_ended(launcher_of_ranks: Launcher, th
     first = launcher_of_ranks.rank(0)
     number = launcher_of_ranks.rank(NO_NUMBER).new_number()
     stranger = launcher_of_ranks.rank(number)
-    threads.submit(stranger.knock, b"", 60.0)
+    threads.submit(stranger.ask_to_join, b"", 60.0)
     while not first.newcomers(HANG_S):
         pass
     stranger._socket.shutdown(2)
@@ -90,7 +90,7 @@ def test_a_warning_after_a_long_wait(
     launcher_of_ranks: Launcher, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = launcher_of_ranks.rank(0)
-    answer = threads.submit(launcher_of_ranks.rank(4).knock, b"", 0.05)
+    answer = threads.submit(launcher_of_ranks.rank(4).ask_to_join, b"", 0.05)
     seen = threading.Event()
     while not seen.wait(0.02):
         if "lets newcomers in" in caplog.text or "let newcomers in" in caplog.text:
@@ -106,17 +106,17 @@ RANK = frame({"rank": 0}, TOKEN)
 @pytest.mark.parametrize(
     "data",
     (
-        pytest.param(frame({"door": "who"}, b"x" * 64), id="no token"),
-        pytest.param(frame({"rank": 4}, b"x" * 64) + frame({"door": "knock"}, b""), id="another token"),
-        pytest.param(RANK + frame({"door": "window"}, b""), id="an unknown word"),
-        pytest.param(RANK + frame({"door": "invited"}, b""), id="an answer to nobody"),
-        pytest.param(RANK + frame({"door": "invited", "to": "x"}, b""), id="an answer to no number"),
-        pytest.param(RANK + frame({"door": ["knock"]}, b""), id="no word"),
+        pytest.param(frame({"join": "who"}, b"x" * 64), id="no token"),
+        pytest.param(frame({"rank": 4}, b"x" * 64) + frame({"join": "ask"}, b""), id="another token"),
+        pytest.param(RANK + frame({"join": "window"}, b""), id="an unknown word"),
+        pytest.param(RANK + frame({"join": "invited"}, b""), id="an answer to nobody"),
+        pytest.param(RANK + frame({"join": "invited", "to": "x"}, b""), id="an answer to no number"),
+        pytest.param(RANK + frame({"join": ["ask"]}, b""), id="no word"),
     ),
 )
 def test_strangers_change_nothing(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor, data: bytes) -> None:
     first = launcher_of_ranks.rank(0)
-    answer = knocking(launcher_of_ranks, threads, first, 4)
+    answer = asking(launcher_of_ranks, threads, first, 4)
     assert hung_up_on(launcher_of_ranks, data)
     assert first.newcomers(HANG_S) == [(4, b"process 4")]
     first.answer(4, Verdict.INVITED, b"plan")
@@ -125,7 +125,7 @@ def test_strangers_change_nothing(launcher_of_ranks: Launcher, threads: ThreadPo
 
 def test_an_introduction_of_any_bytes(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor) -> None:
     first = launcher_of_ranks.rank(0)
-    answer = threads.submit(launcher_of_ranks.rank(4).knock, b"\xff\xfe", 60.0)
+    answer = threads.submit(launcher_of_ranks.rank(4).ask_to_join, b"\xff\xfe", 60.0)
     while not first.newcomers(HANG_S):
         pass
     first.answer(4, Verdict.REFUSED, b"no")
@@ -146,7 +146,7 @@ def test_a_late_answer_is_not_taken_for_another(launcher_of_ranks: Launcher) -> 
 
 def test_answers_have_the_numbers_of_their_requests(launcher_of_ranks: Launcher) -> None:
     rank = launcher_of_ranks.rank(0)
-    late = rank._ask({"door": "who"})  # its answer is never read
+    late = rank._ask({"join": "who"})  # its answer is never read
     assert rank.gather("x", [0], b"value") == [b"value"] and late == 1
     assert rank.newcomers(HANG_S) == []
 

@@ -1,4 +1,4 @@
-"""Door of a job whose ranks meet at a torch.distributed store: processes that come later wait there to join.
+"""Join requests at a torch.distributed store, at which the ranks of a running job have met.
 
 The store decides nothing, but it handles requests one after the other. So each number is given once, and the first
 decision of a vote that is written stays.
@@ -9,10 +9,10 @@ decision of a vote that is written stays.
 | alive | a count that grows while the job runs | first rank |
 | over | "yes" or "no"; counts while `alive` does not grow | first rank, at the beginning and the end of the job |
 | numbers | count of processes that have come later | each of these |
-| knocks | count of knocks | newcomer |
-| knock/K | number of the newcomer, and its introduction | newcomer |
-| knock/K/beat | a count that grows while the newcomer waits | newcomer |
-| knock/K/verdict | verdict, with the plan or the reason | first rank |
+| requests | count of join requests | newcomer |
+| request/K | number of the newcomer, and its introduction | newcomer |
+| request/K/beat | a count that grows while the newcomer waits | newcomer |
+| request/K/verdict | verdict, with the plan or the reason | first rank |
 | vote/NAME/R | "yes" | rank R |
 | vote/NAME/count | count of these | each of them |
 | vote/NAME | "yes" or "no": the decision | a rank that has seen all votes, or has waited too long |
@@ -20,7 +20,7 @@ decision of a vote that is written stays.
 All but counts are signed as in store.py. Wrong counts can delay a process that joins, but change no decision: the ranks
 refuse a number that another process has.
 
-A thread of the first rank reads the knocks, so that training does not wait for a store whose machine is lost.
+A thread of the first rank reads the join requests, so that training does not wait for a store whose machine is lost.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from typing import Any
 from sordino.awake import AwakeClock
 from sordino.errors import TransportError
 from sordino.log import logger
-from sordino.rendezvous.door import Verdict
+from sordino.rendezvous.join_requests import Verdict
 from sordino.rendezvous.store import StoreRendezvous, does_not_answer
 
 _log = logger(__name__)
 _LATEST = "sordino/latest"  # prefix of the job that has begun last at the store
 _NAP_S = 0.05
-_LOOK_S = 0.2  # interval at which the first rank reads the knocks
+_LOOK_S = 0.2  # interval at which the first rank reads the join requests
 _BEAT_S = 0.25
 _STALE_S = 5.0  # a process without a beat for this time counts as gone
-_MOST_KNOCKS = 64  # that the first rank follows at a time
+_MOST_REQUESTS = 64  # that the first rank follows at a time
 _STEP_S = 2.0  # longest time between two looks at a clock that counts
 
 
@@ -75,14 +75,14 @@ def latest_job(store: Any) -> str:
         raise does_not_answer(error) from error
 
 
-class StoreDoor(StoreRendezvous):
+class StoreAdmission(StoreRendezvous):
     """Rendezvous at a store, at which processes can join. Arguments as of `StoreRendezvous`."""
 
     def __init__(self, store: Any, prefix: str, rank: int, token: bytes, timeout: float, warning: float) -> None:
         super().__init__(store, prefix, rank, token, timeout, warning)
-        self._knock_of: dict[int, int] = {}  # by the newcomer's number: its latest knock
-        self._answered: set[int] = set()  # knocks
-        self._waiting: list[int] = []  # knocks, as the thread has seen them
+        self._request_of: dict[int, int] = {}  # by the newcomer's number: its latest request
+        self._answered: set[int] = set()  # requests
+        self._waiting: list[int] = []  # requests, as the thread has seen them
         self._seen = 0.0  # time.monotonic() of that
         self._looker: threading.Thread | None = None
         self._stopped = threading.Event()
@@ -153,19 +153,19 @@ class StoreDoor(StoreRendezvous):
         name = self._name(f"vote/{key}")
         self._store.compare_set(name, "", self._sealed(name, decision))
 
-    # ---- the ranks' side of the door ---------------------------------------------------------------------------
+    # ---- the ranks' side ---------------------------------------------------------------------------------------
 
     def waits(self) -> bool:
         """Return whether a process waits to join, as far as this rank knows. Does not wait for the store."""
         if self._looker is None:
             self._stopped.clear()
-            self._looker = threading.Thread(target=self._look, name="sordino door", daemon=True)
+            self._looker = threading.Thread(target=self._look, name="sordino join requests", daemon=True)
             self._looker.start()
         return bool(self._unanswered())
 
     def _unanswered(self) -> list[int]:
         fresh = time.monotonic() - self._seen < _STALE_S  # else the store does not answer
-        return [knock for knock in self._waiting if knock not in self._answered] if fresh else []
+        return [request for request in self._waiting if request not in self._answered] if fresh else []
 
     def newcomers(self) -> list[tuple[int, bytes]]:
         """Return the processes that want to join the job: their numbers and introductions.
@@ -176,59 +176,59 @@ class StoreDoor(StoreRendezvous):
         self.waits()
         found = []
         with self._store_answers():
-            for knock in self._unanswered():
+            for request in self._unanswered():
                 try:
-                    number, introduction = json.loads(self._read(f"knock/{knock}") or "")
+                    number, introduction = json.loads(self._read(f"request/{request}") or "")
                     found.append((int(number), str(introduction).encode()))
-                    self._knock_of[int(number)] = knock
+                    self._request_of[int(number)] = request
                 except (TransportError, ValueError, TypeError, OverflowError, RecursionError) as error:
-                    _log.warning("a process that is no newcomer of this job has knocked at the store: %s", error)
-                    self._answered.add(knock)
-                    self._write(f"knock/{knock}/verdict", Verdict.REFUSED.value)
+                    _log.warning("a process that is no newcomer of this job has asked to join at the store: %s", error)
+                    self._answered.add(request)
+                    self._write(f"request/{request}/verdict", Verdict.REFUSED.value)
         return found
 
     def answer(self, newcomer: int, verdict: Verdict, text: bytes) -> None:
         """Answer a newcomer, with the plan of the next world or the reason of the refusal."""
-        knock = self._knock_of.pop(newcomer, None)
-        if knock is not None:
-            self._answered.add(knock)
+        request = self._request_of.pop(newcomer, None)
+        if request is not None:
+            self._answered.add(request)
             with self._store_answers():
-                self._write(f"knock/{knock}/verdict", f"{verdict.value} {text.decode()}")
+                self._write(f"request/{request}/verdict", f"{verdict.value} {text.decode()}")
 
     def _look(self) -> None:
-        """Read the knocks again and again, and show that the job runs."""
+        """Read the join requests again and again, and show that the job runs."""
         clock, following = AwakeClock(_STEP_S), 0
-        beats: dict[int, tuple[int, float, bool]] = {}  # open knocks: count, time of the last change, whether it grew
+        beats: dict[int, tuple[int, float, bool]] = {}  # open requests: count, time of the last change, whether it grew
         try:
             self._write("over", "no")  # a first rank that has ended may have written "yes"
             while not self._stopped.wait(_LOOK_S):
                 self._store.add(self._name("alive"), 1)
-                count, now = self._count("knocks"), clock.now()
-                while following < count and len(beats) < _MOST_KNOCKS:
-                    beats[following] = self._count(f"knock/{following}/beat"), now, False
+                count, now = self._count("requests"), clock.now()
+                while following < count and len(beats) < _MOST_REQUESTS:
+                    beats[following] = self._count(f"request/{following}/beat"), now, False
                     following += 1
-                for knock, (before, changed, grew) in list(beats.items()):
-                    beat = self._count(f"knock/{knock}/beat")
+                for request, (before, changed, grew) in list(beats.items()):
+                    beat = self._count(f"request/{request}/beat")
                     if beat != before:
                         changed, grew = now, True
-                    beats[knock] = beat, changed, grew
-                    if now - changed > _STALE_S or self._is_answered(knock):
-                        del beats[knock]
-                self._waiting = [knock for knock, (_, _, grew) in beats.items() if grew]
+                    beats[request] = beat, changed, grew
+                    if now - changed > _STALE_S or self._is_answered(request):
+                        del beats[request]
+                self._waiting = [request for request, (_, _, grew) in beats.items() if grew]
                 self._seen = time.monotonic()
         except RuntimeError as error:  # torch raises this for errors of stores
             _log.warning("no process can join the job any more: %s", does_not_answer(error))
             self._waiting = []
 
-    def _is_answered(self, knock: int) -> bool:
+    def _is_answered(self, request: int) -> bool:
         try:
-            return self._read(f"knock/{knock}/verdict") is not None
+            return self._read(f"request/{request}/verdict") is not None
         except TransportError:  # a stranger has written it
             return False
 
     # ---- the newcomer's side -----------------------------------------------------------------------------------
 
-    def knock(self, introduction: bytes, warning: float) -> tuple[Verdict, bytes]:
+    def ask_to_join(self, introduction: bytes, warning: float) -> tuple[Verdict, bytes]:
         """Ask to join the job. Return the verdict, and the plan or the reason. Waits until the first rank answers.
 
         Args:
@@ -240,21 +240,21 @@ class StoreDoor(StoreRendezvous):
         """
         clock, warned = AwakeClock(_STEP_S), False
         with self._store_answers():
-            knock, alive, heard = self._new_knock(introduction), self._count("alive"), clock.now()
+            request, alive, heard = self._new_request(introduction), self._count("alive"), clock.now()
             beat, last = 0.0, time.monotonic()
             while True:
-                verdict = self._read(f"knock/{knock}/verdict")
+                verdict = self._read(f"request/{request}/verdict")
                 if verdict is not None:
                     word, _, text = verdict.partition(" ")
                     return Verdict(word), text.encode()
                 now = clock.now()
                 if now >= beat:
                     beat = now + _BEAT_S
-                    self._store.add(self._name(f"knock/{knock}/beat"), 1)
+                    self._store.add(self._name(f"request/{request}/beat"), 1)
                     if (count := self._count("alive")) != alive:
                         alive, heard = count, now
                 if time.monotonic() - last > _STALE_S / 2:  # this process was stopped, and counts as gone
-                    knock = self._new_knock(introduction)
+                    request = self._new_request(introduction)
                 last = time.monotonic()
                 if now - heard > _STALE_S and self._read("over") == "yes":
                     raise TransportError(
@@ -276,10 +276,10 @@ class StoreDoor(StoreRendezvous):
                     )
                 time.sleep(_NAP_S)
 
-    def _new_knock(self, introduction: bytes) -> int:
-        knock = int(self._store.add(self._name("knocks"), 1)) - 1
-        self._write(f"knock/{knock}", json.dumps([self._rank, introduction.decode()]))
-        return knock
+    def _new_request(self, introduction: bytes) -> int:
+        request = int(self._store.add(self._name("requests"), 1)) - 1
+        self._write(f"request/{request}", json.dumps([self._rank, introduction.decode()]))
+        return request
 
     # ---- signed values -----------------------------------------------------------------------------------------
 
