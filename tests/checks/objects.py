@@ -220,3 +220,17 @@ def the_mean_of_models_with_extra_state(seat: Seat) -> None:
     twin.load_state_dict(mean)
     mean["0._extra_state"]["rank"] = -1
     assert model[0].kept == {"rank": seat.rank}
+
+
+@check()
+def the_mean_of_complex_parameters(seat: Seat) -> None:
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.full((2,), complex(seat.rank, 1)))
+    model.register_buffer("phase", torch.tensor(1j * seat.rank))
+    middle = (seat.size - 1) / 2
+    mean = hvd.average_parameters(model)
+    assert mean["weight"].tolist() == [complex(middle, 1)] * 2 and mean["phase"].item() == 1j * middle
+    assert hvd.average_parameters(model, "local")["phase"].item() == 1j * seat.rank
+    wanted = sum(abs(rank - middle) for rank in range(seat.size)) / seat.size * 2**0.5
+    assert abs(hvd.consensus_distance(model) - wanted) < 1e-6
+    assert model.weight.tolist() == [complex(seat.rank, 1)] * 2

@@ -371,6 +371,22 @@ ERRORS = [
         '    "elastic-averaging",\n',
         (tests("horovod_names", "literals"),),
     ),
+    Error(
+        "complex parameters are not averaged",
+        "lost message",
+        _TORCH + "consensus.py",
+        "if (real := _real(state[name])).is_floating_point()]",
+        "if (real := state[name]).is_floating_point()]",
+        (checks("the_mean_of_complex"),),
+    ),
+    Error(
+        "complex parameters have no distance",
+        "dropped state in a checkpoint",
+        _TORCH + "consensus.py",
+        "pairs = ((_real(parameter.detach()), _real(mean[name]))",
+        "pairs = ((parameter.detach(), mean[name])",
+        (checks("the_mean_of_complex"),),
+    ),
     # ---- torch.distributed
     Error(
         "a receiver's number in its group is taken for its rank",

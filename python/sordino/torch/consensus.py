@@ -43,11 +43,8 @@ def average_parameters(
         for name, value in model.state_dict().items()
     }
     extra = {name for name in state if name.rpartition(".")[2] == "_extra_state"}
-    means = [
-        value
-        for name, value in state.items()
-        if name not in extra and value.is_floating_point() and (name in parameters or buffers == "average")
-    ]
+    averaged = (name for name in state if name not in extra and (name in parameters or buffers == "average"))
+    means = [real for name in averaged if (real := _real(state[name])).is_floating_point()]
     if current().size > 1 and means:
         label = current().names.plan("average_parameters", process_set.process_set_id)
         grouped_allreduce_(means, op=Average, name=label, process_set=process_set)
@@ -60,11 +57,13 @@ def consensus_distance(model: torch.nn.Module, process_set: ProcessSet = global_
     Source: hierarchical local SGD, equation 9; "consensus distance" in the literature of gossip.
     """
     mean = average_parameters(model, "local", process_set)
-    squares = sum(
-        squared_distance(parameter, mean[name])
-        for name, parameter in model.named_parameters()
-        if parameter.is_floating_point()
-    )
+    pairs = ((_real(parameter.detach()), _real(mean[name])) for name, parameter in model.named_parameters())
+    squares = sum(squared_distance(mine, other) for mine, other in pairs if mine.is_floating_point())
     mine = torch.tensor([math.sqrt(squares)], dtype=torch.float64, device=HOST)
     label = current().names.plan("consensus_distance", process_set.process_set_id)
     return allreduce(mine, op=Average, name=label, process_set=process_set).item()
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a complex tensor as pairs of real numbers, in the same memory; any other tensor as it is."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
