@@ -128,16 +128,18 @@ def disturbed(folder: Path, ranks: int, epochs: int, every: float, seed: int) ->
     generator, kills = random.Random(seed), list[float]()
     words = _words(folder, ranks, epochs, _BUSY_S, "--respawn", "1000")
     with Job(folder / "job", words) as job:
-        at, status = job.begun + every, None
+        at, status = float("inf"), None
         while status is None:
             status = job.wait(min(at, time.time() + 1))
             steps = _steps(folder)
+            if at == float("inf") and len(steps) == ranks:  # all have begun
+                at = time.time() + every
             latest = max((one.times[-1] for one in steps.values()), default=job.begun)
             if status is None and time.time() - latest > _STUCK_S:
                 raise job.stuck(f"the job has taken no step for {_STUCK_S:.0f} s")
             if status is None and time.time() >= at:
                 alive = job.ranks()
-                if len(alive) > 1:
+                if len(alive.keys() & steps.keys()) > 1:  # one that has the state stays
                     kill = job.kill(alive, [generator.choice(sorted(alive))])
                     kills.append(kill.time)
                     records.log(f"{kill.time - job.begun:.0f} s: killed process {kill.ranks[0]} of {kill.alive}")
@@ -145,6 +147,10 @@ def disturbed(folder: Path, ranks: int, epochs: int, every: float, seed: int) ->
         seconds, output, left = time.time() - job.begun, job.output, job.left()
     steps = _steps(folder)
     times = sorted(at for one in steps.values() for at in one.times)
+    if not times:
+        raise SordinoError(
+            f"the training with kills ended with status {status} before its first step:\n{output[-2000:]}"
+        )
     back = [
         one.times[0] - max(kill for kill in kills if kill < one.times[0])
         for number, one in steps.items()

@@ -446,7 +446,8 @@ void messages_that_a_receive_has_taken_survive_their_set() {
     for (int polls = 0; polls < 4; ++polls) {
       Engines ranks(nodes);
       const int set = change_set(ranks, Opcode::kAddSet, {{0, 1}});
-      for (int number = 0; number < 17; ++number) send_on(ranks[0], set, 1, 5, kWhole);  // without receives
+      std::vector<Call> unreceived;
+      for (int number = 0; number < 17; ++number) unreceived.push_back(send_on(ranks[0], set, 1, 5, kWhole));
       Call sent = send_on(ranks[0], set, 1, 1, 20 * kWhole), got = receive_on(ranks[1], set, 0, 1, 20 * kWhole);
       for (int times = 0; times < polls; ++times) ranks[1 - times % 2].poll();
       change_set(ranks, Opcode::kRemoveSet, {{}, set});

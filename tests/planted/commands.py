@@ -121,6 +121,14 @@ ERRORS = [
         (tests("surroundings", "contradict"),),
     ),
     Error(
+        "the launcher overrules variables without a word",
+        "stale copy",
+        "python/sordino/cli/run.py",
+        "if name in mpi.parse_exports(options.env, [], environment):",
+        "if name in ():",
+        (tests("surroundings", "of_the_launcher"),),
+    ),
+    Error(
         "a job on hosts that change takes another rule for lost ranks",
         "stale copy",
         "python/sordino/cli/run.py",

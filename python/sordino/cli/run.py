@@ -33,9 +33,19 @@ from sordino.launcher.guard import guarded
 from sordino.launcher.processes import GRACE_S, Ended, StopSignals
 from sordino.launcher.restarts import repeat
 from sordino.record.writing import Lines, job_file
-from sordino.rendezvous.environment import MIN_RANKS, NEWCOMER, ON_PEER_LOST, RANK, RENDEZVOUS, SIZE
+from sordino.rendezvous.environment import (
+    MIN_RANKS,
+    NEWCOMER,
+    ON_PEER_LOST,
+    RANK,
+    RANK_VARIABLES,
+    RENDEZVOUS,
+    SIZE,
+    TOKEN,
+)
 
 _LONGEST_GRACE_S = 86400.0
+_OF_THE_LAUNCHER = ("SORDINO_LAUNCHER", "SORDINO_RESTART", NEWCOMER, RANK, RANK_VARIABLES, RENDEZVOUS, SIZE, TOKEN)
 
 Start = Callable[[int, StopSignals], Ended]
 """Function that starts the job for the n-th time, and returns when it has ended."""
@@ -114,6 +124,9 @@ def main(options: argparse.Namespace) -> int:
         chosen["SORDINO_RECORD"] = os.path.abspath(options.record)
     environment |= chosen
     exports = mpi.parse_exports(options.env, hosts, environment)
+    for name in _OF_THE_LAUNCHER:
+        if name in mpi.parse_exports(options.env, [], environment):
+            raise UsageError(f"-x {name}: the launcher sets this variable; omit it")
     for name, value in chosen.items():
         if exports.get(name, value) != value:
             raise UsageError(f"-x {name}={exports[name]} contradicts {name}={value} of another option; omit one")

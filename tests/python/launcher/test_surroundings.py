@@ -140,3 +140,9 @@ def test_an_option_and_a_variable_that_contradict(
 ) -> None:
     assert main(["run", "-np", "2", *options, "--", "true"]) == 2
     assert f"sordino run: -x {name} contradicts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["SORDINO_RANK", "SORDINO_RESTART", "SORDINO_TOKEN"])
+def test_variables_of_the_launcher_are_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-np", "2", "-x", f"{name}=1", "--", "true"]) == 2
+    assert f"sordino run: -x {name}: the launcher sets this variable" in capsys.readouterr().err
