@@ -32,7 +32,7 @@ import sordino.torch as hvd
 from cluster import jobs
 from drills.job import Job
 from sordino.bench import command_line
-from sordino.data import load_fashion_mnist
+from sordino.data import load_digits, load_fashion_mnist
 from sordino.errors import SordinoError
 from sordino.report import Results, machines, records, verdicts
 from sordino.runtime.context import current
@@ -46,15 +46,17 @@ _STUCK_S = 120.0
 _POINTS = 1.0
 
 
-def work(folder: Path, epochs: int, busy: float) -> None:
+def work(folder: Path, data_set: str, epochs: int, busy: float) -> None:
     """Train as one rank. It writes a line per step to a file of its own; the first rank writes the results."""
     torch.set_num_threads(1)
     hvd.init(on_peer_lost="continue")
-    data = load_fashion_mnist()
+    data = load_fashion_mnist() if data_set == "fashion-mnist" else load_digits()
     images, labels = torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels)
     sampler = hvd.elastic.ElasticSampler(TensorDataset(images, labels))
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    model = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(data.image_size**2, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+    )
     sgd = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
@@ -104,15 +106,25 @@ def _steps(folder: Path) -> dict[int, Steps]:
     return {number: steps for number, steps in found.items() if steps.times}
 
 
-def _words(folder: Path, ranks: int, epochs: int, busy: float, *how: str) -> list[str]:
-    words = ["-np", str(ranks), *how, "--", sys.executable, str(Path(__file__).resolve())]
-    return [*words, "--work", str(folder), "--epochs", str(epochs), "--busy", str(busy)]
+@dataclass(frozen=True)
+class Plan:
+    """Settings of the training and of its kills."""
+
+    data: str
+    ranks: int
+    every: float
+    seed: int
+
+    def words(self, folder: Path, epochs: int, busy: float, *how: str) -> list[str]:
+        """Return the words of `sordino run` for a training that writes its files to `folder`."""
+        words = ["-np", str(self.ranks), *how, "--", sys.executable, str(Path(__file__).resolve()), "--data", self.data]
+        return [*words, "--work", str(folder), "--epochs", str(epochs), "--busy", str(busy)]
 
 
-def undisturbed(folder: Path, ranks: int, epochs: int, busy: float) -> Results:
+def undisturbed(plan: Plan, folder: Path, epochs: int, busy: float) -> Results:
     """Train without kills. Return the accuracy, and the seconds of an epoch."""
     folder.mkdir()
-    with Job(folder / "job", _words(folder, ranks, epochs, busy)) as job:
+    with Job(folder / "job", plan.words(folder, epochs, busy)) as job:
         status = job.wait(time.time() + 3600)
     if status != 0:
         raise SordinoError(f"the undisturbed training ended with status {status}:\n{job.output[-2000:]}")
@@ -122,18 +134,17 @@ def undisturbed(folder: Path, ranks: int, epochs: int, busy: float) -> Results:
     return {"accuracy": found["accuracy"], "epoch_seconds": per_step * len(times) / epochs}
 
 
-def disturbed(folder: Path, ranks: int, epochs: int, every: float, seed: int) -> Results:
+def disturbed(plan: Plan, folder: Path, epochs: int) -> Results:
     """Train while ranks are killed and replaced. Return the results and what each kill cost."""
     folder.mkdir()
-    generator, kills = random.Random(seed), list[float]()
-    words = _words(folder, ranks, epochs, _BUSY_S, "--respawn", "1000")
-    with Job(folder / "job", words) as job:
+    generator, kills = random.Random(plan.seed), list[float]()
+    with Job(folder / "job", plan.words(folder, epochs, _BUSY_S, "--respawn", "1000")) as job:
         at, status = float("inf"), None
         while status is None:
             status = job.wait(min(at, time.time() + 1))
             steps = _steps(folder)
-            if at == float("inf") and len(steps) == ranks:  # all have begun
-                at = time.time() + every
+            if at == float("inf") and len(steps) == plan.ranks:  # all have begun
+                at = time.time() + plan.every
             latest = max((one.times[-1] for one in steps.values()), default=job.begun)
             if status is None and time.time() - latest > _STUCK_S:
                 raise job.stuck(f"the job has taken no step for {_STUCK_S:.0f} s")
@@ -143,7 +154,7 @@ def disturbed(folder: Path, ranks: int, epochs: int, every: float, seed: int) ->
                     kill = job.kill(alive, [generator.choice(sorted(alive))])
                     kills.append(kill.time)
                     records.log(f"{kill.time - job.begun:.0f} s: killed process {kill.ranks[0]} of {kill.alive}")
-                at = time.time() + every * generator.uniform(0.5, 1.5)
+                at = time.time() + plan.every * generator.uniform(0.5, 1.5)
         seconds, output, left = time.time() - job.begun, job.output, job.left()
     steps = _steps(folder)
     times = sorted(at for one in steps.values() for at in one.times)
@@ -154,7 +165,7 @@ def disturbed(folder: Path, ranks: int, epochs: int, every: float, seed: int) ->
     back = [
         one.times[0] - max(kill for kill in kills if kill < one.times[0])
         for number, one in steps.items()
-        if number >= ranks
+        if number >= plan.ranks
     ]
     gaps = [after - before for before, after in itertools.pairwise(times)]
     found: Results = {
@@ -201,33 +212,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--every", type=float, default=20.0, metavar="S", help="seconds from kill to kill, on average (default 20)")
     add("--ranks", type=int, default=4, metavar="N", help="(default 4)")
     add("--seed", type=int, default=1, help="of the kills (default 1)")
+    add("--data", choices=("fashion-mnist", "digits"), default="fashion-mnist", help="(default fashion-mnist)")
     add("--work", type=Path, help=argparse.SUPPRESS)
     add("--epochs", type=int, help=argparse.SUPPRESS)
     add("--busy", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.work is not None:
-        work(options.work, options.epochs, options.busy)
+        work(options.work, options.data, options.epochs, options.busy)
         return 0
+    plan = Plan(options.data, options.ranks, options.every, options.seed)
     minutes = options.minutes or (2.0 if options.quick else 20.0)
     machine = jobs.machine_before()
     try:
         with tempfile.TemporaryDirectory(prefix="soak-joins-") as path:
             folder = Path(path)
-            trial = undisturbed(folder / "trial", options.ranks, _TRIAL_EPOCHS, _BUSY_S)
+            trial = undisturbed(plan, folder / "trial", _TRIAL_EPOCHS, _BUSY_S)
             epochs = max(_TRIAL_EPOCHS, round(60 * minutes / trial["epoch_seconds"]))
             records.log(f"{trial['epoch_seconds']:.1f} s per epoch; {epochs} epochs")
-            calm = undisturbed(folder / "calm", options.ranks, epochs, 0.0)
+            calm = undisturbed(plan, folder / "calm", epochs, 0.0)
             records.log(f"{calm['accuracy']:.2%} without kills")
-            stormy = disturbed(folder / "stormy", options.ranks, epochs, options.every, options.seed)
+            stormy = disturbed(plan, folder / "stormy", epochs)
     except SordinoError as error:
         return jobs.failed("soak_joins", error)
     results: Results = {
         "benchmark": "soak_joins",
         "name": "soak_joins",
         "machine": machine,
-        "ranks": options.ranks,
-        "every": options.every,
-        "seed": options.seed,
+        **vars(plan),
         "epochs": epochs,
         "epoch_seconds": trial["epoch_seconds"],
         "accuracy": calm["accuracy"],

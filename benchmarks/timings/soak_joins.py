@@ -13,7 +13,7 @@ def markdown(results: Results) -> str:
     """Return the facts as Markdown."""
     found = results["disturbed"]
     what = (
-        f"Fashion-MNIST, {results['epochs']} epochs on {results['ranks']} ranks of `sordino run --respawn`; an epoch "
+        f"{results['epochs']} epochs of {results['data']} on {results['ranks']} ranks of `sordino run --respawn`; each "
         f"takes {results['epoch_seconds']:.1f} s without kills. A random rank is killed each {results['every']:g} s, "
         f"on average; seed {results['seed']}."
     )

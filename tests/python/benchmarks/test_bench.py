@@ -252,6 +252,16 @@ def test_joining_runs(tmp_path: Path, results_of: ResultsOf) -> None:
 
 
 @pytest.mark.run_of_a_benchmark
+def test_soak_joins_runs(tmp_path: Path, results_of: ResultsOf) -> None:
+    script = Path(__file__).resolve().parents[3] / "benchmarks" / "soak_joins.py"
+    words = [sys.executable, str(script), "--data", "digits", "--ranks", "2", "--minutes", "0.25", "--every", "8"]
+    done = subprocess.run([*words, "--results", str(tmp_path)], capture_output=True, text=True, timeout=240)
+    found = results_of("soak_joins")["disturbed"]
+    assert (found["status"], found["equal"], found["left"]) == (0, True, []), done.stdout + done.stderr
+    assert found["kills"] >= 1 and abs(found["accuracy"] - results_of("soak_joins")["accuracy"]) < 0.05
+
+
+@pytest.mark.run_of_a_benchmark
 def test_what_a_rank_sends_hardly_grows() -> None:
     """Operations that need no data of all ranks cost the average rank no more messages among 64 ranks than among 16,
     and the coordinator the same number for each rank."""
