@@ -405,6 +405,14 @@ ERRORS = [
         (_EVERY_OPERATION,),
     ),
     Error(
+        "hooks call an operation by its former name",
+        "stale copy",
+        _DISTRIBUTED + "hooks.py",
+        "return self._start(_all_gather, sent, self.size)",
+        "return self._start(dist.all_gather_into_tensor, sent, self.size)",
+        (_HOOKS,),
+    ),
+    Error(
         "sparse gradients stay on their rank",
         "lost message",
         _DISTRIBUTED + "hooks.py",
