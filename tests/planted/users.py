@@ -207,8 +207,8 @@ ERRORS = [
         "extra state is averaged",
         "wrong weight",
         _TORCH + "consensus.py",
-        "        if name not in extra and value",
-        "        if isinstance(value, torch.Tensor) and value",
+        "(name for name in state if name not in extra and (",
+        "(name for name in state if isinstance(state[name], torch.Tensor) and (",
         (checks("extra_state"),),
     ),
     Error(
