@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,7 @@ def compressed(group: Any) -> None:
 
 
 def encoded(group: Any) -> None:
+    warnings.simplefilter("error", FutureWarning)  # of names that torch has replaced
     for codec, tolerance in (("float16", 1e-3), ("Int8(block=32)", 3e-2), ("TopK(ratio=1, chunk=32, bits=32)", 1e-5)):
         compare(
             group,
@@ -90,6 +92,7 @@ def encoded(group: Any) -> None:
         model(inputs).sum().backward()
         total += model.module.weight.grad[0]
     torch.testing.assert_close(total / 40, inputs, rtol=0.2, atol=0)
+    warnings.simplefilter("default", FutureWarning)
 
 
 class After(hooks.BucketAverage):

@@ -207,8 +207,8 @@ ERRORS = [
         "extra state is averaged",
         "wrong weight",
         _TORCH + "consensus.py",
-        "        if name not in extra and value",
-        "        if isinstance(value, torch.Tensor) and value",
+        "(name for name in state if name not in extra and (",
+        "(name for name in state if isinstance(state[name], torch.Tensor) and (",
         (checks("extra_state"),),
     ),
     Error(
@@ -403,6 +403,14 @@ ERRORS = [
         "return Kinds.SUM, float(op.__getstate__()[1])",
         "return Kinds.SUM, 1.0",
         (_EVERY_OPERATION,),
+    ),
+    Error(
+        "hooks call an operation by its former name",
+        "stale copy",
+        _DISTRIBUTED + "hooks.py",
+        "return self._start(_all_gather, sent, self.size)",
+        "return self._start(dist.all_gather_into_tensor, sent, self.size)",
+        (_HOOKS,),
     ),
     Error(
         "sparse gradients stay on their rank",

@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 dist: Any = torch.distributed  # its annotations lack much of what a hook uses
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 has renamed it
 
 
 class BucketAverage(ABC):
@@ -176,7 +177,7 @@ class _GroupTransfers:
         return self._start(dist.all_to_all_single, sent, 1)
 
     def all_gather(self, sent: torch.Tensor) -> Received:
-        return self._start(dist.all_gather_into_tensor, sent, self.size)
+        return self._start(_all_gather, sent, self.size)
 
     def all_reduce(self, sent: torch.Tensor, part: str) -> Received:
         total = sent.clone()
