@@ -26,6 +26,7 @@ from timings.layered.report import REPORTS as LAYERED
 from timings.local_sgd.report import REPORTS as LOCAL_SGD
 from timings.scale import REPORTS as SCALE
 from timings.scheduled_pull.report import REPORTS as SCHEDULED_PULL
+from timings.soak_joins import REPORTS as SOAK_JOINS
 from timings.transports.cache_lines import REPORTS as CACHE_LINES
 from timings.transports.recording import REPORTS as RECORDING
 from timings.transports.report import REPORTS as TRANSPORTS
@@ -50,6 +51,7 @@ REPORTS = {
     **FRONTIER,
     **JOINING,
     **SCALE,
+    **SOAK_JOINS,
 }
 
 
