@@ -235,26 +235,6 @@ def what_groups_have_moved_is_added_up_before_changes(seat: Seat, exchange: str)
     torch.testing.assert_close(buffer, torch.full((3,), (seat.size - 1) / 2))
 
 
-@check(least=2, exchange=("sharded", "allreduce"))
-def sums_begin_at_the_mean_of_models_that_differ(seat: Seat, exchange: str) -> None:
-    """A state from the middle of an interval of aggregate="parameters" has no models from which changes count."""
-    k = divisors(seat.size)[-2]
-    model = Odd()
-    optimizer = wrap(model, LocalSGD(4, k, exchange), OPTIMIZERS["sgd"])
-    for turn in range(2):
-        step(seat, model, optimizer, turn)
-    loaded = [parameter.detach().clone() for parameter in model.parameters()]
-    alone, undisturbed = twin_of(model, optimizer, LocalSGD(100, k, exchange), OPTIMIZERS["sgd"])
-    twin, resumed = twin_of(model, optimizer, LocalSGD(4, k, exchange, aggregate="gradients"), OPTIMIZERS["sgd"])
-    for turn in range(2, 4):
-        step(seat, alone, undisturbed, turn)
-        step(seat, twin, resumed, turn)
-    for found, before, after in zip(twin.parameters(), loaded, alone.parameters()):
-        moved = hvd.allreduce(after.detach() - before, op=hvd.Sum) / k
-        torch.testing.assert_close(found.detach(), hvd.allreduce(before) + moved, atol=1e-5, rtol=1e-5)
-    seat.same("parameters", *(parameter.detach() for parameter in twin.parameters()))
-
-
 @check(least=2)
 def what_is_not_finite_is_not_added_up_before_changes(seat: Seat) -> None:
     model = Odd()

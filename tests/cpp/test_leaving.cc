@@ -77,6 +77,22 @@ void a_peer_that_was_replaced() {
   CHECK(kept.expired());
 }
 
+// A board that cannot be mapped: the peer counts as in the world until its process ends, which this one does not.
+void a_peer_without_a_board() {
+  std::optional<Presence> ours(std::in_place), peers(std::in_place);
+  Location none = Presence::board();
+  none.segment = 0;
+  none.file = 0;
+  ours->share_with(getpid(), none, peers->number());
+  const auto kept = kept_by(*ours);
+  ours.reset();
+  peers.reset();
+  CHECK(!kept.expired());
+  Presence next;
+  next.share_with(getpid(), Presence::board(), next.number());  // another program, with a board
+  CHECK(kept.expired());
+}
+
 struct Told {
   Location board;
   std::uint64_t number;
@@ -127,6 +143,7 @@ int main() {
   a_peer_that_has_left_before();
   worlds_that_are_left_in_another_order();
   a_peer_that_was_replaced();
+  a_peer_without_a_board();
   a_peer_that_is_killed();
   return test::report();
 }

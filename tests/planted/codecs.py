@@ -13,6 +13,14 @@ _MEAN = "python/sordino/runtime/exchange/compressed_mean.py"
 _ON_KERNELS = ("cpp.test_cuda_kernels_on_cpu",)
 
 ERRORS = [
+    Error(
+        "two threads make syntax trees at once",
+        "missing wait",
+        "python/sordino/literals.py",
+        "    with _lock:",
+        "    if _lock:",
+        (tests("literals"),),
+    ),
     # ---- a code for each value
     Error(
         "a warp's largest magnitude leaves out half of its lanes",

@@ -72,8 +72,16 @@ ERRORS = [
         "memory of a world is freed while a peer is still in it",
         "missing wait",
         _LEAVING,
-        "board->left.load(std::memory_order_acquire) > world;",
-        "board->left.load(std::memory_order_acquire) >= world;",
+        "board->left.load(std::memory_order_acquire) > world)",
+        "board->left.load(std::memory_order_acquire) >= world)",
+        ("cpp.test_leaving",),
+    ),
+    Error(
+        "a peer whose board cannot be mapped counts as gone",
+        "missing wait",
+        _LEAVING,
+        "gone() || (board && board->left",
+        "gone() || (!board || board->left",
         ("cpp.test_leaving",),
     ),
     Error(

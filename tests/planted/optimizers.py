@@ -418,14 +418,6 @@ ERRORS = [
         (checks("local_sgd_states.another_interval"),),
     ),
     Error(
-        "sums of changes begin at models that differ",
-        "stale copy",
-        "python/sordino/algorithms/local_sgd/strategy.py",
-        "self._unite if self._differ else None",
-        "None",
-        (checks("sums_begin_at"),),
-    ),
-    Error(
         "an adapted interval is not loaded",
         "dropped state in a checkpoint",
         "python/sordino/algorithms/local_sgd/strategy.py",

@@ -29,14 +29,16 @@ struct Board {
 
 struct Peer {
   ProcessWatch process;
-  Location place;         // of its board
-  const Board* board;     // mapped until the process is gone
-  bool replaced = false;  // the process runs another program by now, which has its own board
+  Location place;                // of its board
+  const Board* board = nullptr;  // mapped until the process is gone; null if that was not possible
+  bool replaced = false;         // the process runs another program by now, which has its own board
   bool waited_for = false;
 
   bool gone() { return replaced || process.ended(); }
-  bool has_left(std::uint64_t world) { return gone() || board->left.load(std::memory_order_acquire) > world; }
-  bool has_come_to_its_end() { return gone() || board->ended.load(std::memory_order_acquire) != 0; }
+  bool has_left(std::uint64_t world) {
+    return gone() || (board && board->left.load(std::memory_order_acquire) > world);
+  }
+  bool has_come_to_its_end() { return gone() || !board || board->ended.load(std::memory_order_acquire) != 0; }
 };
 
 namespace {
@@ -83,7 +85,7 @@ void sweep(State& self) {
   std::erase_if(self.peers, [&self](auto& entry) {
     auto& [pid, peer] = entry;
     if (!peer->gone()) return false;
-    self.memory.unmap(pid, peer->place.segment);
+    if (peer->board) self.memory.unmap(pid, peer->place.segment);
     return true;
   });
 }
@@ -156,16 +158,15 @@ void Presence::share_with(pid_t peer, const Location& board, std::uint64_t numbe
   sweep(self);
   known = self.peers.find(peer);
   if (known == self.peers.end()) {
-    ProcessWatch process(peer);
-    if (process.ended()) return;
+    auto made = std::make_shared<Peer>(Peer{ProcessWatch(peer), board});
+    if (made->gone()) return;
     self.memory.introduce(peer, peer);
     try {
-      const auto* mapped = reinterpret_cast<const Board*>(self.memory.map(peer, board));
-      auto made = std::make_shared<Peer>(Peer{std::move(process), board, mapped});
-      known = self.peers.emplace(peer, std::move(made)).first;
+      if (board.segment != 0) made->board = reinterpret_cast<const Board*>(self.memory.map(peer, board));
     } catch (const MemoryGone&) {
-      return;  // it has ended meanwhile
+      // It has ended meanwhile, or counts as in this world until it ends.
     }
+    known = self.peers.emplace(peer, std::move(made)).first;
   }
   peers_.emplace_back(known->second, number);
 }

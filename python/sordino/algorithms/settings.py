@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
 from sordino.algorithms.base import Algorithm
 from sordino.errors import UsageError
+from sordino.literals import literal
 
 T = TypeVar("T", bound=Algorithm)
 
@@ -34,7 +34,7 @@ def configured(cls: type[T], name: str, texts: Sequence[str], **others: Any) -> 
         if sum(other.partition("=")[0] == setting for other in texts) > 1:
             raise UsageError(f"--set {text}: {setting} is given twice; omit one")
         try:
-            settings[setting] = ast.literal_eval(value)
+            settings[setting] = literal(value)
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # everything that it can raise
             settings[setting] = value
         if setting in cls.parts and isinstance(settings[setting], dict):

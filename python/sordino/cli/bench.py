@@ -36,6 +36,7 @@ IN_A_CLONE = (
     "record",
     "single_copy",
     "soak",
+    "soak_joins",
     "transports",
     "walk",
     "scheduled_pull",

@@ -34,6 +34,7 @@ from typing import Any, ClassVar
 from sordino._core import Device
 from sordino.codecs.coders import CastCoder, Coder, CoreCoder, ModuloCoder, NearCastCoder, NearCoder
 from sordino.errors import UsageError
+from sordino.literals import expression
 from sordino.suggestions import meant
 
 
@@ -342,7 +343,7 @@ def _parsed(text: str, owner: str) -> tuple[str, dict[str, Any]]:
     if not bracket:
         return text, {}
     try:
-        call = ast.parse(text, mode="eval").body
+        call = expression(text)
         if isinstance(call, ast.Call) and not call.args:
             return name, {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
     except (ValueError, SyntaxError, TypeError):

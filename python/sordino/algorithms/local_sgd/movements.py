@@ -73,12 +73,7 @@ class Movements:
         return bool(self._then)
 
     @torch.no_grad()
-    def note(
-        self,
-        values: Sequence[torch.Tensor],
-        pieces: Callable[[], Iterable[Elements]],
-        unite: Callable[[Sequence[torch.Tensor]], None] | None = None,
-    ) -> None:
+    def note(self, values: Sequence[torch.Tensor], pieces: Callable[[], Iterable[Elements]]) -> None:
         """Begin to count the changes of tensors that are new in `values`.
 
         They count from the values of a checkpoint, or else from the present ones.
@@ -86,7 +81,6 @@ class Movements:
         Args:
             values: the tensors that are averaged, flat. Those of earlier calls come first.
             pieces: returns the parameters in these tensors.
-            unite: makes copies of the present values equal on all groups; None if the values are equal.
         """
         new = values[len(self._then) :]
         if not new:
@@ -98,8 +92,6 @@ class Movements:
                 target = _part_of(piece.values, values[known:], self._then[known:])
                 if target is not None:
                     fill(target, piece, self._parameters[piece.name], self._loaded)
-        elif unite is not None:
-            unite(self._then[known:])
         self._loaded = {}
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from sordino.algorithms.strategy import Runtime, Strategy, only_a_part
 from sordino.errors import UsageError
 from sordino.runtime.collectives.autograd import allreduce
 from sordino.runtime.collectives.operation import Average, Max, Sum
-from sordino.runtime.collectives.ops import broadcast_, grouped_allreduce_
+from sordino.runtime.collectives.ops import grouped_allreduce_
 from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.channel import PreparedReduction
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
@@ -65,7 +65,6 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._encoded: EncodedAveraging | None = None  # the averaging, with a codec
         self._movements: Movements | None = None  # sums of changes without a codec, with aggregate="gradients"
         self._loaded: dict[str, Any] = {}  # state for these two, until `attach` creates one of them
-        self._differ = False  # whether groups have loaded different models, without what they had in common
         self._prepared: tuple[int, PreparedReduction] | None = None  # number of tensors, and their reduction
 
     @property
@@ -128,7 +127,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         mine = torch.tensor([int(self._alone)], device=HOST)
         self._alone = bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
         rate = self._rate
-        self._loaded, self._differ = {}, False
+        self._loaded = {}
         if self._encoded is not None:
             self._encoded.restart()
         if self._movements is not None:
@@ -180,19 +179,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         if self._encoded is not None:
             self._encoded.note(self._values(), self._pieces())
         elif self._movements is not None:
-            self._movements.note(self._values(), self._pieces, self._unite if self._differ else None)
-        self._differ = False
-
-    def _unite(self, values: Sequence[torch.Tensor]) -> None:
-        """Replace the values by their means over the peers. Equal ones keep their bits. Collective over the peers."""
-        first = [value.clone() for value in values]
-        for number, value in enumerate(first):
-            broadcast_(value, (self._peers.ranks or [0])[0], f"local.unite.{number}", self._peers)
-        for value, base in zip(values, first):
-            value.sub_(base)
-        grouped_allreduce_(list(values), op=Average, name="local.unite", process_set=self._peers)
-        for value, base in zip(values, first):
-            value.add_(base)
+            self._movements.note(self._values(), self._pieces)
 
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """With exchange="sharded", make the shards and convert the optimizer's state to slices."""
@@ -366,8 +353,6 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._first_metric, self._block_ends = state["first_metric"], state["block_ends"]
         adapted = self.algorithm.adaptive is not None and self._first_metric is not None
         self.interval = state["interval"] if adapted else self.algorithm.interval
-        # In the middle of an interval of aggregate="parameters", groups have different models.
-        self._differ = self._alone and self.steps > self._averaged and "outer" not in state
         loaded = {key: state[key] for key in self.optional_state if key in state}
         if self._encoded is not None:
             self._encoded.load_state(loaded)
@@ -384,7 +369,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         self.distances = old.distances
 
     def forget_loaded(self) -> None:
-        self._loaded, self._differ = {}, False
+        self._loaded = {}
 
     def _take_in_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
         averaged = self._averaged
