@@ -29,7 +29,7 @@ def markdown(results: Results) -> str:
 
 
 def draw(results: Results, figure: Any) -> None:
-    """Draw the training's time beside that of an undisturbed one."""
+    """Draw the times of the training with and without kills."""
     axes = figure.subplots()
     seconds = results["epoch_seconds"] * results["epochs"], results["disturbed"]["training_seconds"]
     axes.barh(["without kills", "with kills"], seconds)

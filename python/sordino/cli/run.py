@@ -123,21 +123,23 @@ def main(options: argparse.Namespace) -> int:
     if options.record is not None:
         chosen["SORDINO_RECORD"] = os.path.abspath(options.record)
     environment |= chosen
-    exports = mpi.parse_exports(options.env, hosts, environment)
+    given = mpi.parse_exports(options.env, [], environment)
     for name in _OF_THE_LAUNCHER:
-        if name in mpi.parse_exports(options.env, [], environment):
+        if name in given:
             raise UsageError(f"-x {name}: the launcher sets this variable; omit it")
     for name, value in chosen.items():
-        if exports.get(name, value) != value:
-            raise UsageError(f"-x {name}={exports[name]} contradicts {name}={value} of another option; omit one")
+        if given.get(name, value) != value:
+            raise UsageError(f"-x {name}={given[name]} contradicts {name}={value} of another option; omit one")
     if limits is not None:
         record = _record(options, limits.start)
-        work = partial(repeat, _noted(run_elastic.starter(options, limits, environment), record), options.restarts)
+        work = partial(
+            repeat, _noted(run_elastic.starter(options, limits, environment, given), record), options.restarts
+        )
         return guarded(work, lambda: None, options.grace)
     ranks = _ranks(options.ranks, hosts)
     extra = mpi.parse_extra(options.mpi_args)
     capacity.check(ranks, hosts, extra, environment, capacity.this_machine(), options.oversubscribe)
-    job = mpi.Job(ranks, options.command, hosts, exports, extra)
+    job = mpi.Job(ranks, options.command, hosts, mpi.parse_exports(options.env, hosts, environment), extra)
     by_mpi = options.launcher == "mpi" or (options.launcher is None and bool(hosts or extra))
     by_mpi = by_mpi or (options.prefers_mpi and _has_mpirun(environment))
     if by_mpi and options.respawn:

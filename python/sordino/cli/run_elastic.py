@@ -71,14 +71,9 @@ def check(options: argparse.Namespace) -> Limits | None:
 
 
 def starter(
-    options: argparse.Namespace, limits: Limits, environment: Mapping[str, str]
+    options: argparse.Namespace, limits: Limits, environment: Mapping[str, str], given: Mapping[str, str]
 ) -> Callable[[int, StopSignals], Ended]:
-    """Return a function that starts the job for the n-th time.
-
-    Raises:
-        UsageError: an option is invalid.
-    """
-    given = mpi.parse_exports(options.env, [], environment)
+    """Return a function that starts the job for the n-th time. `given`: the variables of -x."""
     exported = mpi.parse_exports(options.env, ["others"], environment)
     words, ssh = mpi.resolve(options.command), options.ssh or SSH
     if options.verbose:
