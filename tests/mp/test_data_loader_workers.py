@@ -118,6 +118,17 @@ if __name__ == "__main__":
     child.join()
     assert child.exitcode == 0
 """
+# A rank that starts a program which calls init(), and then one that starts a job.
+PROGRAM = """
+import subprocess, sys
+import sordino.torch as hvd
+
+hvd.init()
+script = "import sordino.torch as hvd; hvd.init(); print('ran as', hvd.rank(), 'of', hvd.size())"
+for words in ([], [sys.executable, "-m", "sordino.cli", "run", "-np", "1", "--"]):
+    done = subprocess.run([*words, sys.executable, "-c", script], capture_output=True, text=True)
+    print(done.returncode, (done.stdout or done.stderr).splitlines()[-1])
+"""
 
 
 def run(words: list[str], text: str, argument: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
@@ -183,3 +194,11 @@ def test_a_child_of_a_process_that_is_no_rank_may_be_one(tmp_path: Path) -> None
     done = run(ranks(2), TRIAL, "", tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["trained 0 of 2", "trained 1 of 2"]
+
+
+def test_a_program_that_a_rank_starts_is_not_that_rank(tmp_path: Path) -> None:
+    done = run(ranks(1), PROGRAM, "", tmp_path)
+    assert done.returncode == 0, done.stderr
+    program, job = done.stdout.splitlines()
+    assert program.startswith("1 ") and "rank 0 (process " in program and "`env -u SORDINO_RENDEZVOUS ...`" in program
+    assert job == "0 ran as 0 of 1"

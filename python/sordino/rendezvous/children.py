@@ -1,6 +1,7 @@
-"""Processes that ranks start by `multiprocessing`, such as workers of a DataLoader: they are no ranks.
+"""Processes that ranks start, such as workers of a DataLoader: they inherit the variables of their rank, but are no ranks.
 
-They inherit the variables of their rank, and run the top of its script, which may call `init()`.
+A process of `multiprocessing` also runs the top of the rank's script, which may call `init()`, so `init()` does nothing
+there. Any other program that calls `init()` with the variables of the rank that started it gets an error.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 from collections.abc import Iterable, Mapping, MutableMapping
 
 from sordino import _core
-from sordino.rendezvous.environment import RANK_VARIABLES, environment_of, launched_rank
+from sordino.errors import UsageError
+from sordino.rendezvous.environment import RANK_VARIABLES, RENDEZVOUS, LaunchedRank, environment_of, launched_rank
 
 
 def started_by_a_rank(environment: Mapping[str, str] = os.environ) -> str:
@@ -22,26 +24,29 @@ def started_by_a_rank(environment: Mapping[str, str] = os.environ) -> str:
     has noted these variables. A process whose parent is not a rank may be a rank.
 
     Raises:
-        UsageError: launchers contradict each other.
+        UsageError: launchers contradict each other; or a rank has started this program otherwise, with its variables.
     """
-    parent = _parent()
-    if parent is None:
-        return ""
     mpi_size, variable = _core.launcher()
     place = launched_rank(environment, mpi_size, variable)
-    if place is not None:
-        rank, names = str(place.rank), list(place.launch.variables)
-    elif mpi_size > 1:
-        rank, names = "", [variable]
-    else:
+    if place is None and mpi_size <= 1:
         return ""
+    process, variables, meeting = _noted(environment)
+    parent = _parent()
+    if parent is None:
+        if place is not None and process != str(os.getpid()) and meeting == _meeting(place, environment):
+            names = [RENDEZVOUS] if place.address is None else list(place.launch.variables)
+            raise UsageError(
+                f"rank {place.rank} (process {process}) has started this program with its variables, but a rank is one "
+                "process. Do not call init() here; or start the program without these variables, so that it runs "
+                f"alone: `env -u {' -u '.join(names)} ...`"
+            )
+        return ""
+    names = [variable] if place is None else list(place.launch.variables)
     mine = _values(environment, names)
-    inherited = False
-    if _runs_top_of_script():
-        inherited = mine == _values(environment_of(parent), names)
-    if not inherited and json.dumps(mine) != environment.get(RANK_VARIABLES):
+    inherited = _runs_top_of_script() and mine == _values(environment_of(parent), names)
+    if not inherited and json.dumps(mine) != variables:
         return ""
-    return f"rank {rank}" if rank else "a rank"
+    return "a rank" if place is None else f"rank {place.rank}"
 
 
 def _runs_top_of_script() -> bool:
@@ -58,10 +63,23 @@ def _parent() -> int | None:
 
 
 def note_the_variables(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Store in the environment the variables that have made this process a rank, for the processes that it starts."""
+    """Store in the environment what has made this process a rank, for the processes that it starts."""
     place = launched_rank(environment, *_core.launcher())
     if place is not None:
-        environment[RANK_VARIABLES] = json.dumps(_values(environment, place.launch.variables))
+        variables = json.dumps(_values(environment, place.launch.variables))
+        environment[RANK_VARIABLES] = "\t".join((str(os.getpid()), variables, _meeting(place, environment)))
+
+
+def _noted(environment: Mapping[str, str]) -> tuple[str, str, str]:
+    """Return what a rank has noted: its process, its launcher's variables, and where and as which rank it has met."""
+    process, _, rest = environment.get(RANK_VARIABLES, "").partition("\t")
+    variables, _, meeting = rest.partition("\t")
+    return process, variables, meeting
+
+
+def _meeting(place: LaunchedRank, environment: Mapping[str, str]) -> str:
+    """Return where and as which rank a process meets the others. A job that a rank starts has another one."""
+    return json.dumps([place.rank, place.size, place.address or environment.get(RENDEZVOUS, ""), place.run])
 
 
 def _values(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:

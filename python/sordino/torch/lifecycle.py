@@ -72,12 +72,14 @@ def init(
     Without a launcher (`python train.py`) the world has one rank and MPI is not started.
 
     A process that a rank has started by `multiprocessing`, such as a worker of its DataLoader, is not a rank. There
-    init() does nothing, and functions that need a rank raise UsageError.
+    init() does nothing, and functions that need a rank raise UsageError. In another program that a rank has started,
+    with its variables, init() raises UsageError.
 
     Raises:
         UsageError: it was called before with other arguments; `comm` has another type, or names ranks that do not
             exist; the ranks cannot be divided into groups; the record cannot be written; a launcher has started several
-            processes but gave no address to reach them; or several launchers contradict each other.
+            processes but gave no address to reach them; several launchers contradict each other; or a rank has started
+            this program.
         ConfigurationMismatch: ranks have different versions of Sordino, or different settings. Raised on all ranks.
         NotBuilt: MPI's launcher started several processes, but this build has no MPI; or the ranks are on several
             machines, and this build has no UCX.
