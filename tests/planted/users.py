@@ -111,7 +111,7 @@ ERRORS = [
         "a job that a rank starts has that rank's place",
         "swapped rank",
         "python/sordino/rendezvous/children.py",
-        "place.address or environment.get(RENDEZVOUS, \"\"), place.run])",
+        'place.address or environment.get(RENDEZVOUS, ""), place.run])',
         "place.address, place.run])",
         (_LOADERS + " -k a_program_that",),
     ),

@@ -1,4 +1,4 @@
-"""Processes that ranks start, such as workers of a DataLoader: they inherit the variables of their rank, but are no ranks.
+"""Processes that ranks start, such as workers of a DataLoader: they inherit their rank's variables, but are no ranks.
 
 A process of `multiprocessing` also runs the top of the rank's script, which may call `init()`, so `init()` does nothing
 there. Any other program that calls `init()` with the variables of the rank that started it gets an error.
