@@ -6,7 +6,6 @@
     place.py          the world of a group's ranks, and how they meet
     collectives.py    the operations, in terms of this library's own
     submissions.py    their way to the core
-    views.py          complex numbers and float8 as dtypes of the core
     work.py           what torch waits for
     untraced.py       what torch.compile leaves alone
     shared_memory.py  memory that the ranks of a node share, for the buffers of FSDP2 and DDP

@@ -26,7 +26,6 @@ import torch
 from sordino.distributed.reductions import BITWISE, OPS, Kinds, combined, kind_of, mean_of_total, require_reducible
 from sordino.distributed.results import Rows, spread
 from sordino.distributed.submissions import Parts, Submissions
-from sordino.distributed.views import movable
 from sordino.distributed.work import Part
 from sordino.errors import UsageError
 from sordino.runtime import opcode
@@ -35,6 +34,7 @@ from sordino.runtime.collectives.joining import barrier
 from sordino.runtime.collectives.operation import Sum
 from sordino.runtime.collectives.point_to_point import recv_async, send_async
 from sordino.runtime.context import use
+from sordino.runtime.views import movable
 
 
 def _columns(source: torch.Tensor, output: torch.Tensor) -> int:

@@ -14,7 +14,6 @@ import torch
 
 from sordino._core import Handle
 from sordino.distributed.results import Rows, fill, fill_from
-from sordino.distributed.views import movable
 from sordino.distributed.work import Part
 from sordino.errors import UsageError
 from sordino.runtime import opcode
@@ -22,6 +21,7 @@ from sordino.runtime.collectives import ops
 from sordino.runtime.collectives.operation import synchronize
 from sordino.runtime.context import Context, use
 from sordino.runtime.process_set import ProcessSet, global_process_set
+from sordino.runtime.views import movable
 
 Parts = list[Part]
 

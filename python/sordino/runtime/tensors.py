@@ -17,12 +17,14 @@ from sordino.runtime.dtypes import DTYPE_CODES
 Described = tuple[int, int, int, tuple[int, ...]]
 
 
-def dtype_code(tensor: torch.Tensor) -> int:
-    """Return the core's code of a tensor's dtype. Raises UsageError for a dtype without kernels."""
+def dtype_code(tensor: torch.Tensor, name: str = "") -> int:
+    """Return the core's code of a tensor's dtype. Raises UsageError, with `name`, for a dtype without kernels."""
     try:
         return DTYPE_CODES[tensor.dtype]
     except KeyError:
-        raise UsageError(f"Tensor type {tensor.type()} ({tensor.dtype}) is not supported.") from None
+        where = f"{name}: " if name else ""
+        fix = " Use torch.view_as_real(tensor)." if tensor.is_complex() else ""
+        raise UsageError(f"{where}Tensor type {tensor.type()} ({tensor.dtype}) is not supported.{fix}") from None
 
 
 def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:

@@ -53,6 +53,20 @@ def test_all_start_as_rank_0(size) -> None:
         assert plain == [0, {"a": [0]}, 3, {1, 2}, -(-18 // size)]
 
 
+def test_tensors_that_the_core_cannot_send_are_in_the_state() -> None:
+    def work() -> tuple[Values, list[float]]:
+        model = torch.nn.Linear(2, 1, dtype=torch.complex64)
+        torch.nn.init.constant_(model.weight, complex(1, hvd.rank()))
+        state = TorchState(model, scale=torch.full((2,), 1.0 + hvd.rank()).to(torch.float8_e4m3fn))
+        state.sync()
+        model.weight.data.zero_()
+        state.restore()
+        return [model.weight.detach()], state.scale.float().tolist()
+
+    for weights, scale in sim.run(2, work):
+        assert weights[0].tolist() == [[1 + 0j, 1 + 0j]] and scale == [1, 1]
+
+
 @pytest.mark.parametrize(("algorithm", "own"), [("allreduce", False), ("layered", False), ("crossover", True)])
 def test_models_that_differ_stay(algorithm, own) -> None:
     """Buffers differ in any case. If ranks share a model, buffers become the first rank's."""

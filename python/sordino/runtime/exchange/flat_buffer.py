@@ -127,9 +127,9 @@ class ParameterBuffer(FlatBuffer):
         weighted: bool = False,
     ) -> None:
         for name, tensor in zip(names, tensors):
-            check(tensor)
             if not tensor.is_floating_point():
                 raise UsageError(f"'{name}' is of {tensor.dtype}; only floating-point tensors can be averaged")
+            check(tensor)
         numbers = segment_numbers(names, [t.numel() * t.element_size() for t in tensors], segments)
         self.segment_count = max(numbers, default=-1) + 1
         device = common_device(tensors, "the tensors to be averaged")

@@ -29,7 +29,7 @@ _count, _sharers = sys.getrefcount, torch._C._storage_Use_Count
 
 def spec_of(name: str, tensor: torch.Tensor) -> Spec:
     """Return the specification of a tensor."""
-    return name, dtype_code(tensor), tuple(tensor.shape)
+    return name, dtype_code(tensor, name), tuple(tensor.shape)
 
 
 def is_shared(parameter: torch.Tensor) -> bool:

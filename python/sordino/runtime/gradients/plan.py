@@ -17,7 +17,7 @@ from sordino.runtime.tensors import dtype_code, label
 
 def whole_layout(names: Sequence[str], parameters: Sequence[torch.Tensor]) -> Layout:
     """Return all parameters as one layout, for its hash."""
-    return Layout([(label(name, p), dtype_code(p), tuple(p.shape)) for name, p in zip(names, parameters)], WHOLE)
+    return Layout([(label(name, p), dtype_code(p, name), tuple(p.shape)) for name, p in zip(names, parameters)], WHOLE)
 
 
 def agree_on_order(

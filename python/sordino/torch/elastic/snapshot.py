@@ -18,6 +18,7 @@ import torch
 from sordino.runtime.collectives.ops import broadcast_
 from sordino.runtime.context import current
 from sordino.runtime.process_set import ProcessSet
+from sordino.runtime.views import movable
 from sordino.torch.functions import broadcast_object
 
 _DICTS = (dict, OrderedDict, defaultdict)
@@ -102,7 +103,7 @@ class Snapshot:
                 torch.empty(place.shape, dtype=place.dtype, device=place.device_type) for place in places
             ]
         for number, tensor in enumerate(result._tensors):
-            broadcast_(tensor, root, name=f"{name}.{number}", process_set=process_set)
+            broadcast_(movable(tensor), root, name=f"{name}.{number}", process_set=process_set)
         return result
 
 
