@@ -121,7 +121,7 @@ ERRORS = [
         "python/sordino/rendezvous/children.py",
         "mine == _values(environment_of(parent), names)",
         "mine.keys() == _values(environment_of(parent), names).keys()",
-        (_LOADERS + " -k told_who_they_are",),
+        (_LOADERS + " --tier all -k told_who_they_are",),
     ),
     Error(
         "shutdown() in an error is a goodbye like any other",
