@@ -228,9 +228,10 @@ class Training:
         hvd.record(step=self.steps_done)
         self.reporter.say(f"continuing from {self.args.checkpoint} after {self.steps_done} steps")
         if state["world_size"] != hvd.size():
+            same = algorithm_of(self.args).traits.same_gradients
             self.reporter.say(
                 f"note: the checkpoint was written by {state['world_size']} ranks, but now there are {hvd.size()}: "
-                "results are equal within rounding, not bit for bit"
+                f"{'results are equal within rounding, not bit for bit' if same else 'with this algorithm, results depend on it'}"
             )
 
     def results(self, accuracy: float) -> dict[str, Any]:
