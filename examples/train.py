@@ -229,9 +229,10 @@ class Training:
         self.reporter.say(f"continuing from {self.args.checkpoint} after {self.steps_done} steps")
         if state["world_size"] != hvd.size():
             same = algorithm_of(self.args).traits.same_gradients
+            effect = "equal within rounding, not bit for bit" if same else "others, because the algorithm depends on it"
             self.reporter.say(
                 f"note: the checkpoint was written by {state['world_size']} ranks, but now there are {hvd.size()}: "
-                f"{'results are equal within rounding, not bit for bit' if same else 'with this algorithm, results depend on it'}"
+                f"results are {effect}"
             )
 
     def results(self, accuracy: float) -> dict[str, Any]:
