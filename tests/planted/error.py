@@ -53,7 +53,7 @@ class Error:
     @property
     def native(self) -> bool:
         """Whether the error needs a compilation."""
-        return self.file.startswith("csrc/")
+        return self.file.startswith(("csrc/", "CMakeLists.txt"))
 
     @property
     def fingerprint(self) -> str:

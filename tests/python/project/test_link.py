@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-TREE = Path(__file__).resolve().parents[3] / "build" / "tree"
+_TESTS = os.environ.get("SORDINO_CPP_TESTS", "")
+TREE = Path(_TESTS).parents[1] if _TESTS else Path(__file__).resolve().parents[3] / "build" / "tree"
 
 
 def test_a_static_standard_library_stays_hidden(tmp_path: Path) -> None:
