@@ -472,7 +472,7 @@ ERRORS = [
         "python/sordino/algorithms/elastic_averaging/mixing.py",
         "to_memory_order(saved, self._strided)",
         "to_memory_order(saved, ())",
-        (tests("memory_formats"),),
+        (tests("memory_formats") + " --tier all",),
     ),
     Error(
         "outer parameters in another memory format begin anew",
