@@ -260,6 +260,14 @@ ERRORS = [
         (checks("a_model_is_converted"),),
     ),
     Error(
+        "a layer without biases ignores its weights",
+        "wrong weight",
+        _TORCH + "sync_batch_norm.py",
+        "        if weight is not None:\n            result",
+        "        if weight is not None and bias is not None:\n            result",
+        (checks("weights_without_biases"),),
+    ),
+    Error(
         "an optimizer that refuses slices ends one rank",
         "lost message",
         "python/sordino/algorithms/local_sgd/elementwise.py",
