@@ -249,6 +249,14 @@ ERRORS = [
         (tests("checkpoint_folder"),),
     ),
     Error(
+        "sparse tensors are cut",
+        "dropped state in a checkpoint",
+        "python/sordino/checkpoint/pieces.py",
+        "change(value) if value.layout == torch.strided else value",
+        "change(value)",
+        (tests("checkpoint_folder", "all_of_a_sparse"),),
+    ),
+    Error(
         "elements that no shard has stay uninitialized",
         "dropped state in a checkpoint",
         "python/sordino/checkpoint/pieces.py",

@@ -36,8 +36,8 @@ class Piece:
 def share(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
     """Return the part of a state that rank `rank` of `size` has to save, if all ranks have the state.
 
-    The elements of all tensors, one after the other, are cut into `size` ranges of almost equal length. Everything
-    else is in every part. Values in a dict under the key "by_rank" belong to one rank each, by its number, such as the
+    The elements of all dense tensors, one after the other, are cut into `size` ranges of almost equal length.
+    Everything else, such as sparse tensors, is in every part. Values in a dict under the key "by_rank" belong to one rank each, by its number, such as the
     residuals in `DistributedOptimizer.state_dict()`. Each rank saves its own whole, and `Folder.load` unites them.
 
     Raises:
@@ -210,6 +210,12 @@ def _same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.layout == torch.sparse_coo:
         a, b = a.coalesce(), b.coalesce()
         return _same_tensors(a.indices(), b.indices()) and _same_tensors(a.values(), b.values())
+    if a.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = [(one.crow_indices(), one.col_indices(), one.values()) for one in (a, b)]
+        return all(map(_same_tensors, *parts))
+    if a.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = [(one.ccol_indices(), one.row_indices(), one.values()) for one in (a, b)]
+        return all(map(_same_tensors, *parts))
     for dimension in range(a.dim()):
         if a.stride(dimension) == b.stride(dimension) == 0 and a.shape[dimension]:
             a, b = a.narrow(dimension, 0, 1), b.narrow(dimension, 0, 1)  # compare values that both repeat only once
@@ -226,9 +232,9 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], Any], change_own: Callable[[torch.Tensor], Any]) -> Any:
-    """Return the value with `change` applied to each tensor, and `change_own` to those that belong to one rank."""
+    """Return the value with `change` applied to each dense tensor, and `change_own` to those that belong to one rank."""
     if isinstance(value, torch.Tensor):
-        return change(value)
+        return change(value) if value.layout == torch.strided else value
     if type(value) in (dict, OrderedDict) and BY_RANK in value:
         items = ((key, change_own if key == BY_RANK else change, item) for key, item in value.items())
         return type(value)((key, _mapped(item, its, change_own)) for key, its, item in items)

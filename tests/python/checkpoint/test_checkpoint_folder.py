@@ -237,6 +237,24 @@ def test_shares_are_equal_parts_and_make_the_whole(size: int, shapes: list[list[
         assert abs(sum(piece.values.numel() for piece in held) - whole / size) < 1
 
 
+@pytest.mark.filterwarnings("ignore:Sparse .* support is in beta")
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_each_share_has_all_of_a_sparse_tensor(layout: str) -> None:
+    def sparse(values: torch.Tensor) -> torch.Tensor:
+        blocks = (2, 2) if layout.startswith("bs") else None
+        return values.to_sparse(layout=getattr(torch, f"sparse_{layout}"), blocksize=blocks)
+
+    state = {"sparse": sparse(torch.eye(4)), "dense": torch.arange(5.0)}
+    shares = [checkpoint.share(state, rank, 2) for rank in range(2)]
+    whole = joined([encoded(share) for share in shares], "state")
+    assert whole["sparse"].layout == state["sparse"].layout
+    assert torch.equal(whole["sparse"].to_dense(), torch.eye(4))
+    assert torch.equal(whole["dense"], state["dense"])
+    other = checkpoint.share({**state, "sparse": sparse(2 * torch.eye(4))}, 1, 2)
+    with pytest.raises(UsageError, match=r"state\['sparse'\] differs between shards$"):
+        joined([encoded(shares[0]), encoded(other)], "state")
+
+
 def piece(*values: float, begin: int = 0, of: int = 4) -> Piece:
     return Piece(torch.tensor(values, dtype=torch.float32), begin, (of,))
 
