@@ -257,6 +257,22 @@ ERRORS = [
         (tests("checkpoint_folder", "all_of_a_sparse"),),
     ),
     Error(
+        "arrays of several shards cannot be compared",
+        "dropped state in a checkpoint",
+        "python/sordino/checkpoint/pieces.py",
+        "    if isinstance(a, np.ndarray):\n",
+        "    if False:\n",
+        (tests("checkpoint_folder", "states_of_random_generators"),),
+    ),
+    Error(
+        "counts of several shards become a dict",
+        "dropped state in a checkpoint",
+        "python/sordino/checkpoint/pieces.py",
+        "    if type(first) in (dict, OrderedDict):\n        if _MARK",
+        "    if isinstance(first, dict):\n        if _MARK",
+        (tests("checkpoint_folder", "states_of_random_generators"),),
+    ),
+    Error(
         "elements that no shard has stay uninitialized",
         "dropped state in a checkpoint",
         "python/sordino/checkpoint/pieces.py",

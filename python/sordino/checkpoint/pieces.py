@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from sordino.checkpoint.files import check, shown
@@ -36,9 +37,10 @@ class Piece:
 def share(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
     """Return the part of a state that rank `rank` of `size` has to save, if all ranks have the state.
 
-    The elements of all dense tensors, one after the other, are cut into `size` ranges of almost equal length.
-    Everything else, such as sparse tensors, is in every part. Values in a dict under the key "by_rank" belong to one rank each, by its number, such as the
-    residuals in `DistributedOptimizer.state_dict()`. Each rank saves its own whole, and `Folder.load` unites them.
+    The elements of all dense tensors, one after the other, are cut into `size` ranges of almost equal length. All
+    other values, also sparse tensors, are in every part. Values in a dict under the key "by_rank" belong to one rank
+    each, by its number, such as the residuals in `DistributedOptimizer.state_dict()`. Each rank saves its own whole,
+    and `Folder.load` unites them.
 
     Raises:
         UsageError: there is no such rank, or the state contains itself or is nested more deeply than a checkpoint can
@@ -157,7 +159,7 @@ def joined(parts: Sequence[Any], where: str) -> Any:
     first = parts[0]
     if any(type(part) is not type(first) for part in parts):
         raise UsageError(f"{where} differs between shards in its type")
-    if isinstance(first, dict):
+    if type(first) in (dict, OrderedDict):
         if _MARK in first:
             if not all(_MARK in part for part in parts):
                 raise UsageError(f"{where} is a piece of a tensor in some shards only")
@@ -201,6 +203,8 @@ def _assembled(pieces: Sequence[dict[str, Any]], where: str) -> torch.Tensor:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return _same_tensors(a, b)
+    if isinstance(a, np.ndarray):
+        return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
     return bool(a == b) or (a != a and b != b)
 
 
@@ -232,7 +236,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], Any], change_own: Callable[[torch.Tensor], Any]) -> Any:
-    """Return the value with `change` applied to each dense tensor, and `change_own` to those that belong to one rank."""
+    """Return the value with `change` applied to dense tensors, and `change_own` to those that belong to one rank."""
     if isinstance(value, torch.Tensor):
         return change(value) if value.layout == torch.strided else value
     if type(value) in (dict, OrderedDict) and BY_RANK in value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +253,17 @@ def test_each_share_has_all_of_a_sparse_tensor(layout: str) -> None:
     other = checkpoint.share({**state, "sparse": sparse(2 * torch.eye(4))}, 1, 2)
     with pytest.raises(UsageError, match=r"state\['sparse'\] differs between shards$"):
         joined([encoded(shares[0]), encoded(other)], "state")
+
+
+def test_shards_keep_states_of_random_generators_and_schedulers(tmp_path: Path) -> None:
+    state = {"draws": np.random.RandomState(3).get_state(), "milestones": Counter({5: 2}), "x": np.array([np.nan, 1])}
+    sim.run(2, lambda: Folder(tmp_path).save_shards(1, checkpoint.share(state, hvd.rank(), 2)))
+    loaded = Folder(tmp_path).load(1)
+    assert type(loaded["milestones"]) is Counter
+    assert loaded["milestones"] == state["milestones"]
+    assert np.array_equal(loaded["draws"][1], state["draws"][1])
+    with pytest.raises(UsageError, match=r"state\['x'\] differs between shards$"):
+        joined([state, {**state, "x": np.array([np.nan, 2])}], "state")
 
 
 def piece(*values: float, begin: int = 0, of: int = 4) -> Piece:
