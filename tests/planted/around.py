@@ -273,6 +273,14 @@ ERRORS = [
         (tests("checkpoint_folder", "states_of_random_generators"),),
     ),
     Error(
+        "shards that make no whole replace a checkpoint",
+        "dropped state in a checkpoint",
+        "python/sordino/checkpoint/folder.py",
+        "            _check_whole(outlines)\n",
+        "",
+        (tests("checkpoint_folder", "make_no_whole_replace"),),
+    ),
+    Error(
         "elements that no shard has stay uninitialized",
         "dropped state in a checkpoint",
         "python/sordino/checkpoint/pieces.py",

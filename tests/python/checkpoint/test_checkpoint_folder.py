@@ -380,6 +380,39 @@ def test_shards_saved_on_some_ranks_are_loaded_on_any(tmp_path: Path, size: int)
     assert names(tmp_path) == ["step-00000004.pt"]
 
 
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ([{"loss": 0.5}, {"loss": 0.25}], r"state\['loss'\] differs between shards, so the checkpoint could not"),
+        ([checkpoint.share({"x": torch.ones(4)}, 0, size) for size in (2, 2)], r"state\['x'\]: its pieces overlap"),
+        ([checkpoint.share({"x": torch.ones(4)}, rank, 3) for rank in (0, 1)], r"state\['x'\]: elements 2 to 3 are"),
+    ],
+)
+def test_parts_that_make_no_whole_replace_no_checkpoint(tmp_path: Path, parts: list[dict[str, Any]], why: str) -> None:
+    folder = Folder(tmp_path, keep=1)
+    folder.save(1, {"x": 1})
+
+    def save() -> None:
+        with pytest.raises(UsageError, match=rf"rank 0: save_shards: {why}"):
+            folder.save_shards(2, parts[hvd.rank()])
+
+    sim.run(2, save)
+    assert names(tmp_path) == ["step-00000001.pt"]
+
+
+def test_each_rank_may_add_values_of_its_own(tmp_path: Path) -> None:
+    def save() -> None:
+        own = {"by_rank": {hvd.rank(): 0.5 * hvd.rank()}}
+        state = {"x": torch.ones(5), "loss": own, "sparse": torch.eye(2).to_sparse(), f"of {hvd.rank()}": 1}
+        Folder(tmp_path).save_shards(1, checkpoint.share(state, hvd.rank(), 2))
+
+    sim.run(2, save)
+    loaded = Folder(tmp_path).load(1)
+    assert loaded["loss"] == {"by_rank": {0: 0.0, 1: 0.5}}
+    assert "of 0" in loaded
+    assert "of 1" in loaded
+
+
 def test_a_damaged_or_missing_shard_makes_the_checkpoint_incomplete(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
