@@ -268,6 +268,14 @@ ERRORS = [
         (checks("weights_without_biases"),),
     ),
     Error(
+        "a scaler asks a sparse gradient for infinities",
+        "misaligned access",
+        _TORCH + "scaler.py",
+        "bool(_values(gradient).isfinite().all())",
+        "bool(gradient.isfinite().all())",
+        (checks("local_sgd.a_scaler_takes_sparse"),),
+    ),
+    Error(
         "an optimizer that refuses slices ends one rank",
         "lost message",
         "python/sordino/algorithms/local_sgd/elementwise.py",
