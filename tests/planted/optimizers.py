@@ -1133,8 +1133,8 @@ ERRORS = [
         "the saved centre changes later",
         "stale copy",
         "python/sordino/algorithms/elastic_averaging/mixing.py",
-        '{"centre": to_row_major([run for _, run in self._centre.runs], self._strided)}',
-        '{"centre": [run for _, run in self._centre.runs]}',
+        "to_row_major([run for _, run in self._centre.runs], self._strided)",
+        "[run for _, run in self._centre.runs]",
         _PUSH,
     ),
     Error(
