@@ -36,6 +36,8 @@ class Own(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
+        if self.kind == "counts":
+            self.state["count"] = self.state.get("count", 0) + 1  # an entry that belongs to no parameter
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -44,6 +46,8 @@ class Own(torch.optim.Optimizer):
                 average = state.setdefault("average", torch.zeros_like(p))
                 average.mul_(0.9).add_(p.grad)
                 change = torch.tanh(average)
+                if self.kind == "counts":
+                    change = change / self.state["count"]
                 if self.kind == "norm":
                     change = change / average.norm()
                 elif self.kind == "shape" and p.dim() > 1:
@@ -78,6 +82,31 @@ def an_optimizer_of_ones_own_is_sharded_if_one_says_so(seat: Seat, make: str) ->
     assert torch.equal(torch.get_rng_state(), state)
     if make == "derived":
         assert optimizer.steps == 3  # steps on copies do not count
+
+
+@check(least=2, exchange=("sharded", "allreduce"))
+def entries_of_no_parameter_are_in_the_state(seat: Seat, exchange: str) -> None:
+    def wrapped(model: torch.nn.Module) -> hvd.DistributedOptimizer:
+        algorithm = LocalSGD(1, seat.size, exchange, elementwise=exchange == "sharded")
+        return wrap(model, algorithm, lambda p: Own(p, lr=0.05, kind="counts"))
+
+    model = Odd()
+    optimizer = wrapped(model)
+    for turn in range(3):
+        step(seat, model, optimizer, turn)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    assert saved[1]["state"]["count"] == 3
+    step(seat, model, optimizer, 3)
+    other = Odd()
+    resumed = wrapped(other)
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    step(seat, other, resumed, 3)
+    near(other, model)
+    if seat.rank > 0:
+        resumed.state["count"] = 9
+    hvd.broadcast_optimizer_state(resumed, 0)
+    assert resumed.state_dict()["state"]["count"] == 4
 
 
 @check(least=2, kind=("norm", "shape", "scalar", "noise"))

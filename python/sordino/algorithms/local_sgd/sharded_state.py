@@ -32,11 +32,11 @@ def gather_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> d
     """Return a state dict for whole parameters, as the optimizer would have it without shards.
 
     Collective over the group. State tensors with one entry per element of a slice are concatenated. For other values
-    the first owner's value is taken.
+    the first owner's value is taken. Entries that belong to no parameter are this rank's.
     """
     with reducer.on_slices(optimizer):
         kept = optimizer.state_dict()
-    whole: dict[int, dict[str, Any]] = {}
+    whole: dict[Any, Any] = {key: value for key, value in kept["state"].items() if not isinstance(key, int)}
     parameters = _numbered(optimizer, reducer)
     mine = [
         (index, piece.begin, piece.end, optimizer.state[piece.values])
@@ -60,7 +60,9 @@ def gather_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> d
 def scatter_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer, full: dict[str, Any]) -> None:
     """Load a state dict for whole parameters. This rank keeps the part that belongs to its slices."""
     parameters = _numbered(optimizer, reducer)
-    states, groups, index, number = {}, [], 0, 0
+    keys = {key for group in full["param_groups"] for key in group["params"]}
+    states = {key: value for key, value in full["state"].items() if key not in keys}  # they belong to no parameter
+    groups, index, number = [], 0, 0
     for group in full["param_groups"]:
         mine = []
         for key in group["params"]:  # a number, or a name that torch.distributed.checkpoint has given
