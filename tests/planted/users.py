@@ -276,6 +276,22 @@ ERRORS = [
         (checks("local_sgd.a_scaler_takes_sparse"),),
     ),
     Error(
+        "shards join tensors in dicts only",
+        "dropped state in a checkpoint",
+        "python/sordino/algorithms/local_sgd/sharded_state.py",
+        "    if type(value) in (list, tuple):\n        known",
+        "    if False:\n        known",
+        (checks("elementwise.tensors_in_containers"),),
+    ),
+    Error(
+        "tensors in lists are not cut for shards",
+        "dropped state in a checkpoint",
+        "python/sordino/algorithms/local_sgd/sharded_state.py",
+        "    if type(value) in (list, tuple):\n        return type(value)(_cut",
+        "    if False:\n        return type(value)(_cut",
+        (checks("elementwise.tensors_in_containers"),),
+    ),
+    Error(
         "shards lose entries of no parameter",
         "dropped state in a checkpoint",
         "python/sordino/algorithms/local_sgd/sharded_state.py",
