@@ -191,7 +191,7 @@ def a_checkpoint_has_the_outer_state(seat: Seat, fragments: int) -> None:
     optimizer = wrapped(model)
     train(seat, model, optimizer, range(6))
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    assert saved[1]["sordino"].keys() == {"algorithm", "steps", "round", "outer", "momentum"}
+    assert saved[1]["sordino"].keys() == {"algorithm", "steps", "round", "parameters", "outer", "momentum"}
     for values in (*saved[1]["sordino"]["outer"], *saved[1]["sordino"]["momentum"]):
         seat.same("outer state", values)
     train(seat, model, optimizer, range(6, 12))

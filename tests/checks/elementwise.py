@@ -36,14 +36,21 @@ class Own(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
+        if self.kind == "counts":
+            self.state["count"] = self.state.get("count", 0) + 1
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
                     continue
                 state = self.state[p]
-                average = state.setdefault("average", torch.zeros_like(p))
+                if self.kind == "nested":
+                    average, _ = state.setdefault("averages", {0.9: [torch.zeros_like(p), 0.9]})[0.9]
+                else:
+                    average = state.setdefault("average", torch.zeros_like(p))
                 average.mul_(0.9).add_(p.grad)
                 change = torch.tanh(average)
+                if self.kind == "counts":
+                    change = change / self.state["count"]
                 if self.kind == "norm":
                     change = change / average.norm()
                 elif self.kind == "shape" and p.dim() > 1:
@@ -78,6 +85,45 @@ def an_optimizer_of_ones_own_is_sharded_if_one_says_so(seat: Seat, make: str) ->
     assert torch.equal(torch.get_rng_state(), state)
     if make == "derived":
         assert optimizer.steps == 3  # steps on copies do not count
+
+
+def resumes(seat: Seat, exchange: str, kind: str) -> hvd.DistributedOptimizer:
+    """Check that training resumes from a state after 3 steps. Return the optimizer that has resumed."""
+
+    def wrapped(model: torch.nn.Module) -> hvd.DistributedOptimizer:
+        algorithm = LocalSGD(1, seat.size, exchange, elementwise=exchange == "sharded")
+        return wrap(model, algorithm, lambda p: Own(p, lr=0.05, kind=kind))
+
+    model, other = Odd(), Odd()
+    optimizer, resumed = wrapped(model), wrapped(other)
+    for turn in range(3):
+        step(seat, model, optimizer, turn)
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for one, trained in ((model, optimizer), (other, resumed)):
+        step(seat, one, trained, 3)
+    near(other, model)
+    return resumed
+
+
+@check(least=2, exchange=("sharded", "allreduce"))
+def tensors_in_containers_are_in_the_state(seat: Seat, exchange: str) -> None:
+    """State of an optimizer with several momenta, such as AggMo."""
+    resumed = resumes(seat, exchange, "nested")
+    for number, parameter in enumerate(resumed.param_groups[0]["params"]):
+        entry = resumed.state_dict()["state"].get(number)
+        assert entry is None or entry["averages"][0.9][0].shape == parameter.shape
+
+
+@check(least=2, exchange=("sharded", "allreduce"))
+def entries_of_no_parameter_are_in_the_state(seat: Seat, exchange: str) -> None:
+    """State of an optimizer that counts its steps."""
+    resumed = resumes(seat, exchange, "counts")
+    assert resumed.state_dict()["state"]["count"] == 4
+    if seat.rank > 0:
+        resumed.state["count"] = 9
+    hvd.broadcast_optimizer_state(resumed, 0)
+    assert resumed.state_dict()["state"]["count"] == 4
 
 
 @check(least=2, kind=("norm", "shape", "scalar", "noise"))

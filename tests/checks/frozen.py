@@ -180,6 +180,28 @@ def ranks_that_are_not_in_step_refuse_to_unfreeze(seat: Seat, kind: str) -> None
     hvd.barrier()
 
 
+@check(least=2, kind=("diloco", "noloco", "elastic-averaging"))
+def a_state_of_other_parameters_does_not_move_these(seat: Seat, kind: str) -> None:
+    """Two layers of equal size are trained one after the other, the second from the state of the first."""
+    layers = torch.nn.ParameterList([torch.zeros(3), torch.full((3,), 100.0)])
+    state = None
+    for trained in (0, 1):
+        for number, layer in enumerate(layers):
+            layer.requires_grad_(number == trained)
+        optimizer = wrap(layers, TOGETHER[kind])
+        if state is not None:
+            optimizer.load_state_dict(state)
+        for _ in range(4):
+            optimizer.zero_grad()
+            layers[trained].sum().backward()
+            optimizer.step()
+        optimizer.flush()
+        state = optimizer.state_dict()
+        optimizer = None
+    assert torch.equal(layers[0], torch.zeros(3))
+    assert torch.equal(layers[1], torch.full((3,), 100.0))
+
+
 @check(least=2, kind=("crossover", "local-sgd", "caps"))
 def ranks_that_freeze_differently_are_told(seat: Seat, kind: str) -> None:
     model = Adapted(seat.rank)

@@ -153,6 +153,21 @@ def an_infinite_gradient_stops_its_group_alone(seat: Seat, exchange: str) -> Non
     torch.testing.assert_close(model.weight.detach(), torch.full((1, 64), -(groups - 1) / groups))
 
 
+@check(least=2)
+def a_scaler_takes_sparse_gradients(seat: Seat) -> None:
+    """The second step, which all ranks leave out, has an infinite gradient on rank 0."""
+    model = torch.nn.Embedding(4, 2, sparse=True)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = wrap(model, LocalSGD(1, seat.size, "allreduce"), lambda p: torch.optim.SGD(p, lr=1.0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for factor in (1.0, math.inf if seat.rank == 0 else 1.0):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.tensor([1, 1, 3])).sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    torch.testing.assert_close(model.weight.detach()[:, 0], torch.tensor([0.0, -2, 0, -1]))
+
+
 @check(least=2, exchange=("sharded", "allreduce"))
 def the_distance_is_that_of_the_models(seat: Seat, exchange: str) -> None:
     for k in divisors(seat.size):

@@ -98,6 +98,16 @@ def with_options(seat: Seat, options: str) -> None:
 
 
 @check(least=2)
+def weights_without_biases(seat: Seat) -> None:
+    plain = nn.BatchNorm2d(3)
+    plain.register_parameter("bias", None)  # as bias=False does in new versions of PyTorch
+    layer = Both(seat, plain, [3 + rank for rank in range(seat.size)], bias=False)
+    layer.step((3, 2, 4), 0, act=lambda y: y**3)
+    layer.mine = hvd.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain))
+    layer.step((3, 2, 4), 1, act=lambda y: y**3)
+
+
+@check(least=2)
 def one_row_a_rank(seat: Seat) -> None:
     """One row is too few for one process, but several ranks have enough."""
     Both(seat, nn.BatchNorm1d(3), [1] * seat.size).step((3,), 0, act=lambda y: y**3)

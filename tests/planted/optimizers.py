@@ -556,6 +556,14 @@ ERRORS = [
         (checks("error_feedback.shards_of"),),
     ),
     Error(
+        "outer parameters of a checkpoint move others of their size",
+        "swapped rank",
+        "python/sordino/algorithms/gossip/mixing.py",
+        "    return not differ\n",
+        "    return True\n",
+        (checks("frozen.a_state_of_other_parameters"),),
+    ),
+    Error(
         "averages in flight are not waited for when a state is loaded",
         "missing wait",
         "python/sordino/algorithms/local_sgd/encoded.py",
@@ -1125,8 +1133,8 @@ ERRORS = [
         "the saved centre changes later",
         "stale copy",
         "python/sordino/algorithms/elastic_averaging/mixing.py",
-        '{"centre": to_row_major([run for _, run in self._centre.runs], self._strided)}',
-        '{"centre": [run for _, run in self._centre.runs]}',
+        "to_row_major([run for _, run in self._centre.runs], self._strided)",
+        "[run for _, run in self._centre.runs]",
         _PUSH,
     ),
     Error(

@@ -8,8 +8,10 @@
 `save_shards` has four steps. After an error in step 2 or 4 every rank removes its shard and raises.
 
   1. every rank writes its shard
-  2. all ranks exchange step, name and length of their shards, or an error
-  3. the first rank checks that it sees all shards, writes the .pt file and removes old checkpoints
+  2. all ranks exchange step, name, length and summary of their shards, or an error; if the summaries do not show that
+     the shards make a whole, also their outlines
+  3. the first rank checks that it sees all shards and that they make a whole, writes the .pt file and removes old
+     checkpoints
   4. all ranks exchange whether that succeeded
 
 A checkpoint that can be read and is incomplete is skipped. One that cannot be read may be complete, and is an error.
@@ -25,10 +27,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sordino.checkpoint.files import check, decode, load, read, save, shown
-from sordino.checkpoint.pieces import Piece, checked, encoded, joined
+from sordino.checkpoint.pieces import Piece, Summary, checked, encoded, joined, make_a_whole, outline, summary
 from sordino.errors import SordinoError, Unreadable, UsageError
 from sordino.files import checked_path, remove_leftover
 from sordino.log import logger
@@ -103,22 +105,27 @@ class Folder:
 
         Args:
             step: number of the step, the same on all ranks.
-            part: as in `save`, but tensors may be `Piece`s. `share` makes a part of a state that all ranks have.
+            part: as in `save`, but tensors may be `Piece`s. `share` makes a part of a state that all ranks have. A
+                value that is not a piece must be the same in all parts that have it.
             process_set: the ranks that take part.
             drop_newer: as in `save`. The value on the first rank counts.
 
         Raises:
+            UsageError: on all ranks, if the parts do not make a whole. Earlier checkpoints are unchanged.
             SordinoError: on all ranks, if one of them cannot write. Earlier checkpoints are unchanged.
             PeerLost: a rank is lost.
         """
         suffix = f".{secrets.token_hex(8)}.shard"
         written: list[Path] = []
+        plain: dict[str, Any] = {}
 
-        def write() -> tuple[int, str, int]:
+        def write() -> tuple[int, str, int, Summary]:
             shard = self._file(step).with_suffix(suffix)
             _require_bool(drop_newer)
             written.append(shard)
-            return int(step), shard.name, _written(shard, part)
+            plain.update(_encoded(part))
+            save(shard, plain)
+            return int(step), shard.name, shard.stat().st_size, summary(plain)
 
         def undo() -> None:
             for shard in written:
@@ -126,16 +133,19 @@ class Folder:
                     shard.unlink(missing_ok=True)
 
         def complete() -> None:
-            for rank, (other, name, length) in enumerate(done):
+            for rank, (other, name, length, _) in enumerate(done):
                 if other != step:
                     raise UsageError(f"save_shards: rank {rank} saves step {other}, but rank 0 saves step {step}")
                 if not (self.path / name).is_file() or (self.path / name).stat().st_size != length:
                     raise UsageError(f"{self.path}: rank 0 cannot see the shard of rank {rank}; use a shared folder")
-            names = [name for _, name, _ in done]
+            _check_whole(outlines)
+            names = [name for _, name, _, _ in done]
             save(self._file(step), {_SHARDS: names})
             self._remove_others(int(step), names, drop_newer)
 
         done = _together(write, undo, process_set)
+        whole = make_a_whole([one for *_, one in done])
+        outlines = [] if whole else _together(lambda: outline(plain), undo, process_set)
         _together(lambda: complete() if written[0].name == done[0][1] else None, undo, process_set)
 
     def load(self, step: int) -> dict[str, Any]:
@@ -230,10 +240,21 @@ def _require_bool(drop_newer: object) -> None:
         raise UsageError(f"drop_newer={drop_newer!r}: must be True or False")
 
 
-def _written(path: Path, part: dict[str, Any]) -> int:
+def _encoded(part: dict[str, Any]) -> dict[str, Any]:
     check(part, besides=(Piece,))  # before other code walks through it: it may contain itself
-    save(path, encoded(part))
-    return path.stat().st_size
+    return cast("dict[str, Any]", encoded(part))
+
+
+def _check_whole(outlines: Sequence[dict[str, Any]]) -> None:
+    """Raise UsageError if parts with these outlines make no whole. Without outlines they do."""
+    try:
+        if outlines:
+            joined(outlines, "state")
+    except UsageError as error:
+        raise UsageError(
+            f"save_shards: {error}, so the checkpoint could not be loaded. Give share() the rank and the number of "
+            "ranks, and put values of a single rank in a dict under the key 'by_rank', by the rank's number"
+        ) from error
 
 
 def _together(action: Callable[[], T], undo: Callable[[], None], process_set: ProcessSet | None) -> list[T]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 
 from sordino.checkpoint.files import check, shown
@@ -36,9 +39,10 @@ class Piece:
 def share(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
     """Return the part of a state that rank `rank` of `size` has to save, if all ranks have the state.
 
-    The elements of all tensors, one after the other, are cut into `size` ranges of almost equal length. Everything
-    else is in every part. Values in a dict under the key "by_rank" belong to one rank each, by its number, such as the
-    residuals in `DistributedOptimizer.state_dict()`. Each rank saves its own whole, and `Folder.load` unites them.
+    The elements of all dense tensors, one after the other, are cut into `size` ranges of almost equal length. All
+    other values, also sparse tensors, are in every part. Values in a dict under the key "by_rank" belong to one rank
+    each, by its number, such as the residuals in `DistributedOptimizer.state_dict()`. Each rank saves its own whole,
+    and `Folder.load` unites them.
 
     Raises:
         UsageError: there is no such rank, or the state contains itself or is nested more deeply than a checkpoint can
@@ -146,6 +150,52 @@ def _is_piece(piece: dict[str, Any]) -> bool:
     )
 
 
+class Summary(NamedTuple):
+    """Short description of an encoded part, to find out cheaply that parts make a whole.
+
+    Attributes:
+        digest: digest of the part without the values and ranges of pieces, and without values that belong to one rank.
+        covered: sum of end² - begin² of the ranges of its pieces.
+        whole: this sum for pieces that are whole tensors.
+    """
+
+    digest: bytes
+    covered: int
+    whole: int
+
+
+def summary(part: dict[str, Any]) -> Summary:
+    """Return the summary of an encoded part."""
+    covered = whole = 0
+
+    def described(value: Any) -> Any:
+        nonlocal covered, whole
+        if isinstance(value, dict) and _MARK in value:
+            begin, values = value["begin"], value[_MARK]
+            covered += (begin + values.numel()) ** 2 - begin**2
+            whole += math.prod(value["shape"]) ** 2
+            return value["shape"], str(values.dtype)
+        if isinstance(value, dict) and BY_RANK in value:
+            value = {key: item for key, item in value.items() if key != BY_RANK}
+        return _each(value, described)
+
+    description = pickle.dumps(described(part))
+    return Summary(hashlib.blake2b(description, digest_size=16).digest(), covered, whole)
+
+
+def make_a_whole(summaries: Sequence[Summary]) -> bool:
+    """Return whether parts with these summaries certainly make a whole. Otherwise `joined` decides."""
+    first = summaries[0]
+    return all(one.digest == first.digest for one in summaries) and sum(one.covered for one in summaries) == first.whole
+
+
+def outline(value: Any) -> Any:
+    """Return an encoded part whose pieces have no values, for `joined` to find out whether parts make a whole."""
+    if isinstance(value, dict) and _MARK in value:
+        return {**value, _MARK: torch.empty_like(value[_MARK], device="meta")}
+    return _each(value, outline)
+
+
 def joined(parts: Sequence[Any], where: str) -> Any:
     """Return the complete state of encoded parts.
 
@@ -157,7 +207,7 @@ def joined(parts: Sequence[Any], where: str) -> Any:
     first = parts[0]
     if any(type(part) is not type(first) for part in parts):
         raise UsageError(f"{where} differs between shards in its type")
-    if isinstance(first, dict):
+    if type(first) in (dict, OrderedDict):
         if _MARK in first:
             if not all(_MARK in part for part in parts):
                 raise UsageError(f"{where} is a piece of a tensor in some shards only")
@@ -201,6 +251,8 @@ def _assembled(pieces: Sequence[dict[str, Any]], where: str) -> torch.Tensor:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return _same_tensors(a, b)
+    if isinstance(a, np.ndarray):
+        return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
     return bool(a == b) or (a != a and b != b)
 
 
@@ -210,6 +262,12 @@ def _same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.layout == torch.sparse_coo:
         a, b = a.coalesce(), b.coalesce()
         return _same_tensors(a.indices(), b.indices()) and _same_tensors(a.values(), b.values())
+    if a.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = [(one.crow_indices(), one.col_indices(), one.values()) for one in (a, b)]
+        return all(map(_same_tensors, *parts))
+    if a.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = [(one.ccol_indices(), one.row_indices(), one.values()) for one in (a, b)]
+        return all(map(_same_tensors, *parts))
     for dimension in range(a.dim()):
         if a.stride(dimension) == b.stride(dimension) == 0 and a.shape[dimension]:
             a, b = a.narrow(dimension, 0, 1), b.narrow(dimension, 0, 1)  # compare values that both repeat only once
@@ -226,9 +284,9 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], Any], change_own: Callable[[torch.Tensor], Any]) -> Any:
-    """Return the value with `change` applied to each tensor, and `change_own` to those that belong to one rank."""
+    """Return the value with `change` applied to dense tensors, and `change_own` to those that belong to one rank."""
     if isinstance(value, torch.Tensor):
-        return change(value)
+        return change(value) if value.layout == torch.strided else value
     if type(value) in (dict, OrderedDict) and BY_RANK in value:
         items = ((key, change_own if key == BY_RANK else change, item) for key, item in value.items())
         return type(value)((key, _mapped(item, its, change_own)) for key, its, item in items)

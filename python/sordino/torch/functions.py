@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -112,8 +112,7 @@ def _broadcast_optimizer_state(
     state = optimizer.state_dict()
     skeleton = None
     if root.here:
-        entries = {key: {name: pack(value) for name, value in entry.items()} for key, entry in state["state"].items()}
-        skeleton = {**state, "state": entries}
+        skeleton = {**state, "state": _mapped(state["state"], pack)}
     skeleton = broadcast_object(skeleton, root.rank, name="optimizer_state", process_set=process_set)
     if not root.here:
 
@@ -123,13 +122,22 @@ def _broadcast_optimizer_state(
                 return tensors[-1]
             return value
 
-        skeleton["state"] = {
-            key: {name: unpack(value) for name, value in entry.items()} for key, entry in skeleton["state"].items()
-        }
+        skeleton["state"] = _mapped(skeleton["state"], unpack)
     named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
     broadcast_parameters(named, root.rank, process_set)
     if not root.here:
         optimizer.load_state_dict(skeleton)
+
+
+def _mapped(state: Mapping[Any, Any], change: Callable[[Any], Any]) -> dict[Any, Any]:
+    """Return an optimizer's state with `change` applied to each value.
+
+    An entry of a parameter is a dict of values. An entry that belongs to no parameter may be a value itself.
+    """
+    return {
+        key: {name: change(value) for name, value in entry.items()} if isinstance(entry, dict) else change(entry)
+        for key, entry in state.items()
+    }
 
 
 def _zero_missing_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:

@@ -39,8 +39,12 @@ class SyncBatchNorm(_BatchNorm):
         device: Any = None,
         dtype: Any = None,
         process_set: ProcessSet = global_process_set,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        if not bias:  # older versions of PyTorch have no such argument
+            self.register_parameter("bias", None)
         self.process_set = process_set
 
     @classmethod
@@ -170,9 +174,12 @@ class _Normalize(torch.autograd.Function):
         normal = centred * inverse.view(shape)
         ctx.save_for_backward(normal, weight, inverse, count)
         ctx.axes, ctx.shape, ctx.dtype, ctx.process_set = axes, shape, x.dtype, process_set
+        ctx.bias_dtype = None if bias is None else bias.dtype
         result = normal.clone()  # a copy, because an in-place activation may follow
-        if weight is not None and bias is not None:
-            result = normal * weight.to(wide.dtype).view(shape) + bias.to(wide.dtype).view(shape)
+        if weight is not None:
+            result = normal * weight.to(wide.dtype).view(shape)
+        if bias is not None:
+            result = result + bias.to(wide.dtype).view(shape)
         ctx.mark_non_differentiable(mean, variance, total)
         return result.to(x.dtype), mean, variance, total
 
@@ -189,5 +196,5 @@ class _Normalize(torch.autograd.Function):
         scale = inverse if weight is None else inverse * weight.to(normal.dtype)
         grad_x = (wide - mean_dy - normal * mean_dy_normal) * scale.view(ctx.shape)
         grad_weight = None if weight is None else sum_dy_normal.to(weight.dtype)
-        grad_bias = None if weight is None else sum_dy.to(weight.dtype)
+        grad_bias = None if ctx.bias_dtype is None else sum_dy.to(ctx.bias_dtype)
         return grad_x.to(ctx.dtype), grad_weight, grad_bias, None, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +237,35 @@ def test_shares_are_equal_parts_and_make_the_whole(size: int, shapes: list[list[
         assert abs(sum(piece.values.numel() for piece in held) - whole / size) < 1
 
 
+@pytest.mark.filterwarnings("ignore:Sparse .* support is in beta")
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_each_share_has_all_of_a_sparse_tensor(layout: str) -> None:
+    def sparse(values: torch.Tensor) -> torch.Tensor:
+        blocks = (2, 2) if layout.startswith("bs") else None
+        return values.to_sparse(layout=getattr(torch, f"sparse_{layout}"), blocksize=blocks)
+
+    state = {"sparse": sparse(torch.eye(4)), "dense": torch.arange(5.0)}
+    shares = [checkpoint.share(state, rank, 2) for rank in range(2)]
+    whole = joined([encoded(share) for share in shares], "state")
+    assert whole["sparse"].layout == state["sparse"].layout
+    assert torch.equal(whole["sparse"].to_dense(), torch.eye(4))
+    assert torch.equal(whole["dense"], state["dense"])
+    other = checkpoint.share({**state, "sparse": sparse(2 * torch.eye(4))}, 1, 2)
+    with pytest.raises(UsageError, match=r"state\['sparse'\] differs between shards$"):
+        joined([encoded(shares[0]), encoded(other)], "state")
+
+
+def test_shards_keep_states_of_random_generators_and_schedulers(tmp_path: Path) -> None:
+    state = {"draws": np.random.RandomState(3).get_state(), "milestones": Counter({5: 2}), "x": np.array([np.nan, 1])}
+    sim.run(2, lambda: Folder(tmp_path).save_shards(1, checkpoint.share(state, hvd.rank(), 2)))
+    loaded = Folder(tmp_path).load(1)
+    assert type(loaded["milestones"]) is Counter
+    assert loaded["milestones"] == state["milestones"]
+    assert np.array_equal(loaded["draws"][1], state["draws"][1])
+    with pytest.raises(UsageError, match=r"state\['x'\] differs between shards$"):
+        joined([state, {**state, "x": np.array([np.nan, 2])}], "state")
+
+
 def piece(*values: float, begin: int = 0, of: int = 4) -> Piece:
     return Piece(torch.tensor(values, dtype=torch.float32), begin, (of,))
 
@@ -349,6 +378,39 @@ def test_shards_saved_on_some_ranks_are_loaded_on_any(tmp_path: Path, size: int)
     assert len(names(tmp_path)) == 2 * (size + 1)
     Folder(tmp_path, keep=1).save(4, {"number": 4})
     assert names(tmp_path) == ["step-00000004.pt"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ([{"loss": 0.5}, {"loss": 0.25}], r"state\['loss'\] differs between shards, so the checkpoint could not"),
+        ([checkpoint.share({"x": torch.ones(4)}, 0, size) for size in (2, 2)], r"state\['x'\]: its pieces overlap"),
+        ([checkpoint.share({"x": torch.ones(4)}, rank, 3) for rank in (0, 1)], r"state\['x'\]: elements 2 to 3 are"),
+    ],
+)
+def test_parts_that_make_no_whole_replace_no_checkpoint(tmp_path: Path, parts: list[dict[str, Any]], why: str) -> None:
+    folder = Folder(tmp_path, keep=1)
+    folder.save(1, {"x": 1})
+
+    def save() -> None:
+        with pytest.raises(UsageError, match=rf"rank 0: save_shards: {why}"):
+            folder.save_shards(2, parts[hvd.rank()])
+
+    sim.run(2, save)
+    assert names(tmp_path) == ["step-00000001.pt"]
+
+
+def test_each_rank_may_add_values_of_its_own(tmp_path: Path) -> None:
+    def save() -> None:
+        own = {"by_rank": {hvd.rank(): 0.5 * hvd.rank()}}
+        state = {"x": torch.ones(5), "loss": own, "sparse": torch.eye(2).to_sparse(), f"of {hvd.rank()}": 1}
+        Folder(tmp_path).save_shards(1, checkpoint.share(state, hvd.rank(), 2))
+
+    sim.run(2, save)
+    loaded = Folder(tmp_path).load(1)
+    assert loaded["loss"] == {"by_rank": {0: 0.0, 1: 0.5}}
+    assert "of 0" in loaded
+    assert "of 1" in loaded
 
 
 def test_a_damaged_or_missing_shard_makes_the_checkpoint_incomplete(

@@ -120,7 +120,7 @@ class DiLoCo(Gossip):
     always_written = ("interval",)
     steps = "sordino.algorithms.diloco.strategy:DiLoCoStrategy"
     # None exists before the first step.
-    optional_state = frozenset({"outer", "momentum", "pending", "pending_averaged", "residuals"})
+    optional_state = frozenset({"parameters", "outer", "momentum", "pending", "pending_averaged", "residuals"})
     simulation = Simulation(
         arrays="outer",
         imitated=frozenset(

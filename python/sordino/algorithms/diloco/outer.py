@@ -17,7 +17,7 @@ import torch
 
 from sordino.algorithms.diloco import DiLoCo, fragment_of
 from sordino.algorithms.diloco.fragment import Carried, Fragment, elements_of
-from sordino.algorithms.gossip.mixing import Peers, take_from_first
+from sordino.algorithms.gossip.mixing import Peers, is_of, take_from_first
 from sordino.runtime.collectives.ops import broadcast_
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 from sordino.runtime.exchange.residuals import Feedback, Sender
@@ -159,6 +159,7 @@ class OuterStep:
         if not self._begun:
             return {}
         state: dict[str, Any] = {
+            "parameters": list(self._arena.plain_names),
             "outer": [one for fragment in self._fragments for one in fragment.saved(fragment.outer)],
             "momentum": [one for fragment in self._fragments for one in fragment.saved(fragment.momentum)],
         }
@@ -178,7 +179,8 @@ class OuterStep:
         momentum = [one for fragment in self._fragments for one in fragment.momentum]
         # If the state is of other parameters, `begin` starts anew from the current ones.
         saved, its_momentum = state.get("outer", []), state.get("momentum", [])
-        self._begun = _alike(outer, saved)
+        what = f"{self._algorithm.label}: outer parameters"
+        self._begun = _alike(outer, saved) and is_of(state, self._arena, what)
         pending = state.get("pending", {}) if self._begun else {}
         averaged = state.get("pending_averaged", self._feedback is None)  # states of earlier versions lack it
         for number, fragment in enumerate(self._fragments):

@@ -40,7 +40,7 @@ class ElasticAveraging(Gossip):
         super().__post_init__()
         require(0 < self.moving_rate <= 1, self, "moving_rate", "must be above 0 and at most 1")
 
-    optional_state = frozenset({"centre"})  # it exists from the first step on
+    optional_state = frozenset({"parameters", "centre"})  # they exist from the first step on
     simulation = Simulation(
         arrays="elastic",
         imitated=frozenset({"interval", "moving_rate"}),

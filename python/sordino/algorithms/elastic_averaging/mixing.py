@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from sordino.algorithms.elastic_averaging import ElasticAveraging
-from sordino.algorithms.gossip.mixing import Peers
+from sordino.algorithms.gossip.mixing import Peers, is_of
 from sordino.runtime.collectives.operation import Average
 from sordino.runtime.collectives.ops import grouped_allreduce_
 from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
@@ -54,13 +54,15 @@ class ElasticMixing:
     def state(self) -> dict[str, Any]:
         if not self._begun:
             return {}
-        return {"centre": to_row_major([run for _, run in self._centre.runs], self._strided)}
+        centre = to_row_major([run for _, run in self._centre.runs], self._strided)
+        return {"parameters": list(self._arena.plain_names), "centre": centre}
 
     def load_state(self, state: dict[str, Any]) -> None:
         saved = state.get("centre", [])
         shapes = [(run.dtype, run.shape) for _, run in self._centre.runs]
         # If the state is of other parameters, `begin` computes the center again.
-        self._begun = [(run.dtype, run.shape) for run in saved] == shapes
+        fits = [(run.dtype, run.shape) for run in saved] == shapes
+        self._begun = fits and is_of(state, self._arena, "ElasticAveraging: the center's values")
         if self._begun:
             for (_, run), values in zip(self._centre.runs, to_memory_order(saved, self._strided)):
                 run.copy_(values)

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -40,6 +41,26 @@ def take_from_first(peers: Peers, values: FlatBuffer) -> None:
     first = (peers.process_set.ranks or [0])[0]
     for number, (_, run) in enumerate(values.runs):
         broadcast_(run, first, f"{peers.name}.begin.{number}", peers.process_set)
+
+
+def is_of(state: Mapping[str, Any], values: ParameterBuffer, what: str) -> bool:
+    """Return whether a state is of these parameters, if its tensors have their sizes. If not, warn.
+
+    Args:
+        state: the state, with the names of its parameters under "parameters". States of earlier versions lack them.
+        values: the parameters.
+        what: name of the values in the state, for the warning.
+    """
+    saved, now = state.get("parameters", values.plain_names), values.plain_names
+    differ = [f"'{one}' and '{other}'" for one, other in zip(saved, now) if one != other]
+    if differ:
+        warnings.warn(
+            f"{what} in the state are of other parameters ({differ[0]}, for example), so they are not used. Other "
+            "parameters were frozen, or named_parameters= has other names",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return not differ
 
 
 class Mixing(Protocol):

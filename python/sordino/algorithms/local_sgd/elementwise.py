@@ -40,8 +40,6 @@ _ELEMENTWISE = (
 _ROUNDING = 8  # rounding allowed between vectorized loops and their ends, in epsilons of the change
 _NAMED = 8  # most parameters that an error names
 
-State = dict[str, Any]
-
 
 def require_elementwise(optimizer: torch.optim.Optimizer, algorithm: LocalSGD) -> None:
     """Raise UsageError for an optimizer whose change of an element may depend on other elements."""
@@ -80,7 +78,8 @@ class Trial:
         numbers = {id(parameter): i for i, parameter in enumerate(reducer.parameters)}
         state = gather_state(optimizer, reducer)["state"]
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        of_whole = {parameter: state[index] for index, parameter in enumerate(parameters) if index in state}
+        of_whole = {key: value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}
+        of_whole |= {parameter: state[index] for index, parameter in enumerate(parameters) if index in state}
         whole = _stepped(optimizer, of_whole)
         slices = reducer.slices()
         moved, wrong, refusal = False, [], ""
@@ -138,7 +137,7 @@ def _norm(values: torch.Tensor, others: torch.Tensor | None = None) -> float:
     return float(torch.linalg.vector_norm(torch.nan_to_num(found, 0.0, 0.0, 0.0)))
 
 
-def _stepped(optimizer: torch.optim.Optimizer, state: Mapping[torch.Tensor, State]) -> dict[int, torch.Tensor]:
+def _stepped(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any]) -> dict[int, torch.Tensor]:
     """Return copies of the optimizer's parameters after a step of a copy of it, by `id()` of the parameters.
 
     Args:
@@ -150,7 +149,10 @@ def _stepped(optimizer: torch.optim.Optimizer, state: Mapping[torch.Tensor, Stat
     twin = object.__new__(type(optimizer))
     memo: dict[int, Any] = {id(optimizer): twin}
     copies: dict[int, torch.Tensor] = {}
-    states: dict[torch.Tensor, State] = defaultdict(dict)
+    states: dict[Any, Any] = defaultdict(dict)
+    for key, value in state.items():
+        if not isinstance(key, torch.Tensor):  # an entry that belongs to no parameter
+            states[key] = copy.deepcopy(value, memo)
     groups = []
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -31,12 +31,13 @@ def _numbered(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> list
 def gather_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> dict[str, Any]:
     """Return a state dict for whole parameters, as the optimizer would have it without shards.
 
-    Collective over the group. State tensors with one entry per element of a slice are concatenated. For other values
-    the first owner's value is taken.
+    Collective over the group. State tensors with one entry per element of a slice are concatenated, also those in
+    dicts, lists and tuples. For other values the first owner's value is taken. Entries that belong to no parameter are
+    this rank's.
     """
     with reducer.on_slices(optimizer):
         kept = optimizer.state_dict()
-    whole: dict[int, dict[str, Any]] = {}
+    whole: dict[Any, Any] = {key: value for key, value in kept["state"].items() if not isinstance(key, int)}
     parameters = _numbered(optimizer, reducer)
     mine = [
         (index, piece.begin, piece.end, optimizer.state[piece.values])
@@ -45,30 +46,46 @@ def gather_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> d
     ]
     gathered = allgather_object(mine, name="shards.state", process_set=reducer.settings.process_set)
     for index, begin, end, values in (entry for entries in gathered for entry in entries):
-        parameter = parameters[index][0]
-        state = whole.setdefault(index, {})
-        for key, value in values.items():
-            if not isinstance(value, torch.Tensor) or value.shape != (end - begin,):
-                state.setdefault(key, value)
-                continue
-            if key not in state:
-                state[key] = torch.zeros_like(parameter, dtype=value.dtype)
-            in_memory_order(state[key])[begin:end] = value
+        whole[index] = _joined(whole.get(index), values, parameters[index][0], slice(begin, end))
     return {**kept, "state": whole, "param_groups": numbered_groups(optimizer)}
+
+
+def _joined(whole: Any, value: Any, parameter: torch.Tensor, place: slice) -> Any:
+    """Return a value for a whole parameter, with that of a slice.
+
+    Args:
+        whole: the value with the slices so far; None: there are none.
+        value: the value of the slice.
+        parameter: the whole parameter.
+        place: the elements of the slice, in memory order.
+    """
+    if isinstance(value, torch.Tensor) and value.shape == (place.stop - place.start,):
+        if whole is None:
+            whole = torch.zeros_like(parameter, dtype=value.dtype)
+        in_memory_order(whole)[place] = value
+        return whole
+    if type(value) is dict:
+        known = whole or {}
+        return known | {key: _joined(known.get(key), one, parameter, place) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        known = whole or [None] * len(value)
+        return type(value)(_joined(other, one, parameter, place) for other, one in zip(known, value, strict=True))
+    return value if whole is None else whole
 
 
 def scatter_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer, full: dict[str, Any]) -> None:
     """Load a state dict for whole parameters. This rank keeps the part that belongs to its slices."""
     parameters = _numbered(optimizer, reducer)
-    states, groups, index, number = {}, [], 0, 0
+    keys = {key for group in full["param_groups"] for key in group["params"]}
+    states = {key: value for key, value in full["state"].items() if key not in keys}  # they belong to no parameter
+    groups, index, number = [], 0, 0
     for group in full["param_groups"]:
         mine = []
         for key in group["params"]:  # a number, or a name that torch.distributed.checkpoint has given
             parameter, piece = parameters[index]
             if piece is not None:
                 if key in full["state"]:
-                    state = full["state"][key]
-                    states[number] = {name: _cut(value, parameter, piece) for name, value in state.items()}
+                    states[number] = _cut(full["state"][key], parameter, piece)
                 mine.append(number)
                 number += 1
             index += 1
@@ -86,7 +103,7 @@ def take_over_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -
     for number, parameter in enumerate(reducer.parameters):
         kept, piece = optimizer.state.pop(parameter, None), owned.get(number)
         if kept and piece is not None:
-            optimizer.state[piece.values] = {key: _cut(value, parameter, piece) for key, value in kept.items()}
+            optimizer.state[piece.values] = _cut(kept, parameter, piece)
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
@@ -95,6 +112,11 @@ def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _cut(value: Any, parameter: torch.Tensor, piece: Slice) -> Any:
+    """Return the value of a slice, of the value of the whole parameter."""
+    if type(value) is dict:
+        return {key: _cut(one, parameter, piece) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_cut(one, parameter, piece) for one in value)
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
         return value
     ordered = torch.empty_like(parameter, dtype=value.dtype).copy_(value)  # `value` may have another memory order
