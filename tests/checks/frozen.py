@@ -202,6 +202,25 @@ def a_state_of_other_parameters_does_not_move_these(seat: Seat, kind: str) -> No
     assert torch.equal(layers[1], torch.full((3,), 100.0))
 
 
+@check(least=2, kind=("diloco", "elastic-averaging"))
+def a_state_of_the_same_parameters_with_other_names_is_used(seat: Seat, kind: str) -> None:
+    layers = torch.nn.ParameterDict({"a": torch.full((3,), float(seat.rank)), "b": torch.ones(2)})
+    state = None
+    for form in ("module.{}", "{}", None, "module._orig_mod.{}"):
+        named = [(form.format(name), one) for name, one in layers.named_parameters()] if form else None
+        sgd = torch.optim.SGD(layers.parameters(), lr=0.5)
+        optimizer = hvd.DistributedOptimizer(sgd, named, algorithm=TOGETHER[kind])
+        if state is not None:
+            optimizer.load_state_dict(state)
+        kept = optimizer.state_dict()["sordino"].get("outer" if kind == "diloco" else "centre")
+        assert (kept is None) == (state is None)
+        optimizer.zero_grad()
+        (layers["a"].sum() + layers["b"].sum()).backward()
+        optimizer.step()
+        state = optimizer.state_dict()
+        optimizer = None
+
+
 @check(least=2, kind=("crossover", "local-sgd", "caps"))
 def ranks_that_freeze_differently_are_told(seat: Seat, kind: str) -> None:
     model = Adapted(seat.rank)

@@ -564,6 +564,22 @@ ERRORS = [
         (checks("frozen.a_state_of_other_parameters"),),
     ),
     Error(
+        "a compiled model's outer parameters are not those of the model",
+        "dropped state in a checkpoint",
+        "python/sordino/algorithms/gossip/mixing.py",
+        "    return without_wrappers(name) == without_wrappers(other)\n",
+        "    return name == other\n",
+        (checks("frozen.a_state_of_the_same_parameters"),),
+    ),
+    Error(
+        "parameters without names are others",
+        "dropped state in a checkpoint",
+        "python/sordino/algorithms/gossip/mixing.py",
+        "    if bool(_PLACE.fullmatch(name)) != bool(_PLACE.fullmatch(other)):\n        return True\n",
+        "",
+        (checks("frozen.a_state_of_the_same_parameters"),),
+    ),
+    Error(
         "averages in flight are not waited for when a state is loaded",
         "missing wait",
         "python/sordino/algorithms/local_sgd/encoded.py",

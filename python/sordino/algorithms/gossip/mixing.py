@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +21,10 @@ from sordino.runtime.collectives.ops import broadcast_
 from sordino.runtime.context import Context
 from sordino.runtime.exchange.channel import Channel
 from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
+from sordino.runtime.exchange.segments import without_wrappers
 from sordino.runtime.process_set import ProcessSet
+
+_PLACE = re.compile(r"group\d+\.parameter\d+")  # of a parameter without a name
 
 
 @dataclass(frozen=True)
@@ -46,13 +50,15 @@ def take_from_first(peers: Peers, values: FlatBuffer) -> None:
 def is_of(state: Mapping[str, Any], values: ParameterBuffer, what: str) -> bool:
     """Return whether a state is of these parameters, if its tensors have their sizes. If not, warn.
 
+    Names may differ by wrappers such as torch.compile, or be missing in the state or here.
+
     Args:
         state: the state, with the names of its parameters under "parameters". States of earlier versions lack them.
         values: the parameters.
         what: name of the values in the state, for the warning.
     """
     saved, now = state.get("parameters", values.plain_names), values.plain_names
-    differ = [f"'{one}' and '{other}'" for one, other in zip(saved, now) if one != other]
+    differ = [f"'{one}' and '{other}'" for one, other in zip(saved, now) if not _may_be_one(one, other)]
     if differ:
         warnings.warn(
             f"{what} in the state are of other parameters ({differ[0]}, for example), so they are not used. Other "
@@ -61,6 +67,13 @@ def is_of(state: Mapping[str, Any], values: ParameterBuffer, what: str) -> bool:
             stacklevel=2,
         )
     return not differ
+
+
+def _may_be_one(name: str, other: str) -> bool:
+    """Return whether two names may be of one parameter. A place in the optimizer's groups is the lack of a name."""
+    if bool(_PLACE.fullmatch(name)) != bool(_PLACE.fullmatch(other)):
+        return True
+    return without_wrappers(name) == without_wrappers(other)
 
 
 class Mixing(Protocol):

@@ -16,6 +16,11 @@ _LARGE = 1 << 20  # bytes; minimum of the size limit of pieces
 _PIECES = 16  # approximate number of pieces of a model that is one block
 
 
+def without_wrappers(name: str) -> str:
+    """Return a tensor's name without the parts that torch.compile, DistributedDataParallel and others insert."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
 def segment_numbers(names: Sequence[str], sizes: Sequence[float], segments: Segments | Sequence[str]) -> list[int]:
     """Return the segment of each tensor, numbered from 0 in the order of first use.
 
@@ -78,7 +83,7 @@ def blocks_of(names: Sequence[str]) -> list[str]:
     ("model.layers.3", "layer1.0"), or else the outermost module that holds no such container ("model.embed_tokens").
     Names inserted by wrappers (torch.compile, DistributedDataParallel) are ignored.
     """
-    paths = [tuple(part for part in name.split(".")[:-1] if part not in _WRAPPERS) for name in names]
+    paths = [tuple(without_wrappers(name).split(".")[:-1]) for name in names]
     children: dict[Path, set[str]] = defaultdict(set)
     for path in paths:
         for place, part in enumerate(path):
