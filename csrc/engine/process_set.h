@@ -136,7 +136,8 @@ class ProcessSet {
 };
 
 // A removed set. Peers that have yet to remove it look at the slots in its block. Devices may still write words to the
-// blocks of their peers, and the driver has these pinned. So each rank's block stays until all peers have released it.
+// blocks of their peers, and the driver has these pinned. So each rank's block stays until all peers have released it,
+// or to the end if one has left without that: its object of the world, with these devices, may live longer.
 struct Leaving {
   int id;
   std::shared_ptr<ProcessSet> set;      // until this rank's devices have finished; then null

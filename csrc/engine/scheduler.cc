@@ -149,11 +149,15 @@ void Scheduler::release_blocks() {
     common_.peers.post_to(leaving.peers, Writer().put(Message::kReleased).put(leaving.id).take());
     leaving.told = true;
   }
-  std::erase_if(leaving_, [this](const Leaving& leaving) {
-    const auto has_released = [&](int peer) {
-      return released_[leaving.id].contains(peer) || common_.peers.gone(peer);
-    };
-    if (!leaving.told || !std::all_of(leaving.peers.begin(), leaving.peers.end(), has_released)) return false;
+  std::erase_if(leaving_, [this](Leaving& leaving) {
+    if (!leaving.told) return false;
+    bool by_all = true;
+    for (const int peer : leaving.peers) {
+      if (released_[leaving.id].contains(peer)) continue;
+      if (!common_.peers.gone(peer)) return false;
+      by_all = false;
+    }
+    if (!by_all && leaving.block) common_.transport.keep(std::move(leaving.block));
     released_.erase(leaving.id);
     return true;
   });

@@ -259,6 +259,22 @@ void the_slots_of_a_removed_set_stay_for_others() {
   CHECK(memory.take_freed().size() == 1);
 }
 
+// Rank 1 has said goodbye before it removes the set. It looks at the slots of rank 0 until the end of its world.
+void the_slots_of_a_removed_set_stay_for_a_rank_that_has_left() {
+  Engines ranks({0, 0});
+  const int id = added_set(ranks);
+  NodeMemory& memory = ranks[0].transport->node_memory();
+  memory.take_freed();
+  const auto handles = change_sets(ranks, Opcode::kRemoveSet, {{{}, id}, {{}, id}});
+  ranks[1].poll();
+  while (!handles[0]->done()) ranks[0].poll();
+  ranks[1].transport->post(0, goodbye());
+  for (int times = 0; times < 3; ++times) ranks[0].poll();
+  CHECK(!ranks[0].scheduler.sets().contains(id) && memory.take_freed().empty());
+  OneShot& shot = *ranks[1].scheduler.sets().at(id)->one_shot();
+  CHECK(shot.free() && shot.awaited().empty());
+}
+
 // The ranks ask to remove different sets, which is refused. Both sets are as before.
 void a_set_whose_removal_is_refused_goes_on() {
   Engines ranks({0, 0});
@@ -586,6 +602,7 @@ int main() {
   who_has_declined_waits_for_who_is_slow();
   nobody_waits_for_who_has_left();
   the_slots_of_a_removed_set_stay_for_others();
+  the_slots_of_a_removed_set_stay_for_a_rank_that_has_left();
   a_set_whose_removal_is_refused_goes_on();
   who_lays_and_leaves_has_entered();
   a_rank_that_leaves_takes_its_entry_back();
