@@ -85,6 +85,7 @@ def test_the_job_follows_its_hosts(tmp_path: Path) -> None:
         job.trains(1, 2)
         job.name("localhost:1")
         job.trains(1, 2, 1)
+        job.wait_for(lambda: not set(job.reached()["elsewhere"]) & set(job.processes()))
         assert job.finish() == 0, job.output
         assert job.reached().keys() == {"elsewhere"}, "not more than --max-np"
         assert len(job.reached()["elsewhere"]) == 1
