@@ -174,6 +174,22 @@ ERRORS = [
         (checks("autograd.what_a_graph_has_saved"),),
     ),
     Error(
+        "second derivatives leave out what comes through an all-reduce",
+        "lost message",
+        "python/sordino/runtime/collectives/nodes.py",
+        "Allreduce.apply(None, ctx.settings, *grads)",
+        "run_allreduce(grads, None, ctx.settings)",
+        (checks("autograd.second_derivatives"),),
+    ),
+    Error(
+        "second derivatives leave out what comes through a broadcast",
+        "lost message",
+        "python/sordino/runtime/collectives/nodes.py",
+        "average.masked_fill(everywhere, 0)",
+        "torch.zeros_like(average)",
+        (checks("autograd.second_derivatives"),),
+    ),
+    Error(
         "gradients of compiled autograd wait for a callback that never comes",
         "missing wait",
         _REDUCER,
