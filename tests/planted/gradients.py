@@ -190,6 +190,14 @@ ERRORS = [
         (checks("autograd.second_derivatives"),),
     ),
     Error(
+        "averages of sparse integers divide each rank's entries",
+        "wrong order of summation",
+        "python/sordino/runtime/collectives/sparse.py",
+        "if result.dtype.is_floating_point or result.dtype == torch.bool:",
+        "if result.dtype is not None:",
+        (checks("sparse.averages_of_integers"),),
+    ),
+    Error(
         "gradients of compiled autograd wait for a callback that never comes",
         "missing wait",
         _REDUCER,
