@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from planted.error import Error, checks
+from planted.error import Error, checks, tests
 
 _HOOKS = "python/sordino/runtime/gradients/hooks.py"
 _REDUCER = "python/sordino/runtime/gradients/reducer.py"
@@ -196,6 +196,14 @@ ERRORS = [
         "if result.dtype.is_floating_point or result.dtype == torch.bool:",
         "if result.dtype is not None:",
         (checks("sparse.averages_of_integers"),),
+    ),
+    Error(
+        "tangents of forward mode end in a collective",
+        "lost message",
+        "python/sordino/runtime/collectives/repeats.py",
+        "forward_ad._current_level >= 0",
+        "forward_ad._current_level > 9",
+        (tests("forward_mode"),),
     ),
     Error(
         "gradients of compiled autograd wait for a callback that never comes",

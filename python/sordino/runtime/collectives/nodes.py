@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sordino.errors import UsageError
 from sordino.runtime.collectives.descriptions import (
     allgather_operation,
     allreduce_operation,
@@ -32,7 +33,18 @@ def run_allreduce(tensors: Sequence[torch.Tensor], name: str | None, settings: R
     return result
 
 
-class Allreduce(torch.autograd.Function):
+class BackwardOnly(torch.autograd.Function):
+    """Function without derivatives in forward mode."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise UsageError(
+            "collectives have no derivatives in forward mode (dual tensors, torch.func.jvp, jacfwd): use "
+            "torch.autograd.grad, or torch.func.vjp or jacrev"
+        )
+
+
+class Allreduce(BackwardOnly):
     """Gradient: the same all-reduce of the gradients."""
 
     @staticmethod
@@ -45,7 +57,7 @@ class Allreduce(torch.autograd.Function):
         return (None, None, *Allreduce.apply(None, ctx.settings, *grads))
 
 
-class Allgather(torch.autograd.Function):
+class Allgather(BackwardOnly):
     """Gradient: this rank's rows of the average of the gradients."""
 
     @staticmethod
@@ -68,7 +80,7 @@ class Allgather(torch.autograd.Function):
         return (None, None, *own)
 
 
-class Broadcast(torch.autograd.Function):
+class Broadcast(BackwardOnly):
     """Gradient: the average of the gradients on the root, zero elsewhere."""
 
     @staticmethod
@@ -85,7 +97,7 @@ class Broadcast(torch.autograd.Function):
         return (average if ctx.is_root else average.masked_fill(everywhere, 0), None, None, None)
 
 
-class Alltoall(torch.autograd.Function):
+class Alltoall(BackwardOnly):
     """Gradient: the gradients sent back to the ranks that the rows came from."""
 
     @staticmethod
@@ -107,7 +119,7 @@ class Alltoall(torch.autograd.Function):
         return (back.reshape(ctx.shape), None, None, None)
 
 
-class Reducescatter(torch.autograd.Function):
+class Reducescatter(BackwardOnly):
     """Gradient: the allgather of the gradients, scaled as the forward was."""
 
     @staticmethod
