@@ -202,3 +202,33 @@ def what_a_graph_has_saved_is_not_changed_unseen(seat: Seat, how: str) -> None:
             loss.backward()
     with torch.inference_mode():
         IN_PLACE[how](torch.ones(3))
+
+
+def _result(op: str, x: torch.Tensor) -> torch.Tensor:
+    if op == "alltoall":
+        received: torch.Tensor = hvd.alltoall(x, splits=[1] * hvd.size())[0]
+        return received
+    calls = {
+        "allreduce": lambda: hvd.allreduce(x, op=hvd.Sum),
+        "allgather": lambda: hvd.allgather(x),
+        "broadcast": lambda: hvd.broadcast(x, hvd.size() - 1),
+        "reducescatter": lambda: hvd.reducescatter(x, op=hvd.Sum),
+    }
+    return calls[op]()
+
+
+@check(op=("allreduce", "allgather", "broadcast", "alltoall", "reducescatter"))
+def second_derivatives(seat: Seat, op: str) -> None:
+    """They contain the part that comes through the backward of a collective, as within torch.func.grad."""
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return (_result(op, x) ** 3).sum()
+
+    def penalty(x: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+        return (slope**2).sum() + (x**2).sum()
+
+    x = leaf(seat, seat.size + 1)
+    wanted = torch.func.grad(lambda x: penalty(x, torch.func.grad(first)(x)))(x.detach())
+    (slope,) = torch.autograd.grad(first(x), x, create_graph=True)
+    penalty(x, slope).backward()
+    close(x.grad, wanted)

@@ -248,3 +248,23 @@ def a_wrapper_is_one_of_the_wrapped_kind(seat: Seat) -> None:
         assert repr(one).startswith("DistributedOptimizer(AllReduce")
     with pytest.raises(AttributeError, match="zero_gradd"):
         optimizer.zero_gradd()
+
+
+@check(least=2)
+def a_copy_averages_its_own_buffers(seat: Seat) -> None:
+    """The model's buffers are copied with the model, not averaged in the original's place."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(
+        sgd(model),
+        model.named_parameters(),
+        algorithm=LocalSGD(1, buffers="average"),
+        named_buffers=model.named_buffers(),
+    )
+    copied, its_optimizer = copy.deepcopy((model, optimizer))
+    model[1].running_mean.fill_(seat.rank)
+    copied(torch.ones(2, 4)).sum().backward()
+    copied[1].running_mean.fill_(seat.rank)
+    its_optimizer.step()
+    assert torch.equal(copied[1].running_mean, torch.full((3,), (seat.size - 1) / 2))
+    assert torch.equal(model[1].running_mean, torch.full((3,), float(seat.rank)))

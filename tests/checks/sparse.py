@@ -40,6 +40,15 @@ def many_under_way_with_two_sparse_dimensions(seat: Seat) -> None:
 
 
 @check()
+def averages_of_integers_are_quotients_of_sums(seat: Seat) -> None:
+    """They are those of dense tensors, also where entries are smaller than the number of ranks, or above 2^24."""
+    mine = torch.sparse_coo_tensor([[0, 1, 2]], [seat.rank + 1, -1, 2**25 + 1 + seat.rank], (4,))
+    result = hvd.sparse_allreduce_async(mine, name="s", op=hvd.Average)()
+    assert result.dtype == torch.int64
+    assert torch.equal(result.to_dense(), hvd.allreduce(mine.to_dense(), op=hvd.Average))
+
+
+@check()
 def other_ops_are_refused(seat: Seat) -> None:
     raises(UsageError, "Sum", hvd.sparse_allreduce_async, sparse_of(0, 1), name="x", op=hvd.Min)
     raises(UsageError, "sparse", hvd.allreduce, sparse_of(0, 1))

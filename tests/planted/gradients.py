@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from planted.error import Error, checks
+from planted.error import Error, checks, tests
 
 _HOOKS = "python/sordino/runtime/gradients/hooks.py"
 _REDUCER = "python/sordino/runtime/gradients/reducer.py"
@@ -172,6 +172,38 @@ ERRORS = [
         "        note_change([dense])\n",
         "        pass\n",
         (checks("autograd.what_a_graph_has_saved"),),
+    ),
+    Error(
+        "second derivatives leave out what comes through an all-reduce",
+        "lost message",
+        "python/sordino/runtime/collectives/nodes.py",
+        "Allreduce.apply(None, ctx.settings, *grads)",
+        "run_allreduce(grads, None, ctx.settings)",
+        (checks("autograd.second_derivatives"),),
+    ),
+    Error(
+        "second derivatives leave out what comes through a broadcast",
+        "lost message",
+        "python/sordino/runtime/collectives/nodes.py",
+        "average.masked_fill(everywhere, 0)",
+        "torch.zeros_like(average)",
+        (checks("autograd.second_derivatives"),),
+    ),
+    Error(
+        "averages of sparse integers divide each rank's entries",
+        "wrong order of summation",
+        "python/sordino/runtime/collectives/sparse.py",
+        "if result.dtype.is_floating_point or result.dtype == torch.bool:",
+        "if result.dtype is not None:",
+        (checks("sparse.averages_of_integers"),),
+    ),
+    Error(
+        "tangents of forward mode end in a collective",
+        "lost message",
+        "python/sordino/runtime/collectives/repeats.py",
+        "forward_ad._current_level >= 0",
+        "forward_ad._current_level > 9",
+        (tests("forward_mode"),),
     ),
     Error(
         "gradients of compiled autograd wait for a callback that never comes",

@@ -596,6 +596,14 @@ ERRORS = [
         (checks("optimizer_copies.a_copy_in"),),
     ),
     Error(
+        "a copy of an optimizer averages the original's buffers",
+        "stale copy",
+        "python/sordino/torch/optimizer.py",
+        "named_buffers=copy.deepcopy(options.named_buffers, memo)",
+        "named_buffers=options.named_buffers",
+        (checks("optimizer_copies.a_copy_averages"),),
+    ),
+    Error(
         "a copy of an optimizer has no residuals",
         "dropped state in a checkpoint",
         "python/sordino/torch/wrapping.py",

@@ -151,8 +151,8 @@ ERRORS = [
         "a wrapper's name is a block",
         "wrong bucket",
         "python/sordino/runtime/exchange/segments.py",
-        'for part in name.split(".")[:-1] if part not in _WRAPPERS)',
-        'for part in name.split(".")[:-1])',
+        'for part in name.split(".") if part not in _WRAPPERS)',
+        'for part in name.split("."))',
         (tests("segments"),),
     ),
     Error(

@@ -269,6 +269,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         options = state["options"]
         if isinstance(options.groups, Sequence):
             options = replace(options, groups=copy.deepcopy(options.groups, memo))
+        options = replace(options, named_buffers=copy.deepcopy(options.named_buffers, memo))
         clone.__setstate__({**state, "inner": copy.deepcopy(self._inner, memo), "options": options})
         return clone
 

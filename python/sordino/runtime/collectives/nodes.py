@@ -1,4 +1,7 @@
-"""Nodes of autograd's graph for collectives of eager code."""
+"""Nodes of autograd's graph for collectives of eager code.
+
+A backward uses nodes again, so gradients of any order work (`create_graph=True`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sordino.errors import UsageError
 from sordino.runtime.collectives.descriptions import (
     allgather_operation,
     allreduce_operation,
@@ -29,7 +33,18 @@ def run_allreduce(tensors: Sequence[torch.Tensor], name: str | None, settings: R
     return result
 
 
-class Allreduce(torch.autograd.Function):
+class BackwardOnly(torch.autograd.Function):
+    """Function without derivatives in forward mode."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise UsageError(
+            "collectives have no derivatives in forward mode (dual tensors, torch.func.jvp, jacfwd): use "
+            "torch.autograd.grad, or torch.func.vjp or jacrev"
+        )
+
+
+class Allreduce(BackwardOnly):
     """Gradient: the same all-reduce of the gradients."""
 
     @staticmethod
@@ -39,10 +54,10 @@ class Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return (None, None, *run_allreduce(grads, None, ctx.settings))
+        return (None, None, *Allreduce.apply(None, ctx.settings, *grads))
 
 
-class Allgather(torch.autograd.Function):
+class Allgather(BackwardOnly):
     """Gradient: this rank's rows of the average of the gradients."""
 
     @staticmethod
@@ -57,7 +72,7 @@ class Allgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        averages = run_allreduce(grads, None, Reduction(Average, 1.0, 1.0, ctx.process_set))
+        averages = Allreduce.apply(None, Reduction(Average, 1.0, 1.0, ctx.process_set), *grads)
         own = [
             average.narrow(0, start, count).reshape(shape)
             for average, (start, count), shape in zip(averages, ctx.places, ctx.shapes)
@@ -65,7 +80,7 @@ class Allgather(torch.autograd.Function):
         return (None, None, *own)
 
 
-class Broadcast(torch.autograd.Function):
+class Broadcast(BackwardOnly):
     """Gradient: the average of the gradients on the root, zero elsewhere."""
 
     @staticmethod
@@ -76,11 +91,13 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        (average,) = run_allreduce([grad], None, Reduction(Average, 1.0, 1.0, ctx.process_set))
-        return (average if ctx.is_root else torch.zeros_like(average), None, None, None)
+        (average,) = Allreduce.apply(None, Reduction(Average, 1.0, 1.0, ctx.process_set), grad)
+        # Not zeros_like: the next derivative has the same operations on all ranks, so it must lead through `average`.
+        everywhere = torch.ones((), dtype=torch.bool, device=average.device)
+        return (average if ctx.is_root else average.masked_fill(everywhere, 0), None, None, None)
 
 
-class Alltoall(torch.autograd.Function):
+class Alltoall(BackwardOnly):
     """Gradient: the gradients sent back to the ranks that the rows came from."""
 
     @staticmethod
@@ -94,9 +111,7 @@ class Alltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
-        back: torch.Tensor = alltoall_operation(
-            grad, ctx.received, None, ctx.process_set, lambda output, _: output
-        ).run()
+        back, _ = Alltoall.apply(grad, ctx.received, None, ctx.process_set)
         rows = ctx.shape[0] if len(ctx.shape) else 1
         if back.shape[0] < rows:
             # Rows beyond the sum of the splits were sent to no rank, so their gradient is zero.
@@ -104,7 +119,7 @@ class Alltoall(torch.autograd.Function):
         return (back.reshape(ctx.shape), None, None, None)
 
 
-class Reducescatter(torch.autograd.Function):
+class Reducescatter(BackwardOnly):
     """Gradient: the allgather of the gradients, scaled as the forward was."""
 
     @staticmethod
@@ -119,7 +134,4 @@ class Reducescatter(torch.autograd.Function):
         settings: Reduction = ctx.settings
         process_set = settings.process_set
         factor = settings.prescale * settings.postscale * ((process_set.size() or 1) if settings.op == Sum else 1)
-        label = label_of("allgather", grads)
-        scaled = [grad * factor for grad in grads]
-        outputs = allgather_operation(scaled, label, None, process_set, lambda outputs, _: outputs).run()
-        return (None, None, *outputs)
+        return (None, None, *Allgather.apply(None, process_set, *(grad * factor for grad in grads)))

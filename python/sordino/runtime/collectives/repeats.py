@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from sordino._core import Handle
 from sordino.errors import UsageError
@@ -79,9 +80,13 @@ def _result(handle: Handle, tensor: torch.Tensor, expected: Any) -> Any:
 def is_constant(tensor: object, out: torch.Tensor | None = None) -> bool:
     """Return whether no gradient flows through an input or `out`, so that autograd's graph needs no node for it.
 
+    False for a dual tensor of forward mode, which the node refuses.
+
     False while Dynamo traces, because it cannot trace the core's function.
     """
     if not isinstance(tensor, _Tensor) or is_traced():
+        return False
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
         return False
     return not ((tensor.requires_grad or (out is not None and out.requires_grad)) and torch.is_grad_enabled())
 

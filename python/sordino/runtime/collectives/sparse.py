@@ -22,13 +22,20 @@ def no_rows(parameter: torch.Tensor) -> torch.Tensor:
     )
 
 
+def _with_values(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return a sparse tensor with other values, at the same indices."""
+    values = values.to(tensor.dtype)
+    return torch.sparse_coo_tensor(tensor._indices(), values, tensor.shape, check_invariants=False)
+
+
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
     """Start an all-reduce of a sparse COO tensor.
 
     Indices and values are gathered. So the result is uncoalesced: entries of several ranks at one index are separate,
-    and count as their sum. Average divides the values by the number of ranks.
+    and count as their sum. Average divides the values by the number of ranks; of integers, the sum at each index, and
+    the result is the quotient, as in `allreduce`.
 
     Args:
         tensor: sparse COO, the same shape on all ranks.
@@ -46,10 +53,14 @@ def sparse_allreduce_async(
     values = allgather_async(coalesced.values(), name=f"{name}.values", process_set=process_set)
 
     def finish() -> torch.Tensor:
-        all_values = synchronize(values)
-        if op == Average:
-            all_values = all_values / process_set.size()
-        places = synchronize(indices).t()
-        return torch.sparse_coo_tensor(places, all_values, tensor.shape, dtype=tensor.dtype, check_invariants=False)
+        all_values, places = synchronize(values), synchronize(indices).t()
+        result = torch.sparse_coo_tensor(places, all_values, tensor.shape, dtype=tensor.dtype, check_invariants=False)
+        if op != Average:
+            return result
+        if result.dtype.is_floating_point or result.dtype == torch.bool:
+            return _with_values(result, all_values / process_set.size())
+        # The quotient of a sum is not the sum of the entries' quotients.
+        result = result.coalesce()
+        return _with_values(result, torch.div(result.values(), process_set.size() or 1, rounding_mode="trunc"))
 
     return finish

@@ -21,7 +21,7 @@ from sordino.runtime.collectives.descriptions import (
     label_of,
     reducescatter_operation,
 )
-from sordino.runtime.collectives.nodes import run_allreduce
+from sordino.runtime.collectives.nodes import BackwardOnly, run_allreduce
 from sordino.runtime.collectives.operation import Adasum, Average, Reduction, Sum
 from sordino.runtime.context import current
 from sordino.runtime.process_set import ProcessSet
@@ -52,7 +52,7 @@ def _second(dims: Sequence[int | None]) -> tuple[int | None, ...]:
     return tuple(None if dim is None else 1 for dim in dims)
 
 
-class Allreduce(torch.autograd.Function):
+class Allreduce(BackwardOnly):
     """Gradient: the same all-reduce of the gradients."""
 
     @staticmethod
@@ -74,7 +74,7 @@ class Allreduce(torch.autograd.Function):
         return Allreduce.apply(name, settings, *tensors), tuple(dims[2:])
 
 
-class Broadcast(torch.autograd.Function):
+class Broadcast(BackwardOnly):
     """Gradient: the average of the gradients on the root, zero elsewhere."""
 
     @staticmethod
@@ -98,7 +98,7 @@ class Broadcast(torch.autograd.Function):
         return Broadcast.apply(tensor, *options), dims[0]
 
 
-class Allgather(torch.autograd.Function):
+class Allgather(BackwardOnly):
     """Gradient: this rank's rows of the average of the gradients."""
 
     @staticmethod
@@ -128,7 +128,7 @@ class Allgather(torch.autograd.Function):
         return Allgather.apply(name, process_set, rows, *moved), _second(dims[3:])
 
 
-class Alltoall(torch.autograd.Function):
+class Alltoall(BackwardOnly):
     """Gradient: the gradients sent back to the ranks that the rows came from."""
 
     @staticmethod
@@ -160,7 +160,7 @@ class Alltoall(torch.autograd.Function):
         return Alltoall.apply(_with_examples_second(tensor, dims[0]), splits, *options), (1, None)
 
 
-class Reducescatter(torch.autograd.Function):
+class Reducescatter(BackwardOnly):
     """Gradient: the allgather of the gradients, scaled as the forward was."""
 
     @staticmethod
