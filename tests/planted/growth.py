@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planted.error import Error, checks
+from planted.error import Error, checks, tests
 
 _GROWTH = "python/sordino/runtime/recovery/growth.py"
 _STATE = "python/sordino/torch/elastic/state.py"
@@ -290,7 +290,7 @@ ERRORS = [
         "python/sordino/launcher/outcomes.py",
         "all(one.code < 0 or one.rank in self._replaced for one in failed)",
         "all(one.code < 0 for one in failed)",
-        (_JOIN + "another_model",),
+        (tests("outcomes", "was_replaced"),),
     ),
     Error(
         "newcomers are not told that the job is over",
