@@ -3,9 +3,7 @@ together from there on, and no fault of a newcomer, or of a rank meanwhile, dist
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ from growing import WORKER, Grown, Plan, clean_environment, run_job, run_words
 from growing_worker import MOMENTUM, RATE, WIDTH, target
 from launched import eventually
 from pace import HANG_S
+from ports import free_ports
 
 from sordino._core import build_info
 from sordino.cli.app import main
@@ -68,16 +67,6 @@ def test_a_lost_rank_is_replaced(tmp_path: Path, transport: str) -> None:
     assert ends[0] == ends[2] == ends[3]
     np.testing.assert_allclose(ends[0], reference(grown, 0), rtol=1e-12)
     assert "rank 1 was ended by signal 9 (SIGKILL) and was replaced by process 3" in grown.ended.why
-
-
-def free_ports(count: int) -> int:
-    """Return the first of some ports in a row that are free."""
-    while True:
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
-            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            for port in range(first + 1, first + count):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return int(first)
 
 
 @pytest.mark.drill("a rank is replaced")

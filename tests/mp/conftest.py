@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
+from ports import free_ports
 
 
 @pytest.fixture
 def free_port() -> int:
     """Return an unused port of this machine."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    return free_ports()

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import re
-import socket
 from pathlib import Path
 
 import pytest
 import torch
 from distributed_jobs import assert_well, run
 from pace import bound, stretched
+from ports import free_ports
 
 WORKER = Path(__file__).parent / "group_worker.py"
-
-
-def free_port() -> str:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return str(opened.getsockname()[1])
 
 
 @pytest.mark.drill("groups of torch.distributed")
@@ -29,7 +23,7 @@ def test_groups(size: int, tmp_path: Path) -> None:
     """
     soon = stretched(0.5)
     told = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "SORDINO_TEST_SOON_S": str(soon)}
-    outputs = run("groups", size, tmp_path, free_port(), worker=WORKER, **told)
+    outputs = run("groups", size, tmp_path, str(free_ports()), worker=WORKER, **told)
     assert_well(outputs)
     for output in outputs:
         took = float(re.search(r"took (\S+)", output)[1])
@@ -39,4 +33,4 @@ def test_groups(size: int, tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("part", ["missing", *(["combined"] if torch.__version__ >= (2, 14) else [])])
 def test_other_groups(part: str, tmp_path: Path) -> None:
-    assert_well(run(part, 3 if part == "combined" else 2, tmp_path, free_port(), worker=WORKER))
+    assert_well(run(part, 3 if part == "combined" else 2, tmp_path, str(free_ports()), worker=WORKER))

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pytest
 from checks.commands import SORDINO
 from launched import Started
 from pace import HANG_S
+from ports import free_ports
 
 RANKS = 3
 WORKER = Path(__file__).with_name("inspect_worker.py")
@@ -111,9 +111,7 @@ def test_ranks_that_do_not_answer(tmp_path: Path) -> None:
 def test_counters_for_prometheus(tmp_path: Path) -> None:
     """Each rank has a port of its own. Its counters grow, and a rank that waits says for how long."""
     pytest.importorskip("prometheus_client")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_ports(2)
     os.mkfifo(tmp_path / "held")
     with Started(tmp_path, [*worker(tmp_path, 2), "new"], {"SORDINO_METRICS": f"127.0.0.1:{port}"}) as started:
         started.wait_for(lambda: (tmp_path / "new.0").exists())

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from ports import free_ports
 
 from sordino.errors import UsageError
 from sordino.inspection import metrics
@@ -15,21 +16,10 @@ from sordino.inspection import metrics
 def taken() -> Iterator[int]:
     """Return the first of three consecutive ports, of which the first two are taken."""
     pytest.importorskip("prometheus_client")
-    while True:
-        with socket.socket() as first, socket.socket() as second, socket.socket() as third:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-                third.bind(("127.0.0.1", port + 2))
-            except (OSError, OverflowError):
-                continue
-            third.close()
-            first.listen()
-            second.listen()
-            yield port
-            metrics.stop()
-            return
+    port = free_ports(3)
+    with socket.create_server(("127.0.0.1", port)), socket.create_server(("127.0.0.1", port + 1)):
+        yield port
+        metrics.stop()
 
 
 def test_a_process_that_joins_takes_a_free_port(taken: int) -> None:
