@@ -14,8 +14,7 @@ _random = random.SystemRandom()  # processes that run tests must not choose the 
 def free_ports(count: int = 1) -> int:
     """Return the first of some ports in a row that are free.
 
-    They are below those that the kernel gives to connections, and to sockets that ask for any port. So nobody gets one
-    of them before the process that is told to use it.
+    They are below the range from which the kernel assigns ports, so no other socket gets one of them by chance.
     """
     given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:

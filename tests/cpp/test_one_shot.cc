@@ -240,39 +240,46 @@ int added_set(Engines& ranks) {
   return handles.front()->set_id;
 }
 
-// Rank 0 has removed a set, and rank 1 has not. It looks at the slots of rank 0 until then.
+// A set that rank 0 has removed, and rank 1 has not.
+struct HalfRemoved {
+  explicit HalfRemoved(Engines& ranks)
+      : id(added_set(ranks)), memory(ranks[0].transport->node_memory()), looker(ranks[1].scheduler) {
+    memory.take_freed();
+    handles = change_sets(ranks, Opcode::kRemoveSet, {{{}, id}, {{}, id}});
+    ranks[1].poll();
+    while (!handles[0]->done()) ranks[0].poll();
+    CHECK(!handles[1]->done() && !ranks[0].scheduler.sets().contains(id));
+  }
+  // Rank 1 looks at the slots of rank 0, whose memory must still be there.
+  void look() {
+    CHECK(memory.take_freed().empty());
+    OneShot& shot = *looker.sets().at(id)->one_shot();
+    CHECK(shot.free() && shot.awaited().empty());
+  }
+
+  const int id;
+  NodeMemory& memory;
+  Scheduler& looker;
+  std::vector<std::shared_ptr<Handle>> handles;
+};
+
 void the_slots_of_a_removed_set_stay_for_others() {
   Engines ranks({0, 0});
-  const int id = added_set(ranks);
-  NodeMemory& memory = ranks[0].transport->node_memory();
-  memory.take_freed();
-  const auto handles = change_sets(ranks, Opcode::kRemoveSet, {{{}, id}, {{}, id}});
-  ranks[1].poll();
-  while (!handles[0]->done()) ranks[0].poll();
-  CHECK(!handles[1]->done() && !ranks[0].scheduler.sets().contains(id));
-  OneShot& shot = *ranks[1].scheduler.sets().at(id)->one_shot();
+  HalfRemoved set(ranks);
   for (int times = 0; times < 3; ++times) ranks[0].poll();
-  CHECK(memory.take_freed().empty());
-  CHECK(shot.free() && shot.awaited().empty());
+  set.look();
   ranks.settle();
-  CHECK(handles[1]->done() && !ranks[1].scheduler.sets().contains(id));
-  CHECK(memory.take_freed().size() == 1);
+  CHECK(set.handles[1]->done() && !ranks[1].scheduler.sets().contains(set.id));
+  CHECK(set.memory.take_freed().size() == 1);
 }
 
 // Rank 1 has said goodbye before it removes the set. It looks at the slots of rank 0 until the end of its world.
 void the_slots_of_a_removed_set_stay_for_a_rank_that_has_left() {
   Engines ranks({0, 0});
-  const int id = added_set(ranks);
-  NodeMemory& memory = ranks[0].transport->node_memory();
-  memory.take_freed();
-  const auto handles = change_sets(ranks, Opcode::kRemoveSet, {{{}, id}, {{}, id}});
-  ranks[1].poll();
-  while (!handles[0]->done()) ranks[0].poll();
+  HalfRemoved set(ranks);
   ranks[1].transport->post(0, goodbye());
   for (int times = 0; times < 3; ++times) ranks[0].poll();
-  CHECK(!ranks[0].scheduler.sets().contains(id) && memory.take_freed().empty());
-  OneShot& shot = *ranks[1].scheduler.sets().at(id)->one_shot();
-  CHECK(shot.free() && shot.awaited().empty());
+  set.look();
 }
 
 // The ranks ask to remove different sets, which is refused. Both sets are as before.

@@ -566,7 +566,7 @@ ERRORS = [
     Error(
         "a compiled model's outer parameters are not those of the model",
         "dropped state in a checkpoint",
-        "python/sordino/algorithms/gossip/mixing.py",
+        "python/sordino/runtime/parameter_names.py",
         "    return without_wrappers(name) == without_wrappers(other)\n",
         "    return name == other\n",
         (checks("frozen.a_state_of_the_same_parameters"),),
@@ -574,8 +574,8 @@ ERRORS = [
     Error(
         "parameters without names are others",
         "dropped state in a checkpoint",
-        "python/sordino/algorithms/gossip/mixing.py",
-        "    if bool(_PLACE.fullmatch(name)) != bool(_PLACE.fullmatch(other)):\n        return True\n",
+        "python/sordino/runtime/parameter_names.py",
+        "    if bool(_NAMELESS.fullmatch(name)) != bool(_NAMELESS.fullmatch(other)):\n        return True\n",
         "",
         (checks("frozen.a_state_of_the_same_parameters"),),
     ),

@@ -150,7 +150,7 @@ ERRORS = [
     Error(
         "a wrapper's name is a block",
         "wrong bucket",
-        "python/sordino/runtime/exchange/segments.py",
+        "python/sordino/runtime/parameter_names.py",
         'for part in name.split(".") if part not in _WRAPPERS)',
         'for part in name.split("."))',
         (tests("segments"),),
@@ -271,7 +271,7 @@ ERRORS = [
         "a scaler asks a sparse gradient for infinities",
         "misaligned access",
         _TORCH + "scaler.py",
-        "bool(_values(gradient).isfinite().all())",
+        "bool(stored_values(gradient).isfinite().all())",
         "bool(gradient.isfinite().all())",
         (checks("local_sgd.a_scaler_takes_sparse"),),
     ),

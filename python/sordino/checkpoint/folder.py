@@ -138,7 +138,8 @@ class Folder:
                     raise UsageError(f"save_shards: rank {rank} saves step {other}, but rank 0 saves step {step}")
                 if not (self.path / name).is_file() or (self.path / name).stat().st_size != length:
                     raise UsageError(f"{self.path}: rank 0 cannot see the shard of rank {rank}; use a shared folder")
-            _check_whole(outlines)
+            if outlines:
+                _check_whole(outlines)
             names = [name for _, name, _, _ in done]
             save(self._file(step), {_SHARDS: names})
             self._remove_others(int(step), names, drop_newer)
@@ -246,10 +247,9 @@ def _encoded(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_whole(outlines: Sequence[dict[str, Any]]) -> None:
-    """Raise UsageError if parts with these outlines make no whole. Without outlines they do."""
+    """Raise UsageError if parts with these outlines make no whole."""
     try:
-        if outlines:
-            joined(outlines, "state")
+        joined(outlines, "state")
     except UsageError as error:
         raise UsageError(
             f"save_shards: {error}, so the checkpoint could not be loaded. Give share() the rank and the number of "

@@ -63,7 +63,7 @@ def _parent() -> int | None:
 
 
 def note_the_variables(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Store in the environment what has made this process a rank, for the processes that it starts."""
+    """Store in the environment which rank this process is, and by which variables, for the processes that it starts."""
     place = launched_rank(environment, *_core.launcher())
     if place is not None:
         variables = json.dumps(_values(environment, place.launch.variables))
@@ -71,7 +71,7 @@ def note_the_variables(environment: MutableMapping[str, str] = os.environ) -> No
 
 
 def _noted(environment: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return what a rank has noted: its process, its launcher's variables, and where and as which rank it has met."""
+    """Return the notes of a rank: its process, its launcher's variables, and its meeting (see `_meeting`)."""
     process, _, rest = environment.get(RANK_VARIABLES, "").partition("\t")
     variables, _, meeting = rest.partition("\t")
     return process, variables, meeting

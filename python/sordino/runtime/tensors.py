@@ -59,6 +59,11 @@ def as_tensor(array: Any) -> torch.Tensor:
         raise UsageError(f"torch cannot import this {type(array).__name__} by DLPack: {error}") from error
 
 
+def stored_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements that a tensor has in memory: all of a dense one, the entries of a sparse COO one."""
+    return tensor._values() if tensor.is_sparse else tensor
+
+
 def address_of(tensor: torch.Tensor) -> int:
     """Return the address of a tensor's first element; 0 if it has no elements.
 

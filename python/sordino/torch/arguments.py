@@ -11,6 +11,7 @@ import torch
 from sordino.codecs import Codec, codec_of
 from sordino.errors import UsageError
 from sordino.runtime.collectives.compression import Compression, Compressor
+from sordino.runtime.parameter_names import nameless
 
 Named = Iterable[tuple[str, torch.Tensor]]
 Groups = int | Sequence[Sequence[torch.Tensor]] | None
@@ -74,7 +75,7 @@ def _names_in(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, str]:
     }
     counts = Counter(known.values())
     return {
-        parameter: known[parameter] if counts[known.get(parameter, "")] == 1 else f"group{g}.parameter{i}"
+        parameter: known[parameter] if counts[known.get(parameter, "")] == 1 else nameless(g, i)
         for parameter, (g, i) in places.items()
     }
 

@@ -14,6 +14,7 @@ import torch
 from sordino.algorithms.strategy import Strategy
 from sordino.errors import UsageError
 from sordino.runtime.local_shards import LocalShard
+from sordino.runtime.tensors import stored_values
 from sordino.torch.arguments import parameters_of
 
 _CHECKED = (
@@ -65,15 +66,10 @@ def step_scaled(
         # The members of a group must make the same decision, so the reduced gradients count, which they have in common.
         strategy.synchronize()
         gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
-        infinite = not all(bool(_values(gradient).isfinite().all()) for gradient in gradients)
+        infinite = not all(bool(stored_values(gradient).isfinite().all()) for gradient in gradients)
     if infinite:
         strategy.leave_out()
         return None
     if scale is not None:
         torch._foreach_div_(gradients, scale.item())
     return strategy.step_begun(optimizer, closure, synchronize)
-
-
-def _values(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the elements of a gradient; of a sparse one those that it has."""
-    return gradient._values() if gradient.is_sparse else gradient

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,10 +20,8 @@ from sordino.runtime.collectives.ops import broadcast_
 from sordino.runtime.context import Context
 from sordino.runtime.exchange.channel import Channel
 from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
-from sordino.runtime.exchange.segments import without_wrappers
+from sordino.runtime.parameter_names import may_be_one
 from sordino.runtime.process_set import ProcessSet
-
-_PLACE = re.compile(r"group\d+\.parameter\d+")  # of a parameter without a name
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ def is_of(state: Mapping[str, Any], values: ParameterBuffer, what: str) -> bool:
         what: name of the values in the state, for the warning.
     """
     saved, now = state.get("parameters", values.plain_names), values.plain_names
-    differ = [f"'{one}' and '{other}'" for one, other in zip(saved, now) if not _may_be_one(one, other)]
+    differ = [f"'{one}' and '{other}'" for one, other in zip(saved, now) if not may_be_one(one, other)]
     if differ:
         warnings.warn(
             f"{what} in the state are of other parameters ({differ[0]}, for example), so they are not used. Other "
@@ -67,13 +64,6 @@ def is_of(state: Mapping[str, Any], values: ParameterBuffer, what: str) -> bool:
             stacklevel=2,
         )
     return not differ
-
-
-def _may_be_one(name: str, other: str) -> bool:
-    """Return whether two names may be of one parameter. A place in the optimizer's groups is the lack of a name."""
-    if bool(_PLACE.fullmatch(name)) != bool(_PLACE.fullmatch(other)):
-        return True
-    return without_wrappers(name) == without_wrappers(other)
 
 
 class Mixing(Protocol):

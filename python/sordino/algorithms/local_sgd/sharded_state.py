@@ -54,7 +54,7 @@ def _joined(whole: Any, value: Any, parameter: torch.Tensor, place: slice) -> An
     """Return a value for a whole parameter, with that of a slice.
 
     Args:
-        whole: the value with the slices so far; None: there are none.
+        whole: the value with the slices so far; None before the first one.
         value: the value of the slice.
         parameter: the whole parameter.
         place: the elements of the slice, in memory order.

@@ -7,18 +7,13 @@ from collections.abc import Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 
 from sordino.errors import UsageError
+from sordino.runtime.parameter_names import without_wrappers
 
 Segments = str | int | tuple[str, ...]
 Path = tuple[str, ...]
-_WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _FEW = 4  # number of blocks, up to which large blocks are divided
 _LARGE = 1 << 20  # bytes; minimum of the size limit of pieces
 _PIECES = 16  # approximate number of pieces of a model that is one block
-
-
-def without_wrappers(name: str) -> str:
-    """Return a tensor's name without the parts that torch.compile, DistributedDataParallel and others insert."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def segment_numbers(names: Sequence[str], sizes: Sequence[float], segments: Segments | Sequence[str]) -> list[int]:

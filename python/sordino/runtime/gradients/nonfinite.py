@@ -22,6 +22,7 @@ from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
 from sordino.runtime.gradients.settings_check import SettingsCheck
 from sordino.runtime.process_set import ProcessSet
+from sordino.runtime.tensors import stored_values
 
 _NAMED = 8  # maximum number of tensors of each rank in an error
 _WHAT = ("", "Inf", "NaN")
@@ -49,7 +50,7 @@ class Evidence:
         on_devices: dict[tuple[torch.device, torch.dtype], list[tuple[int, torch.Tensor]]] = defaultdict(list)
         with torch.no_grad():
             for number, tensor in zip(numbers, tensors):
-                values = (tensor._values() if tensor.is_sparse else tensor).detach()
+                values = stored_values(tensor).detach()
                 if not values.is_floating_point() or values.numel() == 0:
                     continue
                 if values.device.type != "cpu":
