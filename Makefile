@@ -16,8 +16,8 @@ CPP_TESTS := $(shell find tests/cpp tests/cuda_on_cpu -type f ! -name '*.py' ! -
 SORDINO_CUDA ?= $(if $(wildcard /dev/nvidia0 /dev/nvidiactl /dev/dxg),AUTO,OFF)
 # What tests are built for: one MPI of each ABI, unless MPI_HOME names another.
 MPIS := $(or $(MPI_HOME),$(CURDIR)/$(VENV);$(CURDIR)/$(VENV)/mpich)
-# Two at a time, file by file: drills wait for silences while others compute.
-PYTEST := $(RUN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+# Three at a time, file by file: drills wait for silences while others compute.
+PYTEST := $(RUN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 PART ?=
 
 .PHONY: demo wheel test test-all test-slice test-frameworks test-torch cpp-test planted sanitize claims-quick kernel-table \

@@ -26,8 +26,8 @@ def main() -> int:
     except ValueError as error:
         print(f"slice.py: {error}", file=sys.stderr)
         return 2
-    two_at_a_time = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]  # as in the Makefile
-    commands = [[sys.executable, "-m", "pytest", "-q", *two_at_a_time, "--slice", sys.argv[1], str(TESTS)]]
+    at_a_time = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]  # as in the Makefile
+    commands = [[sys.executable, "-m", "pytest", "-q", *at_a_time, "--slice", sys.argv[1], str(TESTS)]]
     for sanitizer, its_part in (("thread", 1), ("address", parts // 2 + 1)):
         if number == its_part:
             commands.append([sys.executable, str(TESTS / "sanitize.py"), sanitizer])

@@ -20,6 +20,7 @@ from checks.registry import Seat, check
 from checks.training import Twins
 
 ONE_AT_A_TIME = threading.Lock()
+FORKS = ("mpi-2", "mpi-3")  # forks have imported Dynamo; a real process needs seconds for it
 
 
 def train_compiled(seat: Seat, kind: str, backend: str) -> None:
@@ -33,17 +34,17 @@ def train_compiled(seat: Seat, kind: str, backend: str) -> None:
     twins.check(1e-9)
 
 
-@check(on=("processes",), kind=("small", "tied", "conv"))
+@check(on=("processes",), quick=FORKS, kind=("small", "tied", "conv"))
 def eager_backend(seat: Seat, kind: str) -> None:
     train_compiled(seat, kind, "eager")
 
 
-@check(on=("processes",))
+@check(on=("processes",), quick=FORKS)
 def aot_eager_backend(seat: Seat) -> None:
     train_compiled(seat, "small", "aot_eager")
 
 
-@check(on=("processes",))
+@check(on=("processes",), quick=FORKS)
 def sync_batch_norm_in_a_compiled_model(seat: Seat) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), hvd.SyncBatchNorm(3)).double()
     hvd.broadcast_parameters(model.state_dict(), 0)
@@ -52,7 +53,7 @@ def sync_batch_norm_in_a_compiled_model(seat: Seat) -> None:
     torch.testing.assert_close(torch.compile(model, backend="eager")(x), wanted)
 
 
-@check(on=("processes",))
+@check(on=("processes",), quick=FORKS)
 def compiled_autograd(seat: Seat) -> None:
     """Gradients are reduced when all known ones are ready. In the first step, step() reduces them, as no end of
     backward is seen."""
@@ -123,12 +124,12 @@ def in_one_graph(seat: Seat, backend: str) -> None:
         hvd.remove_process_set(process_set)
 
 
-@check(on=("processes",))
+@check(on=("processes",), quick=FORKS)
 def collectives_in_one_graph(seat: Seat) -> None:
     in_one_graph(seat, "aot_eager")
 
 
-@check(on=("processes",))
+@check(on=("processes",), quick=FORKS)
 def ranks_compile_at_different_times(seat: Seat) -> None:
     """The names of operations do not depend on the number of compilations, or on whether a rank compiles at all."""
     torch._dynamo.reset()
@@ -145,7 +146,7 @@ def ranks_compile_at_different_times(seat: Seat) -> None:
         assert compiled(torch.ones(3), own).tolist() == [wanted] * 3
 
 
-@check(on=("processes",))
+@check(on=("processes",), quick=FORKS)
 def unused_results_stay_in_the_graph(seat: Seat) -> None:
     """A rank that does not use a result takes part, because others use it."""
     torch._dynamo.reset()
@@ -161,7 +162,7 @@ def unused_results_stay_in_the_graph(seat: Seat) -> None:
         assert everyones.tolist() == [float(seat.last)] * 2
 
 
-@check(on=("processes",))
+@check(on=("processes",), quick=FORKS)
 def errors_of_compiled_collectives(seat: Seat) -> None:
     cases: dict[str, Callable[[torch.Tensor], Any]] = {
         "unknown reduction": lambda x: hvd.allreduce(x, op=9),

@@ -74,6 +74,22 @@ void queues_are_independent_of_the_default_stream() {
   gpu->drop_queue(made);
 }
 
+// Temporary memory of a kernel comes in the order of the kernel's stream, whatever other streams wait for.
+void sums_are_independent_of_other_streams() {
+  const Stream made = gpu->make_queue();
+  std::byte* data = gpu->allocate(4096);
+  for (const Stream held : {Stream{0}, gpu->queue()}) {
+    Gate gate(held);
+    std::byte* lent = gpu->take(sizeof(double), made);
+    gpu->kernels().norms(DType::kFloat32, Rows{1, {data}, {1024}}, reinterpret_cast<double*>(lent), made);
+    gpu->give_back(lent, made);
+    wait_for(made);
+  }
+  gpu->free(data);
+  gpu->drop_queue(made);
+  check_thread("sums");
+}
+
 void memory_is_zeroed_and_freed() {
   Pinned result(4096);
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{4000}, 3 * kMiB}) {
@@ -320,6 +336,7 @@ int main(int count, char** words) {
   check_thread("making a device");
   queues_are_ordered_by_events();
   queues_are_independent_of_the_default_stream();
+  sums_are_independent_of_other_streams();
   memory_is_zeroed_and_freed();
   lack_of_memory_is_told();
   memory_is_shared_with_other_processes(words[0]);

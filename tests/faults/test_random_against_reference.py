@@ -133,7 +133,7 @@ def step_with_a_metric(member: Member) -> None:
 def test_survivors_are_what_the_reference_says(thorough: bool) -> None:
     """`SORDINO_TEST_FAULTS` sets the number of faults, `SORDINO_TEST_SEED` the first seed; Hypothesis prints
     failures."""
-    faults = int(os.environ.get("SORDINO_TEST_FAULTS", "1000" if thorough else "200"))
+    faults = int(os.environ.get("SORDINO_TEST_FAULTS", "1000" if thorough else "120"))
     counted.clear()
     number = int(os.environ.get("SORDINO_TEST_SEED", "1"))
     while sum(counted) < faults:

@@ -29,7 +29,7 @@ from sordino.algorithms import (
 )
 
 STEPS = 9
-EXAMPLES = int(os.environ.get("SORDINO_TEST_EXAMPLES", 5))
+EXAMPLES = int(os.environ.get("SORDINO_TEST_EXAMPLES", 3))
 EVEN = tuple(tuple(float(i != j) for j in range(6)) for i in range(6))
 ALGORITHMS: list[Algorithm] = [
     *(one for name, one in SURVIVING.items() if name not in SYNCHRONOUS or name in EXCHANGING),

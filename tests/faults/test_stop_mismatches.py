@@ -194,7 +194,7 @@ def another_version() -> str:
 def make_another_version(folder: Path) -> None:
     """Make a copy of the package whose core has another version."""
     package = Path(sordino.__file__).parent
-    shutil.copytree(package, folder / "other" / "sordino", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(package, folder / "other" / "sordino")
     (core,) = (folder / "other" / "sordino").glob("_core*.so")
     mine, other = (version.encode() + b"\0" for version in (sordino.__version__, another_version()))
     content = core.read_bytes()

@@ -137,8 +137,9 @@ class Worker:
             time.sleep(0.001)
         result = mine.clone()
         hvd.allreduce_async_(result, op=hvd.Sum, name="x")
+        began = time.monotonic()
         hvd.shutdown()
-        return {"value": float(result[0])}
+        return {"value": float(result[0]), "shutdown_s": time.monotonic() - began}
 
     def strike_at_once(self, what: str) -> None:
         self.plan.what = what

@@ -26,7 +26,7 @@ from sordino.distributed.operations import Operations
 from sordino.errors import TransportError, UsageError
 
 WIDTH = 192  # a layer has 145 KiB, of which each of four ranks has more than 32 KiB
-MANY = 50  # steps
+MANY = 25  # steps
 
 
 def mappings() -> int:

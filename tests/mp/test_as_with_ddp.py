@@ -19,6 +19,7 @@ LAUNCHERS = {
 }
 
 
+@pytest.mark.soak  # test_training_programs.py does this with random programs
 @pytest.mark.usefixtures("launcher")
 def test_the_losses_are_those_of_ddp(tmp_path: Path) -> None:
     told = {}

@@ -16,28 +16,28 @@ from selection import of_part
 WORLD, ALONE, FOUR = World(2, gpus=0), World(1, gpus=0), World(4, gpus=0)
 STAND_IN, STAND_INS = World(2, gpus=0, stand_in=True), World(4, gpus=0, stand_in=True)
 # All checks by the route that they would use on a GPU. For other routes, and for four ranks, only the check of the
-# route, and the one of many process sets.
+# route, and the one of many process sets. `make test` runs every other one of the first world's.
 CASES = [
-    pytest.param(world, name, id=f"{world}-{name}")
-    for world, way, word in (
-        (WORLD, "", ""),
-        (WORLD, "host", "operations.the_expected_way"),
-        (WORLD, "messages", "operations.the_expected_way"),
-        (ALONE, "", ""),
-        (FOUR, "", "the_expected_way"),
-        (FOUR, "", "many_sets"),
+    pytest.param(world, name, id=f"{world}-{name}", marks=[] if of_part(name, 1, parts) else pytest.mark.soak)
+    for world, way, word, parts in (
+        (WORLD, "", "", 2),
+        (WORLD, "host", "operations.the_expected_way", 1),
+        (WORLD, "messages", "operations.the_expected_way", 1),
+        (ALONE, "", "", 1),
+        (FOUR, "", "the_expected_way", 1),
+        (FOUR, "", "many_sets", 1),
     )
     for name in names(world, way, word)
 ]
-# `make test` runs every eighth of the first world's. Counts of small blocks take minutes: each block of elements has a
-# block of 1024 threads, which the stand-in runs one by one.
+# Not in `make test`, where tests/python/test_device_checks.py has some checks on the stand-in. Counts of small blocks
+# take minutes: each block of elements has a block of 1024 threads, which the stand-in runs one by one.
 ON_STAND_IN = [
-    pytest.param(world, name, id=f"{world}-{name}", marks=[] if quick and of_part(name, 1, 8) else pytest.mark.soak)
-    for world, way, word, quick in (
-        (STAND_IN, "", "", True),
-        (STAND_IN, "host", "operations", False),
-        (STAND_IN, "messages", "operations", False),
-        (STAND_INS, "", "operations", False),
+    pytest.param(world, name, id=f"{world}-{name}", marks=pytest.mark.soak)
+    for world, way, word in (
+        (STAND_IN, "", ""),
+        (STAND_IN, "host", "operations"),
+        (STAND_IN, "messages", "operations"),
+        (STAND_INS, "", "operations"),
     )
     for name in names(world, way, word)
     if not ("counts_are_those_of_the_host" in name and "block" in name)

@@ -51,12 +51,15 @@ def run(
 @pytest.mark.parametrize(
     ("ranks", "helpers", "places", "variable", "what"),
     [
-        (3, "groups of 2", [2], "", "nothing"),
-        (6, "groups of 2", [2, 5], "SORDINO_RANKS_PER_NODE=3", "leave"),
-        (6, "groups of 2", [2, 5], "SORDINO_SHARED_MEMORY=0", "nothing"),
-        (3, "1 servers", [2], "", "leave"),
-        (5, "2 servers", [3, 4], "SORDINO_RANKS_PER_NODE=2", "nothing"),
-        (4, "2 servers", [2, 3], "SORDINO_SHARED_MEMORY=0", "leave"),
+        pytest.param(*one, marks=pytest.mark.drill(f"they end: {one[1].split()[1]}"))
+        for one in (
+            (3, "groups of 2", [2], "", "nothing"),
+            (6, "groups of 2", [2, 5], "SORDINO_RANKS_PER_NODE=3", "leave"),
+            (6, "groups of 2", [2, 5], "SORDINO_SHARED_MEMORY=0", "nothing"),
+            (3, "1 servers", [2], "", "leave"),
+            (5, "2 servers", [3, 4], "SORDINO_RANKS_PER_NODE=2", "nothing"),
+            (4, "2 servers", [2, 3], "SORDINO_SHARED_MEMORY=0", "leave"),
+        )
     ],
 )
 def test_helpers_end_with_their_workers(
@@ -80,6 +83,7 @@ def test_helpers_end_with_their_workers(
 HELPERS = ("groups of 2", "1 servers")
 
 
+@pytest.mark.drill("a worker with a helper is lost")
 @pytest.mark.parametrize("helpers", HELPERS)
 @pytest.mark.parametrize(("what", "cause"), [("kill", "its process has ended"), ("raise", "boom of the victim")])
 def test_helpers_fail_with_a_worker_that_dies(
@@ -93,6 +97,7 @@ def test_helpers_fail_with_a_worker_that_dies(
     assert "PeerLost" in output
 
 
+@pytest.mark.drill("a helper is lost")
 @pytest.mark.parametrize("helpers", HELPERS)
 def test_workers_fail_with_a_helper_that_dies(openmpi: mpi.Launcher, tmp_path: Path, helpers: str) -> None:
     _, told, output = run(openmpi, tmp_path, 3, helpers, "kill helper", victim=2)

@@ -1,6 +1,6 @@
 """The checks with ranks as processes, under a real mpirun and under `sordino run`. There is one job for each launcher
-and number of ranks; its ranks run the checks of all its worlds, one after the other. Jobs of two ranks are real
-processes, with everything that users' ranks share; larger jobs are forks."""
+and number of ranks; its ranks run the checks of all its worlds, one after the other. The two ranks of `sordino run` are
+real processes, with everything that users' ranks share; the other jobs are forks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Jobs:
             for world, check in self.wanted[launcher, ranks]
         ]
         (folder / "orders").write_text(json.dumps(orders))
-        python = [sys.executable] if ranks == 2 else forked.python()
+        python = [sys.executable] if (launcher, ranks) == ("local", 2) else forked.python()
         words = [*SORDINO, "run", "--launcher", launcher, "-np", str(ranks), "--"]
         with open(folder / "output", "w") as output:
             try:

@@ -44,7 +44,7 @@ def models(found: dict[str, Any]) -> dict[str, list[str]]:
     return {name: hashes for name, hashes in found.items() if name not in ("transport", "nodes")}
 
 
-@pytest.mark.drill("the same bits on one machine")
+@pytest.mark.drill("the same bits")
 @pytest.mark.usefixtures("launcher")
 @pytest.mark.parametrize("per_node", [2, 3, 0])
 def test_on_one_machine(tmp_path: Path, per_node: int) -> None:
@@ -60,7 +60,7 @@ def test_on_one_machine(tmp_path: Path, per_node: int) -> None:
         assert models(of_this_machine(tmp_path / "ucx", per_node, SORDINO_TRANSPORT="ucx")) == models(local)
 
 
-@pytest.mark.drill("the same bits on two hosts")
+@pytest.mark.drill("the same bits")
 @pytest.mark.usefixtures("launcher", "emulated_hosts")
 @pytest.mark.parametrize("per_host", [[3, 1], [2, 2]])
 def test_on_two_hosts(tmp_path: Path, per_host: list[int]) -> None:

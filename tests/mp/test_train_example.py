@@ -11,7 +11,6 @@ import pty
 import select
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import forked
 import pytest
 import torch
+from checks.commands import SORDINO
 
 from laboratory import recipes
 from sordino import checkpoint
@@ -87,7 +87,8 @@ def test_it_prints_what_the_report_of_its_record_shows(
     assert found["metrics"]["test_accuracy"]["last"] == pytest.approx(printed["test_accuracy"])
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.drill("the example with several ranks")
+@pytest.mark.parametrize("ranks", [3, 2])
 def test_any_number_of_ranks_learns_the_same(
     launcher: mpi.Launcher, alone: dict[str, Any], tmp_path: Path, ranks: int
 ) -> None:
@@ -130,7 +131,8 @@ def test_uneven_and_empty_shares_give_the_gradient_of_the_whole_batch(launcher: 
     assert max((one[name] - start[name]).abs().max().item() for name in one) > 1e-3
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.drill("the example adds gradients up")
+@pytest.mark.parametrize("ranks", [3, 1])
 def test_accumulated_parts_give_the_gradient_of_the_whole_batch(
     launcher: mpi.Launcher, tmp_path: Path, ranks: int
 ) -> None:
@@ -157,7 +159,8 @@ def test_the_recipe_for_large_batches_learns_with_few_steps(launcher: mpi.Launch
     assert [given["args"][name] for name in ("lr", "momentum", "label_smoothing")] == [3.0, 0.5, 0.0]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.drill("the example is resumed")
+@pytest.mark.parametrize("ranks", [2, 1])
 def test_resuming_continues_bit_for_bit(launcher: mpi.Launcher, tmp_path: Path, ranks: int) -> None:
     straight = train(launcher, ranks, tmp_path, "--epochs", 2, "--checkpoint", tmp_path / "straight.pt")
     file = tmp_path / "c.pt"
@@ -228,7 +231,7 @@ def test_kill_9_leaves_a_checkpoint_from_which_training_ends_the_same(launcher: 
 
 
 def test_the_same_under_sordino_run(alone: dict[str, Any], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sordino.cli", "run", "-np", "2", "--", "python", TRAIN]
+    command = [*SORDINO, "run", "-np", "2", "--", *forked.python(), TRAIN]
     command += ["--algorithm", "allreduce", "--epochs", "10", "--json", str(tmp_path / "r.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment())
     assert done.returncode == 0, done.stderr
@@ -259,32 +262,41 @@ def test_a_person_at_a_terminal_sees_a_bar(launcher: mpi.Launcher, ranks: int) -
     assert "test accuracy" in text
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (["--algorithm", "telepathy"], "--algorithm telepathy: unknown; use one of adpsgd, allreduce"),
-        (["--statistics", "s.json"], "--statistics s.json: needs --algorithm caps, not allreduce"),
-        (["--algorithm", "caps", "--set", "scheduler={'often': 1}"], "use some of history_length, frequency, step"),
-        (["--algorithm", "caps", "--threshold", "-1"], "CaPS(threshold=-1): must be at least 0"),
-        (["--set", "group_size=2"], "--set group_size=2: allreduce has no setting group_size; it has: bucket_bytes"),
-        (["--algorithm", "crossover", "--set", "interval=0"], "Crossover(interval=0): must be at least 1"),
-        (["--label-smoothing", "1"], "--label-smoothing 1.0: must be at least 0 and below 1"),
-        (["--epochs", "0"], "--epochs 0: must be 1 or more"),
-        (["--lr", "fast"], "--lr: invalid float value"),
-        (["--resume"], "--resume and --no-resume need --checkpoint"),
-        (["--checkpoint-every", "5"], "--checkpoint-every needs --checkpoint FILE"),
-        (["--checkpoint-every", "0", "--checkpoint", "c.pt"], "--checkpoint-every 0: must be 1 or more"),
-        (["--checkpoint", "no-such-folder/c.pt"], "there is no folder"),
-        (["--data", "fashion-mnist", "--data-dir", "no-such-folder"], "no-such-folder: no such folder"),
-        (["--data-dir", "."], "--data-dir: the digits come with scikit-learn"),
-    ],
-)
-def test_nonsense_is_refused_once_with_status_2(launcher: mpi.Launcher, options: list[str], complaint: str) -> None:
-    done = run(launcher, 2, *options)
+NONSENSE = [
+    (["--algorithm", "telepathy"], "--algorithm telepathy: unknown; use one of adpsgd, allreduce"),
+    (["--statistics", "s.json"], "--statistics s.json: needs --algorithm caps, not allreduce"),
+    (["--algorithm", "caps", "--set", "scheduler={'often': 1}"], "use some of history_length, frequency, step"),
+    (["--algorithm", "caps", "--threshold", "-1"], "CaPS(threshold=-1): must be at least 0"),
+    (["--set", "group_size=2"], "--set group_size=2: allreduce has no setting group_size; it has: bucket_bytes"),
+    (["--algorithm", "crossover", "--set", "interval=0"], "Crossover(interval=0): must be at least 1"),
+    (["--label-smoothing", "1"], "--label-smoothing 1.0: must be at least 0 and below 1"),
+    (["--epochs", "0"], "--epochs 0: must be 1 or more"),
+    (["--lr", "fast"], "--lr: invalid float value"),
+    (["--resume"], "--resume and --no-resume need --checkpoint"),
+    (["--checkpoint-every", "5"], "--checkpoint-every needs --checkpoint FILE"),
+    (["--checkpoint-every", "0", "--checkpoint", "c.pt"], "--checkpoint-every 0: must be 1 or more"),
+    (["--checkpoint", "no-such-folder/c.pt"], "there is no folder"),
+    (["--data", "fashion-mnist", "--data-dir", "no-such-folder"], "no-such-folder: no such folder"),
+    (["--data-dir", "."], "--data-dir: the digits come with scikit-learn"),
+]
+
+
+def refused(done: subprocess.CompletedProcess[str], complaint: str) -> None:
     assert done.returncode == 2, done.stderr
     assert (done.stdout + done.stderr).count(complaint) == 1
     assert "Traceback" not in done.stderr
     assert next(line for line in done.stderr.splitlines() if complaint in line).startswith("train.py: error: ")
+
+
+@pytest.mark.parametrize(("options", "complaint"), NONSENSE)
+def test_nonsense_is_refused_with_status_2(launcher: mpi.Launcher, options: list[str], complaint: str) -> None:
+    refused(run(launcher, 1, *options), complaint)
+
+
+@pytest.mark.parametrize(("options", "complaint"), [NONSENSE[0], NONSENSE[8], NONSENSE[12]])
+def test_ranks_refuse_nonsense_once(launcher: mpi.Launcher, options: list[str], complaint: str) -> None:
+    """An algorithm, a value and a file."""
+    refused(run(launcher, 2, *options), complaint)
 
 
 def test_help_is_printed_once(launcher: mpi.Launcher) -> None:

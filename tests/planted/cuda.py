@@ -61,7 +61,7 @@ ERRORS = [
         _LAUNCH,
         "data_ = lender.take(count * sizeof(T), stream_);",
         "data_ = lender.take(count * sizeof(T), 0);",
-        _ON_KERNELS,
+        _ON_DEVICE,
     ),
     Error(
         "a chunk of sums is left out",

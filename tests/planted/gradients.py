@@ -171,7 +171,7 @@ ERRORS = [
         "python/sordino/runtime/collectives/descriptions.py",
         "        note_change([dense])\n",
         "        pass\n",
-        (checks("autograd.what_a_graph_has_saved"),),
+        ("tests/python/test_device_checks.py --tier all -k direct-2-autograd.what_a_graph_has_saved",),
     ),
     Error(
         "second derivatives leave out what comes through an all-reduce",

@@ -15,7 +15,7 @@ _FEATURES = "tests/mp/test_features.py --tier all -k "
 _INTEGRATIONS = "python/sordino/integrations/"
 _DEVICE_MESH = "tests/mp/test_mesh.py --tier all"
 _COLLECTIVES = "python/sordino/runtime/collectives/"
-_LOADERS = "tests/mp/test_data_loader_workers.py"
+_LOADERS = "tests/mp/test_data_loader_workers.py --tier all"
 _TORCH = "python/sordino/torch/"
 
 ERRORS = [
@@ -121,7 +121,7 @@ ERRORS = [
         "python/sordino/rendezvous/children.py",
         "mine == _values(environment_of(parent), names)",
         "mine.keys() == _values(environment_of(parent), names).keys()",
-        (_LOADERS + " --tier all -k told_who_they_are",),
+        (_LOADERS + " -k told_who_they_are",),
     ),
     Error(
         "shutdown() in an error is a goodbye like any other",

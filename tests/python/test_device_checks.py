@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cuda_on_cpu"))
 from job import Job
 
 LIMIT_S = 1800
-# The simulated GPU runs all of them in `make test`, the stand-in every sixth.
+# The simulated GPU runs all of them in `make test`, the stand-in every twelfth.
 ON_STAND_IN = [
-    pytest.param(world, check, id=name, marks=[] if of_part(name, 1, 6) else pytest.mark.soak)
+    pytest.param(world, check, id=name, marks=[] if of_part(name, 1, 12) else pytest.mark.soak)
     for world, check in all_pairs(DEVICES)
     for name in [f"{world}-{check.name}"]
 ]

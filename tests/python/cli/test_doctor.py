@@ -166,6 +166,7 @@ def test_a_smoke_test_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert check.fix
 
 
+@pytest.mark.soak  # `make demo` begins with it
 @pytest.mark.usefixtures("core", "launcher")
 def test_the_doctor_finds_this_machine_well() -> None:
     answer = launch("doctor", "--json")

@@ -95,7 +95,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
     assert f"the folder {tmp_path} cannot be written" in capsys.readouterr().err
 
 
-SMALL = ["--data", "digits", "--workers", "4", "--wide", "2", "--steps", "40", "--points", "3", "--compute-ms", "3"]
+SMALL = ["--data", "digits", "--workers", "4", "--wide", "2", "--steps", "16", "--points", "3", "--compute-ms", "3"]
 
 
 def test_the_four_modes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,7 @@ def test_the_four_modes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert f"too little training: {'; '.join(modes)}. Guessing is right in 10%" in told
     found = json.loads(files[0].read_text())
     assert [(run["mode"], run["seed"]) for run in found["runs"]] == [(mode, seed) for seed in (1, 2) for mode in modes]
-    assert all(run["steps"] == 40 for run in found["runs"])
+    assert all(run["steps"] == 16 for run in found["runs"])
     assert all(path.stat().st_size > 1000 for path in files)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in files)
     # The same in one process, apart from real time; with another seed it differs.
