@@ -81,7 +81,7 @@ void Scheduler::enter(ProcessSet& set, std::shared_ptr<const Repeat> repeat, std
 }
 
 bool Scheduler::collect(ProcessSet& set, const std::byte* input, std::byte* output) {
-  const auto repeat = set.entered.value().repeat;
+  const auto repeat = set.entered->repeat;
   if (!close_turn(set)) {
     set.refused = repeat;
     return false;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import torch
 
 import sordino.torch as hvd
@@ -182,6 +183,8 @@ def wrong_splits(seat: Seat) -> None:
         (torch.ones(seat.size), [[1] * seat.size], "1D"),
         (torch.ones(seat.size), torch.ones(seat.size), "32-bit integer"),
         (torch.ones(seat.size), torch.ones(seat.size, dtype=torch.int64), "32-bit integer"),
+        (torch.ones(seat.size), [0.9] * seat.size, "32-bit integer"),
+        (torch.ones(seat.size), np.full(seat.size, 1.0), "32-bit integer"),
         (torch.ones(seat.size * 2), [2] * (seat.size - 1) + [-1], "negative"),
     ]
     if seat.size > 1:
@@ -194,6 +197,7 @@ def wrong_splits(seat: Seat) -> None:
         else:
             raise AssertionError(f"splits {splits} are wrong")
     assert hvd.alltoall(torch.ones(seat.size)).sum() == seat.size
+    assert hvd.alltoall(torch.ones(seat.size), splits=np.ones(seat.size, np.int64))[0].sum() == seat.size
 
 
 def share_of(rank: int, size: int, count: int) -> slice:

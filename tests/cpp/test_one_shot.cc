@@ -49,6 +49,16 @@ void what_was_not_is_to_be_submitted() {
   CHECK(!Call(ranks[0], "x", 1).enter({ReduceOp::kSum, DType::kFloat32, 1, 1, {3, 1}}));
 }
 
+// The second call is of another thread, or of a signal handler.
+void who_has_entered_does_not_enter_again() {
+  Engines ranks({0, 0});
+  agree(ranks, {"x", "y"});
+  Call one(ranks[0], "x", 1), second(ranks[0], "y", 5), other(ranks[1], "x", 2);
+  CHECK(one.enter() && !second.enter() && other.enter());
+  CHECK(one.collect() && other.collect() && one.has(3) && other.has(3));
+  CHECK(second.enter());
+}
+
 // A fast rank is one turn ahead, and its next input does not overwrite data that a slow rank has yet to read.
 void a_slow_rank_reads_what_was_laid_for_its_turn() {
   Engines ranks({0, 0});
@@ -598,6 +608,7 @@ int main() {
   endless_names_displace_none_that_repeats();
   what_was_done_before_needs_no_messages();
   what_was_not_is_to_be_submitted();
+  who_has_entered_does_not_enter_again();
   a_slow_rank_reads_what_was_laid_for_its_turn();
   others_names_at_the_same_time_agree_on_nothing();
   who_has_announced_it_declines_at_once();

@@ -33,7 +33,7 @@ ERRORS = [
         "csrc/engine/scheduler_one_shot.cc",
         "found == sets_.end() || found->second->entered) return nullptr;",
         "found == sets_.end()) return nullptr;",
-        _INTERRUPTS,
+        ("cpp.test_one_shot",),
     ),
     Error(
         "a rank makes no progress while it handles a signal",

@@ -166,6 +166,14 @@ ERRORS = [
         (checks("autograd.what_a_graph_has_saved"),),
     ),
     Error(
+        "splits of an all-to-all are rounded",
+        "wrong weight",
+        "python/sordino/runtime/collectives/descriptions.py",
+        "    return table if table.is_floating_point() else",
+        "    return",
+        (checks("moving.wrong_splits"),),
+    ),
+    Error(
         "a graph does not notice in-place broadcasts",
         "stale copy",
         "python/sordino/runtime/collectives/descriptions.py",

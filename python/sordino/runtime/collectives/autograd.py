@@ -14,6 +14,7 @@ import torch
 from sordino.runtime import opcode
 from sordino.runtime.collectives import nodes, traced, transforms
 from sordino.runtime.collectives.compression import Compression, Compressor
+from sordino.runtime.collectives.descriptions import splits_of
 from sordino.runtime.collectives.operation import Average, Reduction, Sum, resolve_op
 from sordino.runtime.collectives.repeats import is_constant, is_traced, put, repeated
 from sordino.runtime.context import current
@@ -180,7 +181,7 @@ def alltoall(
         if again is not None:
             return repeated(context, again, tensor, out)
     if is_traced():
-        output, received = traced.alltoall(tensor, traced.splits_of(splits), name, traced.place_of(process_set))
+        output, received = traced.alltoall(tensor, splits_of(splits), name, traced.place_of(process_set))
     elif _in_transform():
         output, received = transforms.Alltoall.apply(tensor, splits, name, process_set, transforms.Rows())
     else:

@@ -126,6 +126,14 @@ def _even_splits(tensor: torch.Tensor, process_set: ProcessSet) -> list[int]:
     return [rows // members] * members if members and rows % members == 0 else []
 
 
+def splits_of(splits: Any) -> torch.Tensor | None:
+    """Return the splits of an all-to-all as a tensor: int32 if they are whole numbers, and no tensor before."""
+    if splits is None or isinstance(splits, torch.Tensor):
+        return splits
+    table = torch.tensor(splits, device=HOST)
+    return table if table.is_floating_point() else torch.tensor(splits, dtype=torch.int32, device=HOST)
+
+
 def alltoall_operation(
     tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet, collect: Callable[..., Any]
 ) -> Operation:
@@ -134,7 +142,8 @@ def alltoall_operation(
     source = contiguous(dense.reshape(1) if dense.dim() == 0 else dense)
     members = process_set.size() or 0
     rows = source.shape[0]
-    if splits is None or len(splits) == 0:
+    table = splits_of(splits)
+    if table is None or table.numel() == 0:
         counts = _even_splits(source, process_set)
         if members and not counts:
             raise UsageError(
@@ -142,12 +151,11 @@ def alltoall_operation(
                 f"workers ({members})."
             )
     else:
-        table = torch.as_tensor(splits, dtype=None if isinstance(splits, torch.Tensor) else torch.int32, device=HOST)
         if table.dim() != 1:
             raise UsageError("alltoall expects a 1D splits tensor")
         if table.dtype != torch.int32:
             raise UsageError(f"alltoall expects splits to contain 32-bit integer elements, not {table.dtype}.")
-        counts = [int(count) for count in table]
+        counts = table.tolist()
         if len(counts) != members:
             raise UsageError(
                 f"Number of entries in splits ({len(counts)}) does not equal number of workers ({members})."

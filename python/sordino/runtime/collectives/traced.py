@@ -53,13 +53,6 @@ def number_of(op: int | None, average: bool | None) -> int:
     return Average if op is None else op
 
 
-def splits_of(splits: Any) -> torch.Tensor | None:
-    """Return the splits of an all-to-all as the operator takes them."""
-    if splits is None or isinstance(splits, torch.Tensor):
-        return splits
-    return torch.tensor(splits, dtype=torch.int32, device=HOST)
-
-
 def place_of(process_set: ProcessSet) -> list[int]:
     """Return the number of a process set (-1: not registered), this rank and the number of ranks, for an operator.
 
