@@ -7,6 +7,7 @@ R, on the step and on the parameters only, so a test can compute what the job mu
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import json
 import os
@@ -26,6 +27,7 @@ from sordino.runtime.context import current
 from sordino.runtime.recovery import growth
 
 STUCK_S = 120
+LEAVES_S = 0.3  # until a process that leaves has ended
 WIDTH = 12
 RATE, MOMENTUM = 0.1, 0.5
 
@@ -192,6 +194,7 @@ def main(folder: Path, plan: Plan) -> None:
             if state.step in plan.leave.values():
                 note("before")
             if plan.leave.get(str(me)) == state.step:
+                atexit.register(time.sleep, LEAVES_S)  # runs before Sordino's function, when the others have gone on
                 signal.raise_signal(signal.SIGTERM)
             state.commit()
 

@@ -18,6 +18,7 @@ from pace import HANG_S
 from torch.distributed import TCPStore
 
 from sordino.launcher.processes import Ended
+from sordino.rendezvous.store_admission import StoreAdmission, latest_job
 
 
 class Pods:
@@ -41,6 +42,11 @@ class Pods:
         self._output = (folder / "output").open("ab")
         self.running: list[tuple[str, subprocess.Popen[bytes]]] = []
         self.statuses: dict[str, list[int]] = {}
+
+    def is_over(self) -> bool:
+        """Return whether the first rank has written that the job is over, as a launcher that starts newcomers does."""
+        assert self.store is not None
+        return StoreAdmission(self.store, latest_job(self.store), 0, b"", HANG_S, HANG_S).is_over()
 
     def start(self, rank: int, **variables: str) -> None:
         """Start the pod of a rank, for the first time or again."""

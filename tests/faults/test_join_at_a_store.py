@@ -120,8 +120,10 @@ def test_the_job_goes_on_when_its_first_rank_leaves(tmp_path: Path) -> None:
     plan = Plan(size=3, leave={"0": 3})
     with pods(tmp_path, 3, plan) as job:
         wait_until(lambda: bool(job.ended("0")), job)
+        assert not job.is_over()
         job.join("a")
         grown = job.run()
+        assert job.is_over()
     require_joined(grown, [1, 2, 3], plan)
 
 

@@ -218,8 +218,10 @@ ENDS = {
     "shutdown": ("hvd.shutdown(); os._exit(4)", 1, 4),
     "a shutdown that fails at exit": (
         "from sordino.runtime import context\n"
-        "def fails(): raise ValueError('cannot')\n"
-        "context.current().on_shutdown[0] = lambda: fails\n"
+        "class Fails:\n"
+        "    def at_once(self): raise ValueError('cannot')\n"
+        "fails = Fails()\n"
+        "context.current().callbacks.on_shutdown.add(fails.at_once)\n"
         "context.flush = lambda: None",
         1,
         1,
@@ -232,6 +234,7 @@ def test_no_line_is_lost_at(end: str) -> None:
     words, ranks, status = ENDS[end]
     done = run(f"{BEHINDHAND}\n{words}", ranks=ranks, real=end == "the end of the script")
     assert done.returncode == status, done.stderr
+    assert ("ValueError: cannot" in done.stderr) == (end == "a shutdown that fails at exit"), done.stderr
     assert "got ERROR 0 last words" in done.stdout.splitlines(), done.stdout + done.stderr
 
 
