@@ -109,7 +109,7 @@ import sordino.torch as hvd
 
 def trial():
     hvd.init()
-    assert hvd.allreduce(torch.tensor(1.0)).item() == 1
+    assert hvd.allreduce(torch.tensor(float(hvd.rank()))).item() == (hvd.size() - 1) / 2
     os.write(1, f"trained {hvd.rank()} of {hvd.size()}\\n".encode())
 
 if __name__ == "__main__":
@@ -193,10 +193,11 @@ def test_children_that_are_told_who_they_are_are_ranks(script: str, tmp_path: Pa
 
 
 @pytest.mark.drill("processes that a rank starts")
-def test_a_child_of_a_process_that_is_no_rank_may_be_one(tmp_path: Path) -> None:
-    done = run(ranks(1), TRIAL, "", tmp_path)
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_child_of_a_process_that_is_no_rank_may_be_one(count: int, tmp_path: Path) -> None:
+    done = run(ranks(count), TRIAL, "", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["trained 0 of 1"]
+    assert sorted(done.stdout.splitlines()) == [f"trained {rank} of {count}" for rank in range(count)]
 
 
 @pytest.mark.drill("processes that a rank starts")

@@ -262,8 +262,13 @@ def test_a_person_at_a_terminal_sees_a_bar(launcher: mpi.Launcher, ranks: int) -
     assert "test accuracy" in text
 
 
-NONSENSE = [
+NONSENSE_ON_TWO_RANKS = [
     (["--algorithm", "telepathy"], "--algorithm telepathy: unknown; use one of adpsgd, allreduce"),
+    (["--lr", "fast"], "--lr: invalid float value"),
+    (["--checkpoint", "no-such-folder/c.pt"], "there is no folder"),
+]
+NONSENSE = [
+    *NONSENSE_ON_TWO_RANKS,
     (["--statistics", "s.json"], "--statistics s.json: needs --algorithm caps, not allreduce"),
     (["--algorithm", "caps", "--set", "scheduler={'often': 1}"], "use some of history_length, frequency, step"),
     (["--algorithm", "caps", "--threshold", "-1"], "CaPS(threshold=-1): must be at least 0"),
@@ -271,11 +276,9 @@ NONSENSE = [
     (["--algorithm", "crossover", "--set", "interval=0"], "Crossover(interval=0): must be at least 1"),
     (["--label-smoothing", "1"], "--label-smoothing 1.0: must be at least 0 and below 1"),
     (["--epochs", "0"], "--epochs 0: must be 1 or more"),
-    (["--lr", "fast"], "--lr: invalid float value"),
     (["--resume"], "--resume and --no-resume need --checkpoint"),
     (["--checkpoint-every", "5"], "--checkpoint-every needs --checkpoint FILE"),
     (["--checkpoint-every", "0", "--checkpoint", "c.pt"], "--checkpoint-every 0: must be 1 or more"),
-    (["--checkpoint", "no-such-folder/c.pt"], "there is no folder"),
     (["--data", "fashion-mnist", "--data-dir", "no-such-folder"], "no-such-folder: no such folder"),
     (["--data-dir", "."], "--data-dir: the digits come with scikit-learn"),
 ]
@@ -293,7 +296,7 @@ def test_nonsense_is_refused_with_status_2(launcher: mpi.Launcher, options: list
     refused(run(launcher, 1, *options), complaint)
 
 
-@pytest.mark.parametrize(("options", "complaint"), [NONSENSE[0], NONSENSE[8], NONSENSE[12]])
+@pytest.mark.parametrize(("options", "complaint"), NONSENSE_ON_TWO_RANKS)
 def test_ranks_refuse_nonsense_once(launcher: mpi.Launcher, options: list[str], complaint: str) -> None:
     """An algorithm, a value and a file."""
     refused(run(launcher, 2, *options), complaint)

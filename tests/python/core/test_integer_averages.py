@@ -11,9 +11,9 @@ from sordino import sim
 DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-@pytest.mark.parametrize(("size", "nodes"), [(3, 0), (49, 0), (98, 7)])
+@pytest.mark.parametrize(("size", "nodes"), [(3, 0), (49, 0), (98, 7), pytest.param(103, 0, marks=pytest.mark.soak)])
 def test_the_average_of_equal_integers_is_that_integer(size: int, nodes: int) -> None:
-    """With 49 and 98 ranks, 1 / N is rounded down, and N times that is below 1."""
+    """With 49, 98, 103 and 107 ranks, 1 / N is rounded down, and N times that is below 1."""
 
     def work() -> None:
         for dtype in DTYPES:
