@@ -95,7 +95,7 @@ const std::vector<Row>& rows() {
       {{"SORDINO_CPU_LEVEL", "", "", "upper limit of the kernels' instruction set: baseline, avx2 or avx512"},
        [](Config& c, auto&, auto& v) { c.cpu_level = v; }},
       {{"SORDINO_STREAMING_STORES", "", "",
-        "1 or 0: data for other ranks of the node always, or never, pass the caches by (on x86-64 only); unset: if "
+        "1 or 0: data for other ranks of the node always, or never, bypass the caches (on x86-64 only); unset: if "
         "ordinary stores are slow, as they are between sockets"},
        [](Config& c, auto& n, auto& v) { c.streaming_stores = v.empty() ? -1 : integer<int>(n, v, 0, 1); }},
       {{"SORDINO_GPU_ROUTE", "", "",

@@ -1,6 +1,5 @@
-// Ledger: the data of a run record, besides bytes sent by rank (transport/traffic.h). It has the time in which
-// operations were under way, and for which rank an operation waited when. Switched off, it costs one relaxed load per
-// event.
+// Ledger: the data of a run record, besides bytes sent by rank (transport/traffic.h). It records how long operations
+// were in flight, and when an operation waited for which rank. Switched off, it costs one relaxed load per event.
 #pragma once
 
 #include <atomic>
@@ -17,7 +16,7 @@ namespace sordino {
 class Ledger {
  public:
   enum class What : std::uint8_t {
-    kWait,     // a call of this rank did not return
+    kWait,     // a call of this rank waited
     kMeet,     // an operation of this rank waited for other ranks to begin theirs; `peer` was the last
     kMove,     // its data were in flight, while `peer` was late, or no rank (-1)
     kPull,     // a snapshot of `peer` was fetched
@@ -30,11 +29,10 @@ class Ledger {
     std::uint64_t bytes;
     std::string name;
   };
-  // Everything noted since the last take().
   struct Taken {
-    double seconds = 0;  // seconds with operations under way, since the beginning
-    std::vector<Span> spans;
-    std::uint64_t dropped = 0;  // spans beyond the limit kMost
+    double seconds = 0;         // with operations in flight, since the beginning; overlapping ones may count twice
+    std::vector<Span> spans;    // since the last take()
+    std::uint64_t dropped = 0;  // spans since then beyond the limit kMost
   };
 
   void open(bool opened) {

@@ -19,10 +19,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kPatience{1};  // time that the reader has for a line
-constexpr std::size_t kMostLines = 1000;      // in the queue
+constexpr std::chrono::seconds kReaderTime{1};  // until a line that nobody has read goes to stderr
+constexpr std::size_t kMostLines = 1000;        // in the queue
 
-// In one piece, so that lines of several processes do not mix.
+// One write per line, so that lines of several processes do not mix.
 void write_to_stderr(const Line& line) { write_all(STDERR_FILENO, "sordino: " + line.text + "\n"); }
 
 // Lines of one process that wait for its reader. Never destroyed, because threads may log until the process ends.
@@ -34,7 +34,7 @@ class Queue {
     const std::lock_guard held(mutex_);
     least_ = least;
     if (std::exchange(open_, true)) return;
-    patience_ = std::thread([this] { write_what_waits(); });
+    overdue_writer_ = std::thread([this] { write_overdue_lines(); });
   }
 
   void close() {
@@ -43,7 +43,7 @@ class Queue {
       open_ = false;
       changed_.notify_all();
     }
-    if (patience_.joinable()) patience_.join();
+    if (overdue_writer_.joinable()) overdue_writer_.join();
   }
 
   void say(Line line) {
@@ -85,7 +85,7 @@ class Queue {
     Clock::time_point since;
   };
 
-  void write_what_waits() {
+  void write_overdue_lines() {
     std::unique_lock held(mutex_);
     while (open_) {
       const auto next = std::find_if(waiting_.begin(), waiting_.end(), [this](const Waiting& one) {
@@ -93,7 +93,7 @@ class Queue {
       });
       if (next == waiting_.end()) {
         changed_.wait(held);
-      } else if (const auto due = next->since + kPatience; Clock::now() < due) {
+      } else if (const auto due = next->since + kReaderTime; Clock::now() < due) {
         changed_.wait_until(held, due);
       } else {
         next->line.on_stderr = true;
@@ -111,13 +111,13 @@ class Queue {
   bool open_ = false;
   Level least_ = Level::kWarning;
   std::deque<Waiting> waiting_;
-  std::thread patience_;
+  std::thread overdue_writer_;
 };
 
 std::atomic<Queue*> queue{nullptr};
 
-// This process's queue, or null. A forked child does not touch its parent's: another thread may have held its lock.
-Queue* ours() {
+// This process's queue, or null. A forked child does not use its parent's queue: another thread may have held its lock.
+Queue* queue_here() {
   Queue* const one = queue.load();
   return one != nullptr && one->is_ours() ? one : nullptr;
 }
@@ -126,7 +126,7 @@ Queue* ours() {
 
 void say(Level level, int rank, std::string text) {
   Line line{level, rank, std::move(text)};
-  if (Queue* const one = ours()) {
+  if (Queue* const one = queue_here()) {
     one->say(std::move(line));
   } else if (level >= Level::kWarning) {
     write_to_stderr(line);
@@ -134,25 +134,25 @@ void say(Level level, int rank, std::string text) {
 }
 
 void open(Level least) {
-  if (ours() == nullptr) {
+  if (queue_here() == nullptr) {
     if (Queue* const of_parent = queue.load()) leak_intentionally(of_parent);
     queue = new Queue;
   }
-  ours()->open(least);
+  queue_here()->open(least);
 }
 
 bool wait() {
-  Queue* const one = ours();
+  Queue* const one = queue_here();
   return one != nullptr && one->wait();
 }
 
 std::optional<Line> take() {
-  Queue* const one = ours();
+  Queue* const one = queue_here();
   return one != nullptr ? one->take() : std::nullopt;
 }
 
 void close() {
-  if (Queue* const one = ours()) one->close();
+  if (Queue* const one = queue_here()) one->close();
 }
 
 }  // namespace sordino::log

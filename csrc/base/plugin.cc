@@ -22,7 +22,7 @@ void* symbol(void* library, const char* name) {
   Dl_info ours;
   const bool known = dladdr(reinterpret_cast<void*>(&path_of), &ours) != 0;
   throw TransportError(std::string("a library next to ") + (known ? ours.dli_fname : "libsordino.so") +
-                       " is of another version: it lacks " + name + ". Install Sordino again");
+                       " is of another version: it has no function " + name + ". Install Sordino again");
 }
 
 }  // namespace sordino::plugin

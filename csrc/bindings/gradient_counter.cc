@@ -48,7 +48,7 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
   // Called when the user's hooks have finished with the gradient.
   void count(std::size_t index) {
     if (accumulates) return;
-    if (done) note(index);  // a hook of the tensor has meanwhile reduced all gradients
+    if (done) note(index);  // a hook of the tensor has called synchronize() since
     if (counts_[index] >= passes_) {
       tell("exceeded", index);
       return;
@@ -64,7 +64,7 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
   std::size_t watch(std::vector<std::size_t> members, std::shared_ptr<PyDevice> device) {
     const std::size_t number = sets_.size();
     for (const std::size_t index : members) set_of_.at(index) = static_cast<long>(number);
-    await(sets_.emplace_back(Set{std::move(members), std::move(device), {}, 0}));
+    count_incomplete(sets_.emplace_back(Set{std::move(members), std::move(device), {}, 0}));
     return number;
   }
 
@@ -87,7 +87,7 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
     std::fill(counts_.begin(), counts_.end(), 0);
     std::fill(notes_.begin(), notes_.end(), 0);
     order_.clear();
-    for (Set& set : sets_) await(set);
+    for (Set& set : sets_) count_incomplete(set);
     forget_streams();
     done = false;
     seen_ = kNone;
@@ -126,7 +126,7 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
 
   void tell(const char* method, std::size_t number) const { tell_(method, number); }
 
-  void await(Set& set) const {
+  void count_incomplete(Set& set) const {
     set.waiting = std::count_if(set.members.begin(), set.members.end(),
                                 [&](std::size_t index) { return counts_[index] < passes_; });
   }

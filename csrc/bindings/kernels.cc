@@ -61,13 +61,14 @@ void register_kernels(py::module_& module) {
       [](const std::vector<std::pair<std::uintptr_t, std::size_t>>& tensors, std::uintptr_t flat) {
         kernels::flatten(spans(tensors), pointer(flat));
       },
-      py::arg("tensors"), py::arg("flat"), no_gil, "Copies (address, bytes) runs into one flat buffer, back to back.");
+      py::arg("tensors"), py::arg("flat"), no_gil,
+      "Copy tensors, given as (address, bytes), into one flat buffer without gaps.");
   kernels.def(
       "unflatten",
       [](std::uintptr_t flat, const std::vector<std::pair<std::uintptr_t, std::size_t>>& tensors) {
         kernels::unflatten(pointer(flat), spans(tensors));
       },
-      py::arg("flat"), py::arg("tensors"), no_gil, "Copies one flat buffer into (address, bytes) runs.");
+      py::arg("flat"), py::arg("tensors"), no_gil, "Copy one flat buffer into tensors, given as (address, bytes).");
   kernels.def(
       "level", [] { return std::string(kernels::level()); }, "The instruction set in use: baseline, avx2 or avx512.");
   kernels.def("set_level", &kernels::set_level, py::arg("level"),
@@ -77,9 +78,9 @@ void register_kernels(py::module_& module) {
       [](std::uintptr_t to, std::uintptr_t from, std::size_t bytes) {
         kernels::publish(pointer(to), pointer(from), bytes);
       },
-      py::arg("to"), py::arg("from_"), py::arg("bytes"), no_gil, "Copies to memory that other processes read.");
+      py::arg("to"), py::arg("from_"), py::arg("bytes"), no_gil, "Copy to memory that other processes read.");
   kernels.def("set_streams", &kernels::set_streams, py::arg("streams"),
-              "Fix whether data for peers pass the caches by; None: decide by the times of copies.");
+              "Fix whether writes for peers bypass the caches; None: choose by the times of copies.");
   register_codecs(kernels);
   register_unchanged(kernels);
 }

@@ -4,7 +4,8 @@
 //   small and done before, or this rank is alone   done in one shot; returns the result
 //   any other, and the caller waits                submitted and waited for; returns the result, or a handle with it
 //   any other, and it does not wait                submitted; returns its handle, its result and its name
-//   an unusual tensor, or an invalid argument      returns None: Python does it, or raises the error
+//   an unusual tensor, an invalid argument, or
+//   a call within a call of this thread            returns None: Python does it, or raises the error
 #include <algorithm>
 #include <array>
 
@@ -74,7 +75,7 @@ bool read_name(PyObject* given, Opcode opcode, std::string& name) {
   return text != nullptr;
 }
 
-// Whether no call has waited yet for an operation of this name.
+// Whether an operation of this name is in flight, and no call has waited for it.
 bool is_in_flight(const Caller& caller, PyObject* set, const std::string& name) {
   if (PyDict_GET_SIZE(caller.in_flight.ptr()) == 0) return false;
   const py::object text = taken(PyUnicode_FromStringAndSize(name.data(), static_cast<Py_ssize_t>(name.size())));
@@ -195,11 +196,11 @@ void note_change(const Caller& caller, PyObject* tensor) {
   if (changed) taken(PyObject_CallOneArg(caller.note_change.ptr(), changed.ptr()));
 }
 
-// Whether the result may be written while the input is read: they are apart, or this rank's part of the input lies
-// where it goes.
-bool may_share(const Call& call, const Repeat& repeat, const std::byte* input, const std::byte* output) {
+// Whether the result may be written while the input is read: they do not overlap, or this rank's part of the input is
+// already at its place in the result.
+bool overlap_is_safe(const Call& call, const Repeat& repeat, const std::byte* input, const std::byte* output) {
   const Recipe& recipe = repeat.recipe;
-  if (recipe.takes.empty()) return true;  // an all-reduce, whose tensors are one or apart
+  if (recipe.takes.empty()) return true;  // an all-reduce: one tensor, or two that do not overlap
   const std::size_t given = count_of(call.what.shape) * size_of(call.what.dtype);
   if (output + recipe.result_bytes() <= input || input + given <= output) return true;
   std::size_t before = 0;
@@ -240,12 +241,12 @@ py::object repeat(const Caller& caller, PyObject* const* given) {
     target = py::bool_(true);
   } else if (const auto* shape = call.shape_of_result(found.get())) {
     target = call.make_target(caller, *shape, source, given[Call::kTarget]);
-    if (!target || (found && !may_share(call, *found, call.source.data, call.target.data))) return {};
+    if (!target || (found && !overlap_is_safe(call, *found, call.source.data, call.target.data))) return {};
     static std::byte empty;  // without an address, an empty tensor would be taken for no target
     if (!call.target.data) call.target.data = &empty;
   }
   const bool named = given[Call::kName] != Py_None;
-  // A rank that is alone does also at once what need not be over when this returns.
+  // A rank that is alone completes even an asynchronous call at once.
   if (found && found->carried && (waits || found->recipe.takes.size() == 1)) {
     bool done = false;
     {

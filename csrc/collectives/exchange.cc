@@ -68,7 +68,7 @@ class Mixing {
         }
         for (const Parcel& parcel : plan.sends) co_await participants_.finished(**send++, parcel.peer);
       }
-      if (plan.averages.empty()) continue;                // then it is so on all ranks of the node
+      if (plan.averages.empty()) continue;                // empty on one rank of a node: empty on all
       if (plan_.together() && !participants_.one_node) {  // else the node has no messages to wait for
         participants_.reach(&SharedBlock::offered, kReady + 1 + group);
         co_await participants_.all_reached(&SharedBlock::offered, kReady + 1 + group);

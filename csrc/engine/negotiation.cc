@@ -19,7 +19,7 @@ void Negotiation::announce(int member, Announcement said, AwakeTime now) {
     throw TransportError("a control message announces the same request twice");
   if (collective(said.opcode).effect == Effect::kJoins) {
     joined_[member] = true;
-    for (const auto& [name, pending] : pending_) ripe_.push_back(name);
+    for (const auto& [name, pending] : pending_) to_check_.push_back(name);
   }
   const std::string name = said.name;
   Pending& pending = pending_[name];
@@ -30,12 +30,12 @@ void Negotiation::announce(int member, Announcement said, AwakeTime now) {
   pending.said[member] = std::move(said);
   ++pending.count;
   pending.last = member;
-  ripe_.push_back(name);
+  to_check_.push_back(name);
 }
 
 void Negotiation::leave(int member, Departure departure) {
   departed_[member] = std::move(departure);
-  for (const auto& [name, pending] : pending_) ripe_.push_back(name);
+  for (const auto& [name, pending] : pending_) to_check_.push_back(name);
 }
 
 bool Negotiation::complete(const Pending& pending) const {
@@ -153,8 +153,8 @@ Decision Negotiation::give_up(const std::string& name, const Pending& pending) c
 std::vector<Decision> Negotiation::decide() {
   std::vector<Decision> decisions;
   fusing_.reset();
-  const std::vector<std::string> ripe = std::exchange(ripe_, {});
-  for (const std::string& name : ripe) {
+  const std::vector<std::string> names = std::exchange(to_check_, {});
+  for (const std::string& name : names) {
     auto found = pending_.find(name);
     if (found == pending_.end()) continue;
     const Pending& pending = found->second;

@@ -68,7 +68,7 @@ class Negotiation {
   std::size_t fusion_bytes_;
   std::shared_ptr<GivenIds> given_;
   std::unordered_map<std::string, Pending> pending_;
-  std::vector<std::string> ripe_;  // names that may be complete, in order
+  std::vector<std::string> to_check_;  // names that may be complete, in order
   // The operations fused in the last decision of this round, to compare the next one with.
   struct Fusing {
     ReduceOp op;

@@ -92,8 +92,8 @@ class ProcessSet {
   std::optional<InTurn> entered;
   std::optional<Time> awaited_since;  // the reverse case: others have entered, and wait for this rank
   double timeout_s = 0;               // of its operations on this rank; 0: the world's (SORDINO_TIMEOUT_S)
-  // The last operation on which the ranks did not agree: others have announced it, or will. So this rank announces it,
-  // too, when it comes to it.
+  // The last operation whose turn had no result. This rank announces it next time, as the other ranks do, instead of
+  // entering another turn with it.
   std::shared_ptr<const Repeat> refused;
   bool take_refused(const std::shared_ptr<const Repeat>& repeat) {
     if (refused != repeat) return false;

@@ -18,8 +18,8 @@
 
 #include "collectives/operations.h"
 #include "collectives/shared_tensors.h"
-#include "engine/detour.h"
 #include "engine/running.h"
+#include "engine/staged_tensors.h"
 
 namespace sordino {
 namespace {
@@ -266,10 +266,10 @@ Task run_collective_on_device(Running& running, const std::shared_ptr<Device>& d
       if (lies_in_place(running)) {
         co_await compute_on_queue(running);
       } else {
-        Detour detour(running, device, Where::kDevice);
-        detour.in();
+        StagedTensors staged(running, device, Where::kDevice);
+        staged.copy_inputs();
         co_await compute_on_queue(running);
-        detour.out();
+        staged.copy_outputs();
       }
       co_return;
     }
@@ -281,10 +281,10 @@ Task run_collective_on_device(Running& running, const std::shared_ptr<Device>& d
   }
   begin_with_host(running, device, "STAGED");
   participants.compute = &host_compute();  // on the copies
-  Detour detour(running, device, Where::kHost);
-  detour.in();
+  StagedTensors staged(running, device, Where::kHost);
+  staged.copy_inputs();
   co_await compute_on_queue(running);
-  detour.out();
+  staged.copy_outputs();
 }
 
 }  // namespace

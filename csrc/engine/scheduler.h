@@ -1,6 +1,7 @@
 // Scheduler of one rank: the order of its operations, and all that moves them on.
 //
 //   submit     any thread       checks the request and queues it
+//   enter      polling thread   repeats it without a negotiation, if all members do (scheduler_one_shot.cc); else:
 //   announce   polling thread   tells the set's coordinator of it (negotiation.h)
 //   decide     coordinator      once all members have announced a name: sends a decision to all members
 //   receive    other members    queue the decision; all members of a set have its decisions in the same order

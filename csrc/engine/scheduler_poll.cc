@@ -358,7 +358,7 @@ void Scheduler::note_run(const Running& running) {
   for (const Submission& submission : running.submissions) {
     for (const Tensor& tensor : submission.request.tensors) bytes += tensor.bytes();
   }
-  // If several ranks were late at once, the wait is attributed to the one that was late longest.
+  // If several ranks were late at once, the wait is attributed to one of them.
   int missed = -1;
   Time end = now;
   for (auto part = running.late.rbegin(); part != running.late.rend(); ++part) {

@@ -2,7 +2,7 @@
 //
 // Before a processor writes a cache line that another one has read, it must take the line back. If the two share a
 // cache, this costs little. Otherwise (another socket or core complex) it takes 10 times as long as the write itself.
-// Streaming stores pass the caches by, and do not wait for lines. But the reader then reads from memory, so they lose
+// Streaming stores bypass the caches, and do not wait for lines. But the reader then reads from memory, so they lose
 // where processors share a cache. Which of the two holds depends on where the processes run, which the kernel or a
 // hypervisor may change at any time. So copies are timed, and the way of copying follows (StoreChoice).
 #pragma once
@@ -20,7 +20,7 @@ inline constexpr std::size_t kLeastStreamed = 4096;
 
 // Copies `bytes` bytes to memory that peers read after a later release store. No overlap.
 void publish(std::byte* to, const std::byte* from, std::size_t bytes);
-// Whether published data currently pass the caches by.
+// Whether published data currently bypass the caches.
 bool streams();
 // Fixes the way of copying; nothing: back to the choice by times. Streaming stores exist on x86-64 only.
 void set_streams(std::optional<bool> streams);

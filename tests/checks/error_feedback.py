@@ -407,7 +407,7 @@ def averages_of_local_sgd_in_flight_are_waited_for(seat: Seat) -> None:
     model, optimizer = wrap("local-sgd")
     train(seat, model, optimizer, range(3))
     saved = copy.deepcopy(optimizer.state_dict())
-    for fragment in optimizer._strategy._encoded._fragments:
+    for fragment in optimizer._strategy._averaging._fragments:
         fragment.begin()
     optimizer.load_state_dict(saved)
     train(seat, model, optimizer, range(3, 8))

@@ -85,7 +85,7 @@ def what_an_encoding_has_lost_is_sent_later(seat: Seat, codec: Codec) -> None:
         parameter.grad = gradients[seat.rank].clone()
         optimizer.step()
         wanted -= torch.stack(gradients).double().mean(0)
-    (mean,) = steps_of(optimizer)._encoded._fragments[0].mean.encoded
+    (mean,) = steps_of(optimizer)._averaging._fragments[0].mean.encoded
     left = hvd.allreduce(mean.residuals[0][:300].double(), name="left")
     if len(mean.residuals) > 1:
         left += hvd.allgather(mean.residuals[1].double(), name="left of means")[:300]
@@ -235,7 +235,7 @@ def a_failed_averaging_changes_nothing(seat: Seat, codec: Codec) -> None:
         sgd(model), model.named_parameters(), algorithm=LocalSGD(2, exchange="allreduce", compression=codec)
     )
     train_layers(seat, model, optimizer, range(3))
-    (mean,) = steps_of(optimizer)._encoded._fragments[0].mean.encoded
+    (mean,) = steps_of(optimizer)._averaging._fragments[0].mean.encoded
     if seat.rank < seat.last:
         outer, residuals = copy.deepcopy((outer_of(optimizer), mean.residuals))
         own: list[torch.Tensor] = []

@@ -138,7 +138,7 @@ ERRORS = [
     Error(
         "a commit that others have saved is dropped",
         "forgotten rollback",
-        "python/sordino/torch/elastic/state.py",
+        "python/sordino/torch/elastic/commits.py",
         "        if self._stopped and self._version < max(one.version for one in reports):\n            self.save()\n",
         "",
         (tests("elastic_commits"),),
@@ -162,7 +162,7 @@ ERRORS = [
     Error(
         "news of hosts stays on one rank",
         "lost message",
-        "python/sordino/torch/elastic/state.py",
+        "python/sordino/torch/elastic/commits.py",
         "functools.reduce(operator.or_, (one.changes for one in reports))",
         "reports[0].changes",
         (tests("elastic_horovod"),),

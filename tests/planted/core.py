@@ -469,7 +469,7 @@ ERRORS = [
         "a join does not complete pending operations",
         "lost message",
         _NEGOTIATION,
-        "    joined_[member] = true;\n    for (const auto& [name, pending] : pending_) ripe_.push_back(name);\n",
+        "    joined_[member] = true;\n    for (const auto& [name, pending] : pending_) to_check_.push_back(name);\n",
         "    joined_[member] = true;\n",
         ("cpp.test_negotiation", checks("joining")),
     ),

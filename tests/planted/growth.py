@@ -5,7 +5,6 @@ from __future__ import annotations
 from planted.error import Error, checks, tests
 
 _GROWTH = "python/sordino/runtime/recovery/growth.py"
-_STATE = "python/sordino/torch/elastic/state.py"
 _JOIN = "tests/faults/test_join.py --tier all -k "
 _JOIN_REQUESTS = "tests/python/rendezvous/test_join_requests.py"
 _LEAVING = "csrc/transport/process/leaving.cc"
@@ -231,7 +230,7 @@ ERRORS = [
     Error(
         "what a job of one rank has processed is forgotten when another joins",
         "dropped state in a checkpoint",
-        _STATE,
+        "python/sordino/torch/elastic/commits.py",
         "            if under_way and one.version == 0:\n                continue\n",
         "",
         (_JOIN + "every_sample",),
@@ -335,7 +334,7 @@ ERRORS = [
     Error(
         "a newcomer that has received no state trains",
         "forgotten rollback",
-        _STATE,
+        "python/sordino/torch/elastic/state.py",
         "if current().losses.unsettled and all(one.version == 0 for one in reports):",
         "if False:",
         (_JOIN + "without_a_state",),

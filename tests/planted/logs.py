@@ -77,8 +77,8 @@ ERRORS = [
         "a line waits for as long as a rank holds the interpreter",
         "missing wait",
         _QUEUE,
-        "constexpr std::chrono::seconds kPatience{1};",
-        "constexpr std::chrono::seconds kPatience{1000};",
+        "constexpr std::chrono::seconds kReaderTime{1};",
+        "constexpr std::chrono::seconds kReaderTime{1000};",
         (tests("log", "holds_the_interpreter"),),
     ),
     Error(

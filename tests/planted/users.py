@@ -199,8 +199,8 @@ ERRORS = [
         "movements of a group are lost when parameters are unfrozen",
         "dropped state in a checkpoint",
         "python/sordino/algorithms/exchanging.py",
-        "            self.settle(optimizer)\n            round",
-        "            round",
+        "            self.settle(optimizer)\n            self._part",
+        "            self._part",
         (checks("frozen"),),
     ),
     Error(

@@ -77,7 +77,7 @@ bool ProcessWatch::ended() {
 
 bool ProcessWatch::looks_ended() const {
   if (kill(pid_, 0) != 0 && failing_of(errno) == Failing::kGone) return true;
-  const Facts facts = facts_of(pid_);  // this needs a free file descriptor; without one, signal 0 has to do
+  const Facts facts = facts_of(pid_);  // this needs a free file descriptor; without one, the result of signal 0 is used
   if (facts.state == '?') return false;
   return facts.state == 'Z' || facts.state == 'X' || (!begun_.empty() && facts.begun != begun_);
 }

@@ -172,13 +172,13 @@ class ExchangingStrategy(Strategy):
                 self.settings.process_set,
             )
 
-    def _part(self, keeps_place: bool = False) -> None:
-        """Undo a meeting. With `keeps_place` the registration for recovery stays, because another meeting follows."""
+    def _part(self, stays_registered: bool = False) -> None:
+        """Undo a meeting. With `stays_registered` for recovery, because another meeting follows."""
         state = self.carried_state()
         recoverable = self.context.losses.recoverables.get(id(self))
         reducer, self.reducer = self.reducer, None  # not released by `detach`: it may be running
         self.detach()
-        if keeps_place and recoverable is not None:
+        if stays_registered and recoverable is not None:
             self.context.losses.recoverables[id(self)] = recoverable
         self.settings.check.part()
         self.prepare()
@@ -208,11 +208,10 @@ class ExchangingStrategy(Strategy):
     @torch.no_grad()
     def renew(self) -> None:
         """Continue among the remaining ranks. Collective over them."""
-        round = self.round + int(self._exchanging)
+        self.round += int(self._exchanging)  # before anything that a second loss may interrupt
         self.give_up()
-        self._part(keeps_place=True)
+        self._part(stays_registered=True)
         self._meet_all()
-        self.round = round
         if not self.active:
             return
         if self.levels and self.context.losses.levels:
@@ -220,6 +219,29 @@ class ExchangingStrategy(Strategy):
         mine = torch.tensor([self.round, self.steps], device=HOST)
         furthest = allreduce(mine, op=Max, name=f"{self.label}.furthest", process_set=self.settings.process_set)
         self._first_open_round, self._most_steps = furthest.tolist()
+
+    @torch.no_grad()
+    def give_up(self) -> None:
+        """Undo an exchange that a lost rank has interrupted, if there is one."""
+        self._rollback.go_back(self.exchanged)
+        self._exchanging = False
+
+    def level(self, tensors: list[torch.Tensor]) -> None:
+        """Replace `tensors` on all ranks by their means. Collective."""
+        with self._rollback.around(tensors):
+            take_mean(tensors, f"{self.label}.level", self.settings.process_set)
+
+    def _level_group(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Make the models of a group equal again, in every world but the first.
+
+        Groups are formed anew after a loss. Their members have different momenta, and some have not taken the
+        interrupted step.
+        """
+        group = self.replicas
+        if self.context.epoch > 0 and group is not None and len(group.ranks or []) > 1:
+            take_mean(tensors, f"{self.label}.group", group)
+
+    # ---- exchanged tensors -------------------------------------------------------------------------------------
 
     @property
     def exchanged(self) -> list[torch.Tensor]:
@@ -270,11 +292,9 @@ class ExchangingStrategy(Strategy):
 
         def meet_anew() -> None:
             self.settle(optimizer)
-            round = self.round
-            self._part(keeps_place=True)
+            self._part(stays_registered=True)
             self._frozen = None
             self._meet_all()
-            self.round = round
 
         self.do_together(meet_anew)
 
@@ -295,25 +315,7 @@ class ExchangingStrategy(Strategy):
             with self._rollback.around(frozen):
                 take_mean(frozen, f"{self.label}.frozen", self.settings.process_set)
 
-    @torch.no_grad()
-    def give_up(self) -> None:
-        """Undo an exchange that a lost rank has interrupted, if there is one."""
-        self._rollback.go_back(self.exchanged)
-        self._exchanging = False
-
-    def level(self, tensors: list[torch.Tensor]) -> None:
-        """Replace `tensors` on all ranks by their means. Collective."""
-        with self._rollback.around(tensors):
-            take_mean(tensors, f"{self.label}.level", self.settings.process_set)
-
-    def _level_group(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Make the models of a group equal again, in every world but the first.
-
-        After a loss, members of a new group have momenta of different groups, and some repeat a step of the old world.
-        """
-        group = self.replicas
-        if self.context.epoch > 0 and group is not None and len(group.ranks or []) > 1:
-            take_mean(tensors, f"{self.label}.group", group)
+    # ---- other ranks -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def prepare_growth(self, optimizer: torch.optim.Optimizer) -> None:

@@ -79,7 +79,7 @@ class RendezvousServer:
         self._join_requests.left(rank)
         for (key, ranks), shown in list(self._rounds.items()):
             self._answer(key, ranks, shown)
-        self._votes.left(self._gone)
+        self._votes.note_ended(self._gone)
         self._dismiss_newcomers_if_alone()
 
     def _accept(self) -> None:

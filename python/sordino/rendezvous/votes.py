@@ -1,11 +1,11 @@
-"""Votes of ranks at the launcher: all of them agree, or the vote fails. All that ask get the same decision.
+"""Votes of ranks at the launcher: all of them agree, or the vote fails. All ranks that vote get the same decision.
 
 The launcher decides, so a rank that is lost in the middle cannot leave the others with different views:
 
 | decision | when |
 |---|---|
 | yes | all ranks of the vote have agreed |
-| no | a rank has not agreed, or has ended before it agreed |
+| no | a rank has voted no, or has ended before it voted |
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Votes:
         """
         vote = self._votes.setdefault(key, _Vote(frozenset(ranks)))
         if rank not in vote.ranks:
-            raise ValueError("a vote of other ranks")
+            raise ValueError(f"rank {rank} has no vote on {key}: its ranks are {sorted(vote.ranks)}")
         vote.waiting.append(tell)
         if agrees:
             vote.agreed.add(rank)
@@ -54,7 +54,7 @@ class Votes:
             vote.decided = False
         self._decide(vote, gone)
 
-    def left(self, gone: Set[int]) -> None:
+    def note_ended(self, gone: Set[int]) -> None:
         """Decide votes that wait for a rank that has ended."""
         for vote in self._votes.values():
             self._decide(vote, gone)

@@ -104,7 +104,7 @@ class LossState:
     Attributes:
         survivable: whether the remaining ranks continue after a loss.
         locksteps: sequences of parts, by their names.
-        recoverables: objects to renew, by id(), in the order of registration.
+        recoverables: objects to renew, by id().
         on_resize: callbacks for changes of the number of ranks.
         unsettled: whether a rank has joined whose model is not that of the job yet, as far as this rank knows.
         levels: whether recovery may take the mean of all models, as the ranks have agreed after the last loss.
@@ -124,9 +124,13 @@ class LossState:
     _thread: threading.local = field(default_factory=threading.local)
 
     def living_recoverables(self) -> list[Recoverable]:
-        """Return the objects to renew after a loss that still exist."""
+        """Return the objects to renew after a loss that still exist, in the order in which to renew them.
+
+        Objects that ranks renew together come first, by name. The order of registration may differ between ranks,
+        because a loss may interrupt a meeting, in which objects register again.
+        """
         self.recoverables = {key: one for key, one in self.recoverables.items() if one.weak_renew() is not None}
-        return list(self.recoverables.values())
+        return sorted(self.recoverables.values(), key=lambda one: (not one.name, one.name))
 
     def living_growing(self) -> list[Growing]:
         """Return the objects to make again when ranks join that still exist."""

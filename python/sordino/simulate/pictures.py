@@ -1,4 +1,4 @@
-"""Plots of a simulation. matplotlib is imported only to draw one."""
+"""Plots of a simulation. matplotlib is imported only when a plot is drawn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ACTIVITIES: dict[Activity, tuple[str, str]] = {
     "wait": ("waits", "#e0a458"),
     "transfer": ("receives a model", "#0b6e4f"),
 }
-_SHOWN = 16  # workers at most: the first ones
+_SHOWN = 16  # largest number of workers that are shown, the first ones
 
 
 def save(path: Path, draw: Callable[[Any], None]) -> None:
@@ -36,7 +36,7 @@ def save(path: Path, draw: Callable[[Any], None]) -> None:
 
 
 def curves(results: Results, figure: Any) -> None:
-    """Draw accuracy, or the distance from the optimum, over virtual time: a line per mode, thin lines per seed."""
+    """Draw accuracy, or the distance from the optimum, over virtual time, by mode, with thin lines by seed."""
     axes = figure.subplots()
     modes = list(dict.fromkeys(run["mode"] for run in results["runs"]))
     what = "accuracy" if "accuracy" in results["runs"][0]["curve"][0] else "distance"
@@ -64,7 +64,7 @@ def _column(line: Sequence[Mapping[str, float]], name: str) -> list[float]:
 
 
 def gantt(spans: Mapping[str, Sequence[Span]], until: float, figure: Any) -> None:
-    """Draw when each worker computes, waits, and receives a model from which peer, up to `until` virtual seconds."""
+    """Draw when each worker computes, waits and receives a model, and from whom, up to `until` virtual seconds."""
     panels = figure.subplots(len(spans), 1, sharex=True, squeeze=False)[:, 0]
     figure.set_size_inches(11, 1.2 + 2.2 * len(spans))
     for axes, (mode, all_spans) in zip(panels, spans.items(), strict=True):

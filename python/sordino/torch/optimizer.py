@@ -119,7 +119,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         options.check()
         self._may_synchronize = True
-        self._asked = False  # synchronize() was called for this step's gradients
+        self._asked = False  # whether synchronize() was called for this step's gradients
         self._wrapping = Wrapping(optimizer, names, options, compare=True)
         recorder = self._strategy.context.recorder
         if recorder is not None:
@@ -128,9 +128,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        # True: GradScaler calls step() also if gradients are infinite. Gossip needs that, because such a worker must
-        # still exchange. Otherwise GradScaler must unscale, because a wrapped optimizer that can do so would not see
-        # the scale. With check_finite, step() must be called so that it can refuse; this property must not raise.
+        # True: GradScaler calls step() even if gradients are infinite. A gossip worker must still exchange then, and
+        # with check_finite step() refuses them. False: GradScaler unscales first, because a wrapped optimizer that
+        # unscales by itself is not given the scale. This property must not raise.
         return self._options.check_finite or self._strategy.steps_always
 
     @property
@@ -145,8 +145,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        # GradScaler.unscale_ and others get the gradients through this after backward, so they must be reduced. Not if
-        # that takes more exchanges than step() would: a single rank that reads this would wait for the others.
+        # GradScaler.unscale_ and others get the gradients through this after backward, so they must be reduced. Not
+        # with `partial_state`, where reducing takes more exchanges than step(): a single rank that reads this would
+        # wait for the others.
         strategy = self._wrapping.strategy
         if self._may_synchronize and strategy.ready and not strategy.partial_state:
             strategy.synchronize()
@@ -251,7 +252,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._inner = state["inner"]
         self._may_synchronize = True
-        self._asked = False  # synchronize() was called for this step's gradients
+        self._asked = False  # whether synchronize() was called for this step's gradients
         self._wrapping = Wrapping.of_copy(state)
 
     def __dir__(self) -> list[str]:

@@ -300,9 +300,9 @@ class CaPSStrategy(ExchangingStrategy):
     def carried_state(self) -> dict[str, Any]:
         return {**self.state_dict(), **_no_items()}  # in a new world nothing has been skipped yet
 
-    def _part(self, keeps_place: bool = False) -> None:
+    def _part(self, stays_registered: bool = False) -> None:
         statistics = self._statistics
-        super()._part(keeps_place)
+        super()._part(stays_registered)
         self._statistics.go_on_from(statistics, self.steps)
 
     def take_over(self, old: Strategy) -> None:

@@ -7,15 +7,16 @@ the same, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from sordino.algorithms.diloco import DiLoCo
-from sordino.algorithms.diloco.fragment import Elements, Fragment
+from sordino.algorithms.diloco.fragment import Fragment
 from sordino.algorithms.local_sgd import LocalSGD
+from sordino.algorithms.local_sgd.averaging import RESIDUALS_OF, Averaging, Pieces, Values
 from sordino.algorithms.local_sgd.movements import fill, whole_parameters
 from sordino.errors import UsageError
 from sordino.runtime.collectives.autograd import allgather
@@ -30,7 +31,7 @@ _BEGIN, _LOADED, _AVERAGE = range(3)
 _ACTIONS = ("begins with new parameters", "begins from a checkpoint", "averages")  # for errors
 
 
-class EncodedAveraging:
+class EncodedAveraging(Averaging):
     """Averages of the tensors of one rank and its peers.
 
     Args:
@@ -54,46 +55,42 @@ class EncodedAveraging:
         assert algorithm.codec is not None
         workers = groups if algorithm.sharded else groups * algorithm.group_size
         sender = Sender.of(context, peers, algorithm.codec, algorithm.aggregate == "gradients", workers)
-        self._feedback = Feedback(sender, "averagings of LocalSGD")
+        self._feedback = Feedback(sender, RESIDUALS_OF)
         # Residuals are in memory order, so those of another order are of other elements.
         self._labels = {name: label(name, parameter) for name, parameter in parameters.items()}
 
     @property
     def begun(self) -> bool:
-        """Whether there are outer parameters."""
         return bool(self._fragments)
 
     @torch.no_grad()
-    def note(self, runs: Sequence[torch.Tensor], pieces: Iterable[Elements]) -> None:
+    def note(self, values: Values, pieces: Pieces) -> None:
         """Make outer parameters for all tensors that lack them. Collective over the peers if there are such tensors.
 
         They are those of a checkpoint, or else the values of the first peer. All peers have the same values, unless the
         script has given them different ones. Even then the next averaging is the mean of all, up to the encoding.
-
-        Args:
-            runs: the tensors that are averaged, flat. Those of earlier calls come first.
-            pieces: the parameters in these tensors.
         """
-        if self._known == len(runs):
+        found = values()
+        if self._known == len(found):
             return
         self._agree(_BEGIN)
-        pieces = list(pieces)
+        parts = list(pieces())
         name = f"local.outer.{len(self._fragments)}"
-        fragment = Fragment(self._context, self._peers, runs[self._known :], name, self._outer_step)
-        for piece in pieces:
+        fragment = Fragment(self._context, self._peers, found[self._known :], name, self._outer_step)
+        for piece in parts:
             outer = fragment.outer_of(piece.values)
             if outer is not None:
                 fill(outer, piece, self._parameters[piece.name], self._loaded)
         for number, outer in enumerate(fragment.outer):
             broadcast_(outer, self._first, f"{name}.begin.{number}", self._peers)
-        labelled = [replace(piece, name=self._labels[piece.name]) for piece in pieces]
+        labelled = [replace(piece, name=self._labels[piece.name]) for piece in parts]
         fragment.attach(self._feedback, labelled)
         self._feedback.drop_rest({piece.name for piece in labelled}, "this rank no longer averages these elements")
         self._fragments.append(fragment)
-        self._known, self._loaded = len(runs), {}
+        self._known, self._loaded = len(found), {}
 
-    def average(self) -> None:
-        """Replace all tensors by their averages. Collective over the peers.
+    def average(self, values: Sequence[torch.Tensor], reduce: Callable[[int], None]) -> None:
+        """Replace all tensors by their averages. Collective over the peers. `reduce` is not called.
 
         Raises:
             PeerLost, Timeout, TransportError: a rank is lost. The tensors of a fragment whose mean is incomplete, their
@@ -123,21 +120,16 @@ class EncodedAveraging:
             "on all ranks"
         )
 
-    def state(self, pieces: Iterable[Elements], group: ProcessSet | None) -> dict[str, Any]:
-        """Return the outer parameters by the names of parameters, each whole; {} before the first `note`.
-
-        Args:
-            pieces: the parameters in the tensors that are averaged.
-            group: ranks that have the other parts of the parameters, over which this is collective; None: there are no
-                other parts.
-        """
+    def state(self, values: Values, pieces: Pieces, group: ProcessSet | None) -> dict[str, Any]:
+        """Return the outer parameters by the names of parameters, each whole, and residuals."""
         residuals = self._feedback.state()
         own = {"residuals": residuals} if residuals else {}
         if not self._fragments:
             return {"outer": self._loaded, **own} if self._loaded else own
+        values()  # moves parameters back that were replaced
         parts = [
             (piece.name, piece.begin, piece.end, outer)
-            for piece in pieces
+            for piece in pieces()
             for fragment in self._fragments
             if (outer := fragment.outer_of(piece.values)) is not None
         ]

@@ -6,14 +6,16 @@ that they had in common, which are therefore in the state: by the names of param
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from sordino.algorithms.diloco.fragment import Elements
+from sordino.algorithms.local_sgd.averaging import Averaging, Pieces, Values, drop_residuals
 from sordino.algorithms.local_sgd.sharded_state import in_memory_order
 from sordino.runtime.collectives.objects import allgather_object
+from sordino.runtime.collectives.operation import Sum
 from sordino.runtime.local_shards import LocalShard
 from sordino.runtime.process_set import ProcessSet
 
@@ -55,7 +57,7 @@ def fill(target: torch.Tensor, piece: Elements, parameter: torch.Tensor, saved: 
         target.copy_(in_memory_order(ordered)[piece.begin : piece.end])
 
 
-class Movements:
+class Movements(Averaging):
     """Sums over groups of the changes of their models, without a codec.
 
     Args:
@@ -69,62 +71,40 @@ class Movements:
 
     @property
     def begun(self) -> bool:
-        """Whether there are models from which changes count."""
         return bool(self._then)
 
     @torch.no_grad()
-    def note(self, values: Sequence[torch.Tensor], pieces: Callable[[], Iterable[Elements]]) -> None:
-        """Begin to count the changes of tensors that are new in `values`.
+    def note(self, values: Values, pieces: Pieces) -> None:
+        """Begin to count the changes of tensors that are new.
 
         They count from the values of a checkpoint, or else from the present ones.
-
-        Args:
-            values: the tensors that are averaged, flat. Those of earlier calls come first.
-            pieces: returns the parameters in these tensors.
         """
-        new = values[len(self._then) :]
+        known, found = len(self._then), values()
+        new = found[known:]
         if not new:
             return
-        known = len(self._then)
         self._then += [value.clone() for value in new]
         if self._loaded:
             for piece in pieces():
-                target = _part_of(piece.values, values[known:], self._then[known:])
+                target = _part_of(piece.values, new, self._then[known:])
                 if target is not None:
                     fill(target, piece, self._parameters[piece.name], self._loaded)
         self._loaded = {}
 
     @torch.no_grad()
-    def add_up(self, values: Sequence[torch.Tensor], reduce: Callable[[], None]) -> None:
-        """Replace the tensors by those after the last averaging plus the changes of all groups. Collective.
-
-        Args:
-            values: the tensors.
-            reduce: replaces `values` by their sums over all groups.
-        """
+    def average(self, values: Sequence[torch.Tensor], reduce: Callable[[int], None]) -> None:
         for value, then in zip(values, self._then, strict=True):
             value.sub_(then)
-        reduce()
+        reduce(Sum)
         for value, then in zip(values, self._then, strict=True):
             value.add_(then)
             then.copy_(value)
 
-    def state(
-        self,
-        values: Callable[[], Sequence[torch.Tensor]],
-        pieces: Callable[[], Iterable[Elements]],
-        group: ProcessSet | None,
-    ) -> dict[str, Any]:
+    def state(self, values: Values, pieces: Pieces, group: ProcessSet | None) -> dict[str, Any]:
         """Return the models after the last averaging, for checkpoints; {} before the first `note`.
 
         {} also for shards over a device mesh. A torch checkpoint has one replica of their values, from which all ranks
         continue, and would give all ranks the models of one shard.
-
-        Args:
-            values: returns the tensors that are averaged, flat. Not called before the first `note`: after a loss, data
-                of an abandoned averaging may still arrive in them.
-            pieces: returns the parameters in these tensors.
-            group: as in `whole_parameters`.
         """
         if any(isinstance(one, LocalShard) for one in self._parameters.values()):
             return {}
@@ -139,8 +119,11 @@ class Movements:
         return {"outer": whole_parameters(parts, self._parameters, group)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()`; without one, from the models of the next `note`."""
+        drop_residuals(state)
         self._then, self._loaded = [], state.get("outer", {})
+
+    def restart(self) -> None:
+        self._then, self._loaded = [], {}
 
 
 def _part_of(

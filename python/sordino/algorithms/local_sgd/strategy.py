@@ -17,6 +17,7 @@ import torch
 from sordino.algorithms.diloco.fragment import Elements
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.local_sgd import LocalSGD
+from sordino.algorithms.local_sgd.averaging import Averaging, MeanOfModels, drop_residuals
 from sordino.algorithms.local_sgd.elementwise import Trial, require_elementwise
 from sordino.algorithms.local_sgd.encoded import EncodedAveraging
 from sordino.algorithms.local_sgd.gathering import Gathering
@@ -33,10 +34,7 @@ from sordino.runtime.exchange.channel import PreparedReduction
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 from sordino.runtime.exchange.groups import group_of, new_channel, peers_of
 from sordino.runtime.exchange.rollback import take_mean
-from sordino.runtime.exchange.saved_residuals import drop
 from sordino.runtime.tensors import squared_distance
-
-_RESIDUALS_OF = "averagings of LocalSGD"
 
 
 class LocalSGDStrategy(ExchangingStrategy):
@@ -62,9 +60,8 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._gathering: Gathering | None = None  # the gather that step() does not wait for, with overlap=True
         self._arena: ParameterBuffer | None = None
         self._tried = not self.algorithm.elementwise  # whether no trial of the user's declaration is needed (any more)
-        self._encoded: EncodedAveraging | None = None  # the averaging, with a codec
-        self._movements: Movements | None = None  # sums of changes without a codec, with aggregate="gradients"
-        self._loaded: dict[str, Any] = {}  # state for these two, until `attach` creates one of them
+        self._averaging: Averaging = MeanOfModels()
+        self._loaded: dict[str, Any] = {}  # state of the averaging, until `attach` creates it
         self._prepared: tuple[int, PreparedReduction] | None = None  # number of tensors, and their reduction
 
     @property
@@ -94,22 +91,17 @@ class LocalSGDStrategy(ExchangingStrategy):
         elif self._models > 1:
             names = self.exchanged_names[: len(self.trained)]
             self._arena = ParameterBuffer(context, names, self.trained, "model")
-        self._begin_averaging()
+        self._averaging, loaded, self._loaded = self._make_averaging(), self._loaded, {}
+        self._averaging.load_state(loaded)
         self._regroup()
 
-    def _begin_averaging(self) -> None:
-        """Make the object that averages changes since the last averaging, with the loaded state."""
-        loaded, self._loaded = self._loaded, {}
+    def _make_averaging(self) -> Averaging:
         parameters = dict(zip(self.names, self.parameters))
         if self._models > 1 and self.algorithm.codec is not None:
-            self._encoded = EncodedAveraging(self.context, self._peers, parameters, self.algorithm)
-            if loaded:
-                self._encoded.load_state(loaded)
-            return
-        drop(loaded.get("residuals", {}), _RESIDUALS_OF, "they are not encoded here")
+            return EncodedAveraging(self.context, self._peers, parameters, self.algorithm)
         if self._models > 1 and self.algorithm.aggregate == "gradients":
-            self._movements = Movements(parameters)
-            self._movements.load_state(loaded)
+            return Movements(parameters)
+        return MeanOfModels()
 
     def _regroup(self) -> None:
         """Average gradients over the group or, until groups train separately, over all ranks."""
@@ -128,10 +120,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._alone = bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
         rate = self._rate
         self._loaded = {}
-        if self._encoded is not None:
-            self._encoded.restart()
-        if self._movements is not None:
-            self._movements.load_state({})
+        self._averaging.restart()
         super().renew()
         self._rate = rate
         # All models have just been averaged. All ranks count from the step of the furthest one, so that none skips an
@@ -174,12 +163,8 @@ class LocalSGDStrategy(ExchangingStrategy):
 
         Unfrozen parameters are new, and no group has changed them yet.
         """
-        if not self._alone:
-            return
-        if self._encoded is not None:
-            self._encoded.note(self._values(), self._pieces())
-        elif self._movements is not None:
-            self._movements.note(self._values(), self._pieces)
+        if self._alone:
+            self._averaging.note(self._values, self._pieces)
 
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """With exchange="sharded", make the shards and convert the optimizer's state to slices."""
@@ -247,12 +232,7 @@ class LocalSGDStrategy(ExchangingStrategy):
     def _average(self) -> None:
         self._averaged = self.steps
         values = self._values() if self._models > 1 else []
-        if self._encoded is not None:
-            self._encoded.average()
-        elif self._movements is not None:
-            self._movements.add_up(values, lambda: self._reduce_models(values, Sum))
-        else:
-            self._reduce_models(values, Average)
+        self._averaging.average(values, functools.partial(self._reduce_models, values))
         if self._arena is not None:
             self._arena.give_back()
         if self.buffers:
@@ -321,14 +301,10 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Collective within a group if it is sharded, and changes of models are averaged."""
-        changes, group = self._loaded, None if self._shards is None else self._group
-        if self._encoded is not None:
-            self._values()  # moves parameters back that were replaced
-            changes = self._encoded.state(self._pieces(), group)
-        elif self._movements is not None:
-            changes = self._movements.state(self._values, self._pieces, group)
+        group = None if self._shards is None else self._group
         return {
-            **changes,
+            **self._loaded,
+            **self._averaging.state(self._values, self._pieces, group),
             "steps": self.steps,
             "alone": self._alone,
             "averaged": self._averaged,
@@ -339,8 +315,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         }
 
     def state_of_copies(self) -> dict[str, Any]:
-        averaging = self._movements if self._encoded is None else self._encoded
-        if self._shards is not None and averaging is not None and averaging.begun:
+        if self._shards is not None and self._averaging.begun:
             raise only_a_part(self.algorithm)
         return self.state_dict()
 
@@ -354,13 +329,13 @@ class LocalSGDStrategy(ExchangingStrategy):
         adapted = self.algorithm.adaptive is not None and self._first_metric is not None
         self.interval = state["interval"] if adapted else self.algorithm.interval
         loaded = {key: state[key] for key in self.optional_state if key in state}
-        if self._encoded is not None:
-            self._encoded.load_state(loaded)
-        elif self._met or self.algorithm.codec is None:
-            drop(loaded.pop("residuals", {}), _RESIDUALS_OF, "they are not encoded here")
-        if self._movements is not None:
-            self._movements.load_state(loaded)
-        self._loaded = {} if self._met else loaded
+        if self._met:
+            self._averaging.load_state(loaded)
+            loaded = {}
+        elif self.algorithm.codec is None:
+            drop_residuals(loaded)
+            loaded.pop("residuals", None)
+        self._loaded = loaded
         if self._met and was_alone != self._alone:
             self._regroup()
 
@@ -378,9 +353,7 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         self.complete()
-        averaging = self._movements if self._encoded is None else self._encoded
-        moved = averaging is not None and averaging.begun
-        if self._met and self._alone and self.algorithm.aggregate == "gradients" and moved:
+        if self._met and self._alone and self.algorithm.aggregate == "gradients" and self._averaging.begun:
             self._judge_all()
             with self._rollback.around(self._averages()):
                 self._average()

@@ -207,9 +207,9 @@ class PullStrategy(ExchangingStrategy):
         context.callbacks.on_shutdown.add(self._close)
         weakref.finalize(self, self._puller.close)
 
-    def _part(self, keeps_place: bool = False) -> None:
+    def _part(self, stays_registered: bool = False) -> None:
         counts = self._statistics
-        super()._part(keeps_place)
+        super()._part(stays_registered)
         self._statistics = counts
 
     def renew(self) -> None:

@@ -54,11 +54,24 @@ class Rollback:
         """
         if self._under_way is None:
             return
-        for tensor, value in self._under_way:
+        kept, self._under_way = self._under_way, None
+        for tensor, value in kept:
             tensor.data.copy_(value)
-        self._under_way = None
         for tensor in over_them:
-            tensor.data = tensor.data.clone()
+            tensor.data = _value_of(tensor.data, kept).clone()
+
+
+def _value_of(view: torch.Tensor, kept: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Return the kept value of a view of a tensor that was copied; the view itself if there is none.
+
+    It is not read from the tensor's own memory, to which a rank that was taken for lost may be writing.
+    """
+    for tensor, value in kept:
+        begin = view.data_ptr() - tensor.data_ptr()
+        alike = value.stride() == tensor.stride() and value.dtype == view.dtype
+        if alike and begin >= 0 and begin + view.nbytes <= tensor.nbytes:
+            return value.as_strided(view.shape, view.stride(), begin // view.itemsize)
+    return view
 
 
 @torch.no_grad()

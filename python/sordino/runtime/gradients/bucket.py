@@ -253,8 +253,8 @@ class Bucket:
             return dict(zip(self.members, sent))
         # A flag is above zero if some rank had a gradient. Reductions other than sums make flags meaningless, so every
         # parameter counts as used then. A rank that had all gradients skips the flags, as it would wait for its GPU.
-        on_all_ranks = not self.missing or self.settings.op not in (Average, Sum)
-        used = [True] * len(self.members) if on_all_ranks else (self.flags > 0).tolist()
+        all_used = not self.missing or self.settings.op not in (Average, Sum)
+        used = [True] * len(self.members) if all_used else (self.flags > 0).tolist()
         return {
             i: self.settings.compression.decompress(result, state)
             for i, result, state, wanted in zip(self.members, sent, states or [None] * len(sent), used)

@@ -168,7 +168,7 @@ class GradientReducer(GradientHooks):
             except LOSSES:
                 pass  # synchronize() starts the rest in the world of the remaining ranks
         if not self._has_end and self._has_all(but=self._unused):
-            self._backward_ended()  # there will be no callback at the end
+            self._backward_ended()  # compiled autograd calls no callback at the end
 
     @torch.no_grad()
     def _backward_ended(self) -> None:

@@ -1,10 +1,10 @@
-#include "engine/detour.h"
+#include "engine/staged_tensors.h"
 
 #include "arena/layout.h"
 
 namespace sordino {
 
-Detour::Detour(Running& running, const std::shared_ptr<Device>& device, Where where)
+StagedTensors::StagedTensors(Running& running, const std::shared_ptr<Device>& device, Where where)
     : running_(running), device_(device) {
   const Request& first = running.first();
   const Participants& participants = *running.participants;
@@ -14,7 +14,7 @@ Detour::Detour(Running& running, const std::shared_ptr<Device>& device, Where wh
   // Ordered by dtype, without gaps within one, so that the algorithms see one tensor per dtype.
   std::vector<std::pair<Tensor*, std::size_t>> places;
   for (int code = 0; code < kDTypeCount; ++code) {
-    Run run{bytes, {}, {}};
+    OfDtype run{bytes, {}, {}};
     for (Submission& submission : running.submissions) {
       for (Tensor& tensor : submission.request.tensors) {
         if (tensor.dtype != static_cast<DType>(code)) continue;
@@ -36,10 +36,10 @@ Detour::Detour(Running& running, const std::shared_ptr<Device>& device, Where wh
   }
 }
 
-void Detour::in() {
-  for (const Run& run : runs_) {
+void StagedTensors::copy_inputs() {
+  for (const OfDtype& run : runs_) {
     std::byte* place = buffer_->data() + run.offset;
-    if (at_once(run.inputs)) {
+    if (copies_by_kernel(run.inputs)) {
       device_->kernels().flatten(run.inputs, place, queue());
       continue;
     }
@@ -50,10 +50,10 @@ void Detour::in() {
   }
 }
 
-void Detour::out() {
-  for (const Run& run : runs_) {
+void StagedTensors::copy_outputs() {
+  for (const OfDtype& run : runs_) {
     std::byte* place = buffer_->data() + run.offset;
-    if (at_once(run.outputs)) {
+    if (copies_by_kernel(run.outputs)) {
       device_->kernels().unflatten(place, run.outputs, queue());
       continue;
     }
@@ -68,7 +68,7 @@ void Detour::out() {
 
 // Many tensors are copied by one kernel, which reaches pinned host memory as well. A single one is left to the copy
 // engine, which runs in parallel with kernels.
-bool Detour::at_once(const std::vector<kernels::Span>& tensors) const {
+bool StagedTensors::copies_by_kernel(const std::vector<kernels::Span>& tensors) const {
   return tensors.size() > 1 && (buffer_->where == Where::kDevice || buffer_->pinned);
 }
 

@@ -1,0 +1,85 @@
+"""A second rank is lost while the others recover from the loss of the first. So some have come further than others."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from crew import Crew, MakeCrew, Member, metric, parameters
+
+import sordino.torch as hvd
+from sordino.algorithms import Algorithm, Crossover, DiLoCo, LocalSGD
+from sordino.algorithms.exchanging import ExchangingStrategy
+from sordino.errors import PeerLost
+
+
+def strategy(member: Member) -> ExchangingStrategy:
+    found = member.optimizer._strategy
+    assert isinstance(found, ExchangingStrategy)
+    return found
+
+
+class SecondLoss:
+    """Kills rank 2 when rank 0 has come to the end of a method of its strategy, and lets the method fail there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+        self.crew: Crew | None = None
+        usual = getattr(ExchangingStrategy, method)
+
+        def interrupted(strategy_: ExchangingStrategy) -> None:
+            usual(strategy_)
+            crew = self.crew
+            if crew is not None and strategy_ is strategy(crew.members[0]):
+                self.crew = None
+                crew.network.kill(2)
+                raise PeerLost("rank 2 is lost")
+
+        monkeypatch.setattr(ExchangingStrategy, method, interrupted)
+
+
+def test_an_exchange_that_was_given_up_counts_once(crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The meeting after the first loss succeeds on rank 1, and fails on rank 0."""
+    second = SecondLoss(monkeypatch, "_meet_all")
+    crew = crew_of(4, Crossover())
+    crew.all(Member.train)
+    first, crew.living = crew.living.pop(), crew.living
+    second.crew = crew
+    crew.order(Member.step)
+    time.sleep(0.05)  # all wait in the exchange for rank 3
+    crew.network.kill(first.identity)
+    crew.collect()
+    assert second.crew is None
+    crew.all(Member.train)
+    assert set(crew.all(lambda member: strategy(member).round).values()) == {7}
+    assert set(crew.all(metric).values()) == {(2, 2, 1.0)}
+
+
+@pytest.mark.parametrize("algorithm", [Crossover(), LocalSGD(1), DiLoCo(1)], ids=lambda one: type(one).__name__)
+def test_two_optimizers_recover_in_one_order(
+    crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm
+) -> None:
+    """The recovery of the first optimizer succeeds on rank 1, which goes on to the second one, and fails on rank 0."""
+    second = SecondLoss(monkeypatch, "renew")
+    crew = crew_of(4, algorithm)
+    others: dict[int, Any] = {}
+
+    def wrap(member: Member) -> None:
+        others[member.identity] = hvd.DistributedOptimizer(
+            torch.optim.SGD([*parameters(), torch.nn.Parameter(torch.zeros(3))], lr=0.1), algorithm=algorithm
+        )
+
+    def step(member: Member) -> None:
+        member.step()
+        others[member.identity].step()
+
+    crew.all(wrap)
+    crew.all(step)
+    crew.living.pop()
+    second.crew = crew
+    crew.network.kill(3)
+    crew.all(step)
+    assert second.crew is None
+    crew.all(step)
+    assert set(crew.all(metric).values()) == {(2, 2, 1.0)}
