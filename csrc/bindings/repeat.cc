@@ -104,10 +104,12 @@ struct Call {
     what.opcode = static_cast<Opcode>(code);
     what.prescale = PyFloat_AS_DOUBLE(given[kPrescale]);
     what.postscale = PyFloat_AS_DOUBLE(given[kPostscale]);
-    what.root = static_cast<int>(PyLong_AsLong(given[kRoot]));
-    set = static_cast<int>(PyLong_AsLong(given[kSet]));
-    if (PyErr_Occurred() || !read_op(given[kOp], what.op) || !read_splits(given[kSplits], what.splits) ||
-        !read_name(given[kName], what.opcode, name) || is_in_flight(caller, given[kSet], name))
+    const long root = PyLong_AsLong(given[kRoot]), id = PyLong_AsLong(given[kSet]);
+    what.root = static_cast<int>(root);
+    set = static_cast<int>(id);
+    if (what.root != root || set != id || PyErr_Occurred() || !read_op(given[kOp], what.op) ||
+        !read_splits(given[kSplits], what.splits) || !read_name(given[kName], what.opcode, name) ||
+        is_in_flight(caller, given[kSet], name))
       return false;
     if (given[kSource] == Py_None) {
       source = {};

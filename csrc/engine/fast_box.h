@@ -31,8 +31,10 @@ class FastBox {
   bool has_room(std::size_t payload) {
     const std::size_t needed = sizeof(Envelope) + payload;
     if (ring_.room() >= needed) return true;
-    head_->sender_waits.store(true);
-    return ring_.room() >= needed;  // the receiver may have made room before it could see the flag
+    // Both sides exchange the flag, so one of them sees what the other has done: the receiver the flag, or this the
+    // room.
+    head_->sender_waits.exchange(true);
+    return ring_.room() >= needed;
   }
   // Writes a message for which there is room, and calls wake() once something can be read, and at the end.
   template <class Wake>
@@ -59,7 +61,7 @@ class FastBox {
   // Returns the space of the bytes that were taken to the sender. True if the sender must be woken for that.
   bool release() {
     ring_.release();
-    return head_->sender_waits.load() && head_->sender_waits.exchange(false);
+    return head_->sender_waits.exchange(false);
   }
 
  private:

@@ -262,8 +262,13 @@ void Scheduler::end(const std::exception_ptr& failure, bool broken) {
   removals_.clear();  // they are outstanding, too
   for (auto& [id, set] : sets_) {
     if (set->entered && !set->entered->name.empty()) give_up_entered(*set);
-    // Transfers may still be under way into memory that a task owns, so the task has to survive the failure.
-    if (set->running) given_up_.push_back(std::move(*set->running));
+    // Transfers may still be under way into memory that a task or a caller owns, so both have to survive the failure.
+    if (set->running) {
+      for (Submission& submission : set->running->submissions) {
+        if (submission.handle) submission.handle->given_up = true;
+      }
+      given_up_.push_back(std::move(*set->running));
+    }
     set->running.reset();
     set->decisions.clear();
   }

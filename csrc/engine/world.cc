@@ -96,9 +96,9 @@ std::shared_ptr<World> World::successor(std::exception_ptr error) {
   progress_->alone([&] {
     if (retired_) throw UsageError("another thread has already created the successor of this world");
     if (membership_->ended()) std::rethrow_exception(membership_->reason(view_));
-    retired_ = true;
     next = std::shared_ptr<World>(new World(position_in(membership_), config_, services_->tags()));
     next->interrupt_ = interrupt_;
+    retired_ = true;  // not before: if there is no memory for the next world, this one still tells the others it leaves
   });
   progress_->stop();
   return next;
@@ -108,8 +108,8 @@ World::~World() {
   shutdown();
   scheduler_->leave_blocks();
   messages_->leave_boxes();
-  if (retired_) {
-    scheduler_->keep_given_up();
+  scheduler_->keep_given_up();  // links outlive a world, and may still use the memory of its transfers
+  if (retired_ || failed()) {
     services_->keep();
     messages_->keep();
   }
@@ -354,8 +354,10 @@ Work World::work() const {
   return remains ? Work::kRemains : Work::kNone;
 }
 
-// Tells node peers to unmap memory of this rank that has been freed.
+// Tells node peers to unmap memory of this rank that has been freed. They ignore messages of a world that has failed,
+// so the next one does it.
 void World::tell_freed() {
+  if (failed()) return;
   const std::vector<std::uint64_t> freed = node_memory().take_freed();
   if (!freed.empty()) common_.peers.post_to_node(Writer().put(Message::kFreed).put(freed).take());
 }

@@ -158,13 +158,13 @@ void Progress::poll_until(std::unique_lock<std::mutex>& turn, const std::functio
     if (interrupts.due()) {
       turn.unlock();
       interrupts.call(waiter);
-      turn.lock();
+      take(turn);
       continue;
     }
     if (wanted_.load() > 0) {
       turn.unlock();
       give_way();
-      turn.lock();
+      take(turn);
     }
     poll_or_rest(done, idle_since);
     for (int look = 0; look < looks && !done(); ++look) pause(Clock::duration(0));
@@ -187,14 +187,18 @@ void Progress::give_way() {
   changed_.wait_for(lock, microseconds(50));
 }
 
+// Waits for the turn, for which the thread that has it makes way.
+void Progress::take(std::unique_lock<std::mutex>& turn) {
+  if (turn.try_lock()) return;
+  wanted_.fetch_add(1);
+  transport_.ring(transport_.rank());  // the thread that has the turn may be asleep
+  turn.lock();
+  wanted_.fetch_sub(1);
+}
+
 void Progress::alone(const std::function<void()>& action) {
-  std::unique_lock turn(turn_, std::try_to_lock);
-  if (!turn) {
-    wanted_.fetch_add(1);
-    transport_.ring(transport_.rank());  // the thread that has the turn may be asleep
-    turn.lock();
-    wanted_.fetch_sub(1);
-  }
+  std::unique_lock turn(turn_, std::defer_lock);
+  take(turn);
   action();
 }
 

@@ -66,6 +66,7 @@ class Progress {
   void poll_or_rest(const std::function<bool()>& done, std::chrono::steady_clock::time_point& idle_since);
   void pause(std::chrono::steady_clock::duration idle);
   void give_way();
+  void take(std::unique_lock<std::mutex>& turn);
   void rest(std::uint32_t ticket, std::chrono::steady_clock::time_point idle_since);
 
   Transport& transport_;

@@ -100,7 +100,13 @@ bool PairAveraging::start(Averaging& averaging, Time now) {
   averaging.changes = changes_;
   averaging.copied = true;
   averaging.since = now;
-  const Tag tag = context_.next_tag();
+  // Tags repeat, and the transport gives the data of a tag to its oldest receive, which may be an abandoned one.
+  const auto taken = [this](Tag tag) {
+    return std::ranges::any_of(abandoned_, [tag](const Averaging& old) { return old.tag == tag; });
+  };
+  Tag tag = context_.next_tag();
+  while (taken(tag)) tag = context_.next_tag();
+  averaging.tag = tag;
   averaging.receiving = context_.transport().receive(averaging.peer, tag, std::span(averaging.memory.in.get(), bytes));
   context_.post(number_, averaging.peer, Writer().put(averaging.number).put(tag).take());
   return true;

@@ -59,6 +59,7 @@ class PairAveraging : public Service {
     bool told = false;          // this side has told the peer that it is ready
     bool copied = false;        // both sides are ready, and the values to send are fixed
     bool deserted = false;      // the peer has left
+    Tag tag = 0;                // of the values of the peer, once copied
     std::uint64_t changes = 0;  // changes_ when the values were copied
     std::unique_ptr<Transfer> sending{}, receiving{};
   };

@@ -4,7 +4,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 
@@ -136,6 +138,41 @@ void a_peer_that_is_killed() {
   close(told[1]);
 }
 
+// Seconds until the end of a child that shares memory with this process, which stays.
+double end_of_a_child(bool (*prepare)(pid_t peer)) {
+  const Location board = Presence::board();
+  Presence ours;
+  const pid_t parent = getpid();
+  const auto begin = std::chrono::steady_clock::now();
+  const pid_t child = fork();
+  if (child == 0) {
+    Presence theirs;
+    Presence::board();
+    theirs.share_with(parent, board, ours.number());
+    std::exit(prepare(parent) ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// A process waits at its end for the peers of its last world, also if an earlier world has failed.
+void a_process_that_has_given_up_waiting_once() {
+  constexpr double kLimit = 1.0;
+  CHECK(end_of_a_child([](pid_t peer) {
+          process::will_wait_for(peer, kLimit);
+          process::will_not_wait();
+          return true;
+        }) < kLimit);
+  CHECK(end_of_a_child([](pid_t peer) {
+          process::will_wait_for(peer, kLimit);
+          process::will_not_wait();
+          process::will_wait_for(peer, kLimit);
+          return true;
+        }) >= kLimit);
+}
+
 }  // namespace
 
 int main() {
@@ -145,5 +182,6 @@ int main() {
   a_peer_that_was_replaced();
   a_peer_without_a_board();
   a_peer_that_is_killed();
+  a_process_that_has_given_up_waiting_once();
   return test::report();
 }

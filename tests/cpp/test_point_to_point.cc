@@ -10,6 +10,7 @@
 #include "engine/world.h"
 #include "engines.h"
 #include "transport/ring.h"
+#include "wrapped.h"
 
 using namespace sordino;
 using sordino::test::Engine;
@@ -669,6 +670,25 @@ void a_failure_ends_calls() {
   }
 }
 
+// The world fails then. The call must end with it, although no list has it any more.
+void a_transfer_that_cannot_be_made_ends_its_call() {
+  Engines ranks({0, 1}, Config::from_environment(),
+                [](std::unique_ptr<Transport> own) { return std::make_unique<test::WithoutRoom>(std::move(own)); });
+  const Call out = send(ranks[0], 1, 0, bytes_of(2 * kWhole, 0));
+  const Call in = receive(ranks[1], 0, 0, 2 * kWhole);
+  std::string why;
+  for (int turn = 0; turn < 100 && why.empty(); ++turn) {
+    ranks[1].poll();
+    try {
+      ranks[0].poll();
+    } catch (const TransportError& error) {
+      why = error.what();
+    }
+  }
+  CHECK(why == "no room" && error_of<TransportError>(*out.handle) == why, why);
+  CHECK(!ranks[0].messages.busy() && !in.done());
+}
+
 }  // namespace
 
 int main() {
@@ -694,5 +714,6 @@ int main() {
   calls_are_checked();
   shutdown_ends_calls();
   a_failure_ends_calls();
+  a_transfer_that_cannot_be_made_ends_its_call();
   return test::report();
 }

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -188,6 +189,42 @@ void a_thread_that_wants_the_turn_does_not_wait_for_a_rest() {
   CHECK(acted == 20 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
 }
 
+// A thread that holds the turn from its call on gives it up for signals. Then it gets it back from a waiter, which
+// would otherwise poll and rest again and again.
+void a_thread_that_gave_the_turn_up_gets_it_back() {
+  using std::chrono::milliseconds;
+  const auto transport = std::move(sordino::sim::Network({0}).transports().front());
+  sordino::Progress progress(
+      *transport, [] { return false; }, [] { return sordino::Work::kUnderWay; }, [] { return true; },
+      std::chrono::microseconds(0), std::chrono::seconds(1));
+  std::atomic<bool> first_done{false}, first_over{false}, second_done{false};
+  std::atomic<int> looks{0};
+  std::thread first([&] {
+    std::unique_lock<std::mutex> turn;
+    while (!turn) turn = progress.try_turn();
+    progress.poll_until(
+        turn, [&] { return first_done.load(); }, 0,
+        [&] {
+          ++looks;
+          std::this_thread::sleep_for(milliseconds(20));
+        });
+    first_over = true;
+  });
+  std::thread second([&] { progress.wait([&] { return second_done.load(); }); });
+  while (looks < 2) std::this_thread::sleep_for(milliseconds(1)), progress.notify();
+  std::this_thread::sleep_for(milliseconds(100));  // the second thread has the turn, and rests
+  first_done = true;
+  const auto limit = std::chrono::steady_clock::now() + milliseconds(700);
+  progress.notify();
+  while (!first_over && std::chrono::steady_clock::now() < limit) std::this_thread::sleep_for(milliseconds(1));
+  CHECK(first_over.load());
+  second_done = true;
+  while (!first_over) std::this_thread::sleep_for(milliseconds(1)), progress.notify();
+  progress.notify();
+  first.join();
+  second.join();
+}
+
 }  // namespace
 
 int main() {
@@ -198,5 +235,6 @@ int main() {
   dropped_tasks_destroy_what_they_hold();
   ranks_that_crowd_a_core_rest_longer();
   a_thread_that_wants_the_turn_does_not_wait_for_a_rest();
+  a_thread_that_gave_the_turn_up_gets_it_back();
   return sordino::test::report();
 }

@@ -479,6 +479,24 @@ void averagings_end() {
   CHECK(pair.values[0][0] == 0.0 && pair.values[1][0] == 4.0);
 }
 
+// Tags repeat after a while. An averaging that was cancelled, and whose values never came, must not get those of a
+// later one.
+void an_averaging_after_a_cancelled_one_with_the_same_tag() {
+  Pair pair({{0.0}, {4.0}});
+  pair.ranks[1].averaging->lock();
+  for (int me = 0; me < 2; ++me) pair.ranks[me].averaging->begin(1 - me, 1);
+  pair.watched[0]->wait_until_acted_on(1);  // it has copied its values, and waits for those of rank 1
+  pair.ranks[0].averaging->cancel();
+  pair.ranks[1].averaging->cancel();
+  pair.watched[1]->wait_until_acted_on(2);  // it is ready, and the tag
+  pair.ranks[1].averaging->unlock();
+  ServiceContext& context = pair.ranks[0].world->service_context();
+  for (int used = 1; used < 1 << kTagSequenceBits; ++used) context.next_tag();
+  for (int me = 0; me < 2; ++me) pair.ranks[me].averaging->begin(1 - me, 2);
+  CHECK(pair.done(0).text.empty() && pair.done(1).text.empty());
+  CHECK(pair.values[0][0] == 2.0 && pair.values[1][0] == 2.0);
+}
+
 void messages_arrive_once_and_in_order() {
   std::vector<Rank> ranks = make({0, 1}, layout_of(1), false);
   for (int number = 0; number < 1000; ++number) ranks[0].mailbox->send(number % 2, std::to_string(number));
@@ -519,6 +537,7 @@ int main() {
   one_side_has_gone(false);
   one_side_has_gone(true);
   averagings_end();
+  an_averaging_after_a_cancelled_one_with_the_same_tag();
   messages_arrive_once_and_in_order();
   return sordino::test::report();
 }

@@ -54,4 +54,11 @@ class Unreachable : public Wrapped {
   }
 };
 
+// A transport that has no memory for any transfer.
+class WithoutRoom : public Wrapped {
+ public:
+  using Wrapped::Wrapped;
+  std::unique_ptr<Transfer> send(int, Tag, std::span<const std::byte>) override { throw TransportError("no room"); }
+};
+
 }  // namespace sordino::test

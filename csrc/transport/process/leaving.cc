@@ -58,7 +58,6 @@ struct State {
   std::set<std::uint64_t> worlds;  // that this process is in
   std::vector<Kept> kept;
   double most_s = 0;
-  bool waits = true;
   const pid_t process = getpid();
 
   Board* own() const { return reinterpret_cast<Board*>(board->data); }
@@ -97,7 +96,6 @@ void leave() {
   std::vector<std::shared_ptr<Peer>> awaited;
   {
     std::lock_guard lock(self.mutex);
-    if (!self.waits) return;
     for (auto& [pid, peer] : self.peers) {
       if (peer->waited_for) awaited.push_back(peer);
     }
@@ -181,7 +179,7 @@ void will_wait_for(pid_t peer, double most_s) {
 void will_not_wait() {
   State& self = state();
   std::lock_guard lock(self.mutex);
-  self.waits = false;
+  for (auto& [pid, peer] : self.peers) peer->waited_for = false;
 }
 
 }  // namespace sordino::process

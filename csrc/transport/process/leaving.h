@@ -44,7 +44,7 @@ class Presence {
 
 // Makes this process wait at its end for the end of `peer`, for at most `most_s` seconds. It shares memory with it.
 void will_wait_for(pid_t peer, double most_s);
-// This process waits for no peer: ranks have been lost, or the others have gone on without it.
+// This process waits for none of its peers so far: ranks have been lost, or the others have gone on without it.
 void will_not_wait();
 
 }  // namespace sordino::process

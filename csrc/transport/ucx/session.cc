@@ -101,8 +101,12 @@ bool Session::progress() const {
 
 Endpoint& Session::reach(const Bytes& address) {
   std::unique_ptr<Endpoint>& place = endpoints_[key_of(address)];
-  if (place) return *place;
+  if (place) {
+    place->waited_for = true;
+    return *place;
+  }
   place = std::make_unique<Endpoint>();
+  place->waited_for = true;
   ucp_ep_params_t params{};
   params.field_mask =
       UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
@@ -136,6 +140,11 @@ void Session::close_lost() {
   for (const ucp_ep_h handle : std::exchange(lost_, {})) keep({{}, ucp_ep_close_nbx(handle, &by_force)});
 }
 
+void Session::will_not_wait() {
+  const auto held = lock();
+  for (const auto& [address, endpoint] : endpoints_) endpoint->waited_for = false;
+}
+
 void Session::keep(Buffer buffer) {
   kept_.remove_if([](Buffer& one) { return status_of(one.request) != UCS_INPROGRESS; });
   if (status_of(buffer.request) == UCS_INPROGRESS) kept_.push_back(std::move(buffer));
@@ -145,19 +154,20 @@ void Session::keep(Buffer buffer) {
 // same. Then no message is in flight that a closed connection could drop. It does not wait for lost processes, nor for
 // ones that end without having talked to this one.
 void Session::take_leave() {
-  if (!is_ours() || !waits_) return;
+  if (!is_ours()) return;
   const auto held = lock();
   const ucp_request_param_t plain{};
   const ucp_tag_t leave = kControl | static_cast<ucp_tag_t>(Use::kLeave);
   std::map<const Endpoint*, void*> sends;
   for (const auto& [address, endpoint] : endpoints_) {
-    if (!endpoint->lost)
+    if (endpoint->waited_for && !endpoint->lost)
       sends[endpoint.get()] = ucp_tag_send_sync_nbx(endpoint->handle, address_.data(), address_.size(), leave, &plain);
   }
   std::set<const Endpoint*> left;
   const auto over = [&](auto& one) {
     const auto& [address, endpoint] = one;
-    return endpoint->lost || (left.contains(endpoint.get()) && status_of(sends[endpoint.get()]) != UCS_INPROGRESS);
+    return !endpoint->waited_for || endpoint->lost ||
+           (left.contains(endpoint.get()) && status_of(sends[endpoint.get()]) != UCS_INPROGRESS);
   };
   Deadline limit{std::chrono::duration<double>(patience_s_)};
   while (!std::all_of(endpoints_.begin(), endpoints_.end(), over) && !limit.passed()) {

@@ -40,6 +40,7 @@ ucs_status_t status_of(void*& request);
 struct Endpoint {
   ucp_ep_h handle = nullptr;
   bool lost = false;
+  bool waited_for = false;  // at the end of the process
   std::string cause;
 };
 
@@ -68,7 +69,8 @@ class Session {
   void close_lost();
   // Keeps a buffer that a world leaves behind while UCX may still use it.
   void keep(Buffer buffer);
-  void will_not_wait() { waits_ = false; }
+  // This process waits for none of the endpoints so far. Those of a later world count again.
+  void will_not_wait();
 
  private:
   explicit Session(double patience_s);
@@ -81,7 +83,6 @@ class Session {
   Bytes address_;
   const pid_t owner_;
   const double patience_s_;
-  bool waits_ = true;
   std::map<std::string, std::unique_ptr<Endpoint>> endpoints_;  // by address
   std::vector<ucp_ep_h> lost_;                                  // still to be closed
   std::list<Buffer> kept_;

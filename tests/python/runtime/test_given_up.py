@@ -71,6 +71,25 @@ def test_memory_of_an_operation_that_was_given_up_stays() -> None:
     del lost
 
 
+def test_memory_of_an_operation_that_shutdown_ends_stays() -> None:
+    """Rank 1 is stopped in the middle, and may write to it when it continues."""
+    network = SimNetwork([0, 1])
+    worlds = sim_worlds(network)
+    lost = worlds[1].submit(Memory(1 << 20).request("x"))
+    time.sleep(0.3)  # it has announced the operation
+    network.stop(1)
+    memory = Memory(1 << 20)
+    handle = worlds[0].submit(memory.request("x"))
+    time.sleep(0.3)  # it has begun
+    worlds[0].shutdown()
+    held, is_over = weakref.ref(memory), handle.done()
+    del memory, handle
+    gc.collect()
+    assert is_over and held() is not None
+    network.kill(1)
+    del lost
+
+
 def test_memory_of_an_operation_that_never_began_is_released() -> None:
     worlds = sim_worlds([0, 1])
     found: dict[int, tuple[BaseException | None, weakref.ref[Memory]]] = {}
