@@ -21,7 +21,7 @@ from sordino.algorithms import (
     Layered,
     LocalSGD,
 )
-from sordino.errors import ConfigurationMismatch, UsageError
+from sordino.errors import ConfigurationMismatch, LayoutMismatch, UsageError
 from sordino.fingerprint import rank_list
 
 Options = dict[str, Any]
@@ -115,6 +115,29 @@ def changed_later(seat: Seat) -> None:
     passes = 3 if seat.rank == 0 else 2
     name = "backward_passes_per_step"
     expect(seat, 0, f"{name}=2", f"{name}=3", lambda: optimizer.set_backward_passes_per_step(passes))
+
+
+@check(least=2, algorithm=("allreduce", "caps", "crossover", "diloco", "local-sgd"))
+def changes_that_are_refused_change_nothing(seat: Seat, algorithm: str) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    op = hvd.Sum if algorithm == "allreduce" else hvd.Average
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.25), op=op, algorithm=algorithm)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+
+    step()
+    with pytest.raises(ConfigurationMismatch):
+        optimizer.set_backward_passes_per_step(3 if seat.rank == 0 else 2)
+    step()
+    more = torch.nn.Parameter(torch.ones(2 + (seat.rank == seat.last)))
+    with pytest.raises(LayoutMismatch):
+        optimizer.add_param_group({"params": [more]})
+    step()
+    assert len(optimizer.param_groups) == 1
+    torch.testing.assert_close(weight.detach(), torch.full((3,), 1 - 0.75 * (seat.size if op == hvd.Sum else 1)))
 
 
 @check(least=2, algorithm=("allreduce", "caps", "adasum"))

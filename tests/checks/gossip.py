@@ -270,6 +270,21 @@ def an_infinite_gradient_of_one_worker_stops_nobody(seat: Seat) -> None:
 
 
 @check(least=2)
+def a_worker_without_gradients_exchanges_under_a_scaler(seat: Seat) -> None:
+    model = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.constant_(model.weight, float(seat.rank))
+    optimizer = wrap(model, Crossover(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    if seat.rank == 0:
+        scaler.scale(torch.zeros(1))
+    else:
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    scaler.step(optimizer)
+    total = hvd.average_parameters(model)["weight"] * seat.size
+    torch.testing.assert_close(total, torch.full((1, 2), float(sum(range(seat.size)) - (seat.size - 1))))
+
+
+@check(least=2)
 def parameters_that_were_replaced_come_back(seat: Seat) -> None:
     model = torch.nn.Linear(2, 1, bias=False)
     optimizer = wrap(model, DPSGD())

@@ -89,10 +89,41 @@ def broadcast_parameters_forms(seat: Seat) -> None:
 
 @check(least=2)
 def broadcast_parameters_of_different_models(seat: Seat) -> None:
-    mine = {"w": torch.ones(3 + (seat.rank == seat.last)), "b": torch.ones(2)}
+    mine = {"b": torch.ones(2), "w": torch.ones(3 + (seat.rank == seat.last)), "x": torch.ones(2)}
     raises(OperationMismatch, "w", hvd.broadcast_parameters, mine, 0)
     hvd.barrier()
-    hvd.broadcast_parameters({"b": mine["b"]}, 0)
+    hvd.broadcast_parameters({name: mine[name] for name in ("b", "x")}, 0)
+
+
+@check()
+def two_parameters_of_one_name_are_refused(seat: Seat) -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(UsageError, match="two tensors have the name 'weight'"):
+        hvd.broadcast_parameters([*model.named_parameters(), *torch.nn.Linear(2, 2).named_parameters()], 0)
+    hvd.broadcast_parameters(model.named_parameters(), 0)
+
+
+@check(least=2)
+def state_has_the_memory_format_of_its_parameter(seat: Seat) -> None:
+    """Fused optimizers read parameters and state in memory order."""
+
+    def gradient(seed: int) -> torch.Tensor:
+        return values(seed, (2, 3, 4, 4), torch.float32).to(memory_format=torch.channels_last)
+
+    for wrapped in (False, True):
+        parameter = torch.nn.Parameter(gradient(0))
+        optimizer: torch.optim.Optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9, fused=True)
+        if seat.rank == 0:
+            parameter.grad = gradient(1)
+            optimizer.step()
+        if wrapped:
+            optimizer = hvd.DistributedOptimizer(optimizer)
+        hvd.broadcast_parameters([("parameter", parameter)], 0)
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        assert optimizer.state[parameter]["momentum_buffer"].stride() == parameter.stride()
+        parameter.grad = gradient(2)
+        optimizer.step()
+        seat.same("parameter", parameter)
 
 
 @check(label=MANY)

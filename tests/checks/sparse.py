@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import sordino.torch as hvd
 from checks.agreement import raises
 from checks.reference import values
 from checks.registry import Seat, check
-from sordino.errors import UsageError
+from sordino.errors import OperationMismatch, UsageError
 
 
 def sparse_of(rank: int, entries: int, columns: int = 2) -> torch.Tensor:
     indices = torch.tensor([[(rank * 3 + 2 * i) % 10 for i in range(entries)]], dtype=torch.int64).view(1, -1)
     return torch.sparse_coo_tensor(indices, values(rank, (entries, columns), torch.float64), (10, columns))
+
+
+@check(least=2)
+def one_that_fails_frees_its_name(seat: Seat) -> None:
+    good = sparse_of(seat.rank, 2)
+    with pytest.raises(UsageError, match="complex"):
+        hvd.sparse_allreduce_async(good.to(torch.complex128), name="s", op=hvd.Sum)
+    other = good.to(torch.float32) if seat.rank == 0 else good
+    raises(OperationMismatch, "dtype", hvd.sparse_allreduce_async(other, name="s", op=hvd.Sum))
+    total = hvd.sparse_allreduce_async(good, name="s", op=hvd.Sum)().to_dense()
+    torch.testing.assert_close(total, sum(sparse_of(rank, 2).to_dense() for rank in range(seat.size)))
 
 
 @check()

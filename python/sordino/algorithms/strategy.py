@@ -25,6 +25,7 @@ from sordino.runtime.gradients.reducer import GradientReducer
 from sordino.runtime.gradients.settings import Settings
 from sordino.runtime.local_shards import clip_grad_norm
 from sordino.runtime.process_set import ProcessSet
+from sordino.runtime.tensors import match_memory_formats
 
 Named = Sequence[tuple[str, torch.Tensor]]
 Closure = Callable[[], Any] | None
@@ -243,6 +244,7 @@ class Strategy(ABC):
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Load a state dict for whole parameters."""
         optimizer.load_state_dict(state)
+        match_memory_formats(optimizer)
 
     def residuals(self) -> dict[str, Any] | None:
         """Return this rank's residuals of encoded gradients, for checkpoints; {} before the first encoding.

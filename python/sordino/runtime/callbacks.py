@@ -15,7 +15,10 @@ class WeakMethods:
 
     def add(self, method: Callable[[], None]) -> None:
         """Add a bound method. It replaces the object's earlier one."""
-        self._methods[id(method.__self__)] = weakref.WeakMethod(method)  # type: ignore[attr-defined]
+        owner = id(method.__self__)  # type: ignore[attr-defined]
+        if owner in self._methods and self._methods[owner]() is None:
+            del self._methods[owner]  # of a former object, whose place in the order is not this one's
+        self._methods[owner] = weakref.WeakMethod(method)
 
     def discard(self, owner: object) -> None:
         """Remove the method of an object, if there is one."""

@@ -34,6 +34,23 @@ def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
     return torch.empty_like(parameter, memory_format=torch.preserve_format).stride()
 
 
+@torch.no_grad()
+def match_memory_formats(optimizer: torch.optim.Optimizer) -> None:
+    """Give tensors in an optimizer's state that have the shape of their parameter its memory format, too.
+
+    A state that was sent or loaded is row-major. torch's fused optimizers, and kernels of the core, take the elements
+    of a parameter and of its state in memory order, whatever their strides.
+    """
+    for parameter, state in optimizer.state.items():
+        if type(parameter) not in (torch.Tensor, torch.nn.Parameter) or not isinstance(state, dict):
+            continue
+        for name, value in state.items():
+            if type(value) is not torch.Tensor or value.layout != torch.strided or value.shape != parameter.shape:
+                continue
+            if value.stride() != dense_strides(parameter):
+                state[name] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+
+
 def label(name: str, tensor: torch.Tensor) -> str:
     """Return a tensor's name in layouts. It includes the memory order, because ranks reduce offset by offset."""
     return name if tensor.is_contiguous() else f"{name} with strides {dense_strides(tensor)}"

@@ -9,12 +9,12 @@ import torch
 
 from sordino.errors import UsageError
 from sordino.runtime.collectives.objects import Root, allgather_object, broadcast_object
-from sordino.runtime.collectives.operation import synchronize
+from sordino.runtime.collectives.operation import synchronize_all
 from sordino.runtime.collectives.ops import broadcast_async_
 from sordino.runtime.context import current
 from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.runtime.recovery.losses import together
-from sordino.runtime.tensors import check
+from sordino.runtime.tensors import check, match_memory_formats
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -31,7 +31,8 @@ def broadcast_parameters(
         process_set: the ranks that take part, including `root_rank`.
 
     Raises:
-        UsageError: `params` has another type, or a tensor cannot be sent. Then no tensor has been sent.
+        UsageError: `params` has another type, a name twice, or a tensor that cannot be sent. Then no tensor has been
+            sent.
         OperationMismatch: a tensor's shape or dtype differs between ranks.
     """
     if isinstance(params, Mapping):
@@ -47,7 +48,11 @@ def broadcast_parameters(
             raise UsageError(f"invalid params: an entry is a {name}, not a tensor or a (name, tensor) pair")
     root, context = Root(root_rank), current()
     named = [(name, tensor) for name, tensor in entries if isinstance(tensor, torch.Tensor)]
+    seen: set[str] = set()
     for name, tensor in named:
+        if name is not None and name in seen:
+            raise UsageError(f"broadcast_parameters: two tensors have the name '{name}': give each its own name")
+        seen.add(name)
         try:
             check(tensor)
         except UsageError as error:
@@ -63,8 +68,7 @@ def broadcast_parameters(
             )
             for tensor, (name, _) in zip(tensors, named)
         ]
-        for handle in handles:
-            synchronize(handle)
+        synchronize_all(handles)
         return tensors
 
     with torch.no_grad():
@@ -127,6 +131,7 @@ def _broadcast_optimizer_state(
     broadcast_parameters(named, root.rank, process_set)
     if not root.here:
         optimizer.load_state_dict(skeleton)
+        match_memory_formats(optimizer)
 
 
 def _mapped(state: Mapping[Any, Any], change: Callable[[Any], Any]) -> dict[Any, Any]:

@@ -230,4 +230,6 @@ class LARS(torch.optim.Optimizer):
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         velocity: torch.Tensor = state["momentum_buffer"]
+        if velocity.stride() != parameter.stride():  # of a checkpoint, or the model's memory format has changed
+            velocity = state["momentum_buffer"] = torch.empty_like(parameter).copy_(velocity)
         return velocity

@@ -61,7 +61,7 @@ def step_scaled(
         return strategy.step(optimizer, closure, synchronize)
     strategy.begin(optimizer)
     gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
-    infinite = found.item() > 0
+    infinite = float(found) > 0  # torch gives the number 0 if no parameter has a gradient
     if strategy.reducer is not None and strategy.reducer.active:
         # The members of a group must make the same decision, so the reduced gradients count, which they have in common.
         strategy.synchronize()
@@ -70,6 +70,6 @@ def step_scaled(
     if infinite:
         strategy.leave_out()
         return None
-    if scale is not None:
+    if scale is not None and gradients:
         torch._foreach_div_(gradients, scale.item())
     return strategy.step_begun(optimizer, closure, synchronize)

@@ -100,20 +100,19 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize a batch. Input and output have the shape (batch, num_features, ...)."""
         self._check_input_dim(input)
-        batch_statistics = self.training or not self.track_running_stats
-        if not batch_statistics or len(self.process_set.ranks or []) == 1:
+        if not self.training or len(self.process_set.ranks or []) == 1:
             return super().forward(input)
         recorder = current().recorder
-        if recorder is not None and self.training and torch.is_grad_enabled():
+        if recorder is not None and torch.is_grad_enabled():
             recorder.begins()  # this is the forward pass of a step, not something besides
         factor = 0.0 if self.momentum is None else self.momentum
-        if self.training and self.track_running_stats:
+        if self.track_running_stats:
             assert self.num_batches_tracked is not None
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 factor = 1.0 / float(self.num_batches_tracked)
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self.process_set)
-        if self.training and self.track_running_stats and count > 0:
+        if self.track_running_stats and count > 0:
             assert self.running_mean is not None and self.running_var is not None
             with torch.no_grad():
                 unbiased = variance * (count / (count - 1).clamp(min=1))

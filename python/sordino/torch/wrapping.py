@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from sordino.algorithms.strategy import Strategy, only_a_part
-from sordino.errors import StepOrderError, UsageError
+from sordino.errors import ConfigurationMismatch, LayoutMismatch, StepOrderError, UsageError
 from sordino.runtime.gradients.options import Options
 from sordino.torch.arguments import name_parameters, parameters_of
 from sordino.torch.claims import Claim
@@ -129,17 +129,30 @@ class Wrapping:
 
     @contextmanager
     def _new_strategy(self) -> Iterator[None]:
-        """Replace the strategy. After the block a new one continues, with the changes made in the block."""
-        old = self.strategy
+        """Replace the strategy. After the block a new one continues, with the changes made in the block.
+
+        If the ranks refuse these, a new one continues without them.
+        """
+        old, options, names, known = self.strategy, self.options, self.names, len(self.optimizer.param_groups)
         old.do_together(lambda: old.settle(self.optimizer))
         yield
-        self._replace_strategy()
+        try:
+            self._replace_strategy()
+        except (ConfigurationMismatch, LayoutMismatch, UsageError):
+            del self.optimizer.param_groups[known:]
+            self.options, self.names = options, names
+            self.claim.take(names)
+            self._continue(old, compare=False)
+            raise
         self.strategy.context.note_return()
 
     def _replace_strategy(self) -> None:
-        old = self.strategy
-        old.detach()
-        self.strategy = self._make_strategy(compare=True)
+        self.strategy.detach()
+        self._continue(self.strategy, compare=True)
+
+    def _continue(self, old: Strategy, compare: bool) -> None:
+        """Continue from a strategy that was detached, with a new one."""
+        self.strategy = self._make_strategy(compare)
         self.strategy.take_over(old)
         self.strategy.load_residuals(old.residuals() or {})
 

@@ -312,6 +312,8 @@ def test_lars_on_a_device_is_lars(momentum: float, nesterov: bool) -> None:
                 if parameter.dim() == 4:
                     parameter.grad = parameter.grad.contiguous(memory_format=torch.channels_last)
             optimizer.step()
+            for state in optimizer.state.values():  # as a checkpoint of a model in another memory format
+                state["momentum_buffer"] = state["momentum_buffer"].contiguous()
         return [parameter.detach() for parameter in parameters]
 
     (wanted,), (found,) = sim.run(1, train), sim.run(1, train, devices=[sim_device(0)])

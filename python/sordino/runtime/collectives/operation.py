@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
@@ -247,6 +247,22 @@ def synchronize(handle: int) -> Any:
     result = pending.finish(pending.handle)
     context.note_return()
     return result
+
+
+def synchronize_all(handles: Iterable[int]) -> list[Any]:
+    """Wait for all of these operations and return their results, or raise the first error after that.
+
+    So none of them is left pending, which would reserve its name.
+    """
+    results, failures = [], []
+    for handle in handles:
+        try:
+            results.append(synchronize(handle))
+        except SordinoError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return results
 
 
 @contextmanager

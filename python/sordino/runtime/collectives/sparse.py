@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 
 from sordino.errors import UsageError
-from sordino.runtime.collectives.operation import Average, Sum, synchronize
+from sordino.runtime.collectives.operation import Average, Sum, synchronize_all
 from sordino.runtime.collectives.ops import allgather_async
 from sordino.runtime.process_set import ProcessSet, global_process_set
+from sordino.runtime.tensors import check
 
 
 def no_rows(parameter: torch.Tensor) -> torch.Tensor:
@@ -49,12 +50,15 @@ def sparse_allreduce_async(
     if op not in (Average, Sum):
         raise UsageError("a sparse all-reduce supports op=Sum and op=Average only")
     coalesced = tensor.coalesce() if not tensor.is_coalesced() else tensor
+    check(coalesced.values())  # before the first of the two operations has begun
     indices = allgather_async(coalesced.indices().t().contiguous(), name=f"{name}.indices", process_set=process_set)
     values = allgather_async(coalesced.values(), name=f"{name}.values", process_set=process_set)
 
     def finish() -> torch.Tensor:
-        all_values, places = synchronize(values), synchronize(indices).t()
-        result = torch.sparse_coo_tensor(places, all_values, tensor.shape, dtype=tensor.dtype, check_invariants=False)
+        all_values, places = synchronize_all([values, indices])
+        result = torch.sparse_coo_tensor(
+            places.t(), all_values, tensor.shape, dtype=tensor.dtype, check_invariants=False
+        )
         if op != Average:
             return result
         if result.dtype.is_floating_point or result.dtype == torch.bool:
