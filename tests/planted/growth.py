@@ -411,4 +411,12 @@ ERRORS = [
         "        pass  #",
         (_JOIN + "sets_have_been_removed",),
     ),
+    Error(
+        "a newcomer averages gradients over all ranks when groups train separately",
+        "lost message",
+        "python/sordino/algorithms/local_sgd/strategy.py",
+        "if self.active and self._alone_anywhere() and not self._alone:",
+        "if False:",
+        (checks("local_sgd_states.a_rank_that_joins"),),
+    ),
 ]

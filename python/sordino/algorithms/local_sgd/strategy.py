@@ -116,8 +116,7 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     def renew(self) -> None:
         # Some ranks may have taken the step after which groups train separately, and others not.
-        mine = torch.tensor([int(self._alone)], device=HOST)
-        self._alone = bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
+        self._alone = self._alone_anywhere()
         rate = self._rate
         self._loaded = {}
         self._averaging.restart()
@@ -129,6 +128,11 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._first_open_round = 0
         if self.active:
             self._note_models()
+
+    def _alone_anywhere(self) -> bool:
+        """Return whether groups train separately on any rank. Collective."""
+        mine = torch.tensor([int(self._alone)], device=HOST)
+        return bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
 
     # ---- the step ----------------------------------------------------------------------------------------------
 
@@ -342,6 +346,10 @@ class LocalSGDStrategy(ExchangingStrategy):
     def take_over(self, old: Strategy) -> None:
         super().take_over(old)
         self.distances = old.distances
+        # A rank that has joined does not know it yet, and the others already send its state within groups.
+        if self.active and self._alone_anywhere() and not self._alone:
+            self._alone = True
+            self._regroup()
 
     def forget_loaded(self) -> None:
         self._loaded = {}
