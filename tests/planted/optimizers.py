@@ -1537,4 +1537,12 @@ ERRORS = [
         "        pass",
         ("tests/faults/test_kill_in_operations.py --tier all -k is_added_again",),
     ),
+    Error(
+        "a second loss makes groups train separately before the learning rate falls",
+        "forgotten rollback",
+        "python/sordino/algorithms/local_sgd/strategy.py",
+        "        self._highest_rate = -math.inf\n",
+        "        self._highest_rate = -math.inf\n        self._rate = 0.0\n",
+        ("tests/faults/test_kill_in_recoveries.py -k until_the_rate_falls",),
+    ),
 ]

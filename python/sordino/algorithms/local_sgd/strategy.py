@@ -42,6 +42,7 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     algorithm: LocalSGD
     asked: LocalSGD
+    _rate = 0.0  # learning rate of the first parameter group in the last step, also when ranks have met again
 
     def __init__(self, runtime: Runtime, algorithm: LocalSGD) -> None:
         if algorithm.sharded:
@@ -53,7 +54,6 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._alone = self.algorithm.start in ("immediate", 0)  # whether groups train separately
         self._averaged = 0  # the step after which models were averaged last, or groups began to train separately
         self._highest_rate = -math.inf
-        self._rate = 0.0  # learning rate of the first parameter group
         self._first_metric: tuple[float, float] | None = None  # rate and loss
         self._block_ends = 0
         self._shards: ShardedReducer | None = None  # the reducer, with exchange="sharded"
@@ -117,11 +117,9 @@ class LocalSGDStrategy(ExchangingStrategy):
     def renew(self) -> None:
         # Some ranks may have taken the step after which groups train separately, and others not.
         self._alone = self._alone_anywhere()
-        rate = self._rate
         self._loaded = {}
         self._averaging.restart()
         super().renew()
-        self._rate = rate
         # All models have just been averaged. All ranks count from the step of the furthest one, so that none skips an
         # averaging.
         self._averaged = max(self._averaged, self._most_steps)
