@@ -1545,4 +1545,12 @@ ERRORS = [
         "        self._highest_rate = -math.inf\n        self._rate = 0.0\n",
         ("tests/faults/test_kill_in_recoveries.py -k until_the_rate_falls",),
     ),
+    Error(
+        "parameters cannot be added to Layered before its ranks have met",
+        "stale copy",
+        "python/sordino/algorithms/layered/strategy.py",
+        "self.context.callbacks.while_joined.discard(self)",
+        "self.context.callbacks.while_joined.discard(self._layers)",
+        (checks("a_copy_is_changed"),),
+    ),
 ]
