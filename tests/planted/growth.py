@@ -419,4 +419,28 @@ ERRORS = [
         "if False:",
         (checks("local_sgd_states.a_rank_that_joins"),),
     ),
+    Error(
+        "a replacement has the settings of the rank that was lost",
+        "swapped rank",
+        "python/sordino/algorithms/exchanging.py",
+        "if now == before or not now",
+        "if len(now) == len(before) or not now",
+        ("tests/faults/test_kill_refit.py -k replacement",),
+    ),
+    Error(
+        "a newcomer takes itself for the first rank of the job",
+        "swapped rank",
+        "python/sordino/torch/wrapping.py",
+        "members = allgather_object(self.options.members)[0]",
+        "members = self.options.members",
+        ("tests/faults/test_kill_refit.py -k 'replacement and manager'",),
+    ),
+    Error(
+        "weights of a roulette are dropped in silence",
+        "lost message",
+        "python/sordino/algorithms/crossover.py",
+        "            if roulette is None:\n",
+        "            if False:\n",
+        ("tests/faults/test_kill_refit.py -k 'replacement and roulette'",),
+    ),
 ]
