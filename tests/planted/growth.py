@@ -443,4 +443,12 @@ ERRORS = [
         "            if False:\n",
         ("tests/faults/test_kill_refit.py -k 'replacement and roulette'",),
     ),
+    Error(
+        "for a newcomer the job is over before it has begun",
+        "missing wait",
+        "python/sordino/rendezvous/server.py",
+        "if self._started | connected <= self",
+        "if connected <= self",
+        (_JOIN_REQUESTS,),
+    ),
 ]
