@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,12 @@ def states(optimizer: hvd.DistributedOptimizer) -> list[int]:
 class Planted:
     """Tensors with hand-made gradients, so that a test knows which elements a step moves."""
 
-    def __init__(self, algorithm: CaPS, *sizes: int, lr: float = 0.5, **options: Any) -> None:
+    def __init__(
+        self, algorithm: CaPS, *sizes: int, lr: float = 0.5, frozen: Sequence[int] = (), **options: Any
+    ) -> None:
         self.tensors = [torch.nn.Parameter(torch.arange(size, dtype=torch.float32) + 1) for size in sizes]
+        for index in frozen:
+            self.tensors[index].requires_grad_(False)
         names = [f"t{k}" for k in range(len(sizes))]
         inner = torch.optim.SGD(self.tensors, lr=lr, **options)
         self.optimizer = hvd.DistributedOptimizer(inner, list(zip(names, self.tensors)), algorithm=algorithm)

@@ -157,6 +157,28 @@ def parameters_that_are_added_take_part(seat: Seat) -> None:
     planted.step(0.0, float(seat.rank))
 
 
+@check(least=2, quick=("sim-3x1",))
+def statistics_stay_when_a_parameter_is_unfrozen(seat: Seat) -> None:
+    planted = Planted(CaPS(threshold=60), 10, 20, frozen=[0])
+    statistics = planted.optimizer.statistics
+    planted.step(0.0, first(5, float(seat.rank)))
+    planted.optimizer.report_metric(1.0)
+    planted.optimizer.report_metric(2.0)  # without a step
+    planted.step(0.0, 0.0)
+    planted.optimizer.flush()
+    assert statistics.bytes_sent == 80
+    planted.tensors[0].requires_grad_(True)
+    planted.step(1.0, 1.0)
+    planted.optimizer.report_metric(3.0)
+    assert planted.optimizer.statistics is statistics and statistics.names == ["t0", "t1"]
+    assert [point.steps for point in statistics.points] == [1, 0, 1, 1]
+    share = 1 if seat.rank == 0 else 0.75
+    assert [point.ratios for point in statistics.points] == [[None, share], [], [None, 1], [0, 0]]
+    assert [point.skipped for point in statistics.points] == [[None, 1], [], [None, 1], [0, 0]]
+    assert [point.bytes_sent for point in statistics.points] == [0, 0, 80, 120]
+    statistics.plot(f"{seat.folder}/{seat.rank}.png")
+
+
 @check(least=2, helpers=("", "servers"))
 def copies_go_on(seat: Seat) -> None:
     planted = Planted(skipping(threshold=60, scheduler=ThresholdScheduler(history_length=2, frequency=1)), 20)

@@ -292,3 +292,20 @@ def distances_stay_when_parameters_change(seat: Seat) -> None:
     optimizer.set_backward_passes_per_step(1)
     step(seat, model, optimizer, 3)
     assert [number for number, _ in optimizer.distances] == [1, 2, 3, 4] and optimizer.distances[:2] == first
+
+
+@check(least=2, quick=("sim-4", "sim-4x2"))
+def a_rank_that_joins_separate_groups_is_in_one(seat: Seat) -> None:
+    """It knows that groups train separately before it has received the state of the others, which groups send."""
+    k = divisors(seat.size)[-2]
+    model = Odd()
+    optimizer = wrap(model, LocalSGD(2, k, "allreduce", start=2), OPTIMIZERS["sgd"])
+    first = optimizer._strategy.state_dict()
+    for turn in range(3):
+        step(seat, model, optimizer, turn)
+    if seat.rank == seat.last:
+        optimizer._strategy.load_state_dict(first)
+    optimizer._wrapping.after_growth()
+    group = optimizer._strategy.ranks_of_model()
+    begin = seat.rank // k * k
+    assert (None if group is None else group.ranks) == (None if k == 1 else list(range(begin, begin + k)))

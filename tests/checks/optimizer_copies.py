@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 import torch
+from algorithm_table import DEFAULTS
 
 import sordino.torch as hvd
 from checks.models import MANY, batch, loss_of, make_model, one_step, part
@@ -191,6 +192,22 @@ def add_param_group(seat: Seat, set_to_none: bool) -> None:
     twins.train(4, set_to_none=set_to_none)
     twins.check()
     assert not torch.equal(twins.model[2].bias, twins.start[3])
+
+
+@check(name=tuple(DEFAULTS))
+def a_copy_is_changed_before_its_first_step(seat: Seat, name: str) -> None:
+    """It has not met the other ranks yet, which a rank that is alone never does."""
+    model = torch.nn.Linear(3, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), algorithm=DEFAULTS[name])
+    model, optimizer = copy.deepcopy((model, optimizer))
+    optimizer.set_backward_passes_per_step(1)
+    late = torch.nn.Parameter(torch.ones(3))
+    optimizer.add_param_group({"params": [late]})
+    (model(torch.ones(3)) + late.sum()).sum().backward()
+    optimizer.step()
+    optimizer.flush()
+    assert bool((late < 1).all())
 
 
 @check()

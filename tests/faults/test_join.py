@@ -151,6 +151,18 @@ def test_with_each_algorithm(tmp_path: Path, algorithm: str, settings: list[str]
         np.testing.assert_allclose(after[rank], mean, rtol=1e-12, err_msg=f"rank {rank}")
 
 
+@pytest.mark.drill("a rank is replaced, by algorithm")
+def test_a_newcomer_gets_the_state_of_its_group(tmp_path: Path) -> None:
+    """Groups train separately from step 2 on, and the other rank of its group has been there from the start."""
+    plan = Plan("local-sgd", ["interval=2", "group_size=2", "exchange=allreduce", "start=2"], kill={"1": 3}, size=4)
+    grown = run_job(tmp_path, 4, plan, 1)
+    require_joined(grown, [0, 2, 3, 4], plan)
+    before, after = grown.parameters("before"), grown.parameters("after")
+    mean = np.mean([before[0], before[2], before[3]], axis=0)
+    for rank in (0, 2, 3, 4):
+        np.testing.assert_allclose(after[rank], mean, rtol=1e-12, err_msg=f"rank {rank}")
+
+
 @pytest.mark.drill("a rank is lost while a process joins")
 @pytest.mark.parametrize("victim", (0, 2))
 @pytest.mark.parametrize("moment", ("met", "adopted", "made"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -309,6 +310,23 @@ def test_outer_states_of_pairs_are_equal_after_a_loss(crew_of: MakeCrew) -> None
         crew.all(Member.step)
     one, other = crew.all(outer).values()
     assert all(map(torch.equal, one, other)) and one[1].any()
+
+
+def test_statistics_of_skipping_stay_when_a_rank_is_alone(crew_of: MakeCrew, tmp_path: Path) -> None:
+    crew = crew_of(2, CaPS())
+    crew.all(Member.train)
+    crew.network.kill(1)
+
+    def statistics(member: Member) -> Any:
+        member.train()
+        member.optimizer.report_metric(1.0)
+        return member.optimizer.statistics
+
+    found = crew.all(statistics)[0]
+    assert len(found.names) == len(found.bytes) == 4
+    assert [(point.step, point.steps, len(point.ratios)) for point in found.points] == [(6, 3, 4)]
+    assert found.bytes_unskipped == 3 * sum(found.bytes)
+    found.plot(tmp_path / "found.png")
 
 
 COLLECTED = [

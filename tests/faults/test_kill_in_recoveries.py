@@ -56,6 +56,23 @@ def test_an_exchange_that_was_given_up_counts_once(crew_of: MakeCrew, monkeypatc
     assert set(crew.all(metric).values()) == {(2, 2, 1.0)}
 
 
+def test_groups_stay_together_until_the_rate_falls(crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank takes the two losses within a step for a lower learning rate."""
+
+    def step(member: Member) -> None:
+        member.optimizer.step(member.backward)
+
+    second = SecondLoss(monkeypatch, "_meet_all")
+    crew = crew_of(4, LocalSGD(2, start="decay"))
+    crew.all(step)
+    crew.living.pop()
+    second.crew = crew
+    crew.network.kill(3)
+    crew.all(step)
+    assert second.crew is None
+    assert [strategy(member).state_dict()["alone"] for member in crew.living] == [False, False]
+
+
 @pytest.mark.parametrize("algorithm", [Crossover(), LocalSGD(1), DiLoCo(1)], ids=lambda one: type(one).__name__)
 def test_two_optimizers_recover_in_one_order(
     crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm

@@ -4,7 +4,9 @@ and the manager, and do not make dropped optimizers again. The last rank trains 
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,6 +65,33 @@ def test_what_was_chosen_for_all_is_fitted_once(
         crew.network.kill(1)
         crew.all(metric)
         assert set(crew.all(ask).values()) == {2}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ask", "expected"),
+    [(Crossover(roulette=WEIGHTS), roulette, None), (ScheduledPull(schedule="manager", manager=2), manager, 1)],
+    ids=["roulette", "manager"],
+)
+def test_what_was_chosen_for_a_lost_rank_is_not_for_its_replacement(
+    crew_of: MakeCrew, algorithm: Algorithm, ask: Callable[[Member], Any], expected: object
+) -> None:
+    """The algorithm was chosen for ranks 0, 9, 1 and 2. Rank 9 has been lost, and rank 3 has joined, which was alone
+    before."""
+
+    def grow(member: Member) -> Any:
+        wrapping = member.optimizer._wrapping
+        members = (3,) if member.identity == 3 else (0, 9, 1, 2)
+        wrapping.options = replace(wrapping.options, members=members)
+        wrapping.after_growth()
+        return ask(member)
+
+    crew = crew_of(4, algorithm)
+    crew.all(Member.step)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert crew.all(grow) == dict.fromkeys(range(4), expected)
+    found = any("weights for ranks [0, 9, 1, 2] do not fit ranks [0, 1, 2, 3]" in str(one.message) for one in caught)
+    assert found == (ask is roulette)
 
 
 @pytest.mark.parametrize("algorithm", [Crossover(group_size=2), GROUPS, ADPSGD(), PushSum(overlap=2)], ids=str)

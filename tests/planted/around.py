@@ -152,6 +152,14 @@ ERRORS = [
         (tests("elastic"),),
     ),
     Error(
+        "an interrupt counts as a fault",
+        "off by one",
+        "python/sordino/torch/elastic/run.py",
+        "            if isinstance(cause, SordinoError):\n                faults",
+        "            if cause is not None:\n                faults",
+        (tests("elastic", "interrupts_are"),),
+    ),
+    Error(
         "a state of Horovod restarts its epoch",
         "dropped state in a checkpoint",
         "python/sordino/torch/elastic/sampler.py",

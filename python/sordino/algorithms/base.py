@@ -196,11 +196,11 @@ class Algorithm(metaclass=_Checked):
         """Raise UsageError for settings that cannot be simulated, besides the settings in `simulation.refused`."""
 
     def fitted(self, before: Sequence[int], now: Sequence[int]) -> Self:
-        """Return the same algorithm, adapted to the members that remain after a loss.
+        """Return the same algorithm, adapted to the present members, after ranks were lost or have joined.
 
         Args:
             before: the members that the algorithm was chosen for, by numbers that never change.
-            now: the remaining members, in order.
+            now: the present members, in order.
         """
         return self
 

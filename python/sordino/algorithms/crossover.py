@@ -6,6 +6,7 @@ these cycles, `sordino.algorithms.gossip` takes the steps, and the core sends an
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -47,7 +48,9 @@ class Crossover(RandomGossip):
             same; with a longer one, the others compute gradients with those of the last exchange. Not with optimizers
             that may evaluate a closure several times, such as LBFGS.
         roulette: weights[i][j] for worker (or group) i sending to j, or None for equal weights. A matrix that is not
-            doubly stochastic is scaled to the nearest one that is. Up to 128 workers.
+            doubly stochastic is scaled to the nearest one that is. Up to 128 workers. When ranks are lost, the others
+            keep their weights; with groups, if a rank has joined, or if a worker would have no peer, weights become
+            equal, after a warning.
         bucket_bytes: gradients are reduced within groups in buckets of up to this many bytes.
     """
 
@@ -106,8 +109,14 @@ class Crossover(RandomGossip):
     def fitted(self, before: Sequence[int], now: Sequence[int]) -> Crossover:
         group_size = group_size_among(self.group_size, len(now))
         roulette = None
-        if self.roulette is not None and self.group_size == 1:
-            roulette = _among(self.roulette, before, now)
+        if self.roulette is not None:
+            roulette = _among(self.roulette, before, now) if self.group_size == 1 else None
+            if roulette is None:
+                warnings.warn(
+                    f"Crossover(roulette=...): the weights for ranks {[*before]} do not fit ranks {[*now]} (numbered "
+                    "as at the start), so all peers are equally likely from now on",
+                    stacklevel=2,
+                )
         return replace(self, group_size=group_size, roulette=roulette)
 
     @classmethod

@@ -71,7 +71,7 @@ class ExchangingStrategy(Strategy):
 
     def _fitted(self) -> Algorithm:
         before, now = self.settings.members, members_of(self.context, self.settings.process_set)
-        return self.asked if len(now) == len(before) or not now else self.asked.fitted(before, now)
+        return self.asked if now == before or not now else self.asked.fitted(before, now)
 
     def _has_others(self) -> bool:
         return self.context.size > 1 and bool(self.settings.process_set.included())

@@ -57,7 +57,7 @@ class RendezvousServer:
         self._rounds: dict[tuple[str, tuple[int, ...]], dict[int, tuple[_Visitor, int, bytes]]] = {}
         self._gone: set[int] = set()
         self._join_requests, self._votes = JoinRequests(), Votes()
-        self._next = size
+        self._started, self._next = frozenset(range(size)), size
         self._foreign: set[int] = set()  # numbers of processes that the launcher has not started
         self._visitors: set[_Visitor] = set()
 
@@ -155,9 +155,9 @@ class RendezvousServer:
                     visitor.say(request, {}, shown[rank][2])
 
     def _dismiss_newcomers_if_alone(self) -> None:
-        """If no rank is left that could let newcomers in, tell them."""
-        ranks = {visitor.rank for visitor in self._visitors if visitor.rank not in (None, NO_NUMBER)}
-        if ranks <= self._gone | self._join_requests.waiting.keys():
+        """If no rank is left that could let newcomers in, tell them. Ranks of the start may have yet to connect."""
+        connected = {visitor.rank for visitor in self._visitors if visitor.rank not in (None, NO_NUMBER)}
+        if self._started | connected <= self._gone | self._join_requests.waiting.keys():
             self._join_requests.close()
 
     def _dismiss(self, visitor: _Visitor) -> None:

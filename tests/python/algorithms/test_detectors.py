@@ -218,7 +218,7 @@ def test_blocks_are_items() -> None:
 
 def noted(bench: Bench, interval: int = 2) -> CaPSStatistics:
     statistics = CaPSStatistics(interval)
-    statistics.describe(bench.arena.names, bench.items)
+    statistics.describe(bench.arena.names, bench.items, 0)
     for step in range(1, 6):
         bench.tensors[0][: 4 * step] += 1
         bench.ratios()

@@ -65,7 +65,20 @@ def test_the_job_is_over_when_only_newcomers_are_left(launcher_of_ranks: Launche
     launcher_of_ranks.orders.send(b"\x00")
     assert len(second.newcomers(HANG_S)) == 1
     launcher_of_ranks.orders.send(b"\x01")
+    assert len(first.newcomers(HANG_S)) == 1  # ranks 2 and 3 have not connected yet
+    for rank in (b"\x02", b"\x03"):
+        launcher_of_ranks.orders.send(rank)
     assert answer.result(10) == (Verdict.OVER, b"")
+
+
+def test_a_newcomer_comes_before_all_ranks(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor) -> None:
+    answer = threads.submit(launcher_of_ranks.rank(4).ask_to_join, b"process 4", 60.0)
+    while 4 not in launcher_of_ranks.server._join_requests.waiting:
+        assert not answer.done()
+    first = launcher_of_ranks.rank(0)
+    assert first.newcomers(HANG_S) == [(4, b"process 4")]
+    first.answer(4, Verdict.INVITED, b"the plan")
+    assert answer.result(10) == (Verdict.INVITED, b"the plan")
 
 
 def test_numbers_are_new(launcher_of_ranks: Launcher) -> None:

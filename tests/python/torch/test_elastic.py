@@ -129,6 +129,29 @@ def test_by_default_a_loop_of_faults_ends_too() -> None:
         sim.run(1, lambda: train(ObjectState()))
 
 
+def test_interrupts_are_no_faults() -> None:
+    """For example, those by newcomers that were refused."""
+
+    def work() -> int:
+        state = ObjectState(step=0)
+
+        @hvd.elastic.run(reset_limit=1)
+        def train(state: Any) -> int:
+            while state.step < 5:
+                state.step += 1
+                state.on_hosts_updated(float(state.step), 2)
+                state.commit()
+            if state.step == 5:
+                state.step += 1
+                state.save()
+                raise hvd.HorovodInternalError("a fault")
+            return int(state.step)
+
+        return train(state)
+
+    assert sim.run(2, work) == [6, 6]
+
+
 @pytest.mark.parametrize("error", [UsageError, NotBuilt, ValueError, KeyboardInterrupt])
 def test_what_would_only_come_again_ends_the_run(error) -> None:
     calls = []

@@ -41,7 +41,7 @@ class Point:
 
     Attributes:
         step: the last of the steps.
-        steps: the number of steps.
+        steps: the number of steps with other ranks; if it is 0, lists are empty.
         threshold: the threshold after the last step, in percent.
         ratios: mean fraction of unchanged elements on this rank; 1 for a tensor without elements.
         errors: standard errors of the ratios, NaN if there is only one sample; None if the ratios are not estimates.
@@ -89,26 +89,21 @@ class CaPSStatistics:
         self.bytes: list[int] = []
         self.points: list[Point] = []
 
-    def describe(self, names: list[str], items: Items) -> None:
-        """Set the tensors and items that are counted."""
-        self.names, self._items = names, items
-        self.bytes = self._by_tensor(items.bytes).astype(int).tolist()
-        self._clear()
-
-    def go_on_from(self, other: CaPSStatistics, step: int) -> None:
-        """Take over the points and the writer of `other`, which ends after `step`. Tensors may have been added."""
-        if other._items is not None and other._steps > 0:
-            other._close(step, None)
-        self._flushed = other._flushed
-        place = {name: index for index, name in enumerate(other.names)}
-        order = [place.get(name) for name in self.names]
-        self._writer = other._writer
-        for point in other.points:
+    def describe(self, names: list[str], items: Items, step: int) -> None:
+        """Set the tensors and items that are counted after `step`. The lists of earlier points follow the tensors."""
+        if self._steps > 0:
+            self._close(step, None)
+        place = {name: index for index, name in enumerate(self.names)}
+        order = [place.get(name) for name in names]
+        for number, point in enumerate(self.points):
             ratios, errors, skipped = (
                 values and [None if index is None else values[index] for index in order]
                 for values in (point.ratios, point.errors, point.skipped)
             )
-            self.points.append(replace(point, ratios=ratios or [], errors=errors, skipped=skipped or []))
+            self.points[number] = replace(point, ratios=ratios or [], errors=errors, skipped=skipped or [])
+        self.names, self._items = names, items
+        self.bytes = self._by_tensor(items.bytes).astype(int).tolist()
+        self._clear()
 
     def _by_tensor(self, values: NDArray[Any]) -> NDArray[np.float64]:
         assert self._items is not None
@@ -117,7 +112,7 @@ class CaPSStatistics:
 
     def _clear(self) -> None:
         assert self._items is not None
-        self._steps = self._flushed = 0
+        self._steps = 0
         self._threshold = 0.0
         self._ratios, self._skipped = np.zeros(len(self._items)), np.zeros(len(self._items))
         self._variances: NDArray[np.float64] | None = None
@@ -171,6 +166,7 @@ class CaPSStatistics:
             metric,
         )
         self._clear()
+        self._flushed = 0
         self._add_point(point)
 
     def _add_point(self, point: Point) -> None:

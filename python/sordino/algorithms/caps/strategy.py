@@ -25,7 +25,7 @@ from sordino.algorithms.caps.parameter_server import ParameterServer
 from sordino.algorithms.caps.recent import Recent
 from sordino.algorithms.caps.statistics import CaPSStatistics
 from sordino.algorithms.exchanging import ExchangingStrategy
-from sordino.algorithms.strategy import Closure, Strategy
+from sordino.algorithms.strategy import Closure, Runtime, Strategy
 from sordino.algorithms.traffic import Sent
 from sordino.errors import UsageError
 from sordino.runtime import opcode
@@ -58,9 +58,12 @@ class CaPSStrategy(ExchangingStrategy):
     algorithm: CaPS
     _noted = 0  # points that are in the run record
 
+    def __init__(self, runtime: Runtime, algorithm: CaPS) -> None:
+        self._statistics = CaPSStatistics(algorithm.statistics_interval)
+        super().__init__(runtime, algorithm)
+
     def prepare(self) -> None:
         self.threshold = float(self.algorithm.threshold)
-        self._statistics = CaPSStatistics(self.algorithm.statistics_interval)
         scheduler = self.algorithm.scheduler
         self._metrics: deque[float] = deque(maxlen=scheduler.history_length if scheduler else 1)
         self._epochs = 0  # metrics reported so far
@@ -90,7 +93,7 @@ class CaPSStrategy(ExchangingStrategy):
         self._skipped = torch.zeros(len(self._items), dtype=torch.int64, device=HOST)
         self._sent: Recent[_Sent] = Recent()  # the same sets of items are sent again and again
         self._mask = torch.zeros(len(self._items), dtype=torch.bool, device=HOST)
-        self._statistics.describe(self._arena.names, self._items)
+        self._statistics.describe(self._arena.names, self._items, self.steps)
         if algorithm.dedicated:
             items, arena = self._items, self._arena
             self._server = helpers.open(
@@ -192,9 +195,9 @@ class CaPSStrategy(ExchangingStrategy):
 
     def step_begun(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
         """Step the optimizer, and average the items that have changed."""
+        before = self.steps
         result = super().step_begun(optimizer, closure, synchronize)
-        if not self.active:
-            self.steps += 1
+        self.steps = before + 1  # also if this rank is alone, or has lost the other ranks in this step
         return result
 
     @property
@@ -300,14 +303,11 @@ class CaPSStrategy(ExchangingStrategy):
     def carried_state(self) -> dict[str, Any]:
         return {**self.state_dict(), **_no_items()}  # in a new world nothing has been skipped yet
 
-    def _part(self, stays_registered: bool = False) -> None:
-        statistics = self._statistics
-        super()._part(stays_registered)
-        self._statistics.go_on_from(statistics, self.steps)
-
     def take_over(self, old: Strategy) -> None:
         if isinstance(old, CaPSStrategy):
-            self._statistics.go_on_from(old._statistics, old.steps)
+            self._statistics, self._noted = old._statistics, old._noted
+            if self._detector is not None:
+                self._statistics.describe(self._arena.names, self._items, old.steps)
         self.load_state_dict(
             {**(old.state_dict() or {}), **_no_items()}
         )  # no item is skipped at this point, and the items may differ

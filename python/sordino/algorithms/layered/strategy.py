@@ -194,7 +194,7 @@ class LayeredStrategy(ExchangingStrategy):
         self._layers = LayeredReducer(self.context, self.names, self.parameters, self.settings, self._route_opener())
         self.reducer = self._layers
         self.context.callbacks.on_shutdown.add(self._before_shutdown)
-        self.context.callbacks.while_joined.add(self._layers.stand_in)
+        self.context.callbacks.while_joined.add(self._stand_in)
 
     def _route_opener(self) -> OpenRoute:
         workers, algorithm = self.settings.process_set, self.algorithm
@@ -323,10 +323,13 @@ class LayeredStrategy(ExchangingStrategy):
     def before_join(self) -> None:
         self.complete()
 
+    def _stand_in(self) -> None:
+        self._layers.stand_in()
+
     def detach(self) -> None:
         self.complete()
         self.context.callbacks.on_shutdown.discard(self)
-        self.context.callbacks.while_joined.discard(self._layers)
+        self.context.callbacks.while_joined.discard(self)
         super().detach()
 
 

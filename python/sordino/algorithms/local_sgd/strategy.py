@@ -42,6 +42,7 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     algorithm: LocalSGD
     asked: LocalSGD
+    _rate = 0.0  # learning rate of the first parameter group in the last step, also when ranks have met again
 
     def __init__(self, runtime: Runtime, algorithm: LocalSGD) -> None:
         if algorithm.sharded:
@@ -53,7 +54,6 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._alone = self.algorithm.start in ("immediate", 0)  # whether groups train separately
         self._averaged = 0  # the step after which models were averaged last, or groups began to train separately
         self._highest_rate = -math.inf
-        self._rate = 0.0  # learning rate of the first parameter group
         self._first_metric: tuple[float, float] | None = None  # rate and loss
         self._block_ends = 0
         self._shards: ShardedReducer | None = None  # the reducer, with exchange="sharded"
@@ -116,19 +116,21 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     def renew(self) -> None:
         # Some ranks may have taken the step after which groups train separately, and others not.
-        mine = torch.tensor([int(self._alone)], device=HOST)
-        self._alone = bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
-        rate = self._rate
+        self._alone = self._alone_anywhere()
         self._loaded = {}
         self._averaging.restart()
         super().renew()
-        self._rate = rate
         # All models have just been averaged. All ranks count from the step of the furthest one, so that none skips an
         # averaging.
         self._averaged = max(self._averaged, self._most_steps)
         self._first_open_round = 0
         if self.active:
             self._note_models()
+
+    def _alone_anywhere(self) -> bool:
+        """Return whether groups train separately on any rank. Collective."""
+        mine = torch.tensor([int(self._alone)], device=HOST)
+        return bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
 
     # ---- the step ----------------------------------------------------------------------------------------------
 
@@ -342,6 +344,10 @@ class LocalSGDStrategy(ExchangingStrategy):
     def take_over(self, old: Strategy) -> None:
         super().take_over(old)
         self.distances = old.distances
+        # A rank that has joined does not know it yet, and the others already send its state within groups.
+        if self.active and self._alone_anywhere() and not self._alone:
+            self._alone = True
+            self._regroup()
 
     def forget_loaded(self) -> None:
         self._loaded = {}

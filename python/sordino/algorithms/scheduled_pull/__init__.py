@@ -43,7 +43,7 @@ class ScheduledPull(Asynchronous):
         schedule: the scheduler for overlap="scheduled": "manager" or "autonomous".
         threshold: a measured transfer time that differs from the estimate by at least this fraction replaces it;
             otherwise the estimate moves half the way.
-        manager: the rank whose service thread is the manager.
+        manager: the rank whose service thread is the manager. If it is lost, the first rank, when all meet again.
         patience: seconds after which a pull or a question without an answer is given up. Its peer then counts as gone
             until it sends a message.
     """

@@ -98,7 +98,7 @@ def wait_outside(context: Context) -> bool:
         return False
 
 
-def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> bool:
+def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> None:
     """Let processes join that wait for it, and ranks leave that want to. Collective over the ranks, between steps.
 
     On a rank that leaves, this raises SystemExit with status 0.
@@ -108,9 +108,6 @@ def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> bool
         layout: lines that must be the same on a newcomer, besides those of the optimizers.
         leaves: whether this rank wants to leave.
 
-    Returns:
-        whether the world has changed.
-
     Raises:
         SordinoError: this rank cannot go on without lost ranks.
     """
@@ -118,17 +115,19 @@ def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> bool
     lines = _layout(context, layout)
     plan = together(context, global_process_set, lambda: _agreed_plan(context, lines, leaves))
     if plan is None:
-        return False
+        return
     for one in context.losses.living_growing():
         one.before_growth()
     admission = _admission(context)
     if admission is None or context.has_process_sets():  # the others recover without the ranks that leave
-        return _leave(context) if context.identity in plan.leavers else False
+        if context.identity in plan.leavers:
+            _leave(context)
+        return
     world, problem = _elected(context, admission, plan)
     if problem:
         if context.rank == 0:
             _log.warning("the ranks go on as before, without other ranks: %s", problem)
-        return False
+        return
     if world is None:
         _leave(context)
     _move(context, world, plan)
@@ -137,7 +136,6 @@ def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> bool
         changes = [f"with {_named(joined)}"] if plan.newcomers and joined else []
         changes += [f"without {_named(plan.leavers)}, which left"] if plan.leavers else []
         _log.warning("%d ranks continue %s", context.size, " and ".join(changes))
-    return True
 
 
 def _leave(context: Context) -> NoReturn:

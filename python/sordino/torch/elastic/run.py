@@ -11,7 +11,7 @@ A process that joins a running job does so before its first rejoin.
 Before each call of func, the ranks wait for others while there are fewer than SORDINO_MIN_RANKS. Newcomers join
 meanwhile.
 
-More than `reset_limit` repetitions raise SordinoError. Those after ranks have joined or left do not count.
+More than `reset_limit` repetitions after a SordinoError end the run. Those after a HostsUpdatedInterrupt do not count.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def run(func: Trains[Any] | None = None, *, reset_limit: int | None = 100) -> An
 
     Args:
         func: the function. All ranks call it with states that have the same attributes.
-        reset_limit: largest number of repetitions in total, besides those after ranks have joined or left in good
-            order. The next fault ends the run. None: no limit.
+        reset_limit: largest number of repetitions after a `HorovodInternalError`, in total. The next one ends the run.
+            None: no limit. Repetitions after a `HostsUpdatedInterrupt` do not count.
 
     Raises:
         UsageError: the first argument is not a state, or `reset_limit` is negative.
@@ -89,23 +89,21 @@ def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[],
         if current().newcomer is not None:
             join(current(), state.layout())
         cause: SordinoError | HostsUpdatedInterrupt | None = None
-        resets = 0
+        faults = 0
         while True:
-            if cause is not None:
-                resets += 1
-                _check_limit(resets, reset_limit, cause)
             if isinstance(cause, SordinoError):
+                faults += 1
+                _check_limit(faults, reset_limit, cause)
                 go_on_after(current(), cause)
             try:
                 if isinstance(cause, HostsUpdatedInterrupt):
-                    if admit(current(), state.layout(), state.leaves):
-                        resets -= 1
+                    admit(current(), state.layout(), state.leaves)
                     state.stay()
                 if cause is not None and reset is not None:
                     reset()
                 state.rejoin(undo=isinstance(cause, SordinoError))
                 if cause is not None:
-                    _tell(resets, cause)
+                    _tell(faults, cause)
                     state.on_reset()
                 state.sync()
                 _wait_for_enough(state)
@@ -132,15 +130,16 @@ def _wait_for_enough(state: State) -> None:
         state.check_host_updates()
 
 
-def _check_limit(resets: int, limit: int | None, cause: Exception) -> None:
-    if limit is not None and resets > limit:
+def _check_limit(faults: int, limit: int | None, cause: Exception) -> None:
+    if limit is not None and faults > limit:
         raise SordinoError(
-            f"elastic.run: {resets} faults, but reset_limit={limit}. The last fault was {type(cause).__name__}: "
+            f"elastic.run: {faults} faults, but reset_limit={limit}. The last fault was {type(cause).__name__}: "
             f"{cause}. If the faults were independent losses, raise reset_limit"
         ) from cause
 
 
-def _tell(resets: int, cause: Exception) -> None:
+def _tell(faults: int, cause: Exception) -> None:
     context = current()
     if context.rank == 0:
-        _log.warning("reset %d, %d ranks continue after %s: %s", resets, context.size, type(cause).__name__, cause)
+        number = f"fault {faults}: " if isinstance(cause, SordinoError) else ""
+        _log.warning("%s%d ranks continue after %s: %s", number, context.size, type(cause).__name__, cause)
