@@ -340,6 +340,14 @@ ERRORS = [
         (_JOIN + "without_a_state",),
     ),
     Error(
+        "a newcomer with a user's own state counts as without the job's model for good",
+        "stale copy",
+        "python/sordino/torch/elastic/run.py",
+        "                current().losses.unsettled = False\n",
+        "",
+        (tests("elastic", "users_own_state"),),
+    ),
+    Error(
         "a host that is gone keeps its processes",
         "off by one",
         "python/sordino/launcher/discovery.py",
