@@ -1342,6 +1342,14 @@ ERRORS = [
         ("tests/faults/test_kill_in_operations.py",),
     ),
     Error(
+        "an optimizer that was dropped keeps its parameters and gradients",
+        "stale copy",
+        "python/sordino/runtime/loss_state.py",
+        "            self.undo = nothing\n            self._working",
+        "            self._working",
+        (tests("recovery_decisions"),),
+    ),
+    Error(
         "one rank with the result is enough",
         "quorum of one too few",
         "python/sordino/runtime/recovery/losses.py",
