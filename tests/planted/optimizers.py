@@ -69,6 +69,22 @@ ERRORS = [
         (checks("diloco.small_changes"),),
     ),
     Error(
+        "a state stays in memory after the first step with it",
+        "stale copy",
+        "python/sordino/algorithms/gossip/strategy.py",
+        "        self._loaded = {}  # only now",
+        "        pass  # only now",
+        (checks("diloco.a_loaded_state"),),
+    ),
+    Error(
+        "a state that is loaded between steps stays in memory",
+        "stale copy",
+        "python/sordino/algorithms/gossip/strategy.py",
+        "            self._mixing.load_state(loaded)",
+        "            self._loaded = loaded\n            self._mixing.load_state(loaded)",
+        (checks("diloco.a_loaded_state"),),
+    ),
+    Error(
         "momenta of ranks differ after a loss",
         "stale copy",
         "python/sordino/algorithms/gossip/strategy.py",

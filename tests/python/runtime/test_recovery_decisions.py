@@ -1,5 +1,5 @@
-"""Repeats after a loss, and the limit of recoveries without a loss, with invented answers of other ranks. Memory that is
-kept for repeats."""
+"""Repeats after a loss, and the limit of recoveries without a loss, with invented answers of other ranks. And memory
+that is kept for repeats."""
 
 from __future__ import annotations
 
