@@ -12,7 +12,7 @@ import torch
 from crew import PATIENCE_S, MakeCrew, Member, metric
 
 import sordino.torch as hvd
-from sordino.algorithms import ADPSGD, DPSGD, Algorithm, Crossover, LocalSGD, PushSum, ScheduledPull
+from sordino.algorithms import ADPSGD, DPSGD, Algorithm, Crossover, LocalSGD, NoLoCo, PushSum, ScheduledPull
 
 GROUPS = LocalSGD(4, group_size=2, exchange="allreduce")
 WEIGHTS = tuple(tuple(0.0 if i == j else float(j + 1) for j in range(4)) for i in range(4))
@@ -112,6 +112,28 @@ def test_parameters_that_were_frozen_before_a_loss_are_averaged(crew_of: MakeCre
     crew.all(metric)
     for after in crew.all(frozen).values():
         torch.testing.assert_close(after, (before[0] + before[1]) / 2)
+
+
+def test_a_parameter_that_was_frozen_before_a_loss_takes_outer_steps_later(crew_of: MakeCrew) -> None:
+    def freeze(member: Member) -> None:
+        member.parameters[0].requires_grad_(False)
+        member.parameters[0].grad = None
+
+    def unfreeze(member: Member) -> None:
+        member.parameters[0].requires_grad_(True)
+
+    def momenta(member: Member) -> list[bool]:
+        found = member.optimizer.state_dict()["sordino"]["momentum"]
+        return [bool(found[name].any()) for name in sorted(found)]
+
+    crew = crew_of(3, NoLoCo(1))
+    crew.all(Member.step)
+    crew.all(freeze)
+    crew.network.kill(2)
+    crew.all(metric)
+    crew.all(unfreeze)
+    crew.all(Member.train)
+    assert list(crew.all(momenta).values()) == [[True] * 4] * 2
 
 
 def test_who_is_told_of_ranks_may_call_operations(crew_of: MakeCrew) -> None:

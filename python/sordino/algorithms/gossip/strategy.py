@@ -39,9 +39,10 @@ class GossipStrategy(ExchangingStrategy):
     def attach(self) -> None:
         context, algorithm, workers = self.context, self.algorithm, self.settings.process_set
         ranks = workers.ranks or []
-        count = len(self.exchanged) if self.mixes_buffers else len(self.trained)
+        buffers = len(self.buffers) if self.mixes_buffers else 0
+        count = len(self.trained) + buffers
         names, tensors = self.exchanged_names[:count], self.exchanged[:count]
-        arena = ParameterBuffer(context, names, tensors, algorithm.cut, weighted=algorithm.weighted)
+        arena = ParameterBuffer(context, names, tensors, algorithm.cut, algorithm.weighted, buffers)
         name = context.names.plan(f"gossip.{arena.layout.hash:x}", workers.process_set_id)
         channel = channel_of(context, workers)
         channel.compare([arena])
