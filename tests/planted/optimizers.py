@@ -663,9 +663,35 @@ ERRORS = [
         "exchanges after a loss leave out parameters that were frozen before it",
         "forgotten rollback",
         "python/sordino/algorithms/exchanging.py",
-        "candidates = range(len(self.parameters)) if self._frozen is None else self._frozen",
-        "candidates = range(len(self.parameters))",
+        "            if self._frozen is None:\n",
+        "            if True:\n",
         ("tests/faults/test_kill_refit.py -k frozen",),
+    ),
+    Error(
+        "ranks that have frozen a parameter before a loss, and others after it, have different models",
+        "stale copy",
+        "python/sordino/algorithms/exchanging.py",
+        "            self.settings.check.meet(self.context, self._frozen)\n",
+        "            self.settings.check.meet(self.context)\n",
+        ("tests/faults/test_kill_refit.py -k has_frozen",),
+    ),
+    Error(
+        "a meeting for a parameter that was unfrozen is not undone",
+        "forgotten rollback",
+        "python/sordino/algorithms/exchanging.py",
+        "            self._frozen = frozen\n",
+        "            pass\n",
+        ("tests/faults/test_kill_refit.py -k has_unfrozen",),
+    ),
+    Error(
+        "an interval is as before a loss on ranks that have unfrozen a parameter before it",
+        "stale copy",
+        "python/sordino/algorithms/local_sgd/strategy.py",
+        "    def _meet_anew(self, optimizer: torch.optim.Optimizer) -> None:\n"
+        "        averaged = self._averaged\n        super()._meet_anew(optimizer)\n",
+        "    def _take_in_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:\n"
+        "        averaged = self._averaged\n        super()._take_in_unfrozen(optimizer)\n",
+        ("tests/faults/test_kill_refit.py -k has_unfrozen",),
     ),
     Error(
         "ranks begin anew when a parameter of DiLoCo is unfrozen",

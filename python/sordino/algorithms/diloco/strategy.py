@@ -50,12 +50,11 @@ class DiLoCoStrategy(OuterStrategy):
         if self.active and self.outer_step is not None:
             self.outer_step.begin()
 
-    def _take_in_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
-        before, epoch = self.outer_step, self.context.epoch
-        super()._take_in_unfrozen(optimizer)
+    def _meet_anew(self, optimizer: torch.optim.Optimizer) -> None:
+        before = self.outer_step
+        super()._meet_anew(optimizer)
         after = self.outer_step
-        # After a loss, ranks may have taken different outer steps. Then all have the same parameters, and begin anew.
-        if before is not None and after is not None and after is not before and self.context.epoch == epoch:
+        if before is not None and after is not None:
             after.carry(before.carried())
 
     @property
