@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -12,7 +13,9 @@ from crew import Crew, MakeCrew, Member, metric, parameters
 import sordino.torch as hvd
 from sordino.algorithms import Algorithm, Crossover, DiLoCo, LocalSGD
 from sordino.algorithms.exchanging import ExchangingStrategy
+from sordino.algorithms.gossip.strategy import GossipStrategy
 from sordino.errors import PeerLost
+from sordino.runtime.recovery import growth
 
 
 def strategy(member: Member) -> ExchangingStrategy:
@@ -83,3 +86,33 @@ def test_two_optimizers_recover_in_one_order(
     assert second.crew is None
     crew.all(step)
     assert set(crew.all(metric).values()) == {(2, 2, 1.0)}
+
+
+def test_a_loss_when_optimizers_are_made_for_a_newcomer(crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1, which has joined, has made its optimizer. On rank 0 that fails, so both make it again. Only rank 0 has
+    outer parameters."""
+    monkeypatch.setenv("SORDINO_TIMEOUT_S", "30")
+    crew = crew_of(3, DiLoCo(1))
+    crew.all(Member.step)
+    usual, lost = GossipStrategy.attach, threading.Event()
+
+    def attach(strategy_: GossipStrategy) -> None:
+        usual(strategy_)
+        if strategy_.context is crew.members[0].context and not lost.is_set():
+            lost.set()
+            crew.network.kill(2)
+            raise PeerLost("rank 2 is lost")
+
+    def grow(member: Member) -> None:
+        """Do what follows after all have adopted a grown world."""
+        member.context.losses.forget()
+        member.context.losses.unsettled = True
+        if member.identity == 1:
+            strategy(member)._mixing = None  # type: ignore[attr-defined]
+        growth._make_again(member.context)
+
+    monkeypatch.setattr(GossipStrategy, "attach", attach)
+    crew.order(grow)
+    crew.living.pop()
+    crew.collect()
+    assert set(crew.all(lambda member: member.context.epoch).values()) == {1}

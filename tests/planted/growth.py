@@ -348,6 +348,14 @@ ERRORS = [
         (tests("elastic", "users_own_state"),),
     ),
     Error(
+        "a process that joins begins alone with DiLoCo, if a rank is lost meanwhile",
+        "missing wait",
+        "python/sordino/algorithms/diloco/strategy.py",
+        "            if carried is not None:\n",
+        "            if True:\n",
+        ("tests/faults/test_kill_in_recoveries.py -k newcomer",),
+    ),
+    Error(
         "a host that is gone keeps its processes",
         "off by one",
         "python/sordino/launcher/discovery.py",

@@ -34,12 +34,15 @@ class DiLoCoStrategy(OuterStrategy):
         return again(self.context, super().state_dict)
 
     def take_over(self, old: Strategy) -> None:
-        if not isinstance(old, DiLoCoStrategy) or old.outer_step is None or self.outer_step is None:
-            super().take_over(old)
-            return
-        self.load_state_dict(old.carried_state())
-        self.outer_step.carry(old.outer_step.carried())
-        again(self.context, self._begin_outer_step)
+        if isinstance(old, DiLoCoStrategy) and old.outer_step is not None and self.outer_step is not None:
+            carried = old.outer_step.carried()
+            if carried is not None:
+                self.load_state_dict(old.carried_state())
+                self.outer_step.carry(carried)
+                again(self.context, self._begin_outer_step)
+                return
+        # Training begins in the next step. A process that has just joined must not begin here, where others need not.
+        super().take_over(old)
 
     def give_up(self) -> None:
         super().give_up()
