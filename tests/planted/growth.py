@@ -356,6 +356,22 @@ ERRORS = [
         ("tests/faults/test_kill_in_recoveries.py -k newcomer",),
     ),
     Error(
+        "a newcomer that was stopped has two requests",
+        "stale copy",
+        "python/sordino/rendezvous/store_admission.py",
+        "        return list(found.items())\n",
+        "        return [*found.items(), *found.items()]\n",
+        (_STORE_ADMISSION + " -k latest_request",),
+    ),
+    Error(
+        "a request in whose place another has come waits for an answer",
+        "stale copy",
+        "python/sordino/rendezvous/store_admission.py",
+        "                        self._answered.add(self._request_of[number])\n",
+        "                        pass\n",
+        (_STORE_ADMISSION + " -k latest_request",),
+    ),
+    Error(
         "a host that is gone keeps its processes",
         "off by one",
         "python/sordino/launcher/discovery.py",
