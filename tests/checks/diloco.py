@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -216,6 +218,24 @@ def a_checkpoint_of_the_beginning_begins_anew(seat: Seat, overlap: int) -> None:
     optimizer.load_state_dict(saved[1])
     train(seat, model, optimizer, range(9))
     assert same_parameters(model, first)
+
+
+@check(least=2, copied=(False, True))
+def a_loaded_state_is_not_kept(seat: Seat, copied: bool) -> None:
+    """Its outer parameters and momentum would take memory besides the copies that are used. A copy of an optimizer uses
+    them from its first step on."""
+    model = Layers()
+    optimizer = hvd.DistributedOptimizer(sgd(model), algorithm=DiLoCo(interval=2, outer_momentum=0.9))
+    train(seat, model, optimizer, range(2))
+    state = optimizer.state_dict()
+    if copied:
+        model, optimizer = copy.deepcopy((model, optimizer))
+    optimizer.load_state_dict(state)
+    train(seat, model, optimizer, range(1))
+    held = [weakref.ref(one) for name in ("outer", "momentum") for one in state["sordino"][name]]
+    del state
+    gc.collect()
+    assert held and all(one() is None for one in held)
 
 
 @check(least=2)

@@ -1,18 +1,24 @@
-"""A second rank is lost while the others recover from the loss of the first. So some have come further than others."""
+"""A rank is lost when some of the others have come further than others: while they recover from the loss of another
+rank, or at another exact moment."""
 
 from __future__ import annotations
 
+import copy
+import threading
 import time
 from typing import Any
 
 import pytest
 import torch
-from crew import Crew, MakeCrew, Member, metric, parameters
+from crew import PATIENCE_S, Crew, MakeCrew, Member, metric, parameters
 
 import sordino.torch as hvd
 from sordino.algorithms import Algorithm, Crossover, DiLoCo, LocalSGD
 from sordino.algorithms.exchanging import ExchangingStrategy
+from sordino.algorithms.gossip.strategy import GossipStrategy
 from sordino.errors import PeerLost
+from sordino.runtime.collectives.operation import Operation
+from sordino.runtime.recovery import growth
 
 
 def strategy(member: Member) -> ExchangingStrategy:
@@ -100,3 +106,67 @@ def test_two_optimizers_recover_in_one_order(
     assert second.crew is None
     crew.all(step)
     assert set(crew.all(metric).values()) == {(2, 2, 1.0)}
+
+
+def test_a_loss_when_optimizers_are_made_for_a_newcomer(crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1, which has joined, has made its optimizer. On rank 0 that fails, so both make it again. Only rank 0 has
+    outer parameters."""
+    monkeypatch.setenv("SORDINO_TIMEOUT_S", "30")
+    crew = crew_of(3, DiLoCo(1))
+    crew.all(Member.step)
+    usual, lost = GossipStrategy.attach, threading.Event()
+
+    def attach(strategy_: GossipStrategy) -> None:
+        usual(strategy_)
+        if strategy_.context is crew.members[0].context and not lost.is_set():
+            lost.set()
+            crew.network.kill(2)
+            raise PeerLost("rank 2 is lost")
+
+    def grow(member: Member) -> None:
+        """Do what follows after all have adopted a grown world."""
+        member.context.losses.forget()
+        member.context.losses.unsettled = True
+        if member.identity == 1:
+            strategy(member)._mixing = None  # type: ignore[attr-defined]
+        growth._make_again(member.context)
+
+    monkeypatch.setattr(GossipStrategy, "attach", attach)
+    crew.order(grow)
+    crew.living.pop()
+    crew.collect()
+    assert set(crew.all(lambda member: member.context.epoch).values()) == {1}
+
+
+def test_a_loss_when_one_rank_has_met_the_others_with_a_copy(
+    crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of an optimizer meets the other ranks in its first reduction. Rank 1 does not receive what they have
+    sent."""
+    monkeypatch.setenv("SORDINO_TIMEOUT_S", "30")
+    crew = crew_of(3)
+    crew.all(Member.step)
+    usual, received, lost = Operation._run, threading.Event(), threading.Event()
+
+    def run(operation: Operation, uncopied: bool) -> Any:
+        handle = usual(operation, uncopied)
+        if "agreement" in operation._name[1]:
+            if operation.context is crew.members[0].context:
+                received.set()
+            elif operation.context is crew.members[1].context and not lost.is_set():
+                received.wait(PATIENCE_S)
+                lost.set()
+                crew.network.kill(2)
+                raise PeerLost("rank 2 is lost")
+        return handle
+
+    def use_copy(member: Member) -> None:
+        member.parameters, member.optimizer = copy.deepcopy((member.parameters, member.optimizer))
+
+    monkeypatch.setattr(Operation, "_run", run)
+    crew.all(use_copy)
+    crew.all(Member.step)
+    assert lost.is_set()
+    assert set(crew.all(lambda member: member.context.epoch).values()) == {1}
+    models = list(crew.all(Member.values).values())
+    assert all(map(torch.equal, *models))

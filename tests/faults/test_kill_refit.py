@@ -14,7 +14,7 @@ import torch
 from crew import PATIENCE_S, MakeCrew, Member, metric
 
 import sordino.torch as hvd
-from sordino.algorithms import ADPSGD, DPSGD, Algorithm, Crossover, LocalSGD, PushSum, ScheduledPull
+from sordino.algorithms import ADPSGD, DPSGD, Algorithm, Crossover, DiLoCo, LocalSGD, NoLoCo, PushSum, ScheduledPull
 
 GROUPS = LocalSGD(4, group_size=2, exchange="allreduce")
 WEIGHTS = tuple(tuple(0.0 if i == j else float(j + 1) for j in range(4)) for i in range(4))
@@ -141,6 +141,99 @@ def test_parameters_that_were_frozen_before_a_loss_are_averaged(crew_of: MakeCre
     crew.all(metric)
     for after in crew.all(frozen).values():
         torch.testing.assert_close(after, (before[0] + before[1]) / 2)
+
+
+@pytest.mark.parametrize("algorithm", [LocalSGD(3), DiLoCo(3), NoLoCo(3), DPSGD(3)], ids=lambda one: type(one).__name__)
+def test_a_loss_when_one_rank_has_frozen_a_parameter(crew_of: MakeCrew, algorithm: Algorithm) -> None:
+    """All ranks freeze it after their second step, and rank 0 is the first to come there."""
+
+    def freeze(member: Member) -> None:
+        member.parameters[0].requires_grad_(False)
+        member.parameters[0].grad = None
+
+    crew = crew_of(3, algorithm)
+    crew.all(Member.step)
+    first, second, _ = crew.members
+    crew.living = [first]
+    crew.all(Member.step)
+    crew.all(freeze)
+    crew.living = [first, second]
+    crew.network.kill(2)
+    assert set(crew.all(metric).values()) == {(2, 2, 1.0)}
+    values = list(crew.all(lambda member: member.parameters[0].detach().clone()).values())
+    torch.testing.assert_close(values[0], values[1])
+    crew.living = [second]
+    crew.all(Member.step)
+    crew.all(freeze)
+    crew.living = [first, second]
+    assert set(crew.all(Member.train).values()) == {5}
+
+
+@pytest.mark.parametrize(
+    "algorithm", [LocalSGD(3), LocalSGD(3, aggregate="gradients"), DiLoCo(3)], ids=["models", "movements", "diloco"]
+)
+def test_a_loss_when_one_rank_has_unfrozen_a_parameter(crew_of: MakeCrew, algorithm: Algorithm) -> None:
+    """All ranks unfreeze it after their second step. Rank 0 waits there when rank 1 hears of the loss."""
+
+    def begin(member: Member) -> None:
+        vars(member).pop("optimizer")
+        member.parameters = [parameter.detach().requires_grad_() for parameter in member.parameters]
+        member.parameters[0].requires_grad_(False)
+        member.optimizer = hvd.DistributedOptimizer(torch.optim.SGD(member.parameters, lr=0.1), algorithm=algorithm)
+        member.pair = hvd.add_process_set([1, 2])  # type: ignore[attr-defined]
+
+    def unfreeze(member: Member) -> None:
+        member.parameters[0].requires_grad_(True)
+        member.step()
+
+    def meet_the_lost_rank(member: Member) -> float:
+        return float(hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=member.pair))  # type: ignore[attr-defined]
+
+    crew = crew_of(3, algorithm)
+    crew.all(begin)
+    crew.all(Member.step)
+    first, second, _ = crew.members
+    crew.living = [first]
+    crew.all(Member.step)
+    crew.order(unfreeze)
+    crew.network.kill(2)
+    crew.living = [second]
+    assert crew.all(meet_the_lost_rank) == {1: 1.0}
+    crew.all(Member.step)
+    crew.order(unfreeze)
+    crew.living = [first, second]
+    crew.collect()
+    for _ in range(2):
+        crew.all(Member.step)
+    crew.all(lambda member: member.optimizer.flush())
+    assert set(crew.all(lambda member: len(member.optimizer._strategy.exchanged)).values()) == {4}  # type: ignore[attr-defined]
+    if isinstance(algorithm, LocalSGD):  # counts the interval from the loss
+        models = list(crew.all(Member.values).values())
+        assert all(map(torch.equal, *models))
+    crew.all(Member.train)
+    assert set(crew.all(lambda member: member.context.epoch).values()) == {1}
+
+
+def test_a_parameter_that_was_frozen_before_a_loss_takes_outer_steps_later(crew_of: MakeCrew) -> None:
+    def freeze(member: Member) -> None:
+        member.parameters[0].requires_grad_(False)
+        member.parameters[0].grad = None
+
+    def unfreeze(member: Member) -> None:
+        member.parameters[0].requires_grad_(True)
+
+    def momenta(member: Member) -> list[bool]:
+        found = member.optimizer.state_dict()["sordino"]["momentum"]
+        return [bool(found[name].any()) for name in sorted(found)]
+
+    crew = crew_of(3, NoLoCo(1))
+    crew.all(Member.step)
+    crew.all(freeze)
+    crew.network.kill(2)
+    crew.all(metric)
+    crew.all(unfreeze)
+    crew.all(Member.train)
+    assert list(crew.all(momenta).values()) == [[True] * 4] * 2
 
 
 def test_who_is_told_of_ranks_may_call_operations(crew_of: MakeCrew) -> None:

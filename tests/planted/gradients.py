@@ -325,4 +325,17 @@ ERRORS = [
         "if not (any(",
         (checks("sparse_gradients_are_summed_once"),),
     ),
+    Error(
+        "a copy meets the other ranks within the reduction that is repeated after a loss",
+        "forgotten rollback",
+        _REDUCER,
+        "        if self._buckets is None:\n            self.settings.check.meet(self.context)  # before the "
+        "reduction, which is repeated as a whole after a loss\n        if self._own is None:\n"
+        "            self._start_rest()\n            self._finish_all()\n        else:\n"
+        "            self._own.reduce(self._reduce_if_active)\n",
+        "        def work() -> None:\n            self.settings.check.meet(self.context)\n"
+        "            self._reduce_if_active()\n\n        if self._own is None:\n            work()\n"
+        "        else:\n            self._own.reduce(work)\n",
+        ("tests/faults/test_kill_in_recoveries.py -k copy",),
+    ),
 ]

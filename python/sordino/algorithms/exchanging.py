@@ -59,7 +59,8 @@ class ExchangingStrategy(Strategy):
         self.buffers = list(runtime.buffers)
         self.steps = self.round = 0
         self._met = False
-        # Parameters that exchanges leave out, because they are not trained; None before the first meeting.
+        # Parameters that exchanges leave out, because they were not trained when the ranks met; None before the first
+        # meeting. Not those that are frozen now: after a loss some ranks may have frozen or unfrozen others already.
         self._frozen: list[int] | None = None
         self._first_open_round = 0  # exchanges before this one are over
         self._most_steps = 0  # most steps that a rank had taken when the ranks met last
@@ -155,9 +156,9 @@ class ExchangingStrategy(Strategy):
     def _meet_all(self) -> None:
         self.algorithm = self._fitted()
         if self.active:
-            self.settings.check.meet(self.context)
-            candidates = range(len(self.parameters)) if self._frozen is None else self._frozen
-            self._frozen = [i for i in candidates if not self.parameters[i].requires_grad]
+            if self._frozen is None:
+                self._frozen = [i for i, parameter in enumerate(self.parameters) if not parameter.requires_grad]
+            self.settings.check.meet(self.context, self._frozen)
             self.attach()
         elif self.reducer is not None:  # this rank is alone
             self.reducer.release()
@@ -265,38 +266,41 @@ class ExchangingStrategy(Strategy):
         left_out = set(self._frozen or ())
         return [parameter for i, parameter in enumerate(self.parameters) if i not in left_out]
 
-    def _unfrozen(self) -> str | None:
-        """Return the name of a parameter that is trained now, but was frozen when the ranks met; None: none."""
-        for i in (self._frozen or ()) if self.whole_models else ():
-            if self.parameters[i].requires_grad:
-                return self.names[i]
-        return None
-
     def _take_in_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
-        """Meet again if parameters have been unfrozen, so that exchanges include them.
+        """Meet again if parameters are trained now that were frozen when the ranks met, so that exchanges include them.
 
-        All ranks must unfreeze them at the same step. This happens before the step that changes them first.
+        All ranks must unfreeze them at the same step. This happens before the step that changes them first. After a
+        loss, some ranks may have come here and others not yet. So they recover with the parameters of the last meeting.
 
         Raises:
             UsageError: the algorithm cannot include them.
         """
-        name = self._unfrozen()
-        if name is None:
+        frozen = self._frozen or []
+        unfrozen = [i for i in frozen if self.parameters[i].requires_grad]
+        if not unfrozen:
+            return
+        if not self.whole_models:
+            self._frozen = [i for i in frozen if i not in unfrozen]
             return
         if not self.takes_in_unfrozen:
+            name = self.names[unfrozen[0]]
             raise UsageError(
                 f"'{name}' was frozen at the first step, so {self.label} does not average it, but now it is trained. "
                 f"{self.label} cannot include it later, because its ranks are at different steps. Unfreeze it before "
                 "the first step, or wrap the optimizer again after unfreezing it, on all ranks"
             )
 
-        def meet_anew() -> None:
-            self.settle(optimizer)
-            self._part(stays_registered=True)
-            self._frozen = None
-            self._meet_all()
+        def undo() -> None:
+            self._frozen = frozen
 
-        self.do_together(meet_anew)
+        together(self.context, self.settings.process_set, lambda: self._meet_anew(optimizer), undo)
+
+    def _meet_anew(self, optimizer: torch.optim.Optimizer) -> None:
+        """Meet for the parameters that are trained now. Collective. All ranks repeat it if a loss interrupts it."""
+        self.settle(optimizer)
+        self._part(stays_registered=True)
+        self._frozen = None
+        self._meet_all()
 
     @torch.no_grad()
     def level_frozen(self) -> None:

@@ -170,22 +170,27 @@ class StoreAdmission(StoreRendezvous):
     def newcomers(self) -> list[tuple[int, bytes]]:
         """Return the processes that want to join the job: their numbers and introductions.
 
+        A process that was stopped for a while has asked again. Only its latest request counts.
+
         Raises:
             TransportError: the store does not answer.
         """
         self.waits()
-        found = []
+        found: dict[int, bytes] = {}
         with self._store_answers():
             for request in self._unanswered():
                 try:
-                    number, introduction = json.loads(self._read(f"request/{request}") or "")
-                    found.append((int(number), str(introduction).encode()))
-                    self._request_of[int(number)] = request
+                    said, introduction = json.loads(self._read(f"request/{request}") or "")
+                    number = int(said)
+                    if number in found:
+                        self._answered.add(self._request_of[number])
+                    found[number] = str(introduction).encode()
+                    self._request_of[number] = request
                 except (TransportError, ValueError, TypeError, OverflowError, RecursionError) as error:
                     _log.warning("a process that is no newcomer of this job has asked to join at the store: %s", error)
                     self._answered.add(request)
                     self._write(f"request/{request}/verdict", Verdict.REFUSED.value)
-        return found
+        return list(found.items())
 
     def answer(self, newcomer: int, verdict: Verdict, text: bytes) -> None:
         """Answer a newcomer, with the plan of the next world or the reason of the refusal."""

@@ -12,6 +12,10 @@ from typing import Any, Protocol
 from sordino.errors import UsageError
 
 
+def nothing() -> None:
+    """Undo nothing, for work that can simply be repeated."""
+
+
 @dataclass
 class Lockstep:
     """A sequence of parts that some ranks execute together, in the same order (`sordino.runtime.recovery.losses`).
@@ -23,7 +27,8 @@ class Lockstep:
         received_part: the last part whose results this rank has.
         committed_part: the last part whose results all ranks are known to have.
         completed_part: the last complete part, as determined by the remaining ranks after a loss.
-        undo: restores the state of this rank before the part in progress.
+        undo: restores the state of this rank before the part in progress. `nothing` between parts, because it may hold
+            an optimizer that the user has dropped.
     """
 
     key: str
@@ -32,7 +37,7 @@ class Lockstep:
     received_part: int = 0
     committed_part: int = 0
     completed_part: int = 0
-    undo: Callable[[], None] = field(default=lambda: None, repr=False)
+    undo: Callable[[], None] = field(default=nothing, repr=False)
     _working: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @contextmanager
@@ -55,6 +60,7 @@ class Lockstep:
             self.begun_part -= 1
             raise
         finally:
+            self.undo = nothing
             self._working.release()
 
 

@@ -174,6 +174,17 @@ def test_a_newcomer_that_was_stopped_asks_again(
     assert answer.result(HANG_S) == (Verdict.REFUSED, b"")
 
 
+def test_only_the_latest_request_of_a_newcomer_counts(admissions: Admissions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newcomer that was stopped for 3 s has asked again when its first request does not count as gone yet."""
+    monkeypatch.setattr(StoreAdmission, "_look", lambda _: None)
+    admissions[0].waits()
+    admissions[0]._waiting = [admissions[2]._new_request(b"before"), admissions[2]._new_request(b"after")]
+    admissions[0]._seen = time.monotonic()
+    assert admissions[0].newcomers() == [(2, b"after")]
+    admissions[0].answer(2, Verdict.INVITED, b"")
+    assert admissions[2]._read("request/1/verdict") == "invited " and not admissions[0].waits()
+
+
 def test_requests_without_end_do_not_stop_the_first_rank(admissions: Admissions) -> None:
     admissions[0]._store.add("sordino/x/requests", 10**9)
     admissions[0].waits()

@@ -1,12 +1,18 @@
-"""Repeats after a loss, and the limit of recoveries without a loss, with invented answers of other ranks."""
+"""Repeats after a loss, and the limit of recoveries without a loss, with invented answers of other ranks. And memory
+that is kept for repeats."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+import sordino.torch as hvd
+from sordino import sim
 from sordino.errors import PeerLost
 from sordino.runtime.loss_state import Lockstep, LossState
 from sordino.runtime.names import Names
@@ -75,3 +81,17 @@ def test_what_is_completed_is_a_new_beginning(monkeypatch: pytest.MonkeyPatch, h
     else:
         losses.again(world, lambda: 1)
     assert world.losses.empty_recoveries == 0
+
+
+def test_an_optimizer_that_is_dropped_frees_its_parameters() -> None:
+    def work() -> None:
+        model = torch.nn.Linear(2, 2)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        weight = weakref.ref(model.weight)
+        del model, optimizer
+        gc.collect()
+        assert weight() is None
+
+    sim.run(2, work, on_peer_lost="continue")

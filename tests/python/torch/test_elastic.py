@@ -14,6 +14,7 @@ import sordino.torch as hvd
 from sordino import sim
 from sordino.algorithms import LocalSGD
 from sordino.errors import NotBuilt, PeerLost, SordinoError, UsageError
+from sordino.runtime.context import current
 from sordino.torch.elastic import ObjectState, State, TorchState
 
 SIZES = [1, 2, 3, 5]
@@ -187,6 +188,27 @@ def test_where_ranks_cannot_go_on_the_loss_is_raised() -> None:
 
     with pytest.raises(RuntimeError, match="out of memory"):
         sim.run(3, work)
+
+
+class OwnState(State):
+    """A user's state."""
+
+    def save(self) -> None:
+        """Do nothing."""
+
+    def restore(self) -> None:
+        """Do nothing."""
+
+    def sync(self) -> None:
+        hvd.barrier()
+
+
+def test_a_newcomer_is_settled_when_a_users_own_state_is_synchronized() -> None:
+    def work() -> bool:
+        current().losses.unsettled = True  # as after a growth
+        return hvd.elastic.run(lambda _: current().losses.unsettled)(OwnState())
+
+    assert sim.run(2, work) == [False, False]
 
 
 def test_misuse_of_run_is_told() -> None:

@@ -74,9 +74,12 @@ class OuterStep:
         self._load_residuals(carried.residuals)
 
     def carried(self) -> Carried | None:
-        """Return the outer state by parameter, for an object with other parameters; None before the first step."""
+        """Return the outer state by parameter, for an object with other parameters; None before the first step.
+
+        If a loss has interrupted `begin`, it is the state from which that was to continue.
+        """
         if not self._begun:
-            return None
+            return self._carried
         carried = Carried({}, {}, self._residuals())
         for fragment in self._fragments:
             fragment.give(self._elements, carried)

@@ -34,12 +34,15 @@ class DiLoCoStrategy(OuterStrategy):
         return again(self.context, super().state_dict)
 
     def take_over(self, old: Strategy) -> None:
-        if not isinstance(old, DiLoCoStrategy) or old.outer_step is None or self.outer_step is None:
-            super().take_over(old)
-            return
-        self.load_state_dict(old.carried_state())
-        self.outer_step.carry(old.outer_step.carried())
-        again(self.context, self._begin_outer_step)
+        if isinstance(old, DiLoCoStrategy) and old.outer_step is not None and self.outer_step is not None:
+            carried = old.outer_step.carried()
+            if carried is not None:
+                self.load_state_dict(old.carried_state())
+                self.outer_step.carry(carried)
+                again(self.context, self._begin_outer_step)
+                return
+        # Training begins in the next step. A process that has just joined must not begin here, where others need not.
+        super().take_over(old)
 
     def give_up(self) -> None:
         super().give_up()
@@ -50,12 +53,11 @@ class DiLoCoStrategy(OuterStrategy):
         if self.active and self.outer_step is not None:
             self.outer_step.begin()
 
-    def _take_in_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
-        before, epoch = self.outer_step, self.context.epoch
-        super()._take_in_unfrozen(optimizer)
+    def _meet_anew(self, optimizer: torch.optim.Optimizer) -> None:
+        before = self.outer_step
+        super()._meet_anew(optimizer)
         after = self.outer_step
-        # After a loss, ranks may have taken different outer steps. Then all have the same parameters, and begin anew.
-        if before is not None and after is not None and after is not before and self.context.epoch == epoch:
+        if before is not None and after is not None:
             after.carry(before.carried())
 
     @property

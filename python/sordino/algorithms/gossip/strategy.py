@@ -39,9 +39,10 @@ class GossipStrategy(ExchangingStrategy):
     def attach(self) -> None:
         context, algorithm, workers = self.context, self.algorithm, self.settings.process_set
         ranks = workers.ranks or []
-        count = len(self.exchanged) if self.mixes_buffers else len(self.trained)
+        buffers = len(self.buffers) if self.mixes_buffers else 0
+        count = len(self.trained) + buffers
         names, tensors = self.exchanged_names[:count], self.exchanged[:count]
-        arena = ParameterBuffer(context, names, tensors, algorithm.cut, weighted=algorithm.weighted)
+        arena = ParameterBuffer(context, names, tensors, algorithm.cut, algorithm.weighted, buffers)
         name = context.names.plan(f"gossip.{arena.layout.hash:x}", workers.process_set_id)
         channel = channel_of(context, workers)
         channel.compare([arena])
@@ -53,6 +54,7 @@ class GossipStrategy(ExchangingStrategy):
             self.reduce_within(group_of(context, workers, algorithm.workers_in_group))
         self._steps_here = not algorithm.leaders_only or place % algorithm.workers_in_group == 0
         self._arena, self._mixing, self._every = arena, mixing, algorithm.every
+        self._loaded = {}  # only now, because a loss may interrupt this method
         self.parts = f"{arena.segment_count} segment{'s' * (arena.segment_count != 1)}"
 
     @property
@@ -83,9 +85,11 @@ class GossipStrategy(ExchangingStrategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._loaded = {key: value for key, value in state.items() if key not in ("steps", "round")}
-        if self._mixing is not None:
-            self._mixing.load_state(self._loaded)
+        loaded = {key: value for key, value in state.items() if key not in ("steps", "round")}
+        if self._mixing is None:
+            self._loaded = loaded
+        else:
+            self._mixing.load_state(loaded)
 
     def forget_loaded(self) -> None:
         self._loaded = {}

@@ -352,9 +352,9 @@ class LocalSGDStrategy(ExchangingStrategy):
     def forget_loaded(self) -> None:
         self._loaded = {}
 
-    def _take_in_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
+    def _meet_anew(self, optimizer: torch.optim.Optimizer) -> None:
         averaged = self._averaged
-        super()._take_in_unfrozen(optimizer)
+        super()._meet_anew(optimizer)
         self._averaged = averaged  # meeting again averages movements, but must not postpone the next averaging
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:

@@ -77,12 +77,13 @@ class OuterGossip(Averaging):
         self._message = FlatBuffer(peers.context, arena.layout, arena.device)
         self._parameters: dict[str, _Parameter] = {}
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # values in the arena, and in the message
-        for name, tensor, offset in zip(arena.plain_names, arena.tensors, arena.layout.offsets):
+        tensors = zip(arena.plain_names, arena.tensors, arena.are_buffers, arena.layout.offsets)
+        for name, tensor, is_buffer, offset in tensors:
             own, message = arena.like(tensor, offset), self._message.like(tensor, offset)
-            if tensor.requires_grad:  # as all parameters that are exchanged, and no buffer
-                self._parameters[name] = _Parameter(own, message)
-            else:  # a statistic takes no outer step, which could make a variance negative
+            if is_buffer:  # a statistic takes no outer step, which could make a variance negative
                 self._buffers.append((own, message))
+            else:  # also if it is frozen now: it may be trained again
+                self._parameters[name] = _Parameter(own, message)
 
     def begin(self) -> None:
         self._begin_new()

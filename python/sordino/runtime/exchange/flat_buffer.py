@@ -105,6 +105,7 @@ class ParameterBuffer(FlatBuffer):
         names, tensors: labels and tensors in the order of the arena. A label has the memory order, unless that is
             row-major.
         plain_names: their names without it; "" for weights.
+        are_buffers: whether they are buffers of the model.
 
     Args:
         context: the context of this rank.
@@ -112,6 +113,7 @@ class ParameterBuffer(FlatBuffer):
         tensors: floating-point tensors on one device, without internal overlap.
         segments: division into segments; see `segment_numbers`.
         weighted: whether each segment has a weight that is exchanged with it (`weights`, float64, initially 1).
+        buffers: number of buffers of the model, which are the last of `tensors`.
 
     Raises:
         UsageError: a tensor cannot be exchanged.
@@ -125,6 +127,7 @@ class ParameterBuffer(FlatBuffer):
         tensors: Sequence[torch.Tensor],
         segments: str | int | Sequence[str],
         weighted: bool = False,
+        buffers: int = 0,
     ) -> None:
         for name, tensor in zip(names, tensors):
             if not tensor.is_floating_point():
@@ -144,6 +147,7 @@ class ParameterBuffer(FlatBuffer):
         self.names = [labels[i] for i in order]
         plain = [*names, *("" for _ in self.weights)]
         self.plain_names = [plain[i] for i in order]
+        self.are_buffers = [len(names) - buffers <= i < len(names) for i in order]
         self.tensors = [tensors[i] for i in order]
         layout = Layout(
             [(name, dtype_code(tensor), tuple(tensor.shape)) for name, tensor in zip(self.names, self.tensors)],

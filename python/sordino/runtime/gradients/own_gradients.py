@@ -9,7 +9,7 @@ import torch
 from sordino.runtime.context import Context
 from sordino.runtime.loss_state import Lockstep
 from sordino.runtime.process_set import ProcessSet
-from sordino.runtime.recovery.losses import nothing, together
+from sordino.runtime.recovery.losses import together
 
 
 class OwnGradients:
@@ -73,8 +73,6 @@ class OwnGradients:
         """Release the copies and their memory."""
         self.forget()
         self._room = {}
-        if self._lockstep is not None:
-            self._lockstep.undo = nothing
 
     def leave_world(self) -> None:
         """Restore gradients whose reduction a loss has interrupted, and move all gradients to new memory.

@@ -217,7 +217,6 @@ class GradientReducer(GradientHooks):
         Adds their buckets to the plan.
         """
         process_set = self.settings.process_set
-        self.settings.check.meet(self.context)
         name = self.context.names.plan(f"gradients.{self._layout.hash:x}", process_set.process_set_id)
         self.plan = name
         order, sparse = agree_on_order(name, indices, self._counter.order, self.parameters, process_set)
@@ -368,6 +367,8 @@ class GradientReducer(GradientHooks):
             self._forget_cut_off()
         if self._counter.done or not (self.active if self._own is None else self._own.take_part):
             return
+        if self._buckets is None:
+            self.settings.check.meet(self.context)  # before the reduction, which is repeated as a whole after a loss
         if self._own is None:
             self._start_rest()
             self._finish_all()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +68,12 @@ class SettingsCheck:
         operations named after it may have begun before a loss on one rank and after it on another."""
         self._met = False
 
-    def meet(self, context: Context) -> None:
+    def meet(self, context: Context, frozen: Iterable[int] | None = None) -> None:
         """Compare with the other ranks, unless that has been done. Collective.
+
+        Args:
+            context: the context of this rank.
+            frozen: indices of the parameters that count as frozen; None: of those that are frozen now.
 
         Raises:
             ConfigurationMismatch: settings differ. Raised on all ranks.
@@ -78,7 +82,7 @@ class SettingsCheck:
         if self._met:
             return
         name = context.names.plan("agreement", self._process_set.process_set_id)
-        model = self._model()
+        model = self._model(frozen)
         said = json.dumps([self._mine, model]).encode()
         digest = int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big", signed=True)
         digests = allgather(torch.tensor([digest], device=HOST), name=name, process_set=self._process_set)
@@ -90,10 +94,13 @@ class SettingsCheck:
         """Return lines about the model and the settings, which must be the same on all ranks."""
         return [*self._mine.values(), *self._model()]
 
-    def _model(self) -> list[str]:
+    def _model(self, frozen: Iterable[int] | None = None) -> list[str]:
+        if frozen is None:
+            frozen = [index for index, tensor in enumerate(self._tensors) if not tensor.requires_grad]
+        marked = {index for index in frozen if index < self._trained}
         return [
             f"{label(name, tensor)} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-            + " frozen" * (index < self._trained and not tensor.requires_grad)
+            + " frozen" * (index in marked)
             for index, (name, tensor) in enumerate(zip(self._names, self._tensors))
         ]
 

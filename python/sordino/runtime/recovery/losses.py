@@ -40,7 +40,7 @@ from sordino.rendezvous.notices import tell_of_the_lost
 from sordino.runtime import opcode
 from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
-from sordino.runtime.loss_state import Lockstep
+from sordino.runtime.loss_state import Lockstep, nothing
 from sordino.runtime.process_set import ProcessSet, register_again
 from sordino.runtime.tensors import describe, from_result
 
@@ -51,10 +51,6 @@ _OF_ALL = (OperationMismatch, ConfigurationMismatch, LayoutMismatch, NonFinite) 
 _EMPTY_RECOVERIES = 3  # maximum of successive recoveries without a lost rank
 
 Result = TypeVar("Result")
-
-
-def nothing() -> None:
-    """Undo nothing, for work that can simply be repeated."""
 
 
 def together(

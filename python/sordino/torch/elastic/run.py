@@ -106,6 +106,7 @@ def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[],
                     _tell(faults, cause)
                     state.on_reset()
                 state.sync()
+                current().losses.unsettled = False
                 _wait_for_enough(state)
                 return func(state, *args, **kwargs)
             except (UsageError, NotBuilt):

@@ -110,7 +110,6 @@ class ObjectState(State):
             part.install(snapshot, rank, len(reports))
         self._size = len(reports)
         self._version = max(one.version for one in reports) + 1
-        current().losses.unsettled = False
 
     def _receive_all(self) -> tuple[list[RankReport], list[Snapshot]]:
         """Return the messages of all ranks, and a snapshot of each part for this rank.
