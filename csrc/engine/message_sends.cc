@@ -119,7 +119,8 @@ void PointToPoint::give(int to, std::uint64_t number, Tag tag) {
   try {
     move(send, to,
          [&] { return common_.transport.send(to, tag, std::span<const std::byte>(send->data, send->bytes)); });
-  } catch (...) {
+  } catch (...) {  // no list has it now
+    finish(*send, std::current_exception());
     throw;
   }
 }

@@ -116,10 +116,15 @@ def state_has_the_memory_format_of_its_parameter(seat: Seat) -> None:
         if seat.rank == 0:
             parameter.grad = gradient(1)
             optimizer.step()
-        if wrapped:
-            optimizer = hvd.DistributedOptimizer(optimizer)
         hvd.broadcast_parameters([("parameter", parameter)], 0)
-        hvd.broadcast_optimizer_state(optimizer, 0)
+        if wrapped:
+            hvd.broadcast_optimizer_state(optimizer, 0)
+            optimizer = hvd.DistributedOptimizer(optimizer)
+            state = optimizer.state_dict()
+            state["state"][0]["momentum_buffer"] = state["state"][0]["momentum_buffer"].contiguous()
+            optimizer.load_state_dict(state)
+        else:
+            hvd.broadcast_optimizer_state(optimizer, 0)
         assert optimizer.state[parameter]["momentum_buffer"].stride() == parameter.stride()
         parameter.grad = gradient(2)
         optimizer.step()

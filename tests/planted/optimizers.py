@@ -932,7 +932,7 @@ ERRORS = [
         "gradients stay scaled",
         "wrong weight",
         "python/sordino/torch/scaler.py",
-        "    if scale is not None:",
+        "    if scale is not None and gradients:",
         "    if scale is None:",
         (checks("gossip.an_infinite or local_sgd.an_infinite or layered.scalers"),),
     ),

@@ -24,7 +24,7 @@ class Ballot:
 
     def end(self, rank: int) -> None:
         self.gone.add(rank)
-        self.votes.left(self.gone)
+        self.votes.note_ended(self.gone)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(RANKS)))
@@ -83,5 +83,5 @@ def test_a_rank_ends_after_it_has_voted() -> None:
 
 def test_others_have_no_vote() -> None:
     ballot = Ballot()
-    with pytest.raises(ValueError, match="a vote of other ranks"):
+    with pytest.raises(ValueError, match="has no vote on"):
         ballot.votes.take("key", RANKS, 1, True, ballot.told[0].append, ballot.gone)

@@ -2,7 +2,7 @@
 
 | class | used | each model becomes |
 |---|---|---|
-| `MeanOfModels` | by default | the mean |
+| `MeanOfModels` (strategy.py) | by default | the mean |
 | `Movements` (movements.py) | with aggregate="gradients" | the last average plus the changes of all groups |
 | `EncodedAveraging` (encoded.py) | with a codec | the last average plus the mean, or sum, of all changes |
 """
@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from sordino.algorithms.diloco.fragment import Elements
-from sordino.runtime.collectives.operation import Average
 from sordino.runtime.exchange.saved_residuals import drop
 from sordino.runtime.process_set import ProcessSet
 
@@ -33,7 +32,13 @@ def drop_residuals(state: Mapping[str, Any]) -> None:
 
 
 class Averaging(ABC):
-    """Base class of averagings among peers, the ranks with the same position in their groups."""
+    """Base class of averagings among peers, the ranks with the same position in their groups.
+
+    Attributes:
+        counts_changes: whether changes of models are averaged, so that `note` has an effect.
+    """
+
+    counts_changes: ClassVar[bool] = True
 
     @property
     def begun(self) -> bool:
@@ -41,7 +46,7 @@ class Averaging(ABC):
         return False
 
     def note(self, values: Values, pieces: Pieces) -> None:  # noqa: B027
-        """Begin to count the changes of tensors that are new, if this averages changes."""
+        """Begin to count the changes of tensors that are new."""
 
     @abstractmethod
     def average(self, values: Sequence[torch.Tensor], reduce: Callable[[int], None]) -> None:
@@ -70,13 +75,3 @@ class Averaging(ABC):
 
     def restart(self) -> None:  # noqa: B027
         """Forget all state. The next `note` begins anew, when all peers have equal models."""
-
-
-class MeanOfModels(Averaging):
-    """Means of whole models."""
-
-    def average(self, values: Sequence[torch.Tensor], reduce: Callable[[int], None]) -> None:
-        reduce(Average)
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        drop_residuals(state)

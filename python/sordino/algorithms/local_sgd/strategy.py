@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from sordino.algorithms.diloco.fragment import Elements
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.local_sgd import LocalSGD
-from sordino.algorithms.local_sgd.averaging import Averaging, MeanOfModels, drop_residuals
+from sordino.algorithms.local_sgd.averaging import Averaging, drop_residuals
 from sordino.algorithms.local_sgd.elementwise import Trial, require_elementwise
 from sordino.algorithms.local_sgd.encoded import EncodedAveraging
 from sordino.algorithms.local_sgd.gathering import Gathering
@@ -35,6 +35,18 @@ from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 from sordino.runtime.exchange.groups import group_of, new_channel, peers_of
 from sordino.runtime.exchange.rollback import take_mean
 from sordino.runtime.tensors import squared_distance
+
+
+class MeanOfModels(Averaging):
+    """Means of whole models."""
+
+    counts_changes = False
+
+    def average(self, values: Sequence[torch.Tensor], reduce: Callable[[int], None]) -> None:
+        reduce(Average)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        drop_residuals(state)
 
 
 class LocalSGDStrategy(ExchangingStrategy):
@@ -165,7 +177,7 @@ class LocalSGDStrategy(ExchangingStrategy):
 
         Unfrozen parameters are new, and no group has changed them yet.
         """
-        if self._alone:
+        if self._alone and self._averaging.counts_changes:
             self._averaging.note(self._values, self._pieces)
 
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
