@@ -13,7 +13,7 @@ import torch
 from crew import PATIENCE_S, Crew, MakeCrew, Member, metric, parameters
 
 import sordino.torch as hvd
-from sordino.algorithms import Algorithm, Crossover, DiLoCo, LocalSGD
+from sordino.algorithms import ADPSGD, Algorithm, Crossover, DiLoCo, LocalSGD, ScheduledPull
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.gossip.strategy import GossipStrategy
 from sordino.errors import PeerLost
@@ -89,6 +89,28 @@ def test_two_optimizers_recover_in_one_order(
     assert second.crew is None
     crew.all(step)
     assert set(crew.all(metric).values()) == {(2, 2, 1.0)}
+
+
+@pytest.mark.parametrize(
+    "algorithm", [ADPSGD(), ScheduledPull(1, schedule="manager")], ids=lambda one: type(one).__name__
+)
+def test_statistics_go_on(crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm) -> None:
+    def counts(member: Member) -> dict[str, int]:
+        return {name: one for name, one in member.optimizer.statistics.as_dict().items() if isinstance(one, int)}
+
+    second = SecondLoss(monkeypatch, "_meet_all")
+    crew = crew_of(4, algorithm)
+    crew.all(Member.train)
+    before = crew.all(counts)
+    assert before[0]["messages"] > 0
+    crew.living.pop()
+    second.crew = crew
+    crew.network.kill(3)
+    crew.all(metric)
+    assert second.crew is None
+    crew.all(Member.step)
+    for identity, after in crew.all(counts).items():
+        assert all(count >= before[identity][name] for name, count in after.items())
 
 
 def test_a_loss_when_optimizers_are_made_for_a_newcomer(crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch) -> None:
