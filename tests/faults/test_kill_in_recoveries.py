@@ -18,6 +18,7 @@ from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.gossip.strategy import GossipStrategy
 from sordino.errors import PeerLost
 from sordino.runtime.collectives.operation import Operation
+from sordino.runtime.loss_state import Resized
 from sordino.runtime.recovery import growth
 
 
@@ -141,6 +142,35 @@ def test_a_loss_when_optimizers_are_made_for_a_newcomer(crew_of: MakeCrew, monke
     crew.living.pop()
     crew.collect()
     assert set(crew.all(lambda member: member.context.epoch).values()) == {1}
+
+
+def test_a_loss_when_one_rank_has_been_told_of_a_growth(crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three ranks have grown to four. Rank 3 is lost when rank 1 has completed its callback, and rank 0 has not."""
+    monkeypatch.setenv("SORDINO_TIMEOUT_S", "30")
+    crew = crew_of(4)
+    completed = threading.Event()
+    told: dict[int, list[tuple[int, int, float]]] = {identity: [] for identity in range(4)}
+
+    def grow(member: Member) -> None:
+        def resized(before: int, now: int) -> None:
+            total = float(hvd.allreduce(torch.ones(1), op=hvd.Sum))
+            if now == 4 and member.identity == 0:
+                completed.wait(PATIENCE_S)
+                crew.network.kill(3)
+                hvd.allreduce(torch.ones(1), process_set=pair)
+            told[member.identity].append((before, now, total))
+            if member.identity == 1:
+                completed.set()
+
+        pair = hvd.add_process_set([0, 3])
+        member.context.losses.on_resize.append(Resized(resized, 3))
+        growth._make_again(member.context)
+
+    crew.order(grow)
+    crew.living.pop()
+    crew.collect()
+    assert set(crew.all(lambda member: member.context.epoch).values()) == {1}
+    assert [told[identity] for identity in range(3)] == [[(3, 4, 4.0), (4, 3, 3.0)]] * 3
 
 
 def test_a_loss_when_one_rank_has_met_the_others_with_a_copy(
