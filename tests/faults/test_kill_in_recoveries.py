@@ -13,11 +13,12 @@ import torch
 from crew import PATIENCE_S, Crew, MakeCrew, Member, metric, parameters
 
 import sordino.torch as hvd
-from sordino.algorithms import Algorithm, Crossover, DiLoCo, LocalSGD
+from sordino.algorithms import ADPSGD, Algorithm, Crossover, DiLoCo, LocalSGD, ScheduledPull
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.gossip.strategy import GossipStrategy
 from sordino.errors import PeerLost
 from sordino.runtime.collectives.operation import Operation
+from sordino.runtime.loss_state import Resized
 from sordino.runtime.recovery import growth
 
 
@@ -108,6 +109,28 @@ def test_two_optimizers_recover_in_one_order(
     assert set(crew.all(metric).values()) == {(2, 2, 1.0)}
 
 
+@pytest.mark.parametrize(
+    "algorithm", [ADPSGD(), ScheduledPull(1, schedule="manager")], ids=lambda one: type(one).__name__
+)
+def test_statistics_go_on(crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm) -> None:
+    def counts(member: Member) -> dict[str, int]:
+        return {name: one for name, one in member.optimizer.statistics.as_dict().items() if isinstance(one, int)}
+
+    second = SecondLoss(monkeypatch, "_meet_all")
+    crew = crew_of(4, algorithm)
+    crew.all(Member.train)
+    before = crew.all(counts)
+    assert before[0]["messages"] > 0
+    crew.living.pop()
+    second.crew = crew
+    crew.network.kill(3)
+    crew.all(metric)
+    assert second.crew is None
+    crew.all(Member.step)
+    for identity, after in crew.all(counts).items():
+        assert all(count >= before[identity][name] for name, count in after.items())
+
+
 def test_a_loss_when_optimizers_are_made_for_a_newcomer(crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1, which has joined, has made its optimizer. On rank 0 that fails, so both make it again. Only rank 0 has
     outer parameters."""
@@ -136,6 +159,35 @@ def test_a_loss_when_optimizers_are_made_for_a_newcomer(crew_of: MakeCrew, monke
     crew.living.pop()
     crew.collect()
     assert set(crew.all(lambda member: member.context.epoch).values()) == {1}
+
+
+def test_a_loss_when_one_rank_has_been_told_of_a_growth(crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three ranks have grown to four. Rank 3 is lost when rank 1 has completed its callback, and rank 0 has not."""
+    monkeypatch.setenv("SORDINO_TIMEOUT_S", "30")
+    crew = crew_of(4)
+    completed = threading.Event()
+    told: dict[int, list[tuple[int, int, float]]] = {identity: [] for identity in range(4)}
+
+    def grow(member: Member) -> None:
+        def resized(before: int, now: int) -> None:
+            total = float(hvd.allreduce(torch.ones(1), op=hvd.Sum))
+            if now == 4 and member.identity == 0:
+                completed.wait(PATIENCE_S)
+                crew.network.kill(3)
+                hvd.allreduce(torch.ones(1), process_set=pair)
+            told[member.identity].append((before, now, total))
+            if member.identity == 1:
+                completed.set()
+
+        pair = hvd.add_process_set([0, 3])
+        member.context.losses.on_resize.append(Resized(resized, 3))
+        growth._make_again(member.context)
+
+    crew.order(grow)
+    crew.living.pop()
+    crew.collect()
+    assert set(crew.all(lambda member: member.context.epoch).values()) == {1}
+    assert [told[identity] for identity in range(3)] == [[(3, 4, 4.0), (4, 3, 3.0)]] * 3
 
 
 def test_a_loss_when_one_rank_has_met_the_others_with_a_copy(

@@ -372,6 +372,22 @@ ERRORS = [
         (_STORE_ADMISSION + " -k latest_request",),
     ),
     Error(
+        "a loss is reported to some ranks while others are still told of a growth",
+        "missing wait",
+        "python/sordino/runtime/recovery/losses.py",
+        "    return not all(tells for *_, tells in gathered)\n",
+        "    return True\n",
+        ("tests/faults/test_kill_in_recoveries.py -k told_of_a_growth",),
+    ),
+    Error(
+        "ranks go on when others are still told of a growth",
+        "missing wait",
+        _GROWTH,
+        "            together(context, global_process_set, nothing)  # no rank",
+        "            pass  # no rank",
+        ("tests/faults/test_kill_in_recoveries.py -k told_of_a_growth",),
+    ),
+    Error(
         "a host that is gone keeps its processes",
         "off by one",
         "python/sordino/launcher/discovery.py",

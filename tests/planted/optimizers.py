@@ -1278,6 +1278,22 @@ ERRORS = [
     ),
     # ---- asynchronous algorithms
     Error(
+        "the count of messages of AD-PSGD begins anew after a loss",
+        "stale copy",
+        "python/sordino/algorithms/adpsgd/strategy.py",
+        "self._messages_before + self._averager.messages_sent",
+        "self._averager.messages_sent",
+        ("tests/faults/test_kill_in_recoveries.py -k statistics",),
+    ),
+    Error(
+        "the count of messages of scheduled pull begins anew after a loss",
+        "stale copy",
+        "python/sordino/algorithms/scheduled_pull/strategy.py",
+        "messages + self._puller.messages_sent",
+        "self._puller.messages_sent",
+        ("tests/faults/test_kill_in_recoveries.py -k statistics",),
+    ),
+    Error(
         "a pulled model is ignored",
         "lost message",
         "python/sordino/algorithms/scheduled_pull/strategy.py",

@@ -112,6 +112,8 @@ class LossState:
         locksteps: sequences of parts, by their names.
         recoverables: objects to renew, by id().
         on_resize: callbacks for changes of the number of ranks.
+        told_size: number of ranks that the callbacks were told last; 0 before the first change.
+        tells_in_growth: whether a growth calls the callbacks. Until it ends, recoveries leave that to it.
         unsettled: whether a rank has joined whose model is not that of the job yet, as far as this rank knows.
         levels: whether recovery may take the mean of all models, as the ranks have agreed after the last loss.
         recovering: held by the thread that recovers.
@@ -122,6 +124,8 @@ class LossState:
     locksteps: dict[str, Lockstep] = field(default_factory=dict)
     recoverables: dict[int, Recoverable] = field(default_factory=dict)
     on_resize: list[Resized] = field(default_factory=list)
+    told_size: int = 0
+    tells_in_growth: bool = False
     unsettled: bool = False
     levels: bool = True
     _growing: list[weakref.ref[Growing]] = field(default_factory=list)

@@ -46,10 +46,10 @@ class World:
         self.epoch += 1
 
     def _gather(self, _: Any, value: Any, __: str) -> list[Any]:
-        identity, mine, made, unsettled = value
+        identity, mine, made, unsettled, tells = value
         self.told.append(tuple(mine[OPERATIONS]))
-        return [(identity, mine, made, unsettled)] + [
-            (one, {OPERATIONS: (arrived, 0)}, [], False) for one, arrived in self.others.items()
+        return [(identity, mine, made, unsettled, tells)] + [
+            (one, {OPERATIONS: (arrived, 0)}, [], False, False) for one, arrived in self.others.items()
         ]
 
 

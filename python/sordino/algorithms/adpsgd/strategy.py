@@ -20,7 +20,7 @@ from sordino._core import PairAveraging
 from sordino.algorithms.adpsgd import ADPSGD
 from sordino.algorithms.adpsgd.pairing import Average, Cancel
 from sordino.algorithms.exchanging import ExchangingStrategy
-from sordino.algorithms.strategy import Closure
+from sordino.algorithms.strategy import Closure, Runtime
 from sordino.errors import NonFinite
 from sordino.runtime.context import Context
 from sordino.runtime.exchange.actions import Message, Skip
@@ -56,7 +56,9 @@ class PairStatistics:
 class Averager(Agent):
     """Agent that carries out the averagings of one rank."""
 
-    def __init__(self, context: Context, ranks: Sequence[int], number: int, algorithm: ADPSGD) -> None:
+    def __init__(
+        self, context: Context, ranks: Sequence[int], number: int, algorithm: ADPSGD, statistics: PairStatistics
+    ) -> None:
         super().__init__(context, ranks, number)
         self._pairing = algorithm.pairing_of(self._place_of[context.rank], len(self._ranks))
         self._patience = algorithm.patience
@@ -65,7 +67,7 @@ class Averager(Agent):
         self._due = 0.0
         self._peer = -1
         self._becomes_free = False  # `wait` waits for averagings that peers have started, too
-        self.statistics = PairStatistics()
+        self.statistics = statistics
 
     def use(self, core: PairAveraging) -> None:
         """Set the core object that averages. Called once, before `start`."""
@@ -158,6 +160,10 @@ class PairStrategy(ExchangingStrategy):
     levels = False  # asynchronous ranks are at different steps anyway
     takes_in_unfrozen = False
 
+    def __init__(self, runtime: Runtime, algorithm: ADPSGD) -> None:
+        self._statistics = PairStatistics()  # of all meetings
+        super().__init__(runtime, algorithm)
+
     def prepare(self) -> None:
         self._opened = False
         self._interval = self._began = 0  # intervals so far, and the interval in which the last averaging started
@@ -170,7 +176,8 @@ class PairStrategy(ExchangingStrategy):
         self._copy = FlatBuffer(context, self._arena.layout)
         self._before = FlatBuffer(context, self._arena.layout, self._arena.device)
         number = service_numbers(context, workers, 2)
-        self._averager = Averager(context, ranks, number, algorithm)
+        self._averager = Averager(context, ranks, number, algorithm, self._statistics)
+        self._messages_before = self._statistics.messages  # those of other agents, before a loss
         self._core = PairAveraging(
             context.world, number + 1, self._arena.layout, self._copy.address, self._averager.mailbox, self._copy.arena
         )
@@ -183,19 +190,18 @@ class PairStrategy(ExchangingStrategy):
     @property
     def statistics(self) -> PairStatistics:
         """Counts and costs of the averagings of this rank."""
-        if not self._met:
-            return PairStatistics()
-        self._averager.statistics.messages = self._averager.messages_sent
-        return self._averager.statistics
+        if self._met:
+            self._count_messages()
+        return self._statistics
+
+    def _count_messages(self) -> None:
+        self._statistics.messages = self._messages_before + self._averager.messages_sent
 
     # ---- the step ----------------------------------------------------------------------------------------------
 
     def renew(self) -> None:
-        statistics = self.statistics
         self._was_open |= self._opened
         super().renew()
-        if self.active:
-            self._averager.statistics = statistics
         # Now, because it is collective and all remaining ranks call `renew`. The loss may have ended it on some only.
         if self.active and some_have(self.context, self.settings.process_set, self._was_open):
             self._open()
@@ -275,7 +281,7 @@ class PairStrategy(ExchangingStrategy):
     def _wait(self) -> None:
         begin = time.monotonic()
         self._averager.wait()
-        self._averager.statistics.waited += time.monotonic() - begin
+        self._statistics.waited += time.monotonic() - begin
 
     def drain(self, optimizer: torch.optim.Optimizer) -> None:
         """Wait for the averaging that this rank has started, and apply its result."""
@@ -330,6 +336,7 @@ class PairStrategy(ExchangingStrategy):
     def _close(self) -> None:
         self._averager.close()
         self._core.close()
+        self._count_messages()
 
     def detach(self) -> None:
         super().detach()

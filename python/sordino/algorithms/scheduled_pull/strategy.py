@@ -25,6 +25,7 @@ from sordino._core import SnapshotStore
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.scheduled_pull import ScheduledPull
 from sordino.algorithms.scheduled_pull.schedule import Pull
+from sordino.algorithms.strategy import Runtime
 from sordino.errors import UsageError
 from sordino.runtime.collectives.objects import allgather_object
 from sordino.runtime.context import Context
@@ -70,8 +71,16 @@ class PullStatistics:
 class Puller(Agent):
     """Agent that carries out the pulls of one rank."""
 
-    def __init__(self, context: Context, ranks: Sequence[int], number: int, algorithm: ScheduledPull) -> None:
+    def __init__(
+        self,
+        context: Context,
+        ranks: Sequence[int],
+        number: int,
+        algorithm: ScheduledPull,
+        statistics: PullStatistics,
+    ) -> None:
         super().__init__(context, ranks, number)
+        self._statistics = statistics
         place = self._place_of[context.rank]
         self._schedule = algorithm.schedule_of(place, len(self._ranks))
         manages = algorithm.managed and place == algorithm.manager
@@ -81,7 +90,6 @@ class Puller(Agent):
         self._pull: CorePull | None = None  # this window's pull: armed, in flight or done
         self._pulled = self._skipped = False  # the schedule knows that the pull is done; this window has no pull
         self._began, self._lasts = 0.0, math.inf  # start and expected duration of this window
-        self.failed = 0
 
     def use(self, snapshots: SnapshotStore) -> None:
         """Set the store of snapshots for all pulls. Called once, before `start`."""
@@ -153,7 +161,7 @@ class Puller(Agent):
             self._pulled = True
             return self._schedule.pulled(now, place, pull.seconds)
         self._pull = None
-        self.failed += 1
+        self._statistics.failed += 1
         return self._schedule.failed(now, place)
 
     def _alarmed(self, now: float) -> Iterable[Any]:
@@ -167,7 +175,7 @@ class Puller(Agent):
         place = self._place_of[self._pull.peer]
         self._snapshots.cancel(self._pull)
         self._pull = None
-        self.failed += 1
+        self._statistics.failed += 1
         return self._schedule.failed(now, place)
 
 
@@ -181,8 +189,11 @@ class PullStrategy(ExchangingStrategy):
     levels = False  # asynchronous ranks are at different steps anyway
     takes_in_unfrozen = False
 
+    def __init__(self, runtime: Runtime, algorithm: ScheduledPull) -> None:
+        self._statistics = PullStatistics()  # of all meetings
+        super().__init__(runtime, algorithm)
+
     def prepare(self) -> None:
-        self._statistics = PullStatistics()
         self._windows: deque[float] = deque(maxlen=_WINDOWS)  # durations in seconds
         self._began: float | None = None
         self._loaded_in_window = False
@@ -195,7 +206,9 @@ class PullStrategy(ExchangingStrategy):
         self._arena = ParameterBuffer(context, self.exchanged_names, self.exchanged, "model")
         self._mirror = Mirror(context, self._arena)
         number = service_numbers(context, workers, 2)
-        self._puller = Puller(context, ranks, number, algorithm)
+        counts = self._statistics
+        self._before = counts.messages, counts.unpublished  # those of other agents and stores, before a loss
+        self._puller = Puller(context, ranks, number, algorithm, counts)
         self._snapshots = SnapshotStore(context.world, number + 1, self._arena.layout, self._puller.mailbox)
         self._puller.use(self._snapshots)
         name = context.names.plan("snapshots", workers.process_set_id)
@@ -206,11 +219,6 @@ class PullStrategy(ExchangingStrategy):
         self._puller.start()
         context.callbacks.on_shutdown.add(self._close)
         weakref.finalize(self, self._puller.close)
-
-    def _part(self, stays_registered: bool = False) -> None:
-        counts = self._statistics
-        super()._part(stays_registered)
-        self._statistics = counts
 
     def renew(self) -> None:
         self._was_open |= self._began is not None
@@ -285,12 +293,13 @@ class PullStrategy(ExchangingStrategy):
             self._snapshots.average(pull, self._mirror.address)
             self._mirror.give()
             self._publish_mirror()
-        counts.failed, counts.messages, counts.unpublished = (
-            self._puller.failed,
-            self._puller.messages_sent,
-            self._snapshots.unpublished,
-        )
+        self._count()
         self._begin_window()
+
+    def _count(self) -> None:
+        messages, unpublished = self._before
+        self._statistics.messages = messages + self._puller.messages_sent
+        self._statistics.unpublished = unpublished + self._snapshots.unpublished
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps}
@@ -322,6 +331,7 @@ class PullStrategy(ExchangingStrategy):
 
     def _close(self) -> None:
         self._puller.close()
+        self._count()
         self._snapshots.close()
 
     def detach(self) -> None:

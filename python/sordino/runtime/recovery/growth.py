@@ -40,6 +40,7 @@ from sordino.rendezvous.join_requests import Admission, Verdict
 from sordino.rendezvous.notices import tell_of_the_departure, tell_of_the_joining
 from sordino.rendezvous.starts import ProcessStart
 from sordino.runtime.context import Context, replace_current
+from sordino.runtime.loss_state import nothing
 from sordino.runtime.process_set import global_process_set
 from sordino.runtime.recovery.losses import gather_by_core, together
 
@@ -320,16 +321,32 @@ def _move(context: Context, world: World, plan: Plan) -> None:
 
 
 def _make_again(context: Context) -> None:
-    """Make the objects of all ranks again, and report the change of size. Collective over the grown world."""
+    """Make the objects of all ranks again, and report the change of size. Collective over the grown world.
 
-    def make() -> None:
-        for one in context.losses.living_growing():
+    If a rank is lost meanwhile, some ranks have completed a callback that others are in. All complete it, and only then
+    report the loss. So callbacks get the same sizes in the same order on all ranks, and can be collective.
+    """
+    losses = context.losses
+
+    def make() -> int:
+        for one in losses.living_growing():
             one.after_growth()
+        return context.size
 
-    together(context, global_process_set, make)
-    for one in list(context.losses.on_resize):
-        one.callback(one.size, context.size)
-        one.size = context.size
+    losses.tells_in_growth = True
+    try:
+        size = together(context, global_process_set, make)
+        while True:
+            for one in list(losses.on_resize):
+                one.callback(one.size, size)
+                one.size = size
+            losses.told_size = size
+            together(context, global_process_set, nothing)  # no rank goes on before all have called the callbacks
+            if losses.told_size == context.size:
+                break
+            size = together(context, global_process_set, lambda: context.size)
+    finally:
+        losses.tells_in_growth = False
 
 
 def _named(numbers: Sequence[int]) -> str:

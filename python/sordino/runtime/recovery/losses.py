@@ -172,14 +172,19 @@ def _go_on_among_those_left(context: Context, failure: SordinoError) -> None:
         try:
             _go_on(context, f"{type(failure).__name__}: {failure}")
             with context.losses.raise_on_loss(), context.names.of_epoch():
-                _meet_again(context)
-                for one in list(context.losses.on_resize):
-                    if one.size != context.size:
-                        one.callback(one.size, context.size)
-                        one.size = context.size
+                if _meet_again(context):
+                    _tell_size(context)
             break
         except LOSSES as another:
             failure = another
+
+
+def _tell_size(context: Context) -> None:
+    for one in list(context.losses.on_resize):
+        if one.size != context.size:
+            one.callback(one.size, context.size)
+            one.size = context.size
+    context.losses.told_size = context.size
 
 
 def go_on_after(context: Context, error: SordinoError) -> None:
@@ -221,19 +226,23 @@ def gather_by_core(context: Context, value: Any, name: str) -> list[Any]:
     return [json.loads(part.numpy().tobytes()) for part in gathered("words", mine).split(lengths)]
 
 
-def _meet_again(context: Context) -> None:
+def _meet_again(context: Context) -> bool:
     """Compare the counters of the remaining ranks, and renew objects. Collective over the remaining ranks.
 
     An object is renewed if all of its ranks still have it. Some ranks may have released an optimizer that others are
     about to release; then these only give up its interrupted work.
+
+    Returns:
+        whether recovery calls the callbacks for changes of size: not if all ranks are about to do so in a growth. If
+        only some are, the callbacks of the growth have ended on all.
     """
     mine = {key: (one.received_part, one.committed_part) for key, one in context.losses.locksteps.items()}
     recoverables = context.losses.living_recoverables()
     made = [one.name for one in recoverables]
-    said = (context.identity, mine, made, context.losses.unsettled)
+    said = (context.identity, mine, made, context.losses.unsettled, context.losses.tells_in_growth)
     gathered = gather_by_core(context, said, f"survivors {context.epoch}")
-    counts_of: dict[int, Any] = {identity: counts for identity, counts, _, _ in gathered}
-    context.losses.levels = not any(unsettled for *_, unsettled in gathered)
+    counts_of: dict[int, Any] = {identity: counts for identity, counts, *_ in gathered}
+    context.losses.levels = not any(unsettled for *_, unsettled, _ in gathered)
     for key, lockstep in context.losses.locksteps.items():
         counts = [counts_of[one].get(key, (0, 0)) for one in lockstep.identities if one in counts_of]
         lockstep.completed_part = max(min(received for received, _ in counts), *(committed for _, committed in counts))
@@ -248,3 +257,4 @@ def _meet_again(context: Context) -> None:
         method = one.weak_renew() if on_all else one.weak_give_up()
         if method is not None:
             method()
+    return not all(tells for *_, tells in gathered)
