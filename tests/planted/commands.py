@@ -9,6 +9,14 @@ _LAUNCHER = "python/sordino/launcher/"
 
 ERRORS = [
     Error(
+        "the last lines of a rank are lost",
+        "lost message",
+        _LAUNCHER + "ranks.py",
+        "                if not self._read(descriptor):\n",
+        "                if not self._read(descriptor) or not self._streams[descriptor][1]:\n",
+        (tests("launch_decisions", "pending_output"),),
+    ),
+    Error(
         "rank 0 reads from the terminal itself, in the background",
         "lost message",
         _LAUNCHER + "guard.py",

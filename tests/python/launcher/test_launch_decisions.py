@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
+import selectors
+import socket
+import subprocess
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,3 +70,18 @@ def test_patience_begins_anew_when_there_is_hope_again(monkeypatch: pytest.Monke
     job.hear(2, "waits")  # of the same cause
     assert not over_after(0.9 * outcomes._PATIENCE_S)
     assert over_after(0.2 * outcomes._PATIENCE_S)
+
+
+def test_all_pending_output_of_a_rank_that_has_ended_is_passed_on() -> None:
+    """Each read ends at the end of a line."""
+    there, here = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reading, writing = os.pipe()
+    with there, selectors.DefaultSelector() as events, subprocess.Popen(["true"]) as process:
+        rank = Rank(0, process, events, {here.detach(): writing})
+        for line in (b"a\n", b"b\n"):
+            there.send(line)
+        process.wait()
+        rank.finish()
+    os.close(writing)
+    with open(reading) as passed_on:
+        assert passed_on.read() == "a\nb\n"
