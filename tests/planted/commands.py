@@ -9,6 +9,14 @@ _LAUNCHER = "python/sordino/launcher/"
 
 ERRORS = [
     Error(
+        "the thread that reads the ends of ranks ends when no one reads stderr",
+        "lost message",
+        _LAUNCHER + "outcomes.py",
+        "        descriptors.write(2, held[:begun])",
+        "        sys.stderr.buffer.write(held[:begun]) and sys.stderr.buffer.flush()",
+        (tests("outcomes", "reader_of_stderr"),),
+    ),
+    Error(
         "the last lines of a rank are lost",
         "lost message",
         _LAUNCHER + "ranks.py",

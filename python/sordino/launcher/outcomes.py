@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sordino.awake import AwakeClock
+from sordino.launcher import descriptors
 from sordino.launcher.processes import state_and_parent
 from sordino.rendezvous import wire
 
@@ -352,8 +353,7 @@ def _pass_on(reading: int, token: str, outcomes: Outcomes) -> None:
         begun = held.rfind(wire.BEGIN)
         if not data or begun < 0 or len(held) - begun > wire.LONGEST:
             begun = len(held)
-        sys.stderr.buffer.write(held[:begun])
-        sys.stderr.buffer.flush()
+        descriptors.write(2, held[:begun])  # not through sys.stderr, whose errors would end this thread
         held = held[begun:]
     os.close(reading)
 
