@@ -9,6 +9,14 @@ _LAUNCHER = "python/sordino/launcher/"
 
 ERRORS = [
     Error(
+        "the outcomes change while the launcher reads them",
+        "stale copy",
+        _LAUNCHER + "outcomes.py",
+        "        self._known = {**self._known, rank: Outcome(at, rank, code)}",
+        "        self._known[rank] = Outcome(at, rank, code)",
+        (tests("outcomes", "while_they_are_read"),),
+    ),
+    Error(
         "the thread that reads the ends of ranks ends when no one reads stderr",
         "lost message",
         _LAUNCHER + "outcomes.py",

@@ -123,7 +123,7 @@ class Outcomes:
 
     def note(self, rank: int, code: int, at: float) -> None:
         """Record the end of a rank: its status or -signal, and the time in seconds since the epoch."""
-        self._known[rank] = Outcome(at, rank, code)
+        self._known = {**self._known, rank: Outcome(at, rank, code)}  # a new one: other threads iterate over the old
 
     def replace(self, lost: int, number: int) -> None:
         """Note that process `number` replaces a rank that has ended, which no longer counts as failed."""

@@ -110,6 +110,15 @@ def test_outcomes_are_known_if_the_reader_of_stderr_has_gone(
             os.close(writing)
 
 
+def test_known_outcomes_do_not_change_while_they_are_read() -> None:
+    """The ends of ranks come in another thread."""
+    job = Outcomes(2)
+    job.note(0, 0, 1.0)
+    for _ in job.known().items():
+        job.note(1, 0, 2.0)
+    assert job.complete()
+
+
 def unread(descriptor: int) -> int:
     """Return the bytes in a pipe."""
     return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4), sys.byteorder)
