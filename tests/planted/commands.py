@@ -9,6 +9,30 @@ _LAUNCHER = "python/sordino/launcher/"
 
 ERRORS = [
     Error(
+        "a child of another user makes a job fail",
+        "missing wait",
+        _LAUNCHER + "processes.py",
+        "            except PermissionError:\n                forbidden.add(pid)\n",
+        "",
+        (tests("launch_decisions", "children_of_another_user"),),
+    ),
+    Error(
+        "the launcher waits for a child of another user",
+        "missing wait",
+        _LAUNCHER + "processes.py",
+        "        left -= forbidden\n",
+        "",
+        (tests("launch_decisions", "children_of_another_user"),),
+    ),
+    Error(
+        "a discovery script of another user makes a job fail",
+        "missing wait",
+        _LAUNCHER + "discovery.py",
+        "        with contextlib.suppress(ProcessLookupError, PermissionError):",
+        "        with contextlib.suppress(ProcessLookupError):",
+        (tests("launch_decisions", "script_of_another_user"),),
+    ),
+    Error(
         "the outcomes change while the launcher reads them",
         "stale copy",
         _LAUNCHER + "outcomes.py",

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -235,11 +235,11 @@ def _end_of(child: subprocess.Popen[bytes]) -> Iterator[select.poll]:
 
 @contextlib.contextmanager
 def subreaper() -> Iterator[None]:
-    """Adopt orphaned descendants within the block, and end those that remain at its end.
+    """Adopt orphaned descendants within the block, and end those that remain at its end, if this user may do that.
 
     Otherwise ranks (and their data loaders) would continue after mpirun was killed.
     """
-    before = set(_children())
+    others = set(_children())
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
@@ -247,9 +247,9 @@ def subreaper() -> Iterator[None]:
         # Children of an orphan are adopted only when the orphan is dead, so this repeats until no child is left. Ten
         # rounds at most, so that a process that even SIGKILL does not end (a dead disk) cannot block this one.
         for _ in range(10):
-            if not (left := [pid for pid in _children() if pid not in before]):
+            if not (left := set(_children()) - others):
                 break
-            _end(left)
+            others |= _end(left)
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
@@ -261,18 +261,28 @@ def _wait_or_kill(child: subprocess.Popen[bytes], seconds: float) -> None:
         child.wait()
 
 
-def _end(pids: Sequence[int]) -> None:
-    """Send SIGTERM, and after a grace SIGKILL, to children of this process, and reap them."""
-    left = set(pids)
+def _end(pids: Collection[int]) -> set[int]:
+    """Send SIGTERM, and after a grace SIGKILL, to children of this process, and reap them.
+
+    Returns:
+        the children that this user may not signal (sudo, for instance). They are not waited for.
+    """
+    left, forbidden = set(pids), set[int]()
     for number, patience in ((signal.SIGTERM, _MOMENT_S), (signal.SIGKILL, 10 * _MOMENT_S)):
         for pid in left:
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+            except PermissionError:
+                forbidden.add(pid)
+        left -= forbidden
         deadline = Deadline(patience)
         while left and not deadline.passed():
             left -= {pid for pid in left if _collected(pid)}
             if left:
                 time.sleep(0.01)
+    return forbidden
 
 
 def _collected(pid: int) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from sordino.awake import AwakeClock
-from sordino.launcher import outcomes, restarts
+from sordino.launcher import outcomes, processes, restarts
+from sordino.launcher.discovery import Discovery
 from sordino.launcher.local import LocalJob
 from sordino.launcher.outcomes import Outcomes
 from sordino.launcher.processes import Ended
@@ -85,3 +86,31 @@ def test_all_pending_output_of_a_rank_that_has_ended_is_passed_on() -> None:
     os.close(writing)
     with open(reading) as passed_on:
         assert passed_on.read() == "a\nb\n"
+
+
+def not_permitted(*_: object) -> None:
+    raise PermissionError
+
+
+def test_children_of_another_user_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is the launcher's end an error, nor does it wait for them."""
+    monkeypatch.setattr(os, "kill", not_permitted)
+    monkeypatch.setattr(processes, "time", None)
+    with processes.subreaper():
+        child = subprocess.Popen(["sleep", "1000"])
+    assert child.poll() is None
+    monkeypatch.undo()
+    child.kill()
+    child.wait()
+
+
+def test_a_discovery_script_of_another_user_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "killpg", not_permitted)
+    discovery = Discovery("sleep 1000")
+    discovery.look()
+    script = discovery._running
+    assert script is not None
+    discovery.close()
+    assert script.poll() is None
+    script.kill()
+    script.wait()
