@@ -9,6 +9,14 @@ _LAUNCHER = "python/sordino/launcher/"
 
 ERRORS = [
     Error(
+        "ctrl-Z does not stop the processes of an elastic job",
+        "lost message",
+        _LAUNCHER + "agent.py",
+        "        number = signal.SIGSTOP",
+        "        pass",
+        (tests("agent", "ctrl_z"),),
+    ),
+    Error(
         "a child of another user makes a job fail",
         "missing wait",
         _LAUNCHER + "processes.py",

@@ -97,7 +97,7 @@ def test_children_of_another_user_are_left(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(os, "kill", not_permitted)
     monkeypatch.setattr(processes, "time", None)
     with processes.subreaper():
-        child = subprocess.Popen(["sleep", "1000"])
+        child = subprocess.Popen(["sleep", "60"])
     assert child.poll() is None
     monkeypatch.undo()
     child.kill()
@@ -106,7 +106,7 @@ def test_children_of_another_user_are_left(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_discovery_script_of_another_user_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "killpg", not_permitted)
-    discovery = Discovery("sleep 1000")
+    discovery = Discovery("sleep 60")
     discovery.look()
     script = discovery._running
     assert script is not None
