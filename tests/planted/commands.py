@@ -9,6 +9,30 @@ _LAUNCHER = "python/sordino/launcher/"
 
 ERRORS = [
     Error(
+        "a signal misses the rank that is being started",
+        "lost message",
+        _LAUNCHER + "processes.py",
+        "        if self._deferred is not None:\n",
+        "        if self._deferred:\n",
+        (tests("launch_decisions", "while_ranks_are_started"),),
+    ),
+    Error(
+        "ranks are started after the signal that stops the job",
+        "missing wait",
+        _LAUNCHER + "local.py",
+        "all(not stop.received and self._start(number) for",
+        "all(self._start(number) for",
+        (tests("launch_decisions", "while_ranks_are_started"),),
+    ),
+    Error(
+        "processes of an elastic job are started after the signal that stops it",
+        "missing wait",
+        _LAUNCHER + "elastic.py",
+        "all(not self._stop.received and self._start(slot, number) for",
+        "all(self._start(slot, number) for",
+        (tests("launch_decisions", "elastic_job_are_started"),),
+    ),
+    Error(
         "ctrl-Z does not stop the processes of an elastic job",
         "lost message",
         _LAUNCHER + "agent.py",

@@ -63,6 +63,7 @@ class StopSignals:
         self.received: list[int] = []
         self.grace = grace
         self._send: Callable[[int], None] | None = None
+        self._deferred: list[int] | None = None  # signals that `_send` gets later
         self._stops = 0  # process that has to be stopped before this one stops
         self._before: dict[int, Any] = {}
 
@@ -90,17 +91,21 @@ class StopSignals:
     def _hand_on(self, number: int) -> None:
         if self._send is None:
             return
-        self._send(number)
+        self._deliver(number)
         # An alarm, so that a waiting caller needs no clock. An alarm that is set already stays unchanged.
         if signal.getitimer(signal.ITIMER_REAL)[0] == 0:
             signal.setitimer(signal.ITIMER_REAL, max(self.grace, _LOOK_S))
 
     def _kill(self, _number: int, _frame: FrameType | None) -> None:
-        if self._send is not None:
-            self._send(signal.SIGKILL)
+        self._deliver(signal.SIGKILL)
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        if self._send is not None:
+        self._deliver(number)
+
+    def _deliver(self, number: int) -> None:
+        if self._deferred is not None:
+            self._deferred.append(number)
+        elif self._send is not None:
             self._send(number)
 
     def _pause(self, _number: int, _frame: FrameType | None) -> None:
@@ -140,6 +145,20 @@ class StopSignals:
             self._send, self._stops = None, 0
             if self.received:
                 signal.setitimer(signal.ITIMER_REAL, 0)
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Send signals that come within the block at its end, so that a process that it starts gets them, too.
+
+        SIGTSTP is not deferred, because this process stops at once.
+        """
+        self._deferred = []
+        try:
+            yield
+        finally:
+            numbers, self._deferred = self._deferred, None
+            for number in numbers:
+                self._deliver(number)
 
     def sleep(self, seconds: float) -> None:
         """Sleep for `seconds`, or until a stop signal comes."""
