@@ -9,6 +9,14 @@ _LAUNCHER = "python/sordino/launcher/"
 
 ERRORS = [
     Error(
+        "the hosts of a batch system make room for ranks of the local launcher",
+        "wrong weight",
+        "python/sordino/cli/run.py",
+        "known = environment if by_mpi else {}",
+        "known = environment",
+        (tests("capacity", "batch_systems_hosts"),),
+    ),
+    Error(
         "a signal misses the rank that is being started",
         "lost message",
         _LAUNCHER + "processes.py",

@@ -52,6 +52,18 @@ def test_so_are_nonsensical_slots(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("_nothing_starts")
+def test_a_batch_systems_hosts_are_none_of_the_local_launcher(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PBS_NODEFILE", "nodes")
+    monkeypatch.setattr(capacity, "this_machine", lambda: TWO_CORES)
+    assert main(["run", "-np", "9", "--", "true"]) == 2
+    assert "room for 8 ranks on this machine" in capsys.readouterr().err
+    with pytest.raises(AssertionError, match="looked for"):
+        main(["run", "-np", "9", "--launcher", "mpi", "--", "true"])
+
+
+@pytest.mark.usefixtures("_nothing_starts")
 @pytest.mark.parametrize("grace", ["-1", "nan", "inf", "1e6"])
 def test_a_grace_that_is_none(grace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "-np", "1", f"--grace={grace}", "--", "true"]) == 2
