@@ -9,6 +9,14 @@ _LAUNCHER = "python/sordino/launcher/"
 
 ERRORS = [
     Error(
+        "an elastic job needs more open files than the limit allows",
+        "wrong weight",
+        "python/sordino/cli/run_elastic.py",
+        "max(start, _most()) if options.max_np is None",
+        "_MOST if options.max_np is None",
+        (tests("capacity", "files_can_be_opened"),),
+    ),
+    Error(
         "the hosts of a batch system make room for ranks of the local launcher",
         "wrong weight",
         "python/sordino/cli/run.py",

@@ -48,7 +48,8 @@ _SAY_S = 0.3  # from a failure that ends the job to SIGTERM, so that the others 
 _GRACE_S = 1.0  # from SIGTERM to SIGKILL
 _LEFT_S = 5.0  # after a process has ended with status 0; the others may be about to finish, too
 _DEADLINE_S = 60.0  # for the store, which is in this process
-_FILES_PER_PROCESS, _OTHER_FILES = 4, 64
+FILES_PER_PROCESS, OTHER_FILES = 4, 64
+"""Open files of the launcher, at most."""
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -139,7 +140,7 @@ class ElasticJob:
         self._stop = stop
         with contextlib.ExitStack() as stack:
             stack.callback(self._close)
-            needed = _FILES_PER_PROCESS * self._limits.most + _OTHER_FILES
+            needed = FILES_PER_PROCESS * self._limits.most + OTHER_FILES
             stack.enter_context(descriptors.allowed(needed, f"{self._limits.most} processes"))
             stack.enter_context(subreaper())
             stack.enter_context(stop.to(self._send))
