@@ -9,6 +9,14 @@ _LAUNCHER = "python/sordino/launcher/"
 
 ERRORS = [
     Error(
+        "the brackets of an IPv6 address are part of it",
+        "lost message",
+        "python/sordino/inspection/metrics.py",
+        'host = host.removeprefix("[").removesuffix("]")',
+        "host = str(host)",
+        ("tests/python/inspection/test_metrics.py -k ipv6",),
+    ),
+    Error(
         "an elastic job needs more open files than the limit allows",
         "wrong weight",
         "python/sordino/cli/run_elastic.py",
