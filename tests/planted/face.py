@@ -142,8 +142,8 @@ ERRORS = [
         "a failed start is tried for every rank",
         "missing wait",
         "python/sordino/launcher/local.py",
-        "all(self._start(number) for number in range(self._size))",
-        "all([self._start(number) for number in range(self._size)])",
+        "all(not stop.received and self._start(number) for number in range(self._size))",
+        "all([not stop.received and self._start(number) for number in range(self._size)])",
         ("tests/mp/test_sordino_run.py --tier all -k 'does_not_exist and local'",),
     ),
     Error(

@@ -138,7 +138,6 @@ def main(options: argparse.Namespace) -> int:
         return guarded(work, lambda: None, options.grace)
     ranks = _ranks(options.ranks, hosts)
     extra = mpi.parse_extra(options.mpi_args)
-    capacity.check(ranks, hosts, extra, environment, capacity.this_machine(), options.oversubscribe)
     job = mpi.Job(ranks, options.command, hosts, mpi.parse_exports(options.env, hosts, environment), extra)
     by_mpi = options.launcher == "mpi" or (options.launcher is None and bool(hosts or extra))
     by_mpi = by_mpi or (options.prefers_mpi and _has_mpirun(environment))
@@ -146,6 +145,9 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError("--respawn needs the local launcher, because no process can join a running job of MPI")
     if not by_mpi and (hosts or extra):
         raise UsageError(f"--launcher local does not take {'--hosts' if hosts else '--mpi-args'}; use --launcher mpi")
+    # A batch system gives its hosts to mpirun only.
+    known = environment if by_mpi else {}
+    capacity.check(ranks, hosts, extra, known, capacity.this_machine(), options.oversubscribe)
     return (_by_mpi if by_mpi else _locally)(options, job, environment, _record(options, ranks))
 
 

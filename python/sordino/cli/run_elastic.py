@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import resource
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 from sordino.errors import UsageError
 from sordino.launcher import mpi
 from sordino.launcher.discovery import Discovery
-from sordino.launcher.elastic import SSH, ElasticJob, Limits
+from sordino.launcher.elastic import FILES_PER_PROCESS, OTHER_FILES, SSH, ElasticJob, Limits
 from sordino.launcher.processes import Ended, StopSignals
 
 _PATIENCE_S = 600.0
@@ -24,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="command, run every second, that prints the hosts of a job of hvd.elastic.run, as NAME:SLOTS",
     )  # fmt: skip
     parser.add_argument("--min-np", type=int, metavar="N", help="ranks below which training waits (default 1)")
-    parser.add_argument("--max-np", type=int, metavar="N", help=f"most ranks (default: all slots, up to {_MOST})")
+    parser.add_argument(
+        "--max-np", type=int, metavar="N",
+        help=f"most ranks (default: all slots, up to {_MOST}; fewer with a low limit of open files)",
+    )  # fmt: skip
     parser.add_argument(
         "--elastic-timeout", type=float, metavar="S",
         help=f"seconds to wait for -np slots, and later for --min-np ranks (default {_PATIENCE_S:g})",
@@ -59,7 +63,7 @@ def check(options: argparse.Namespace) -> Limits | None:
             raise UsageError(f"{name} contradicts --host-discovery-script; omit one")
     least = 1 if options.min_np is None else options.min_np
     start = least if options.ranks is None else options.ranks
-    most = _MOST if options.max_np is None else options.max_np
+    most = max(start, _most()) if options.max_np is None else options.max_np
     if not 1 <= least <= start <= most:
         raise UsageError(
             f"--min-np {least}, -np {start}, --max-np {most}: must be at least 1, and none larger than the next"
@@ -68,6 +72,12 @@ def check(options: argparse.Namespace) -> Limits | None:
     if not patience >= 0:
         raise UsageError(f"--elastic-timeout {patience:g}: must be 0 or more")
     return Limits(start, least, most, patience)
+
+
+def _most() -> int:
+    """Return the largest number of processes for which this process may open files, at most `_MOST`."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if hard == resource.RLIM_INFINITY else min(_MOST, (hard - OTHER_FILES) // FILES_PER_PROCESS)
 
 
 def starter(

@@ -56,7 +56,7 @@ def start(address: str, local_rank: int, joined: bool = False) -> None:
     """Serve the counters of this process by HTTP, unless it does already.
 
     Args:
-        address: host and port, such as "127.0.0.1:9400".
+        address: host and port, such as "127.0.0.1:9400" or "[::1]:9400".
         local_rank: number that is added to the port, so that each rank of a machine has its own.
         joined: whether this process has joined a running job, whose ranks keep their ports when they are renumbered.
             Then it takes the first free port, such as that of the rank that it replaces.
@@ -69,6 +69,7 @@ def start(address: str, local_rank: int, joined: bool = False) -> None:
     if _server is not None:
         return
     host, _, number = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")  # of an IPv6 address
     if not host or not number.isdecimal() or not 0 < int(number) + local_rank < 1 << 16:
         raise UsageError(f"SORDINO_METRICS={address!r}: must be host:port, such as 127.0.0.1:9400")
     try:

@@ -109,6 +109,8 @@ def _pass_on(pid: int, orders: bytes) -> bytes:
 
 
 def _send(pid: int, number: int) -> None:
+    if number == signal.SIGTSTP:
+        number = signal.SIGSTOP  # the kernel ignores SIGTSTP for processes in a session of their own
     with contextlib.suppress(ProcessLookupError, PermissionError):
         (os.kill if number in _FOR_THE_PROGRAM else os.killpg)(pid, number)
 

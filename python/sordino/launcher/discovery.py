@@ -22,6 +22,7 @@ from sordino.launcher.restarts import next_wait
 
 _EVERY_S = 1.0
 _LONGEST_S = 60.0  # for the script
+_KILLED_S = 0.5  # for its end after SIGKILL
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,10 @@ class Discovery:
 
     def _kill(self) -> None:
         assert self._running is not None
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # a script may run under sudo
             os.killpg(self._running.pid, signal.SIGKILL)
-        self._running.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._running.wait(_KILLED_S)
         self._running = None
 
     def _note(self, problem: str) -> str:

@@ -48,7 +48,8 @@ _SAY_S = 0.3  # from a failure that ends the job to SIGTERM, so that the others 
 _GRACE_S = 1.0  # from SIGTERM to SIGKILL
 _LEFT_S = 5.0  # after a process has ended with status 0; the others may be about to finish, too
 _DEADLINE_S = 60.0  # for the store, which is in this process
-_FILES_PER_PROCESS, _OTHER_FILES = 4, 64
+FILES_PER_PROCESS, OTHER_FILES = 4, 64
+"""Open files of the launcher, at most."""
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -120,6 +121,7 @@ class ElasticJob:
         self._token = secrets.token_hex(32)
         self._names = {*_LOCAL, socket.gethostname(), socket.getfqdn()}  # of this machine
         self._events = selectors.DefaultSelector()
+        self._stop = StopSignals()  # those of `run`
         self._clock = AwakeClock()
         self._living: dict[int, _Process] = {}  # by number of the start
         self._started = 0
@@ -135,9 +137,10 @@ class ElasticJob:
 
     def run(self, stop: StopSignals) -> Ended:
         """Run the job to its end. No process of it remains on this machine, nor on hosts that can be reached."""
+        self._stop = stop
         with contextlib.ExitStack() as stack:
             stack.callback(self._close)
-            needed = _FILES_PER_PROCESS * self._limits.most + _OTHER_FILES
+            needed = FILES_PER_PROCESS * self._limits.most + OTHER_FILES
             stack.enter_context(descriptors.allowed(needed, f"{self._limits.most} processes"))
             stack.enter_context(subreaper())
             stack.enter_context(stop.to(self._send))
@@ -206,6 +209,8 @@ class ElasticJob:
             return
         staying = sum(process.kill_at is None for process in self._living.values())
         for slot in slots[: self._limits.most - len(self._living)]:
+            if self._stop.received:
+                break
             self._say(f"a process on {slot.host} joins")
             self._failures = self._failures[1:]
             self._start(slot, None)
@@ -216,11 +221,14 @@ class ElasticJob:
             self._short_since = None
 
     def _begin(self, slots: Sequence[Slot]) -> None:
-        """Start the ranks with which the job begins. If one cannot be started, the others are not tried."""
+        """Start the ranks with which the job begins.
+
+        If one cannot be started, or the job is stopped, the others are not tried.
+        """
         self._size, self._short_since = len(slots), None
         hosts = dict.fromkeys(slot.host for slot in slots)
         self._say(f"{_processes(len(slots))} on {', '.join(hosts)}")
-        all(self._start(slot, number) for number, slot in enumerate(slots))
+        all(not self._stop.received and self._start(slot, number) for number, slot in enumerate(slots))
 
     def _wait_for_more(self, now: float, what: str, tells: bool) -> None:
         """Note that there are too few slots or processes. End the job if that has lasted too long."""
@@ -240,6 +248,10 @@ class ElasticJob:
 
     def _start(self, slot: Slot, rank: int | None) -> bool:
         """Start a process, as a rank of the beginning or (None) as a newcomer. Return whether that succeeded."""
+        with self._stop.deferred():
+            return self._start_now(slot, rank)
+
+    def _start_now(self, slot: Slot, rank: int | None) -> bool:
         is_local = slot.host in self._names
         words = [sys.executable, "-I", "-S", str(Path(agent.__file__))]
         if not is_local:

@@ -84,6 +84,7 @@ class LocalJob:
         self._targets = (output.fileno(), output.fileno()) if output else (1, 2)
         self._events = selectors.DefaultSelector()
         self._server = RendezvousServer(folder / "meet", token.encode(), self._events, ranks)
+        self._stop = StopSignals()  # those of `run`
         self._respawns, self._respawned = respawns, 0
         self._due: list[tuple[float, int]] = []  # times of replacements, and the ranks that they replace
         self._wait_s = 0.0  # before the next replacement
@@ -110,9 +111,8 @@ class LocalJob:
             stack.enter_context(descriptors.allowed(needed, f"{self._size} rank{'s' * (self._size > 1)}"))
             stack.enter_context(subreaper())
             stack.enter_context(stop.to(self._send))
-            if not stop.received:
-                # If a rank cannot be started, the others are not tried.
-                all(self._start(number) for number in range(self._size))
+            # If a rank cannot be started, or the job is stopped, the others are not tried.
+            all(not stop.received and self._start(number) for number in range(self._size))
             while self._living:
                 self._wait(_LOOK_S)
                 for rank in self._outcomes.left_out() - self._told:
@@ -135,6 +135,10 @@ class LocalJob:
 
     def _start(self, number: int) -> bool:
         """Start a rank. Return whether that succeeded."""
+        with self._stop.deferred():
+            return self._start_now(number)
+
+    def _start_now(self, number: int) -> bool:
         self._started_at[number] = self._clock.now()
         master, slave = os.openpty()
         descriptors.make_raw(slave)
@@ -199,6 +203,8 @@ class LocalJob:
         due = [lost for at, lost in self._due if at <= now]
         self._due = [(at, lost) for at, lost in self._due if at > now]
         for lost in due:
+            if self._stop.received:
+                break
             number = self._server.new_number()
             self._outcomes.replace(lost, number)
             text = f"{self._outcomes.known()[lost]}; process {number} replaces it"

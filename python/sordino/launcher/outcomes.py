@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sordino.awake import AwakeClock
+from sordino.launcher import descriptors
 from sordino.launcher.processes import state_and_parent
 from sordino.rendezvous import wire
 
@@ -122,7 +123,7 @@ class Outcomes:
 
     def note(self, rank: int, code: int, at: float) -> None:
         """Record the end of a rank: its status or -signal, and the time in seconds since the epoch."""
-        self._known[rank] = Outcome(at, rank, code)
+        self._known = {**self._known, rank: Outcome(at, rank, code)}  # a new one: other threads iterate over the old
 
     def replace(self, lost: int, number: int) -> None:
         """Note that process `number` replaces a rank that has ended, which no longer counts as failed."""
@@ -352,8 +353,7 @@ def _pass_on(reading: int, token: str, outcomes: Outcomes) -> None:
         begun = held.rfind(wire.BEGIN)
         if not data or begun < 0 or len(held) - begun > wire.LONGEST:
             begun = len(held)
-        sys.stderr.buffer.write(held[:begun])
-        sys.stderr.buffer.flush()
+        descriptors.write(2, held[:begun])  # not through sys.stderr, whose errors would end this thread
         held = held[begun:]
     os.close(reading)
 

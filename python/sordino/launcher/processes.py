@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -63,6 +63,7 @@ class StopSignals:
         self.received: list[int] = []
         self.grace = grace
         self._send: Callable[[int], None] | None = None
+        self._deferred: list[int] | None = None  # signals that `_send` gets later
         self._stops = 0  # process that has to be stopped before this one stops
         self._before: dict[int, Any] = {}
 
@@ -90,17 +91,21 @@ class StopSignals:
     def _hand_on(self, number: int) -> None:
         if self._send is None:
             return
-        self._send(number)
+        self._deliver(number)
         # An alarm, so that a waiting caller needs no clock. An alarm that is set already stays unchanged.
         if signal.getitimer(signal.ITIMER_REAL)[0] == 0:
             signal.setitimer(signal.ITIMER_REAL, max(self.grace, _LOOK_S))
 
     def _kill(self, _number: int, _frame: FrameType | None) -> None:
-        if self._send is not None:
-            self._send(signal.SIGKILL)
+        self._deliver(signal.SIGKILL)
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        if self._send is not None:
+        self._deliver(number)
+
+    def _deliver(self, number: int) -> None:
+        if self._deferred is not None:
+            self._deferred.append(number)
+        elif self._send is not None:
             self._send(number)
 
     def _pause(self, _number: int, _frame: FrameType | None) -> None:
@@ -140,6 +145,20 @@ class StopSignals:
             self._send, self._stops = None, 0
             if self.received:
                 signal.setitimer(signal.ITIMER_REAL, 0)
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Send signals that come within the block at its end, so that a process that it starts gets them, too.
+
+        SIGTSTP is not deferred, because this process stops at once.
+        """
+        self._deferred = []
+        try:
+            yield
+        finally:
+            numbers, self._deferred = self._deferred, None
+            for number in numbers:
+                self._deliver(number)
 
     def sleep(self, seconds: float) -> None:
         """Sleep for `seconds`, or until a stop signal comes."""
@@ -235,11 +254,11 @@ def _end_of(child: subprocess.Popen[bytes]) -> Iterator[select.poll]:
 
 @contextlib.contextmanager
 def subreaper() -> Iterator[None]:
-    """Adopt orphaned descendants within the block, and end those that remain at its end.
+    """Adopt orphaned descendants within the block, and end those that remain at its end, if this user may do that.
 
     Otherwise ranks (and their data loaders) would continue after mpirun was killed.
     """
-    before = set(_children())
+    others = set(_children())
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
@@ -247,9 +266,9 @@ def subreaper() -> Iterator[None]:
         # Children of an orphan are adopted only when the orphan is dead, so this repeats until no child is left. Ten
         # rounds at most, so that a process that even SIGKILL does not end (a dead disk) cannot block this one.
         for _ in range(10):
-            if not (left := [pid for pid in _children() if pid not in before]):
+            if not (left := set(_children()) - others):
                 break
-            _end(left)
+            others |= _end(left)
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
@@ -261,18 +280,28 @@ def _wait_or_kill(child: subprocess.Popen[bytes], seconds: float) -> None:
         child.wait()
 
 
-def _end(pids: Sequence[int]) -> None:
-    """Send SIGTERM, and after a grace SIGKILL, to children of this process, and reap them."""
-    left = set(pids)
+def _end(pids: Collection[int]) -> set[int]:
+    """Send SIGTERM, and after a grace SIGKILL, to children of this process, and reap them.
+
+    Returns:
+        the children that this user may not signal (sudo, for instance). They are not waited for.
+    """
+    left, forbidden = set(pids), set[int]()
     for number, patience in ((signal.SIGTERM, _MOMENT_S), (signal.SIGKILL, 10 * _MOMENT_S)):
         for pid in left:
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+            except PermissionError:
+                forbidden.add(pid)
+        left -= forbidden
         deadline = Deadline(patience)
         while left and not deadline.passed():
             left -= {pid for pid in left if _collected(pid)}
             if left:
                 time.sleep(0.01)
+    return forbidden
 
 
 def _collected(pid: int) -> bool:

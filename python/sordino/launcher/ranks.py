@@ -57,8 +57,7 @@ class Rank:
         """Pass on the pending output of the process, which has ended. Later output of its children is lost."""
         for descriptor in list(self._streams):
             for _ in range(1 << 10):  # limited, because a child of the rank may still write
-                before = self._streams[descriptor]
-                if not self._read(descriptor) or self._streams[descriptor] == before:
+                if not self._read(descriptor):
                     break
         self.flush()
         self._events.unregister(self._pidfd)
@@ -72,17 +71,17 @@ class Rank:
 
     def _reader(self, descriptor: int) -> Callable[[], None]:
         def read() -> None:
-            if not self._read(descriptor):
+            if self._read(descriptor) == b"":
                 self._shut(descriptor)
 
         return read
 
-    def _read(self, descriptor: int) -> bool:
-        """Pass on the rank's output in complete lines. Return False at its end."""
+    def _read(self, descriptor: int) -> bytes | None:
+        """Pass on the rank's output in complete lines. Return what was read: b"" at its end, None if it was empty."""
         try:
             data = os.read(descriptor, 1 << 16)
         except BlockingIOError:
-            return True
+            return None
         except OSError:  # the end of a pseudo-terminal
             data = b""
         target, held = self._streams[descriptor]
@@ -92,7 +91,7 @@ class Rank:
             cut = len(held)
         descriptors.write(target, held[:cut])
         self._streams[descriptor] = target, held[cut:]
-        return bool(data)
+        return data
 
     def _shut(self, descriptor: int) -> None:
         if self._streams.pop(descriptor, None) is not None:

@@ -32,3 +32,17 @@ def test_a_process_that_joins_takes_a_free_port(taken: int) -> None:
 def test_a_rank_has_the_port_of_its_number_only(taken: int) -> None:
     with pytest.raises(UsageError, match=f"port {taken + 1} cannot be opened"):
         metrics.start(f"127.0.0.1:{taken}", 1)
+
+
+def test_an_address_of_ipv6_is_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("prometheus_client")
+    asked: list[tuple[int, str]] = []
+
+    def serve(port: int, host: str, _: object) -> None:
+        asked.append((port, host))
+        raise OSError
+
+    monkeypatch.setattr(library, "start_http_server", serve)
+    with pytest.raises(UsageError):
+        metrics.start("[::1]:9400", 1)
+    assert asked == [(9401, "::1")]

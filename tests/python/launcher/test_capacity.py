@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from sordino import _core
-from sordino.cli import run
+from sordino.cli import run, run_elastic
 from sordino.cli.app import main
 from sordino.errors import UsageError
 from sordino.launcher import capacity, mpi
@@ -49,6 +50,18 @@ def test_nonsense_is_refused_before_anything_starts(words: list[str], capsys: py
 def test_so_are_nonsensical_slots(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--hosts", "a:99999999999", "--", "true"]) == 2
     assert "a:99999999999 has more slots than any machine has cores (1024)" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_nothing_starts")
+def test_a_batch_systems_hosts_are_none_of_the_local_launcher(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PBS_NODEFILE", "nodes")
+    monkeypatch.setattr(capacity, "this_machine", lambda: TWO_CORES)
+    assert main(["run", "-np", "9", "--", "true"]) == 2
+    assert "room for 8 ranks on this machine" in capsys.readouterr().err
+    with pytest.raises(AssertionError, match="looked for"):
+        main(["run", "-np", "9", "--launcher", "mpi", "--", "true"])
 
 
 @pytest.mark.usefixtures("_nothing_starts")
@@ -113,6 +126,22 @@ def test_the_refusal_says_what_there_is_and_the_mend() -> None:
     )
     with pytest.raises(UsageError, match=r"64 per core, each with 100 MiB of memory; take fewer$"):
         capacity.check(129, [], [], {}, TWO_CORES, True)
+
+
+@pytest.mark.parametrize(
+    ("hard", "ranks", "most"),
+    [(resource.RLIM_INFINITY, 2, 1024), (1 << 20, 2, 1024), (1024, 2, 240), (40, 2, 2)],
+)
+def test_an_elastic_job_has_at_most_the_processes_for_which_files_can_be_opened(
+    monkeypatch: pytest.MonkeyPatch, hard: int, ranks: int, most: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (20, hard))
+    parser = argparse.ArgumentParser()
+    run.add_arguments(parser)
+    words = ["-np", str(ranks), "--host-discovery-script", "x"]
+    for more, expected in (([], most), (["--max-np", "1000"], 1000)):
+        limits = run_elastic.check(parser.parse_args([*words, *more, "true"]))
+        assert limits is not None and limits.most == expected
 
 
 def test_this_machine() -> None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import functools
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sordino.awake import AwakeClock
-from sordino.launcher import outcomes, restarts
+from sordino.launcher import outcomes, processes, restarts
+from sordino.launcher.discovery import Discovery, Host
+from sordino.launcher.elastic import ElasticJob, Limits
 from sordino.launcher.local import LocalJob
-from sordino.launcher.outcomes import Outcomes
-from sordino.launcher.processes import Ended
+from sordino.launcher.outcomes import Deadlines, Outcomes
+from sordino.launcher.processes import Ended, StopSignals
 from sordino.launcher.ranks import Rank
 
 
@@ -66,3 +75,84 @@ def test_patience_begins_anew_when_there_is_hope_again(monkeypatch: pytest.Monke
     job.hear(2, "waits")  # of the same cause
     assert not over_after(0.9 * outcomes._PATIENCE_S)
     assert over_after(0.2 * outcomes._PATIENCE_S)
+
+
+def test_all_pending_output_of_a_rank_that_has_ended_is_passed_on() -> None:
+    """Each read ends at the end of a line."""
+    there, here = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reading, writing = os.pipe()
+    with there, selectors.DefaultSelector() as events, subprocess.Popen(["true"]) as process:
+        rank = Rank(0, process, events, {here.detach(): writing})
+        for line in (b"a\n", b"b\n"):
+            there.send(line)
+        process.wait()
+        rank.finish()
+    os.close(writing)
+    with open(reading) as passed_on:
+        assert passed_on.read() == "a\nb\n"
+
+
+def not_permitted(*_: object) -> None:
+    raise PermissionError
+
+
+def test_children_of_another_user_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is the launcher's end an error, nor does it wait for them."""
+    monkeypatch.setattr(os, "kill", not_permitted)
+    monkeypatch.setattr(processes, "time", None)
+    with processes.subreaper():
+        child = subprocess.Popen(["sleep", "60"])
+    assert child.poll() is None
+    monkeypatch.undo()
+    child.kill()
+    child.wait()
+
+
+def test_a_discovery_script_of_another_user_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "killpg", not_permitted)
+    discovery = Discovery("sleep 60")
+    discovery.look()
+    script = discovery._running
+    assert script is not None
+    discovery.close()
+    assert script.poll() is None
+    script.kill()
+    script.wait()
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> tuple[StopSignals, list[subprocess.Popen[bytes]]]:
+    """Signals, and the started processes. SIGTERM comes when the first one has been started, but is not noted yet."""
+    stop, started = StopSignals(grace=5.0), list[subprocess.Popen[bytes]]()
+    plain = subprocess.Popen
+
+    def start(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(plain(*words, **options))
+        if len(started) == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    return stop, started
+
+
+def test_a_signal_while_ranks_are_started(
+    interrupted: tuple[StopSignals, list[subprocess.Popen[bytes]]],
+) -> None:
+    stop, started = interrupted
+    with tempfile.TemporaryDirectory() as folder, stop:
+        job = LocalJob(3, ["sleep", "10"], dict(os.environ), Path(folder), False, Deadlines())
+        assert job.run(stop).status == 128 + signal.SIGTERM
+    assert [one.returncode for one in started] == [-signal.SIGTERM], "not SIGKILL, which comes later"
+
+
+def test_a_signal_while_processes_of_an_elastic_job_are_started(
+    interrupted: tuple[StopSignals, list[subprocess.Popen[bytes]]],
+) -> None:
+    """The agent gets it after its order."""
+    stop, started = interrupted
+    discovery: Any = SimpleNamespace(look=lambda: "", hosts=[Host("localhost", 3)], problem="")
+    with stop:
+        job = ElasticJob(["sleep", "10"], dict(os.environ), {}, discovery, Limits(3, 1, 3, 60.0), 5.0)
+        assert job.run(stop).status == 128 + signal.SIGTERM
+    assert [one.returncode for one in started] == [128 + signal.SIGTERM]

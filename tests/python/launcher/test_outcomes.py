@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -86,6 +88,40 @@ def test_what_supervisors_say_is_taken_out_of_stderr(
     assert {rank: (found.code, found.at) for rank, found in job.known().items()} == {0: (-9, 12.5), 1: (0, 13.25)}
     sys.stderr.flush()
     assert capfdbinary.readouterr().err == b"".join(texts)
+
+
+def test_outcomes_are_known_if_the_reader_of_stderr_has_gone(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with capfd.disabled(), over_stderr(1) as (job, where, descriptor):
+        kept = os.dup(2)
+        os.dup2(writing, 2)
+        monkeypatch.setattr(sys, "stderr", open(2, "w", closefd=False))  # noqa: SIM115
+        try:
+            os.write(descriptor, b"text\n")
+            assert eventually(lambda: unread(descriptor) == 0, 10)
+            os.write(descriptor, b"\x1e%s 0 0 12.5\n" % where.removeprefix("stderr:").encode())
+            assert eventually(job.complete, 10)
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            os.close(writing)
+
+
+def test_known_outcomes_do_not_change_while_they_are_read() -> None:
+    """The ends of ranks come in another thread."""
+    job = Outcomes(2)
+    job.note(0, 0, 1.0)
+    for _ in job.known().items():
+        job.note(1, 0, 2.0)
+    assert job.complete()
+
+
+def unread(descriptor: int) -> int:
+    """Return the bytes in a pipe."""
+    return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4), sys.byteorder)
 
 
 def test_a_rank_whose_own_error_ends_it_is_the_first() -> None:
