@@ -105,7 +105,7 @@ bool PairAveraging::start(Averaging& averaging, Time now) {
     return std::ranges::any_of(abandoned_, [tag](const Averaging& old) { return old.tag == tag; });
   };
   Tag tag = context_.next_tag();
-  while (false && taken(tag)) tag = context_.next_tag();
+  while (taken(tag)) tag = context_.next_tag();
   averaging.tag = tag;
   averaging.receiving = context_.transport().receive(averaging.peer, tag, std::span(averaging.memory.in.get(), bytes));
   context_.post(number_, averaging.peer, Writer().put(averaging.number).put(tag).take());

@@ -115,10 +115,9 @@ def one_row_a_rank(seat: Seat) -> None:
 
 @check(least=2)
 def evaluation_does_not_communicate(seat: Seat) -> None:
+    layer = hvd.SyncBatchNorm(4).eval()
     if seat.rank == 0:
-        for tracks in (True, False):
-            layer = hvd.SyncBatchNorm(4, track_running_stats=tracks).eval()
-            assert layer(torch.ones(2, 4)).shape == (2, 4)
+        assert layer(torch.ones(2, 4)).shape == (2, 4)
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == seat.size
 
 

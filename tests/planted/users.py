@@ -842,14 +842,6 @@ ERRORS = [
         (checks("gossip.a_worker_without_gradients"),),
     ),
     Error(
-        "batch statistics of an evaluation are those of all ranks",
-        "missing wait",
-        _TORCH + "sync_batch_norm.py",
-        "if not self.training or len(",
-        "if not (self.training or not self.track_running_stats) or len(",
-        (checks("sync_batch_norm.evaluation_does"),),
-    ),
-    Error(
         "a new object is called in the place of a former one",
         "swapped rank",
         "python/sordino/runtime/callbacks.py",

@@ -19,8 +19,9 @@ from sordino.runtime.process_set import ProcessSet, global_process_set
 class SyncBatchNorm(_BatchNorm):
     """Drop-in replacement for `torch.nn.BatchNorm1d/2d/3d` with mean and variance over the batches of all ranks.
 
-    Ranks may have batches of different sizes. In eval mode, or with one rank, it is the ordinary layer. Gradients of
-    weight and bias stay local: `DistributedOptimizer` reduces them like all others.
+    Ranks may have batches of different sizes. In eval mode, or with one rank, it is the ordinary layer. As in Horovod, a
+    layer with `track_running_stats=False` uses the batches of all ranks in eval mode, too. Gradients of weight and bias
+    stay local: `DistributedOptimizer` reduces them like all others.
 
     Args:
         process_set: the ranks whose batches count. All of them call the layer. The other arguments are those of
@@ -100,19 +101,20 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize a batch. Input and output have the shape (batch, num_features, ...)."""
         self._check_input_dim(input)
-        if not self.training or len(self.process_set.ranks or []) == 1:
+        batch_statistics = self.training or not self.track_running_stats
+        if not batch_statistics or len(self.process_set.ranks or []) == 1:
             return super().forward(input)
         recorder = current().recorder
-        if recorder is not None and torch.is_grad_enabled():
+        if recorder is not None and self.training and torch.is_grad_enabled():
             recorder.begins()  # this is the forward pass of a step, not something besides
         factor = 0.0 if self.momentum is None else self.momentum
-        if self.track_running_stats:
+        if self.training and self.track_running_stats:
             assert self.num_batches_tracked is not None
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 factor = 1.0 / float(self.num_batches_tracked)
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self.process_set)
-        if self.track_running_stats and count > 0:
+        if self.training and self.track_running_stats and count > 0:
             assert self.running_mean is not None and self.running_var is not None
             with torch.no_grad():
                 unbiased = variance * (count / (count - 1).clamp(min=1))
