@@ -19,8 +19,8 @@ from sordino.runtime.process_set import ProcessSet, global_process_set
 class SyncBatchNorm(_BatchNorm):
     """Drop-in replacement for `torch.nn.BatchNorm1d/2d/3d` with mean and variance over the batches of all ranks.
 
-    Ranks may have batches of different sizes. In eval mode, or with one rank, it is the ordinary layer. As in Horovod, a
-    layer with `track_running_stats=False` uses the batches of all ranks in eval mode, too. Gradients of weight and bias
+    Ranks may have batches of different sizes. In eval mode, or with one rank, it is the ordinary layer. As in Horovod,
+    with `track_running_stats=False` the batches of all ranks count in eval mode, too. Gradients of weight and bias
     stay local: `DistributedOptimizer` reduces them like all others.
 
     Args:

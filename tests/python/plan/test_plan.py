@@ -413,7 +413,8 @@ def test_a_plan_is_made(tmp_path: Path, ranks: int, results_of: ResultsOf) -> No
     steps = [row["step"] for row in found["rows"]]
     assert steps == sorted(steps), "the first row is what was measured to be quickest"
     assert found["rates"]["across"] is None
-    assert all(row["measured"] > 0 for row in found["rows"])
+    measured = [row["measured"] for row in found["rows"] if row["measured"] is not None]  # what the budget allows
+    assert len(measured) > 1 and all(one > 0 for one in measured)
     assert found["workers"]["chosen"] in (1, 2, 4, 8, 16)
     (line,) = Reader(tmp_path / "record").run.job["result"]
     assert line["found"] == found
