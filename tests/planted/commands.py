@@ -9,6 +9,38 @@ _LAUNCHER = "python/sordino/launcher/"
 
 ERRORS = [
     Error(
+        "zombies pile up in the local launcher",
+        "missing wait",
+        _LAUNCHER + "local.py",
+        "                reap([rank.process.pid for rank in self._living.values()])\n",
+        "",
+        (tests("launch_decisions", "orphans and local"),),
+    ),
+    Error(
+        "zombies pile up in the launcher of an elastic job",
+        "missing wait",
+        _LAUNCHER + "elastic.py",
+        "                reap([*self",
+        "                len([*self",
+        (tests("launch_decisions", "orphans and elastic"),),
+    ),
+    Error(
+        "zombies pile up in the launcher of mpirun",
+        "missing wait",
+        _LAUNCHER + "processes.py",
+        "            reap([child.pid])\n",
+        "",
+        (tests("launch_decisions", "orphans and mpirun"),),
+    ),
+    Error(
+        "the launcher takes the status of its own child away",
+        "lost message",
+        _LAUNCHER + "processes.py",
+        "if ended.si_pid in own or ended.si_pid in others:",
+        "if ended.si_pid in others:",
+        (tests("launch_decisions", "not_reaped"),),
+    ),
+    Error(
         "the brackets of an IPv6 address are part of it",
         "lost message",
         "python/sordino/inspection/metrics.py",

@@ -125,6 +125,10 @@ class Discovery:
             return ""
         return self._collect()
 
+    def running(self) -> list[int]:
+        """Return the process of a run that has not been collected."""
+        return [] if self._running is None else [self._running.pid]
+
     def close(self) -> None:
         """End a run."""
         if self._running is not None:

@@ -142,7 +142,7 @@ class ElasticJob:
             stack.callback(self._close)
             needed = FILES_PER_PROCESS * self._limits.most + OTHER_FILES
             stack.enter_context(descriptors.allowed(needed, f"{self._limits.most} processes"))
-            stack.enter_context(subreaper())
+            reap = stack.enter_context(subreaper())
             stack.enter_context(stop.to(self._send))
             while not self._over(stop):
                 if problem := self._discovery.look():
@@ -150,6 +150,7 @@ class ElasticJob:
                 if not stop.received and self._ends is None:
                     self._follow_hosts()
                 self._wait()
+                reap([*self._discovery.running(), *(one.rank.process.pid for one in self._living.values())])
                 self._send_due()
         stopped = stop.received[0] if stop.received else 0
         status, why = self._judged()

@@ -109,15 +109,16 @@ class LocalJob:
             # A rank is replaced when its files are closed. Others may join by themselves.
             needed = _FILES_PER_RANK * self._size + _OTHER_FILES
             stack.enter_context(descriptors.allowed(needed, f"{self._size} rank{'s' * (self._size > 1)}"))
-            stack.enter_context(subreaper())
+            reap = stack.enter_context(subreaper())
             stack.enter_context(stop.to(self._send))
             # If a rank cannot be started, or the job is stopped, the others are not tried.
             all(not stop.received and self._start(number) for number in range(self._size))
             while self._living:
                 self._wait(_LOOK_S)
-                for rank in self._outcomes.left_out() - self._told:
-                    self._told.add(rank)
-                    self._server.left(rank)
+                reap([rank.process.pid for rank in self._living.values()])
+                for number in self._outcomes.left_out() - self._told:
+                    self._told.add(number)
+                    self._server.left(number)
                 self._replace_due()
                 late = late or (limit is not None and limit.passed())
                 self._end_if_over(late)

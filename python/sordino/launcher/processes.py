@@ -199,7 +199,7 @@ def supervise(
         inherited: descriptors that the launcher inherits.
         over: called repeatedly; returns whether the job is over. A launcher that stays after that is ended.
     """
-    with subreaper():
+    with subreaper() as reap:
         # The child has its own process group: Ctrl-C in a terminal reaches this process only, which passes it on
         # once. Two interrupts at once would make mpirun exit without ending its ranks.
         child = subprocess.Popen(
@@ -212,7 +212,7 @@ def supervise(
         )
         with stop.to(sender(child.pid)):
             try:
-                status = child.wait(timeout) if over is None else _wait_until(over, child, timeout)
+                status = child.wait(timeout) if over is None else _wait_until(over, child, timeout, reap)
             except subprocess.TimeoutExpired:
                 child.terminate()
                 _wait_or_kill(child, 5 * _MOMENT_S)
@@ -223,11 +223,17 @@ def supervise(
     return Ended(128 + stopped if status != 0 and stopped else status, stopped)
 
 
-def _wait_until(over: Callable[[], bool], child: subprocess.Popen[bytes], timeout: float | None) -> int:
+def _wait_until(
+    over: Callable[[], bool],
+    child: subprocess.Popen[bytes],
+    timeout: float | None,
+    reap: Callable[[Collection[int]], None],
+) -> int:
     """Return the launcher's status; 0 if it stayed after the end of the job, and had to be ended."""
     limit = None if timeout is None else Deadline(timeout)
     with _end_of(child) as end:
         while not over():
+            reap([child.pid])
             if end.poll(_LOOK_S * 1000):
                 return child.wait()
             if limit is not None and limit.passed():
@@ -253,15 +259,26 @@ def _end_of(child: subprocess.Popen[bytes]) -> Iterator[select.poll]:
 
 
 @contextlib.contextmanager
-def subreaper() -> Iterator[None]:
+def subreaper() -> Iterator[Callable[[Collection[int]], None]]:
     """Adopt orphaned descendants within the block, and end those that remain at its end, if this user may do that.
 
     Otherwise ranks (and their data loaders) would continue after mpirun was killed.
+
+    Yields:
+        a function that reaps adopted children that have ended. Its argument: the children that the caller has started.
     """
     others = set(_children())
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+    def reap(own: Collection[int]) -> None:
+        with contextlib.suppress(ChildProcessError):  # there is no child
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if ended.si_pid in own or ended.si_pid in others:
+                    break  # the rest comes when this one has been reaped
+                os.waitpid(ended.si_pid, os.WNOHANG)
+
     try:
-        yield
+        yield reap
     finally:
         # Children of an orphan are adopted only when the orphan is dead, so this repeats until no child is left. Ten
         # rounds at most, so that a process that even SIGKILL does not end (a dead disk) cannot block this one.

@@ -151,8 +151,38 @@ def test_a_signal_while_processes_of_an_elastic_job_are_started(
 ) -> None:
     """The agent gets it after its order."""
     stop, started = interrupted
-    discovery: Any = SimpleNamespace(look=lambda: "", hosts=[Host("localhost", 3)], problem="")
+    discovery: Any = SimpleNamespace(look=lambda: "", hosts=[Host("localhost", 3)], problem="", running=list)
     with stop:
         job = ElasticJob(["sleep", "10"], dict(os.environ), {}, discovery, Limits(3, 1, 3, 60.0), 5.0)
         assert job.run(stop).status == 128 + signal.SIGTERM
     assert [one.returncode for one in started] == [128 + signal.SIGTERM]
+
+
+# It starts an orphan, and fails if that is still there, as a zombie, 2 s later.
+LEAVES_AN_ORPHAN = """
+pid=$( (true & echo $!) )
+for _ in $(seq 100); do [ -d /proc/$pid ] || exit 0; sleep 0.02; done
+exit 3
+"""
+
+
+@pytest.mark.parametrize("launcher", ["local", "elastic", "mpirun"])
+def test_orphans_are_reaped_while_the_job_runs(launcher: str) -> None:
+    words, stop = ["sh", "-c", LEAVES_AN_ORPHAN], StopSignals()
+    if launcher == "local":
+        with tempfile.TemporaryDirectory() as folder:
+            ended = LocalJob(1, words, dict(os.environ), Path(folder), False, Deadlines()).run(stop)
+    elif launcher == "elastic":
+        discovery: Any = SimpleNamespace(look=lambda: "", hosts=[Host("localhost", 1)], problem="", running=list)
+        ended = ElasticJob(words, dict(os.environ), {}, discovery, Limits(1, 1, 1, 60.0), 5.0).run(stop)
+    else:
+        ended = processes.supervise(words, dict(os.environ), stop, over=lambda: False)
+    assert ended.status == 0
+
+
+def test_children_that_the_launcher_has_started_are_not_reaped() -> None:
+    with subprocess.Popen(["false"]) as before, processes.subreaper() as reap, subprocess.Popen(["false"]) as child:
+        for one, own in ((before, []), (child, [child.pid])):
+            os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
+            reap(own)
+            assert one.wait() == 1
