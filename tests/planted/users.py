@@ -857,4 +857,12 @@ ERRORS = [
         "",
         (checks("drift.changes_that_are_refused"),),
     ),
+    Error(
+        "points of a report belong to the tensors of the last line",
+        "swapped rank",
+        "python/sordino/report/page/series.py",
+        '_at(point["ratios"], at.get(names[one]))',
+        '_at(point["ratios"], one)',
+        ("tests/python/report/test_report.py -k skipping_of",),
+    ),
 ]

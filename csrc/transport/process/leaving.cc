@@ -13,6 +13,7 @@
 
 #include "base/awake_clock.h"
 #include "base/error.h"
+#include "base/keep.h"
 #include "transport/process/process_watch.h"
 #include "transport/shm/memory.h"
 
@@ -70,7 +71,10 @@ State& state() {
   State* found = only.load();
   if (found && found->process == getpid()) return *found;
   auto* made = new State;
-  if (only.compare_exchange_strong(found, made)) return *made;
+  if (only.compare_exchange_strong(found, made)) {
+    if (found) leak_intentionally(found);  // the parent's
+    return *made;
+  }
   delete made;  // another thread was first
   return *found;
 }

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-np", type=int, metavar="N", help="ranks below which training waits (default 1)")
     parser.add_argument(
         "--max-np", type=int, metavar="N",
-        help=f"most ranks (default: all slots, up to {_MOST}; fewer with a low limit of open files)",
+        help=f"most ranks (default: all slots, up to {_MOST}, or what open files allow)",
     )  # fmt: skip
     parser.add_argument(
         "--elastic-timeout", type=float, metavar="S",

@@ -481,6 +481,28 @@ def test_skipping_has_a_map(tmp_path: Path) -> None:
     assert sorted(found["names"]) == ["bias", "weight"] and found["step"] == [5, 10, 15, 20]
 
 
+def test_skipping_of_a_tensor_that_is_unfrozen(tmp_path: Path) -> None:
+    """It comes before others in the model, whose points from before stay theirs."""
+
+    def work() -> None:
+        current().recorder = Recorder(current(), str(tmp_path))
+        weights = {name: torch.nn.Parameter(torch.ones(4)) for name in "abc"}
+        weights["b"].requires_grad_(False)
+        sgd = torch.optim.SGD(weights.values(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(sgd, weights.items(), algorithm=CaPS(statistics_interval=1))
+        for step in range(4):
+            weights["b"].requires_grad_(step >= 2)
+            optimizer.zero_grad()
+            sum(weight.square().sum() for weight in weights.values() if weight.requires_grad).backward()
+            optimizer.step()
+
+    sim.run(2, work)
+    found = shown(tmp_path)["skips"]
+    unchanged = dict(zip(found["names"], found["unchanged"], strict=True))
+    assert found["step"] == [1, 2, 3, 4] and unchanged["b"][:2] == [None, None]
+    assert None not in [*unchanged["a"], *unchanged["b"][2:], *unchanged["c"]]
+
+
 def test_without_a_record_nothing_is_counted_and_record_does_nothing() -> None:
     def work() -> list[int]:
         hvd.record(loss="no number")

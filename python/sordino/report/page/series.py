@@ -172,11 +172,14 @@ def skips(run: Run) -> dict[str, Any]:
     """Return the skipped fraction of each tensor by point, of the first rank that has recorded it."""
     for _, rank in sorted(run.ranks.items()):
         lines = kept(rank, "skips")
-        points = [point for line in lines for point in line["points"] if point["skipped"]]
-        if not points:
+        # Each line has its own names, because tensors may be unfrozen or added.
+        by_name = [({name: at for at, name in enumerate(line["names"])}, line["points"]) for line in lines]
+        found = [(places, point) for places, points in by_name for point in points if point["skipped"]]
+        if not found:
             continue
         names, sizes = lines[-1]["names"], lines[-1]["bytes"]
-        points = points[:: max(1, -(-len(points) // _POINTS))]
+        found = found[:: max(1, -(-len(found) // _POINTS))]
+        points = [point for _, point in found]
         chosen = sorted(sorted(range(len(names)), key=lambda index: -sizes[index])[:_TENSORS])
         return {
             "rank": rank.rank,
@@ -184,8 +187,8 @@ def skips(run: Run) -> dict[str, Any]:
             "bytes": [sizes[index] for index in chosen],
             "left": len(names) - len(chosen),
             "step": [point["step"] for point in points],
-            "skipped": [[_at(point["skipped"], index) for point in points] for index in chosen],
-            "unchanged": [[_at(point["ratios"], index) for point in points] for index in chosen],
+            "skipped": [[_at(point["skipped"], at.get(names[one])) for at, point in found] for one in chosen],
+            "unchanged": [[_at(point["ratios"], at.get(names[one])) for at, point in found] for one in chosen],
             "threshold": [point["threshold"] for point in points],
             "sent": [point["bytes_sent"] for point in points],
             "unskipped": [point["bytes_unskipped"] for point in points],
@@ -193,5 +196,5 @@ def skips(run: Run) -> dict[str, Any]:
     return {}
 
 
-def _at(values: Sequence[float | None], index: int) -> float | None:
-    return values[index] if index < len(values) else None
+def _at(values: Sequence[float | None], index: int | None) -> float | None:
+    return values[index] if index is not None and index < len(values) else None
