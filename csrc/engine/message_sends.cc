@@ -116,13 +116,7 @@ void PointToPoint::give(int to, std::uint64_t number, Tag tag) {
   if (!send || tag >= (Tag{1} << kTagBits))
     throw TransportError("rank " + std::to_string(to) + " asks for a message that was not announced to it");
   common_.traffic.count(common_.transport, to, send->bytes);
-  try {
-    move(send, to,
-         [&] { return common_.transport.send(to, tag, std::span<const std::byte>(send->data, send->bytes)); });
-  } catch (...) {  // no list has it now
-    finish(*send, std::current_exception());
-    throw;
-  }
+  move(send, to, [&] { return common_.transport.send(to, tag, std::span<const std::byte>(send->data, send->bytes)); });
 }
 
 void PointToPoint::take_refusal(int from, Reader& reader) {

@@ -98,6 +98,9 @@ bool PointToPoint::move(const std::shared_ptr<Posting>& posting, int peer,
     finish(*posting, std::current_exception());
     if (!common_.peers.tolerates_losses()) throw;
     return false;
+  } catch (...) {  // there was no memory, for instance; no list has the call now
+    finish(*posting, std::current_exception());
+    throw;
   }
 }
 

@@ -251,12 +251,15 @@ def buffers_are_averaged_where_asked_for(seat: Seat) -> None:
     torch.testing.assert_close(other.norm.running_mean.double(), start[seat.rank], atol=0, rtol=1e-7)
 
 
-@check(least=2)
-def an_infinite_gradient_of_one_worker_stops_nobody(seat: Seat) -> None:
+def with_a_scaler(seat: Seat) -> tuple[torch.nn.Linear, hvd.DistributedOptimizer, torch.amp.GradScaler]:
     model = torch.nn.Linear(2, 1, bias=False)
     torch.nn.init.constant_(model.weight, float(seat.rank))
-    optimizer = wrap(model, Crossover(), lr=1.0)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    return model, wrap(model, Crossover(), lr=1.0), torch.amp.GradScaler("cpu", init_scale=4.0)
+
+
+@check(least=2)
+def an_infinite_gradient_of_one_worker_stops_nobody(seat: Seat) -> None:
+    model, optimizer, scaler = with_a_scaler(seat)
     scaler.scale(model(torch.ones(1, 2)).sum()).backward()
     if seat.rank == 0:
         model.weight.grad.fill_(math.inf)
@@ -271,10 +274,7 @@ def an_infinite_gradient_of_one_worker_stops_nobody(seat: Seat) -> None:
 
 @check(least=2)
 def a_worker_without_gradients_exchanges_under_a_scaler(seat: Seat) -> None:
-    model = torch.nn.Linear(2, 1, bias=False)
-    torch.nn.init.constant_(model.weight, float(seat.rank))
-    optimizer = wrap(model, Crossover(), lr=1.0)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    model, optimizer, scaler = with_a_scaler(seat)
     if seat.rank == 0:
         scaler.scale(torch.zeros(1))
     else:

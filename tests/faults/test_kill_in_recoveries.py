@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -45,6 +46,14 @@ class SecondLoss:
 
         monkeypatch.setattr(ExchangingStrategy, method, interrupted)
 
+    def strike(self, crew: Crew, step: Callable[[Member], Any]) -> None:
+        """Kill rank 3, let the others take a step, and check that rank 2 was killed meanwhile."""
+        crew.living.pop()
+        self.crew = crew
+        crew.network.kill(3)
+        crew.all(step)
+        assert self.crew is None
+
 
 def test_an_exchange_that_was_given_up_counts_once(crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch) -> None:
     """The meeting after the first loss succeeds on rank 1, and fails on rank 0."""
@@ -72,11 +81,7 @@ def test_groups_stay_together_until_the_rate_falls(crew_of: MakeCrew, monkeypatc
     second = SecondLoss(monkeypatch, "_meet_all")
     crew = crew_of(4, LocalSGD(2, start="decay"))
     crew.all(step)
-    crew.living.pop()
-    second.crew = crew
-    crew.network.kill(3)
-    crew.all(step)
-    assert second.crew is None
+    second.strike(crew, step)
     assert [strategy(member).state_dict()["alone"] for member in crew.living] == [False, False]
 
 
@@ -100,11 +105,7 @@ def test_two_optimizers_recover_in_one_order(
 
     crew.all(wrap)
     crew.all(step)
-    crew.living.pop()
-    second.crew = crew
-    crew.network.kill(3)
-    crew.all(step)
-    assert second.crew is None
+    second.strike(crew, step)
     crew.all(step)
     assert set(crew.all(metric).values()) == {(2, 2, 1.0)}
 
@@ -121,11 +122,7 @@ def test_statistics_go_on(crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch, al
     crew.all(Member.train)
     before = crew.all(counts)
     assert before[0]["messages"] > 0
-    crew.living.pop()
-    second.crew = crew
-    crew.network.kill(3)
-    crew.all(metric)
-    assert second.crew is None
+    second.strike(crew, metric)
     crew.all(Member.step)
     for identity, after in crew.all(counts).items():
         assert all(count >= before[identity][name] for name, count in after.items())

@@ -1918,9 +1918,9 @@ ERRORS = [
     Error(
         "a send whose transfer cannot be made never ends",
         "lost message",
-        "csrc/engine/message_sends.cc",
-        "  } catch (...) {  // no list has it now\n    finish(*send, std::current_exception());\n",
-        "  } catch (...) {\n",
+        "csrc/engine/point_to_point.cc",
+        "no list has the call now\n    finish(*posting, std::current_exception());\n",
+        "no list has the call now\n",
         ("cpp.test_point_to_point",),
     ),
     Error(

@@ -31,7 +31,7 @@ from sordino.errors import UsageError
 from sordino.runtime import opcode
 from sordino.runtime.collectives import ops
 from sordino.runtime.collectives.joining import barrier
-from sordino.runtime.collectives.operation import Sum
+from sordino.runtime.collectives.operation import Sum, synchronize_all
 from sordino.runtime.collectives.point_to_point import recv_async, send_async
 from sordino.runtime.context import use
 from sordino.runtime.views import movable
@@ -76,7 +76,8 @@ class Collectives(Submissions):
             ]
 
         def wait() -> None:
-            indices, values = (self._synchronize(handle) for handle in handles)
+            with use(self._context):
+                indices, values = synchronize_all(handles)
             if factor != 1:
                 values = (values * factor).to(tensor.dtype)
             total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False).coalesce()

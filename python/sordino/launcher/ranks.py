@@ -77,7 +77,7 @@ class Rank:
         return read
 
     def _read(self, descriptor: int) -> bytes | None:
-        """Pass on the rank's output in complete lines. Return what was read: b"" at its end, None if it was empty."""
+        """Pass on the rank's output in complete lines. Return the data: b"" at its end, None if there are none yet."""
         try:
             data = os.read(descriptor, 1 << 16)
         except BlockingIOError:

@@ -21,7 +21,7 @@ import torch
 
 from sordino.algorithms.strategy import Strategy, only_a_part
 from sordino.errors import ConfigurationMismatch, LayoutMismatch, StepOrderError, UsageError
-from sordino.runtime.collectives.objects import allgather_object
+from sordino.runtime.collectives.objects import broadcast_object
 from sordino.runtime.gradients.options import Options
 from sordino.torch.arguments import name_parameters, parameters_of
 from sordino.torch.claims import Claim
@@ -175,7 +175,7 @@ class Wrapping:
     def after_growth(self) -> None:
         """Continue in the grown world. Collective over all its ranks."""
         # A newcomer was alone when it chose the algorithm. The first rank was there before, or has the answer from it.
-        members = allgather_object(self.options.members)[0]
+        members = broadcast_object(self.options.members, root_rank=0)
         self.options = replace(self.options, members=members)
         self._replace_strategy()
 

@@ -357,7 +357,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         super().take_over(old)
         self.distances = old.distances
         # A rank that has joined does not know it yet, and the others already send its state within groups.
-        if self.active and self._alone_anywhere() and not self._alone:
+        if self.active and self._met and self._alone_anywhere() and not self._alone:
             self._alone = True
             self._regroup()
 
