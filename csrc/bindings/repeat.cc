@@ -3,11 +3,14 @@
 //
 //   small and done before, or this rank is alone   done in one shot; returns the result
 //   any other, and the caller waits                submitted and waited for; returns the result, or a handle with it
+//   members have sent different numbers of rows
+//   into a given tensor                            returns a handle, also if the caller waits: it may expect others
 //   any other, and it does not wait                submitted; returns its handle, its result and its name
 //   an unusual tensor, an invalid argument, or
 //   a call within a call of this thread            returns None: Python does it, or raises the error
 #include <algorithm>
 #include <array>
+#include <functional>
 
 #include "bindings/host_tensors.h"
 #include "bindings/operations.h"
@@ -213,6 +216,11 @@ bool overlap_is_safe(const Call& call, const Repeat& repeat, const std::byte* in
              : call.what.opcode != Opcode::kAlltoall && input + begin == output + before;
 }
 
+// Whether all members have sent equally many rows.
+bool are_equal(const std::vector<std::int64_t>& rows) {
+  return std::adjacent_find(rows.begin(), rows.end(), std::not_equal_to<>()) == rows.end();
+}
+
 // Python code may run within a call, and call this function again.
 struct InCall {
   explicit InCall(Call& call) : call(call) { call.busy = true; }
@@ -257,11 +265,12 @@ py::object repeat(const Caller& caller, PyObject* const* given) {
     }
     if (done) {
       if (is_given) note_change(caller, target.ptr());
-      if (waits) return target;
+      if (waits && (!is_given || are_equal(found->recipe.rows))) return target;
       auto handle = std::make_shared<Handle>();
       handle->rows = found->recipe.rows;
       handle->finish();
       auto over = std::make_unique<PyHandle>(caller.world, std::move(handle), py::none());
+      if (waits) return py::cast(std::move(over));
       return py::make_tuple(std::move(over), target, name_of_submission(caller, call, named));
     }
   }
@@ -273,7 +282,8 @@ py::object repeat(const Caller& caller, PyObject* const* given) {
   auto handle = start(caller.world, request, waits);
   if (!waits) return py::make_tuple(std::move(handle), target, name);
   handle->wait();
-  if (!handle->handle->results.empty()) return py::cast(std::move(handle));  // in memory of the core
+  const bool in_core = !handle->handle->results.empty();  // the result
+  if (in_core || (is_given && !are_equal(handle->handle->rows))) return py::cast(std::move(handle));
   return target;
 }
 
@@ -293,7 +303,7 @@ PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count) {
 PyMethodDef kMethod{
     "repeat", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call)), METH_FASTCALL,
     "repeat(opcode, waits, source, target, name, process_set, op, prescale, postscale, root, splits) -> if it waits, "
-    "the result, or a Handle with a result in memory of the core; if it does not, the handle, the result if its memory "
+    "the result, or a Handle if that is in memory of the core or ranks have sent different numbers of rows; if it does not, the handle, the result if its memory "
     "is known, and the name; None if Python has to do the operation, or refuse it"};
 
 }  // namespace

@@ -193,6 +193,10 @@ def what_does_not_fit_a_codec(seat: Seat) -> None:
     raises(UsageError, "always averages", wrap, compression=Int8(), gradient_predivide_factor=2.0)
     raises(UsageError, "double_buffering", wrap, compression="int8", algorithm=AllReduce(double_buffering=True))
     raises(UsageError, "compression= has no effect", wrap, compression="int8", algorithm=DPSGD())
+    for setting in ("Int8(block=64.0)", "Sign(block=-64)", "TopK(chunk=1e3)", "TopK(bits=True)", "PowerSGD(rank='2')"):
+        raises(UsageError, "must be an integer, at least 1", wrap, compression=setting)
+    for setting in ("TopK(ratio='a')", "TopK(ratio=None)", "TopK(ratio=2)"):
+        raises(UsageError, "must be above 0, and at most 1", wrap, compression=setting)
     raises(UsageError, "no such codec", wrap, compression="int9")
     raises(UsageError, "must be Compression.none", wrap, compression=8)
     if seat.size > 1:

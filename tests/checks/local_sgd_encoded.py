@@ -262,6 +262,8 @@ def settings_of_encoded_averagings(seat: Seat) -> None:
     assert LocalSGD(compression="none") == LocalSGD()
     raises(UsageError, "no such codec", LocalSGD, compression="int5")
     raises(UsageError, "must be a codec", LocalSGD, compression=3)
+    counted = TopK(contributors=True)
+    raises(UsageError, "must have contributors=False", LocalSGD, aggregate="gradients", compression=counted)
     assert "compression=" in (LocalSGD(compression="int8").traits.whole_parameters or "")
     assert LocalSGD().traits.whole_parameters is None
     if seat.size > 1:

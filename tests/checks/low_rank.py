@@ -124,6 +124,18 @@ def nothing_is_lost_for_good(seat: Seat, rank: int) -> None:
 
 
 @check(least=2)
+def what_is_owed_of_whole_tensors_is_sent(seat: Seat) -> None:
+    """Residuals of a state that another codec has written."""
+    for shapes in ([(24, 20), (7,)], [(3, 2), (7,)]):  # with a matrix, and without
+        mean = mean_of(2, shapes, name=f"of {shapes}")
+        mean.residuals[0][-7:].fill_(seat.rank + 1.0)
+        for owed in ((seat.size + 1) / 2, 0.0):
+            tensors = [torch.zeros(shape) for shape in shapes]
+            mean.run(tensors)
+            assert tensors[1].tolist() == [owed] * 7
+
+
+@check(least=2)
 def enough_directions_lose_nothing(seat: Seat) -> None:
     """A mean of rank 2 is exact from the first step on with 2 factors, and any mean if a rank saves nothing."""
     for turn in range(3):

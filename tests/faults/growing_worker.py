@@ -51,6 +51,7 @@ class Plan:
         members: ranks of a process set, whose members add up ones in each step.
         removes: whether the ranks remove that set before the hold, and add another one in the last step.
         device: of the parameters.
+        compression: codec of the gradients.
         samples: instead of `steps`: two epochs of this number of samples, which an `ElasticSampler` divides.
     """
 
@@ -68,12 +69,26 @@ class Plan:
     members: list[int] = field(default_factory=list)
     removes: bool = False
     device: str = "cpu"
+    compression: str = "none"
     samples: int = 0
 
 
 def target(identity: int, step: int) -> torch.Tensor:
     """Return the parameters that a rank's loss of a step has its minimum at."""
     return torch.sin(torch.arange(WIDTH, dtype=torch.float64) * (identity + 1) + step)
+
+
+def owed(state: Any) -> float:
+    """Return the sum of the magnitudes of all residuals in a state."""
+    if isinstance(state, torch.Tensor):
+        return float(state.abs().sum())
+    if isinstance(state, list):
+        return sum(map(owed, state))
+    if not isinstance(state, dict):
+        return 0.0
+    if "residuals" in state and "pieces" in state:
+        return owed(state["residuals"])
+    return sum(owed(value) for value in state.values() if isinstance(value, (dict, list)))
 
 
 def die(*_: object) -> Any:
@@ -143,7 +158,8 @@ def main(folder: Path, plan: Plan) -> None:
         parameter.fill_(1.0 if current().newcomer is None else 100.0 + me)
     sgd = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     algorithm = configured(class_of(plan.algorithm), plan.algorithm, plan.settings)
-    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), algorithm=algorithm)
+    codec = hvd.Compression.none if plan.compression == "none" else plan.compression
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), algorithm=algorithm, compression=codec)
     sampler = hvd.elastic.ElasticSampler(range(plan.samples))
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, step=0, epoch=0)
     signal.signal(signal.SIGTERM, lambda *_: state.leave())
@@ -151,6 +167,8 @@ def main(folder: Path, plan: Plan) -> None:
 
     def note(name: str) -> None:
         (folder / f"{name}.{me}").write_text(json.dumps(parameter.flatten().tolist()))
+        if plan.compression != "none" or any("compression" in one for one in plan.settings):
+            (folder / f"owed-{name}.{me}").write_text(f"{owed(optimizer.state_dict())}")
 
     def gradient() -> None:
         parameter.grad = None

@@ -284,6 +284,27 @@ def test_ranks_leave(tmp_path: Path, algorithm: str, leavers: Sequence[int]) -> 
         np.testing.assert_allclose(grown.parameters("end")[stay[0]], reference(grown, stay[0]), rtol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "compression"),
+    [
+        ("allreduce", [], "sign"),
+        ("diloco", ["interval=1", "compression=sign"], "none"),
+        ("local-sgd", ["interval=1", "compression=sign"], "none"),
+    ],
+)
+def test_ranks_keep_what_they_owe_when_another_leaves(
+    tmp_path: Path, algorithm: str, settings: list[str], compression: str
+) -> None:
+    """Their numbers change, as the first one leaves."""
+    plan = Plan(algorithm, settings, size=2, hold=99, leave={"0": 4}, compression=compression)
+    grown = run_job(tmp_path, 3, plan, 0)
+    assert grown.ended.status == 0 and list(grown.parameters("end")) == [1, 2], grown.output
+    assert "never sent" not in grown.output
+    for rank in (1, 2):
+        before, after = (float((tmp_path / f"owed-{when}.{rank}").read_text()) for when in ("before", "after"))
+        assert after > 0.1 * before > 0, (before, after)
+
+
 @pytest.mark.parametrize("leaver", (0, 1))
 def test_a_rank_leaves_a_job_with_process_sets(tmp_path: Path, leaver: int) -> None:
     """It counts as lost, so the sets continue with their other members."""

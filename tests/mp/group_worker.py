@@ -88,6 +88,13 @@ def named_by_the_group(rank: int, size: int) -> None:
         half.allreduce([tensor]).wait()
         assert tensor.tolist() == [size - 1.0] * 2
         half.shutdown()
+    for _ in range(2):  # it may be made again, with the name that it had
+        again = group.split_group([0, size - 1])
+        if again is not None:
+            tensor = torch.ones(2)
+            again.allreduce([tensor]).wait()
+            assert tensor.tolist() == [2.0] * 2
+            again.shutdown()
     assert group._get_backend(torch.device("cpu")).supports_splitting is False
 
 

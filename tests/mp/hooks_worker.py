@@ -83,15 +83,21 @@ def encoded(group: Any) -> None:
             lambda pair: pair[0].register_comm_hook(group, default_hooks.allreduce_hook),
             tolerance,
         )
-    # What a step has lost is sent later, so that a constant gradient arrives in full after some steps.
-    model = DistributedDataParallel(torch.nn.Linear(64, 1, bias=False), process_group=group)
-    model.register_comm_hook(hooks.Encoded("TopK(ratio=0.25, chunk=32)", group), hooks.average)
-    inputs, total = torch.linspace(0.5, 1.5, 64), torch.zeros(64)
+    # What a step has lost is sent later, so that a constant gradient arrives in full after some steps; also if two
+    # models take turns with one object.
+    models = [DistributedDataParallel(torch.nn.Linear(64, 1, bias=False), process_group=group) for _ in range(2)]
+    state = hooks.Encoded("TopK(ratio=0.25, chunk=32)", group)
+    inputs, totals = torch.linspace(0.5, 1.5, 64), [torch.zeros(64) for _ in models]
+    for model in models:
+        model.register_comm_hook(state, hooks.average)
     for _ in range(40):
-        model.zero_grad()
-        model(inputs).sum().backward()
-        total += model.module.weight.grad[0]
-    torch.testing.assert_close(total / 40, inputs, rtol=0.2, atol=0)
+        for model, total in zip(models, totals):
+            model.zero_grad()
+            model(inputs).sum().backward()
+            total += model.module.weight.grad[0]
+    for total in totals:
+        torch.testing.assert_close(total / 40, inputs, rtol=0.2, atol=0)
+    assert len(state._means) == len(models)
     warnings.simplefilter("default", FutureWarning)
 
 

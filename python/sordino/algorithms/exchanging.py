@@ -23,6 +23,7 @@ from sordino.runtime.collectives.operation import Max
 from sordino.runtime.context import members_of
 from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.rollback import Rollback, take_mean
+from sordino.runtime.exchange.saved_residuals import renumbered
 from sordino.runtime.gradients.reducer import GradientReducer
 from sordino.runtime.local_shards import LocalShard
 from sordino.runtime.loss_state import Recoverable
@@ -439,4 +440,4 @@ class ExchangingStrategy(Strategy):
     def take_over(self, old: Strategy) -> None:
         state = old.state_dict()
         if state is not None:
-            self.load_state_dict(state)
+            self.load_state_dict(renumbered(state, self.context.rank))

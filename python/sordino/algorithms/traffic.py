@@ -2,7 +2,8 @@
 
 An algorithm describes its traffic once, in these terms (`Algorithm.traffic`). `sordino plan` converts it to seconds
 with the measured cost of a byte and of a message. `sordino simulate` converts it to messages in virtual time. Neither
-knows individual algorithms. Only payloads are counted, not the flags that accompany gradients, nor padding.
+knows individual algorithms. Only payloads are counted, not the flags that accompany gradients, nor padding, nor the
+broadcast of parameters with which some algorithms begin.
 """
 
 from __future__ import annotations

@@ -117,10 +117,14 @@ def main(argv: Sequence[str] | None = None, on_hosts: OnHosts | None = None) -> 
     found_machine = machines.machine(None)
     used = {name: contestants[name] for name in names}
     starts, notes = _starts(used, ranks, {name: getattr(chosen, name) for name in PREFIXES})
+    if not starts:
+        raise NotBuilt(f"--contestants {','.join(names)}: none is installed")
     budget = _QUICK_BUDGET_S if chosen.quick else chosen.budget
     ended, failed, others = _run(used, starts, ranks, rows, budget, jobs, notes)
     found_machine["others"] = others
     measured = combine(ended)
+    if not measured:
+        raise SordinoError(f"no contestant has completed a job: {'; '.join(f'{name}: {notes[name]}' for name in names)}")
     results: Results = {
         "benchmark": "collectives",
         "name": f"collectives_hosts{hosts}x{ranks // hosts}" if hosts else f"collectives_np{ranks}",
@@ -180,6 +184,9 @@ def _rows(chosen: argparse.Namespace, ranks: int) -> tuple[list[tuple[str, int]]
             text = f"{operation} of {format_bytes(size)} needs {needed / (1 << 30):.1f} GiB of buffers"
             left_out.append(text)
             records.log(f"left out: {text}")
+    if not rows:
+        sizes_text, reasons = ",".join(texts), "; ".join(left_out) or "its data cannot be divided among the ranks"
+        raise UsageError(f"--operations {chosen.operations} --sizes {sizes_text}: nothing is left to measure: {reasons}")
     return rows, left_out
 
 

@@ -29,6 +29,7 @@ from sordino.bench import command_line
 from sordino.bench.report import REPORTS
 from sordino.bench.resnet import resnet50_shapes
 from sordino.codecs import Int4, Int8, Sign, TopK, TwoBit
+from sordino.errors import UsageError
 from sordino.report import Results, machines, records, verdicts
 from sordino.report.tables import format_bytes
 from sordino.runtime.collectives.operation import Sum
@@ -192,6 +193,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         size = command_line.parse_bytes(text)
         rows += measure(size, 0.02 if chosen.quick else chosen.budget, lambda kernel: chosen.only in kernel)
         records.log(f"{format_bytes(size)} a tensor: done")
+    if not rows:
+        raise UsageError(f"--only {chosen.only}: no kernel has this in its name")
     found_machine["others"] = watch.others()
     results: Results = {
         "benchmark": "kernels",

@@ -260,7 +260,8 @@ def _check_whole(outlines: Sequence[dict[str, Any]]) -> None:
 def _together(action: Callable[[], T], undo: Callable[[], None], process_set: ProcessSet | None) -> list[T]:
     """Return the results of `action` on all ranks. If it fails on one rank, all ranks call `undo` and raise.
 
-    If a rank is lost, no rank undoes anything: some ranks may know already that all went well, and have continued.
+    The rank on which it fails raises what `action` has raised, unless that is an OSError. If a rank is lost, no rank
+    undoes anything: some ranks may know already that all went well, and have continued.
     """
     # Imported here, because checkpoints can be read where the core, which `sordino.torch` needs, is not built.
     from sordino.runtime.process_set import global_process_set
@@ -268,14 +269,19 @@ def _together(action: Callable[[], T], undo: Callable[[], None], process_set: Pr
 
     result: T | None = None
     failure: tuple[bool, str] | None = None
+    other: Exception | None = None  # such as MemoryError
     try:
         result = action()
     except (SordinoError, OSError) as error:
         failure = isinstance(error, UsageError), str(error)
+    except Exception as error:
+        other, failure = error, (False, f"{type(error).__name__}: {error}")
     members = process_set or global_process_set
     gathered: list[tuple[T, tuple[bool, str] | None]] = allgather_object((result, failure), process_set=members)
     for rank, (_, reason) in enumerate(gathered):
         if reason is not None:
             undo()
+            if other is not None:
+                raise other
             raise (UsageError if reason[0] else SordinoError)(f"rank {rank}: {reason[1]}")
     return [answer for answer, _ in gathered]

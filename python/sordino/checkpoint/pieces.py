@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import pickle
 from collections import OrderedDict
@@ -153,40 +154,58 @@ def _is_piece(piece: dict[str, Any]) -> bool:
 class Summary(NamedTuple):
     """Short description of an encoded part, to find out cheaply that parts make a whole.
 
+    The sum of edge(end) - edge(begin) over some ranges, with a random number for each edge, is edge(n) - edge(0) only
+    if all other edges cancel out: the ranges, which all go forward, are then one way from 0 to n without gap or overlap.
+
     Attributes:
         digest: digest of the part without the values and ranges of pieces, and without values that belong to one rank.
-        covered: sum of end² - begin² of the ranges of its pieces.
+        covered: the sum over the ranges of its pieces.
         whole: this sum for pieces that are whole tensors.
+        own: places and keys of its values that belong to one rank.
     """
 
     digest: bytes
     covered: int
     whole: int
+    own: list[tuple[int, str]]
 
 
 def summary(part: dict[str, Any]) -> Summary:
     """Return the summary of an encoded part."""
     covered = whole = 0
+    pieces, places = itertools.count(), itertools.count()  # in the same order on all ranks with the same digest
+    own: list[tuple[int, str]] = []
 
     def described(value: Any) -> Any:
         nonlocal covered, whole
         if isinstance(value, dict) and _MARK in value:
-            begin, values = value["begin"], value[_MARK]
-            covered += (begin + values.numel()) ** 2 - begin**2
-            whole += math.prod(value["shape"]) ** 2
+            number, begin, values = next(pieces), value["begin"], value[_MARK]
+            covered += _edge(number, begin + values.numel()) - _edge(number, begin)
+            whole += _edge(number, math.prod(value["shape"])) - _edge(number, 0)
             return value["shape"], str(values.dtype)
         if isinstance(value, dict) and BY_RANK in value:
-            value = {key: item for key, item in value.items() if key != BY_RANK}
+            place = next(places)
+            own.extend((place, repr(key)) for key in value[BY_RANK])
+            value = {**value, BY_RANK: None}
         return _each(value, described)
 
     description = pickle.dumps(described(part))
-    return Summary(hashlib.blake2b(description, digest_size=16).digest(), covered, whole)
+    return Summary(hashlib.blake2b(description, digest_size=16).digest(), covered, whole, own)
+
+
+def _edge(piece: int, element: int) -> int:
+    """Return the number of an edge of a range of the elements of a tensor."""
+    return int.from_bytes(hashlib.blake2b(f"{piece} {element}".encode(), digest_size=16).digest(), "little")
 
 
 def make_a_whole(summaries: Sequence[Summary]) -> bool:
     """Return whether parts with these summaries certainly make a whole. Otherwise `joined` decides."""
-    first = summaries[0]
-    return all(one.digest == first.digest for one in summaries) and sum(one.covered for one in summaries) == first.whole
+    first, own = summaries[0], [place for one in summaries for place in one.own]
+    return (
+        all(one.digest == first.digest for one in summaries)
+        and sum(one.covered for one in summaries) == first.whole
+        and len(set(own)) == len(own)
+    )
 
 
 def outline(value: Any) -> Any:

@@ -105,6 +105,7 @@ class _Blocks(FlatCodec):
     code: ClassVar[str]
 
     def __post_init__(self) -> None:
+        _check_integer(self, "block")
         self.coder()
 
     @property
@@ -190,8 +191,10 @@ class TopK(FlatCodec):
     gathered = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise UsageError(f"TopK(ratio={self.ratio}): must be above 0, and at most 1")
+        if not isinstance(self.ratio, (int, float)) or not 0 < self.ratio <= 1:
+            raise UsageError(f"TopK(ratio={self.ratio!r}): must be above 0, and at most 1")
+        _check_integer(self, "chunk")
+        _check_integer(self, "bits")
         if self.bits not in (2, 32):
             raise UsageError(f"TopK(bits={self.bits}): must be 2 or 32")
         self.coder()
@@ -260,8 +263,7 @@ class PowerSGD(Codec):
     feedback = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rank, int) or isinstance(self.rank, bool) or self.rank < 1:
-            raise UsageError(f"PowerSGD(rank={self.rank!r}): must be an integer, at least 1")
+        _check_integer(self, "rank")
 
     def factors(self, shape: Sequence[int]) -> tuple[int, int] | None:
         """Return the rows and columns of the matrix that a tensor is; None: it is sent whole."""
@@ -277,6 +279,13 @@ class PowerSGD(Codec):
         right = sum(one[1] for one in found if one is not None)
         whole = sum(math.prod(shape) for shape, one in zip(shapes, found) if one is None)
         return self.rank * left, self.rank * right + whole
+
+
+def _check_integer(codec: Codec, name: str) -> None:
+    """Raise UsageError unless an attribute of a codec is an integer, at least 1."""
+    value = getattr(codec, name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{type(codec).__name__}({name}={value!r}): must be an integer, at least 1")
 
 
 CODECS: dict[str, type[Codec]] = {

@@ -55,7 +55,7 @@ class SordinoBackend(Operations, Backend):  # type: ignore[misc]
                 "or use new_group"
             )
         try:
-            context = world_at(store, members.index(rank), len(members), None)
+            context, store = world_at(store, members.index(rank), len(members), None)
         except SordinoError as error:
             raise torch_error(error) from error
         return SordinoBackend(Place(context, store, owns=True))

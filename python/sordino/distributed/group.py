@@ -167,7 +167,7 @@ class SordinoProcessGroup(Operations, dist.ProcessGroup):  # type: ignore[misc]
         name = group_name or "split " + "-".join(map(str, members))
         store = dist.PrefixStore(f"sordino/group {name} of {members}", self._place.store)
         try:
-            context = world_at(store, members.index(rank), len(members), timeout)
+            context, store = world_at(store, members.index(rank), len(members), timeout)
         except SordinoError as error:
             raise torch_error(error) from error
         return self._made(Place(context, store, owns=True, name=name), timeout, group_desc)

@@ -141,7 +141,8 @@ class Encoded(BucketAverage):
         if found is None:
             raise UsageError("Encoded(codec=None): without a codec, use Compressed()")
         self.codec, self.group = found, group
-        self._means: dict[int, tuple[list[torch.Tensor], TensorMean]] = {}  # by the number of the bucket
+        # The parameters of each bucket and their mean, by the parameters' ids: several models may use this object.
+        self._means: dict[tuple[int, ...], tuple[list[torch.Tensor], TensorMean]] = {}
 
     def start(self, bucket: GradBucket) -> Future[torch.Tensor]:
         gradients: torch.Tensor = bucket.buffer()
@@ -158,13 +159,15 @@ class Encoded(BucketAverage):
         return done
 
     def _mean_of(self, bucket: GradBucket) -> TensorMean:
-        number, parameters = bucket.index(), bucket.parameters()
-        former, mean = self._means.get(number, ((), None))
-        if mean is None or list(map(id, former)) != list(map(id, parameters)):
-            name = f"bucket {number} of DistributedDataParallel"
+        parameters = bucket.parameters()
+        key = tuple(map(id, parameters))
+        if key not in self._means:
+            # DDP divides a model anew after its first step. The former buckets with these parameters are gone then.
+            self._means = {former: found for former, found in self._means.items() if not set(former) & set(key)}
+            name = f"bucket {bucket.index()} of DistributedDataParallel"
             mean = mean_of(self.codec, bucket.gradients(), name, _GroupTransfers(self.group))
-            self._means[number] = parameters, mean
-        return mean
+            self._means[key] = parameters, mean
+        return self._means[key][1]
 
 
 class _GroupTransfers:

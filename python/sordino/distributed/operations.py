@@ -24,7 +24,7 @@ from sordino.distributed.place import Place
 from sordino.distributed.shared_memory import MemoryPool, SharedStorages
 from sordino.distributed.submissions import Parts
 from sordino.distributed.untraced import untraced
-from sordino.distributed.work import SordinoWork, torch_error
+from sordino.distributed.work import Completer, SordinoWork, torch_error
 from sordino.errors import SordinoError
 from sordino.rendezvous.find_start import forget
 from sordino.runtime.context import current_or_none
@@ -38,11 +38,11 @@ Tensors = Sequence[torch.Tensor]
 Result = tuple[Parts, Tensors]
 
 
-def _operation(options: Any = None) -> Callable[[Callable[..., Result]], Callable[..., SordinoWork]]:
+def _operation(options: Any) -> Callable[[Callable[..., Result]], Callable[..., SordinoWork]]:
     """Return a decorator for a method as torch calls it: it returns a `Work`, and raises torch's errors.
 
     Args:
-        options: type of the last argument, which the caller may leave out; None: all arguments are required.
+        options: type of the last argument, which the caller may leave out.
     """
 
     def decorate(method: Callable[..., Result]) -> Callable[..., SordinoWork]:
@@ -52,13 +52,13 @@ def _operation(options: Any = None) -> Callable[[Callable[..., Result]], Callabl
         @wraps(method)
         def call(self: Operations, *arguments: Any, **named: Any) -> SordinoWork:
             given = (*arguments, *named.values())  # torch names only the last one, `opts`
-            if len(given) < count and options is not None:
+            if len(given) < count:
                 given = (*given, options())
             try:
                 parts, results = method(self, *given)
             except SordinoError as error:
                 raise torch_error(error) from error
-            return SordinoWork(parts, results)
+            return SordinoWork(parts, results, completer=self._completer)
 
         return call
 
@@ -77,6 +77,7 @@ class Operations:
         self._place = place
         self._do = Collectives(place.context, place.process_set)
         self.memory = MemoryPool(place.context)
+        self._completer = Completer()
         self._monitored = 0  # number of monitored barriers
 
     # ---- the group -------------------------------------------------------------------------------------------------
@@ -264,7 +265,8 @@ class Operations:
         waits, limit = _waits(options), options.timeout
         limit = limit if limit > timedelta(0) else None
         try:
-            work = SordinoWork(self._do.barrier(waits and limit is None), timeout=limit)
+            parts = self._do.barrier(waits and limit is None)
+            work = SordinoWork(parts, timeout=limit, completer=self._completer)
         except SordinoError as error:
             raise torch_error(error) from error
         if waits:
@@ -273,9 +275,12 @@ class Operations:
 
     # ---- between two ranks -----------------------------------------------------------------------------------------
 
-    @_operation()
-    def send(self, tensors: Tensors, to: int, tag: int) -> Result:
-        return self._do.send(tensors[0], to, tag), tensors
+    @untraced
+    def send(self, tensors: Tensors, to: int, tag: int) -> SordinoWork:
+        try:
+            return SordinoWork(self._do.send(tensors[0], to, tag), tensors)
+        except SordinoError as error:
+            raise torch_error(error) from error
 
     @untraced
     def recv(self, tensors: Tensors, source: int | None, tag: int) -> SordinoWork:

@@ -12,12 +12,13 @@ from typing import Any
 import torch.distributed
 from torch.distributed.constants import default_pg_timeout
 
-from sordino.errors import UsageError
+from sordino.errors import SordinoError, UsageError
 from sordino.rendezvous.find_start import find_start
 from sordino.rendezvous.starts import Start
 from sordino.runtime.context import Context, current, current_or_none
 from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.torch import lifecycle
+from sordino.torch.start import survives_losses
 
 dist: Any = torch.distributed  # its annotations lack much of what a backend uses
 
@@ -54,7 +55,7 @@ def find_place(store: Any, rank: int, size: int, timeout: timedelta) -> Place:
         timeout: time limit for the ranks to meet, if it `is_chosen`.
 
     Raises:
-        UsageError: `sordino.torch.init()` has given this process another rank.
+        UsageError: `sordino.torch.init()` has given this process another rank, or the ranks continue after losses.
         Timeout: not all ranks have come in time; the error names them.
     """
     global _life
@@ -62,8 +63,15 @@ def find_place(store: Any, rank: int, size: int, timeout: timedelta) -> Place:
         _life = store.add(f"sordino/lives/{rank}", 1)
     store = dist.PrefixStore(f"sordino/{_life}", store)
     if dist.is_initialized():
-        return Place(world_at(store, rank, size, timeout), store, owns=True)
+        context, store = world_at(store, rank, size, timeout)
+        return Place(context, store, owns=True)
     context = current_or_none()
+    if survives_losses(None, None) if context is None else context.survives_losses:
+        raise UsageError(
+            "init_process_group: a group of torch.distributed keeps its ranks, so it cannot be used with "
+            "on_peer_lost='continue', with which their numbers change after a loss; use on_peer_lost='raise', or "
+            "DistributedOptimizer without torch.distributed"
+        )
     if context is None:
         _start_at(store, rank, size, timeout)  # init() finds it again
         lifecycle.init(store=store, rank=rank, world_size=size)
@@ -81,9 +89,19 @@ def is_chosen(timeout: timedelta | None) -> bool:
     return timeout is not None and timeout != default_pg_timeout
 
 
-def world_at(store: Any, rank: int, size: int, timeout: timedelta | None) -> Context:
-    """Return a world of its own for some ranks, which meet at this store within the time limit. Collective."""
-    return Context(_start_at(store, rank, size, timeout).world(None, False))
+def world_at(store: Any, rank: int, size: int, timeout: timedelta | None) -> tuple[Context, Any]:
+    """Return a world of its own for some ranks, which meet at this store within the time limit, and its part of the
+    store. Collective.
+
+    A group may have been made and destroyed before at the same store, where its keys stay. So each life has its own.
+    """
+    life = f"lives/{rank}"
+    part = dist.PrefixStore(str(store.add(life, 1)), store)
+    try:
+        return Context(_start_at(part, rank, size, timeout).world(None, False)), part
+    except SordinoError:
+        store.add(life, -1)  # the ranks may try again
+        raise
 
 
 def _start_at(store: Any, rank: int, size: int, timeout: timedelta | None) -> Start:

@@ -76,8 +76,8 @@ class Submissions:
         given = output.detach()
         whole = given.view(shape) if given.is_contiguous() else given.new_empty(shape)
         place = movable(whole)
-        # The core tells the rows of an operation that it returns a handle of. Equal ones need no look at a repetition:
-        # its input determines how many rows there are, and the first one was looked at.
+        # The core tells the rows of an operation that it returns a handle of. If the caller waits, that is one whose
+        # ranks have sent different numbers of rows.
         blocks = waits and (rows is None or rows.are_equal)
         begun = self._context.repeat(code, blocks, plain, place, None, self._set.process_set_id, *options)
         if begun is None:

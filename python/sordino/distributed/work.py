@@ -3,8 +3,9 @@
 It holds the parts of an operation that are still under way (`Part`), and waits for them in order. Operations that are
 over when the call returns have none.
 
-DDP waits for a `Future` in C++, so a thread must complete it. One thread of the process does that, in order, for all
-operations whose future was requested.
+DDP waits for a `Future` in C++, so a thread must complete it. The collectives of a group end in order, so one thread
+per group does that for all whose future was requested. A message ends when its peer comes, so its future has a thread
+of its own, and delays no others.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from sordino.errors import SordinoError, UsageError
 dist: Any = torch.distributed  # its annotations lack much of what a backend uses
 
 _LOOK_S = 20e-6  # between looks at an operation that has a deadline of its own
+_IDLE_S = 1.0  # until a thread without futures ends
 
 
 class Part:
@@ -97,6 +99,7 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
         results: tensors that hold the result once they are over.
         source: returns the rank that has sent the message, for a receive from any rank.
         timeout: time limit of the operation, from now on; None: that of its group.
+        completer: the thread of its group that completes futures; None: its future has a thread of its own.
     """
 
     def __init__(
@@ -105,8 +108,10 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
         results: Sequence[torch.Tensor] = (),
         source: Callable[[], int] | None = None,
         timeout: timedelta | None = None,
+        completer: Completer | None = None,
     ) -> None:
         super().__init__()
+        self._completer = completer
         self._parts = list(parts)
         self._results = list(results)
         self._source = source
@@ -203,15 +208,17 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
             self._future = began.then(lambda _: self.result())
             if self.is_completed():
                 began.set_result(None)
-            elif _completer.runs_here():
-                _completer.complete(self, began)  # a callback may wait for this future, which would block the thread
+            elif self._completer is None:
+                Completer().add(self, began)
+            elif self._completer.runs_here():
+                self._completer.complete(self, began)  # a callback may wait for this future, and so block the thread
             else:
-                _completer.add(self, began)
+                self._completer.add(self, began)
         return self._future
 
 
-class _Completer:
-    """The thread that completes futures. It starts with the first one."""
+class Completer:
+    """A thread that completes futures. It starts with the first one, and ends some time after the last one."""
 
     def __init__(self) -> None:
         self._works: queue.SimpleQueue[tuple[SordinoWork, Future[Any]]] = queue.SimpleQueue()
@@ -220,10 +227,10 @@ class _Completer:
 
     def add(self, work: SordinoWork, began: Future[Any]) -> None:
         with self._lock:
+            self._works.put((work, began))
             if self._thread is None or not self._thread.is_alive():  # none in a forked child
                 self._thread = threading.Thread(target=self._run, name="sordino-futures", daemon=True)
                 self._thread.start()
-        self._works.put((work, began))
 
     def runs_here(self) -> bool:
         """Return whether the caller is a callback, in the thread that completes futures."""
@@ -236,7 +243,14 @@ class _Completer:
 
     def _run(self) -> None:
         while True:
-            work, began = self._works.get()
+            try:
+                work, began = self._works.get(timeout=_IDLE_S)
+            except queue.Empty:
+                with self._lock:
+                    if self._works.empty():
+                        self._thread = None
+                        return
+                continue
             self.complete(work, began)
             del work, began  # and the tensors, while the thread waits for the next one
 
@@ -246,6 +260,3 @@ class _Completer:
             work.wait()
         except Exception:
             return  # the future's callback raises it again
-
-
-_completer = _Completer()

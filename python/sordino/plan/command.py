@@ -21,7 +21,7 @@ from sordino.plan.links import measure, nodes_of_ranks
 from sordino.plan.predictions import Job, Prediction, Shapes, as_rows, predict, recommend, trial
 from sordino.plan.report import REPORTS
 from sordino.plan.workers import Task, Workers, find_workers
-from sordino.record.writing import Lines, job_file, jsonable
+from sordino.record.writing import Lines, job_file, jsonable, removed_after_error
 from sordino.report import Results, machines, records
 from sordino.timing import Participants, Watch
 
@@ -50,13 +50,27 @@ def main(options: argparse.Namespace, count: int | None) -> int:
     if hvd.size() == 1:
         raise UsageError("a single rank does not communicate; start more, as in: sordino plan -np 4")
     log = records.log if hvd.rank() == 0 else _silent
-    record = None if options.record is None else _record(options)
     task, problem = _agreed(lambda: _task(options))
     if problem is not None:
         if options.task is not None or options.data is not None or not isinstance(problem, NotBuilt):
             raise problem
         log(f"local models are not tried: {problem}")
-    job = Job(_shapes(options, count, task), options.compute_ms / 1e3, options.samples, options.batch)
+    shapes = _shapes(options, count, task)
+    record = None if options.record is None else _record(options)
+    with removed_after_error([] if record is None else [record]):
+        results = _measured(options, shapes, task, log)
+    if hvd.rank() == 0:
+        if record is not None:
+            record.write("result", time=time.time(), found=jsonable(results))
+            record.close()
+        _tell(options, results)
+    hvd.shutdown()
+    return 0
+
+
+def _measured(options: argparse.Namespace, shapes: Shapes, task: Task | None, log: Callable[[str], None]) -> Results:
+    """Measure, predict and try. Collective."""
+    job = Job(shapes, options.compute_ms / 1e3, options.samples, options.batch)
     mpi = build_info()["mpi"]
     machine = machines.machine(mpi["library"] if mpi else None)
     watch = Watch(Participants(hvd.rank(), hvd.size(), None, one_node=hvd.cross_size() == 1))
@@ -76,14 +90,7 @@ def main(options: argparse.Namespace, count: int | None) -> int:
         workers = find_workers(task, counts, options.interval, rule=options.rule, budget=share)
     machine["others"] = watch.others()
     results = _results(options, job, nodes, rates, predictions, workers)
-    results |= {"machine": machine, "samples_of_rates": samples}
-    if hvd.rank() == 0:
-        if record is not None:
-            record.write("result", time=time.time(), found=jsonable(results))
-            record.close()
-        _tell(options, results)
-    hvd.shutdown()
-    return 0
+    return results | {"machine": machine, "samples_of_rates": samples}
 
 
 def assume(options: argparse.Namespace, count: int | None) -> int:

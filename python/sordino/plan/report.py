@@ -118,7 +118,7 @@ def reliability(rows: Sequence[Mapping[str, Any]]) -> str:
 def _workers(found: Results) -> list[str]:
     rows, before = [], None
     for count, distance in found["distances"].items():
-        grew = "–" if before is None or distance is None else f"{distance / before[1]:.2f} times"
+        grew = "–" if before is None or distance is None or not before[1] else f"{distance / before[1]:.2f} times"
         even = "–" if before is None else f"{int(count) / before[0]:g} times"
         rows.append([count, "diverged" if distance is None else f"{distance:.3g}", grew, even])
         before = (int(count), distance)

@@ -6,7 +6,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,22 @@ class Lines:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+@contextmanager
+def removed_after_error(files: Sequence[Lines]) -> Iterator[None]:
+    """Remove these new files if the block raises, so that their folders can be used again.
+
+    Args:
+        files: the files. Those that the block appends count, too.
+    """
+    try:
+        yield
+    except BaseException:
+        for file in files:
+            file.close()
+            file.path.unlink(missing_ok=True)
+        raise
 
 
 def job_file(folder: str | os.PathLike[str], what: str, **values: Any) -> Lines:

@@ -56,6 +56,10 @@ class PendingOperations:
         """Remove and return the operation with this ticket; None if another thread has removed it."""
         return self._operations.pop(ticket, None)
 
+    def put_back(self, ticket: int, operation: Pending) -> None:
+        """Add an operation again whose wait was interrupted, so that its handle stays valid. Its name stays free."""
+        self._operations[ticket] = operation
+
     def free_name(self, ticket: int, name: tuple[int, str]) -> None:
         """Release the name of an operation that has ended, unless another operation has it already."""
         if self.taken.get(name) == ticket:

@@ -83,5 +83,15 @@ def _check_events(job: Job) -> None:
             f"--sharing fair: the limit is {_MOST_SHARING} workers, not {job.workers}: the rates of all transfers are "
             "computed again whenever a transfer begins or ends"
         )
+    _check_kills(job)
     if job.load:
         raise UsageError(f"--load-ms {1e3 * job.load:g}: needs an algorithm whose workers step together; omit it")
+
+
+def _check_kills(job: Job) -> None:
+    """Check the deaths of workers that do not wait for each other."""
+    if len(job.kills) == job.workers:
+        raise UsageError("--kill: kills all workers; at least one must stay, to train and to be evaluated")
+    for worker, seconds in job.kills:
+        if job.seconds is not None and seconds > job.seconds:
+            raise UsageError(f"--kill {worker}@{seconds:g}: has no effect, because the run ends at {job.seconds:g} s")

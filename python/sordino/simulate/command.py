@@ -9,7 +9,7 @@ import queue
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from sordino import checkpoint
 from sordino.algorithms.base import load
 from sordino.pool import SPAWN, pool
 from sordino.progress import bar
+from sordino.record.writing import jsonable
 from sordino.simulate import pictures, report
 from sordino.simulate.checks import check
 from sordino.simulate.choices import Run, plan_of
@@ -46,13 +47,14 @@ def main(options: argparse.Namespace) -> int:
     if not options.quiet:
         print(report.setting(plan), flush=True)
     records = None if options.record is None else Records(options.record, plan.runs, report.setting(plan))
-    outcomes = _run_all(plan.runs, options.processes, options.quiet)
+    with nullcontext() if records is None else records.removed_after_error():
+        outcomes = _run_all(plan.runs, options.processes, options.quiet)
     results = report.results(plan, outcomes)
     results["wall_seconds"] = time.monotonic() - begin
     print(report.text(plan, results), flush=True)
     if options.json is not None:
         with checkpoint.atomic_file(options.json) as file:
-            file.write(json.dumps(results, indent=1).encode() + b"\n")
+            file.write(json.dumps(jsonable(results), indent=1).encode() + b"\n")
     if records is not None:
         records.write(plan.runs, outcomes)
     first = {run.mode: outcome for run, outcome in reversed(list(zip(plan.runs, outcomes, strict=True)))}

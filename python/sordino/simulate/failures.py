@@ -107,7 +107,7 @@ def _share(job: Job, messages: StepMessages, pause: float, failed: int) -> float
     partners = _partners(phases, failed, job.workers)
     if not job.algorithm.traits.synchronous:  # no worker waits for the steps of another
         return float(partners.mean())
-    lines = [Timeline(job, Record(job.workers), messages.delay, messages.behind_loading) for _ in range(2)]
+    lines = [Timeline(job, Record(job.workers), messages.delay) for _ in range(2)]
     lines[1].clock[partners] += pause
     share, steady = 0.0, 0
     for block in range(2 * math.ceil(math.log2(job.workers)) + messages.delay + _STEADY):

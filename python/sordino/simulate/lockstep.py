@@ -63,7 +63,7 @@ class _Course:
     ) -> None:
         self.steps = 0
         self.record = Record(job.workers, job.spans_until)
-        self._timeline = Timeline(job, self.record, traffic.delay, traffic.behind_loading)
+        self._timeline = Timeline(job, self.record, traffic.delay)
         self._job, self._progress, self._traffic, self._evaluate = job, progress, traffic, evaluate
         self._done = 0.0  # fraction of the run
         self._evaluated = -1  # number of steps at the last point of the curve

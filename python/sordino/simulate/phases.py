@@ -27,6 +27,7 @@ class Sends:
         bytes: bytes of each message.
         models: whether the receivers average parameters, which may be old, and not gradients.
         overlap: number of steps after which workers wait for the messages; 0: in the step itself.
+        loading: whether workers load their next batch before they wait.
     """
 
     sources: Integers
@@ -34,6 +35,7 @@ class Sends:
     bytes: float | Floats
     models: bool = False
     overlap: int = 0
+    loading: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +48,7 @@ class Rounds:
         rounds: number of equal rounds.
         members: workers of each set, [sets, members]. All wait for the slowest message; some may send nothing.
         overlap: number of steps after which workers wait for the last round; 0: in the step itself.
+        loading: whether workers load their next batch before they wait.
     """
 
     sources: Integers
@@ -54,6 +57,7 @@ class Rounds:
     rounds: int
     members: Integers
     overlap: int = 0
+    loading: bool = False
 
 
 Phase = Sends | Rounds

@@ -6,13 +6,15 @@ file has the learning curve, which is of all workers. A line sums up the steps b
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sordino.record.writing import Lines, job_file, jsonable, rank_file
+from sordino.record.writing import Lines, job_file, jsonable, rank_file, removed_after_error
 from sordino.simulate.choices import Run
 from sordino.simulate.job import Outcome
 from sordino.simulate.record import BY_PAIRS, Record, Span, Sums
@@ -35,13 +37,16 @@ class Records:
     def __init__(self, folder: Path, runs: Sequence[Run], setting: str) -> None:
         names = [re.sub(r"[^\w.-]+", "-", f"{run.mode}-seed-{run.job.seed}") for run in runs]
         self._folders = [folder / name if len(runs) > 1 else folder for name in names]
-        self._jobs = [
-            job_file(
-                place, "simulation", clock="virtual", algorithm=run.job.algorithm.written(),
-                setting={"Mode": run.mode, "Workers": run.job.workers, "Setting": setting, "Seed": run.job.seed},
-            )
-            for place, run in zip(self._folders, runs)
-        ]  # fmt: skip
+        self._jobs: list[Lines] = []
+        with self.removed_after_error():
+            for place, run in zip(self._folders, runs, strict=True):
+                said = {"Mode": run.mode, "Workers": run.job.workers, "Setting": setting, "Seed": run.job.seed}
+                algorithm = run.job.algorithm.written()
+                self._jobs.append(job_file(place, "simulation", clock="virtual", algorithm=algorithm, setting=said))
+
+    def removed_after_error(self) -> AbstractContextManager[None]:
+        """Return a context that removes the records if its block raises."""
+        return removed_after_error(self._jobs)
 
     def write(self, runs: Sequence[Run], outcomes: Sequence[Outcome]) -> None:
         """Write the results."""
@@ -54,7 +59,7 @@ class Records:
 
 
 def _write_worker(folder: Path, worker: int, run: Run, outcome: Outcome) -> None:
-    record, dead = outcome.record, dict(run.job.kills).get(worker)
+    record, dead = outcome.record, dict(run.job.kills).get(worker, math.inf)
     file = rank_file(folder, worker, size=run.job.workers, start=0, time=0.0)
     if worker == 0:
         for point in record.curve:
@@ -66,7 +71,7 @@ def _write_worker(folder: Path, worker: int, run: Run, outcome: Outcome) -> None
     spans = list(_spans(record, worker))
     if spans:
         file.write("spans", step=steps, spans=spans)
-    if dead is not None:
+    if dead <= outcome.seconds:
         file.write("fault", step=steps, time=dead, text=f"It died at virtual second {dead:g}.")
     else:
         file.write("end", step=steps, time=outcome.seconds)

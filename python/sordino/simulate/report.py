@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -67,6 +68,7 @@ def source(job: Job) -> dict[str, float]:
 def results(plan: Plan, outcomes: Sequence[Outcome]) -> Results:
     """Return all results."""
     job = plan.runs[0].job
+    gbps = job.links.gbps.tolist() if job.workers <= _BY_WORKER else sorted(set(job.links.gbps.tolist()))
     runs = [
         {
             "mode": run.mode,
@@ -87,7 +89,7 @@ def results(plan: Plan, outcomes: Sequence[Outcome]) -> Results:
             "data": job.data,
             "seconds": job.seconds,
             "steps": job.steps,
-            "gbps": job.links.gbps.tolist() if job.workers <= _BY_WORKER else sorted(set(job.links.gbps.tolist())),
+            "gbps": [rate if math.isfinite(rate) else "inf" for rate in gbps],
             "latency": job.links.latency,
             "message_bytes": job.message_bytes,
             "message_from": plan.message,
@@ -191,7 +193,7 @@ def _gains(by_mode: Mapping[str, list[Results]], what: str) -> str:
     parts = []
     for mode in others:
         gains = [a[f"best_{what}"] - b[f"best_{what}"] for a, b in zip(by_mode[mode], by_mode[first], strict=True)]
-        mean, error = statistics.mean(gains), statistics.stdev(gains) / len(gains) ** 0.5
+        mean, error = statistics.mean(gains), _deviation(gains) / len(gains) ** 0.5
         scale, unit = (100, " points") if what == "accuracy" else (1, "")
         parts.append(f"{mode} {scale * mean:+.3g} +- {scale * error:.2g}{unit}")
     return f"best {what} against {first}, mean and standard error over the seeds: {'; '.join(parts)}."
@@ -207,8 +209,13 @@ def _spread(runs: Sequence[Results], key: str) -> str:
     mean = f"{statistics.mean(values):.2%}" if percent else f"{statistics.mean(values):.4g}"
     if len(values) == 1:
         return mean
-    spread = statistics.stdev(values)
+    spread = _deviation(values)
     return f"{mean} +- {100 * spread:.2f}" if percent else f"{mean} +- {spread:.2g}"
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation; nan if a value is not finite, as after a run that has diverged."""
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def _percent(value: float | None) -> str:

@@ -9,12 +9,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from sordino.simulate.job import Job
 from sordino.simulate.phases import Floats, Integers, Phase, Rounds, Sends
 from sordino.simulate.record import Record
+
+
+class _Copies(NamedTuple):
+    """Copies of parameters on their way: the receiver of each, and the time of copying."""
+
+    targets: Integers
+    copied: Floats
+
+
+class _Awaited(NamedTuple):
+    """Phases that have begun: the time at which each worker has their result, and the models in it."""
+
+    arrived: Floats
+    copies: list[_Copies]
 
 
 class Timeline:
@@ -25,17 +40,17 @@ class Timeline:
         record: the record of the workers.
 
     Args:
-        delay, behind_loading: see `sordino.simulate.traffic.StepMessages`.
+        delay: see `sordino.simulate.traffic.StepMessages`.
     """
 
-    def __init__(self, job: Job, record: Record, delay: int = 0, behind_loading: bool = False) -> None:
+    def __init__(self, job: Job, record: Record, delay: int = 0) -> None:
         self.clock = np.zeros(job.workers)
         self.record = record
-        self._job, self._delay, self._behind_loading = job, delay, behind_loading
+        self._job, self._delay = job, delay
         self._out, self._into = np.zeros(job.workers), np.zeros(job.workers)  # times at which links become free
-        self._under_way: deque[Floats] = deque()  # times at which exchanges that workers await later end
+        self._under_way: deque[_Awaited] = deque()  # exchanges that workers await after `delay` further ones
         self._steps = 0  # steps so far
-        self._overlapping: deque[tuple[int, Floats]] = deque()  # the step that awaits some phases, and their end
+        self._overlapping: deque[tuple[int, _Awaited]] = deque()  # with the step that awaits them
 
     def step(self, phases: Sequence[Phase]) -> None:
         """Let all workers compute, take part in the phases, and load their next batches."""
@@ -44,30 +59,48 @@ class Timeline:
         ready = done
         delayed = self._delay > 0 and len(phases) > 0
         if delayed and len(self._under_way) == self._delay:
-            ready = np.maximum(ready, self._under_way.popleft())
+            ready = self._await(self._under_way.popleft(), ready)
         while self._overlapping and self._overlapping[0][0] <= self._steps:
-            ready = np.maximum(ready, self._overlapping.popleft()[1])
-        arrived = self._communicate([phase for phase in phases if phase.overlap == 0], ready)
+            ready = self._await(self._overlapping.popleft()[1], ready)
+        at_once = self._communicate([one for one in phases if one.overlap == 0 and not one.loading], ready)
         overlapping = [phase for phase in phases if phase.overlap > 0]
         if overlapping:
-            end = self._communicate(overlapping, arrived)
+            end = self._communicate(overlapping, at_once.arrived)
             self._overlapping.append((self._steps + overlapping[0].overlap, end))
         self._steps += 1
         if delayed:
-            self._under_way.append(arrived)
+            self._under_way.append(at_once)
         else:
-            ready = arrived
-        busy = done + self._job.load if self._behind_loading else done
-        ready = np.maximum(ready, busy)
-        self._waited(busy, ready)
-        self.clock = ready if self._behind_loading else ready + self._job.load
+            ready = self._await(at_once, ready)
+        self._waited(done, ready)
+        behind_loading = self._communicate([phase for phase in phases if phase.loading], ready)
+        loaded = ready + self._job.load
+        self.clock = self._await(behind_loading, loaded)
+        self._waited(loaded, self.clock)
 
     # ---- phases ------------------------------------------------------------------------------------------------
 
-    def _communicate(self, phases: Sequence[Phase], ready: Floats) -> Floats:
-        """Return the time at which each worker has taken part in these phases, one after the other."""
+    def _communicate(self, phases: Sequence[Phase], ready: Floats) -> _Awaited:
+        """Let all workers take part in these phases, one after the other."""
+        copies: list[_Copies] = []
         for phase in phases:
-            ready = self._send(phase, ready) if isinstance(phase, Sends) else self._go_round(phase, ready)
+            if isinstance(phase, Sends):
+                if phase.models:
+                    copies.append(_Copies(phase.targets, ready[phase.sources]))
+                ready = self._send(phase, ready)
+            else:
+                ready = self._go_round(phase, ready)
+        return _Awaited(ready, copies)
+
+    def _await(self, awaited: _Awaited, ready: Floats) -> Floats:
+        """Return the time at which each worker, ready at these times, has the result and uses it."""
+        ready = np.maximum(ready, awaited.arrived)
+        record, workers = self.record, self._job.workers
+        for targets, copied in awaited.copies:
+            ages = ready[targets] - copied
+            record.pulls += np.bincount(targets, minlength=workers)
+            record.ages += np.bincount(targets, weights=ages, minlength=workers)
+            record.oldest = max(record.oldest, float(ages.max(initial=0.0)))
         return ready
 
     def _send(self, phase: Sends, ready: Floats) -> Floats:
@@ -84,13 +117,7 @@ class Timeline:
             self._into[targets[occupies]] = end[occupies]
             arrived[targets] = np.maximum(arrived[targets], end)
             ends[chosen] = end
-        workers = self._job.workers
         record.sent_all(phase.sources, phase.targets, np.broadcast_to(phase.bytes, len(seconds)))
-        if phase.models:
-            ages = arrived[phase.targets] - ready[phase.sources]
-            record.pulls += np.bincount(phase.targets, minlength=workers)
-            record.ages += np.bincount(phase.targets, weights=ages, minlength=workers)
-            record.oldest = max(record.oldest, float(ages.max(initial=0.0)))
         if self._kept(ends - seconds):
             spans = zip(phase.targets.tolist(), phase.sources.tolist(), (ends - seconds).tolist(), ends.tolist())
             for target, source, since, until in spans:

@@ -103,7 +103,6 @@ class StepMessages:
 
     Attributes:
         delay: number of exchanges after which a worker waits for an exchange that it has started.
-        behind_loading: whether workers wait for messages after a step only once the next batch is loaded.
         period: steps in which every phase runs at least once.
         settled: first step in which every phase that begins later has begun.
         rows: rows of exchanges that differ from round to round.
@@ -116,7 +115,6 @@ class StepMessages:
         traffic = algorithm.traffic(model, range(workers)) if workers > 1 else None
         self._phases = [] if traffic is None else list(traffic.phases)
         self.delay = 0 if traffic is None else traffic.delay
-        self.behind_loading = any(phase.loading for phase in self._phases)
         self.period = max((phase.every for phase in self._phases), default=1)
         self.settled = max((phase.since for phase in self._phases), default=0)
         self.rows = SharedRows()
@@ -141,7 +139,9 @@ class StepMessages:
                 if number not in self._messages:
                     self._messages[number] = _messages(phase.at(round), SharedRows())
                 messages = self._messages[number]
-            found += [replace(one, overlap=phase.overlap) for one in messages] if phase.overlap else messages
+            if phase.overlap or phase.loading:
+                messages = [replace(one, overlap=phase.overlap, loading=phase.loading) for one in messages]
+            found += messages
         return found
 
 
@@ -170,14 +170,27 @@ def _exchange(number: int, exchange: Exchange, rows: SharedRows) -> list[Phase]:
 
 
 def _mixed(number: int, exchange: Exchange, rows: SharedRows) -> Sends:
-    """Return sends: each worker's first source of the first segment, then the second one, and so on."""
+    """Return sends: each worker's first source of the first segment, then the second one, and so on.
+
+    If messages are separate, all segments that a worker sends to another one are one message.
+    """
     targets, sources, sizes = [], [], []
     for segment, size in enumerate(exchange.segments):
         for to, source in rows.of(number, exchange.topology, exchange.round, segment).slots():
             targets.append(exchange.sets[:, to].ravel())
             sources.append(exchange.sets[:, source].ravel())
             sizes.append(np.full(len(targets[-1]), size))
-    return _sends(sources, targets, sizes, exchange.models)
+    sends = _sends(sources, targets, sizes, exchange.models)
+    return _by_pairs(sends) if exchange.separate else sends
+
+
+def _by_pairs(sends: Sends) -> Sends:
+    """Return these sends with one message for each pair of sender and receiver, in the order of their first ones."""
+    workers = int(sends.targets.max(initial=0)) + 1
+    _, first, numbers = np.unique(sends.sources * workers + sends.targets, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    sizes = np.bincount(numbers.ravel(), weights=np.broadcast_to(sends.bytes, numbers.shape))[order]
+    return replace(sends, sources=sends.sources[first[order]], targets=sends.targets[first[order]], bytes=sizes)
 
 
 def _served(exchange: Exchange) -> Sends:

@@ -54,12 +54,18 @@ def makes_state() -> bool:
 def with_key(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the parameter groups in the form that the caller needs.
 
-    A caller that reads a flattened state with an algorithm's own state finds its key in the first group.
+    A caller that reads a flattened state with an algorithm's own state finds its key in a group.
     """
     frame = _call_by("_unflatten_optim_state_dict")
     if frame is None or not any(key.endswith(f".{KEY}") for key in frame.f_locals.get("state_dict", ())):
         return groups
-    return [{**groups[0], KEY: b""}, *groups[1:]]
+    return _with(b"", groups)
+
+
+def _with(data: bytes, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return these groups with `data` in one of them: the first that has parameters, as torch drops all others."""
+    place = next((number for number, group in enumerate(groups) if group["params"]), 0)
+    return [*groups[:place], {**groups[place], KEY: data}, *groups[place + 1 :]]
 
 
 class _SavedNames:
@@ -108,7 +114,7 @@ def pack(state: dict[str, Any]) -> dict[str, Any]:
             f"flatten_optimizer_state_dict=True would write the state of {state[KEY]['algorithm']}, "
             f"{len(data) / 1e6:.1f} MB, once for each parameter. Use flatten_optimizer_state_dict=False"
         )
-    return {**state, "param_groups": [{**groups[0], KEY: data}, *groups[1:]]}
+    return {**state, "param_groups": _with(data, groups)}
 
 
 def unpack(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:

@@ -22,6 +22,7 @@ import torch
 from sordino.algorithms.strategy import Strategy, only_a_part
 from sordino.errors import ConfigurationMismatch, LayoutMismatch, StepOrderError, UsageError
 from sordino.runtime.collectives.objects import broadcast_object
+from sordino.runtime.exchange.saved_residuals import renumbered
 from sordino.runtime.gradients.options import Options
 from sordino.torch.arguments import name_parameters, parameters_of
 from sordino.torch.claims import Claim
@@ -155,7 +156,7 @@ class Wrapping:
         """Continue from a strategy that was detached, with a new one."""
         self.strategy = self._make_strategy(compare)
         self.strategy.take_over(old)
-        self.strategy.load_residuals(old.residuals() or {})
+        self.strategy.load_residuals(renumbered(old.residuals() or {}, self.strategy.context.rank))
 
     def _name_new_parameters(self) -> None:
         self.names = {**name_parameters(self.optimizer, None), **self.names}

@@ -189,6 +189,8 @@ def test_fusion_targets() -> None:
 
     two = {"ranks": 2, "modes": {"True": mode(sordino=0.01, horovod=0.09, gloo=0.03), "False": mode(sordino=-1.0)}}
     assert [one["met"] for one in fusion.targets(two)] == [True, True, False, True, None, None]
+    failed = {"ranks": 2, "modes": {"True": mode(sordino=0.01, backend=0.012)}}  # Gloo was found, and failed
+    assert [one["met"] for one in fusion.targets(failed)][-2:] == [None, True]
     one = {"ranks": 1, "modes": {"True": mode(sordino=0.001)}, "backward": {"median": 0.1}}
     assert [(target["value"], target["met"]) for target in fusion.targets(one)] == [(1.0, True)]
 
@@ -203,6 +205,11 @@ def test_kernels_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], results
     assert len({one["kernel"] for one in rows}) == 9
     assert sum(one["kernel"] == "reduce 2->2" for one in rows) == 13
     assert all(one["ratio"] > 0 and one["moved"] >= 2 * 0.9 * 65536 for one in rows)
+
+
+def test_no_kernel_has_that_name() -> None:
+    with pytest.raises(UsageError, match="--only reduse: no kernel has this in its name"):
+        kernels.main(["--quick", "--sizes", "64KiB", "--only", "reduse"])
 
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:

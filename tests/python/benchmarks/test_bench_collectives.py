@@ -133,6 +133,13 @@ def test_contestants_are_chosen_by_name() -> None:
         collectives.main(["--format", "osu"])
 
 
+def test_nothing_to_measure_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotBuilt, match="--contestants mpich: none is installed"):
+        collectives.main(["--quick", "--contestants", "mpich", "--mpich", str(tmp_path)])
+    with pytest.raises(UsageError, match="--operations alltoall --sizes 4: nothing is left to measure"):
+        collectives.main(["--quick", "--operations", "alltoall", "--sizes", "4"])
+
+
 def test_hosts_have_a_rate_in_a_clone_only() -> None:
     assert command_line.parse_mbps("10gbit") == 10_000 and command_line.parse_mbps("2.5Gbit") == 2500
     assert command_line.parse_mbps("100mbit") == 100

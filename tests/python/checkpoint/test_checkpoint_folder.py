@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import sordino.torch as hvd
 from sordino import checkpoint, sim
-from sordino.checkpoint import Folder, Piece, atomic_file
+from sordino.checkpoint import Folder, Piece, atomic_file, folder, pieces
 from sordino.checkpoint.pieces import encoded, joined
 from sordino.errors import SordinoError, UsageError
 
@@ -359,6 +359,23 @@ def test_an_error_of_the_disk_on_one_rank_is_heard_of_on_all(tmp_path: Path, mon
     assert names(tmp_path) == []
 
 
+def test_a_rank_without_memory_is_heard_of_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any other error of one rank stays what it is there."""
+
+    def summary(part: dict[str, Any]) -> Any:
+        if hvd.rank() == 1:
+            raise MemoryError("no room")
+        return pieces.summary(part)
+
+    def save() -> None:
+        with pytest.raises(SordinoError if hvd.rank() == 0 else MemoryError, match="no room"):
+            Folder(tmp_path).save_shards(1, {"x": 1})
+
+    monkeypatch.setattr(folder, "summary", summary)
+    sim.run(2, save)
+    assert names(tmp_path) == []
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_shards_saved_on_some_ranks_are_loaded_on_any(tmp_path: Path, size: int) -> None:
     def save() -> None:
@@ -386,6 +403,10 @@ def test_shards_saved_on_some_ranks_are_loaded_on_any(tmp_path: Path, size: int)
         ([{"loss": 0.5}, {"loss": 0.25}], r"state\['loss'\] differs between shards, so the checkpoint could not"),
         ([checkpoint.share({"x": torch.ones(4)}, 0, size) for size in (2, 2)], r"state\['x'\]: its pieces overlap"),
         ([checkpoint.share({"x": torch.ones(4)}, rank, 3) for rank in (0, 1)], r"state\['x'\]: elements 2 to 3 are"),
+        # As many elements as the whole has, but not each once.
+        ([checkpoint.share({"x": torch.ones(4), "y": torch.ones(4)}, 0, 2)] * 2, r"state\['x'\]: its pieces overlap"),
+        ([{"x": piece(*[1] * count, of=5)} for count in (3, 4)], r"state\['x'\]: its pieces overlap"),
+        ([{"x": {"by_rank": {0: loss}}} for loss in (0.5, 0.25)], r"state\['x'\]\['by_rank'\]\[0\] differs"),
     ],
 )
 def test_parts_that_make_no_whole_replace_no_checkpoint(tmp_path: Path, parts: list[dict[str, Any]], why: str) -> None:

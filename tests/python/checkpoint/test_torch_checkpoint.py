@@ -130,6 +130,23 @@ def test_a_large_state_is_not_written_once_for_each_parameter() -> None:
     sim.run(2, job)
 
 
+def test_the_first_group_may_have_no_parameters() -> None:
+    def job() -> None:
+        def made() -> Pair:
+            model = make_model("small", 3)
+            sgd = torch.optim.SGD([{"params": []}, {"params": list(model.parameters())}], lr=0.1)
+            return model, hvd.DistributedOptimizer(sgd, model.named_parameters(), algorithm=Crossover())
+
+        model, optimizer = made()
+        train(model, optimizer, 2)
+        state = get_optimizer_state_dict(model, optimizer)
+        model, optimizer = made()
+        set_optimizer_state_dict(model, optimizer, state)
+        assert optimizer.state_dict()["sordino"]["steps"] == 2
+
+    sim.run(2, job)
+
+
 @pytest.mark.parametrize("by_torch", [False, True])
 def test_the_state_of_another_algorithm_is_refused(by_torch: bool) -> None:
     def job() -> None:

@@ -143,6 +143,15 @@ def test_wrong_sizes_and_types_are_refused() -> None:
                 over(do.gather([], source, 0, waits))
                 over(do.all_to_all_list([torch.zeros(4 if me == 1 else 5 - one) for one in range(3)], rows, waits))
                 over(do.all_to_all(whole, torch.ones(12), splits, [3, 4, 5], waits))
+        # Ranks that have sent equally many, or the same numbers before, send others.
+        for sizes in ([4, 4, 4], [4, 2, 6]):
+            for waits in (True, True, True, False):
+                over(do.all_gather_list([torch.zeros(count) for count in sizes], torch.ones(sizes[me]), waits))
+            if me == 0:
+                text = "all_gather: rank 1 has sent 2 elements; the output has 4"
+                refuse(text, do.all_gather_list, outputs, torch.ones(4), True)
+            else:
+                over(do.all_gather_list([torch.zeros(count) for count in (4, 2, 6)], torch.ones([4, 2, 6][me]), True))
         ones, total = [torch.ones(1)] * 4, ReduceOp(ReduceOp.SUM)
         refuse("2 outputs; there must be one for each of 3", do.all_gather_list, outputs[:2], outputs[0], True)
         refuse("4 inputs", do.all_to_all_list, outputs, ones, True)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 import sordino.torch as hvd
 from sordino import sim
 from sordino.distributed.collectives import Collectives
+from sordino.distributed.operations import Operations
+from sordino.distributed.place import Place, find_place
 from sordino.distributed.submissions import Parts
 from sordino.distributed.work import SordinoWork
 from sordino.runtime.context import current
@@ -36,6 +40,36 @@ def test_what_another_thread_waits_for_is_not_over() -> None:
         assert part.is_done() and sender() == 1 and tensor.tolist() == [1.0] * 3
 
     sim.run(2, work)
+
+
+def test_a_message_that_has_not_come_delays_no_future() -> None:
+    def work() -> None:
+        do = Operations(Place(current(), None))
+        other, total = torch.zeros(3), torch.ones(4)
+        told = do.recv([other], 1, 9).get_future() if hvd.rank() == 0 else None
+        summed = do.allreduce([total]).get_future()
+        limit = time.monotonic() + 20
+        while not summed.done() and time.monotonic() < limit:
+            time.sleep(0.001)
+        assert summed.done() and total.tolist() == [2.0] * 4
+        hvd.barrier()
+        if told is None:
+            do.send([torch.ones(3)], 0, 9).wait()
+        else:
+            told.wait()
+            assert other.tolist() == [1.0] * 3
+
+    sim.run(2, work)
+
+
+def test_a_group_keeps_its_ranks() -> None:
+    """So ranks that continue after a loss, with other numbers, can have no group."""
+
+    def work() -> None:
+        with pytest.raises(hvd.UsageError, match="cannot be used with on_peer_lost='continue'"):
+            find_place(dist.HashStore(), hvd.rank(), hvd.size(), timedelta(seconds=1))
+
+    sim.run(2, work, on_peer_lost="continue")
 
 
 def polled(parts: Parts) -> SordinoWork:

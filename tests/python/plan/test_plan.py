@@ -24,6 +24,7 @@ from sordino.plan.cluster import Cluster
 from sordino.plan.command import even_shapes
 from sordino.plan.costs import Load
 from sordino.plan.predictions import as_rows
+from sordino.plan.report import _workers as local_models
 from sordino.plan.report import markdown, reliability
 from sordino.record.reading import Reader
 from sordino.report import machines
@@ -264,6 +265,12 @@ def test_a_plan_says_how_far_its_predictions_were_off() -> None:
     assert f"the largest is -100%, for {rows[-1]['name']}." in reliability(rows)
 
 
+def test_local_models_that_do_not_differ_have_no_growth() -> None:
+    found = {"distances": {"2": 0.0, "4": 0.0}, "chosen": 4, "task": "t.py:task", "reason": "it is best"}
+    text = "\n".join(local_models(found))
+    assert "| 4 " in text and "times" in text and "nan" not in text
+
+
 def test_sizes_are_read() -> None:
     assert [parse_count(text) for text in ("25.6M", "350k", "7", "1.3B", "2 m")] == [
         25_600_000, 350_000, 7, 1_300_000_000, 2_000_000
@@ -350,9 +357,10 @@ def test_a_single_rank_is_told_to_start_more() -> None:
 
 @pytest.mark.usefixtures("launcher")
 def test_every_rank_refuses_but_one_speaks(tmp_path: Path) -> None:
-    done = run_plan("-np", "2", "--task", f"{tmp_path}/none.py:task")
+    done = run_plan("-np", "2", "--task", f"{tmp_path}/none.py:task", "--record", str(tmp_path / "record"))
     assert done.returncode == 2
     assert done.stderr.count("no file") == 1
+    assert not list(tmp_path.rglob("*.jsonl"))  # the folder can be used again
     assert "Traceback" not in done.stderr
 
 

@@ -176,6 +176,16 @@ def test_a_wait_is_for_whoever_came_last() -> None:
     assert by_peer == pytest.approx({2: 4.0, 3: 3.0, -1: 3.0})
 
 
+def test_a_rank_that_joins_is_in_the_windows_of_its_steps(tmp_path: Path) -> None:
+    recorded.write(tmp_path, ranks=2)
+    head, *lines = map(json.loads, (tmp_path / "rank-00000.jsonl").read_text().splitlines())
+    late = [head | {"rank": 2}, *(line for line in lines if line.get("step", 0) >= 130)]
+    (tmp_path / "rank-00002.jsonl").write_text("".join(json.dumps(line) + "\n" for line in late))
+    windows = shown(tmp_path)["windows"]
+    assert [(one["first"], one["last"]) for one in windows] == [(0, 32), (63, 71), (127, 135)]
+    assert [[row["rank"] for row in one["rows"]] for one in windows] == [[0, 1], [0, 1], [0, 1, 2]]
+
+
 def test_a_folder_of_records_stands_for_all_of_them(tmp_path: Path) -> None:
     for name in ("b", "a"):
         recorded.write(tmp_path / name, ranks=2, steps=4)
@@ -578,6 +588,12 @@ def test_simulations_write_the_same(words: list[str], tmp_path: Path) -> None:
     else:
         assert found["missing"]["ages"].startswith("No ages were recorded")
     page([found])
+
+
+def test_a_death_after_the_end_of_a_simulation_has_not_happened(tmp_path: Path) -> None:
+    words = ["simulate", "--algorithm", "adpsgd", "--workers", "3", "--data", "none", "--steps", "9", "--quiet"]
+    assert main([*words, "--processes", "1", "--kill", "2@100", "--record", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "rank-00002.jsonl").read_text().splitlines()[-1])["kind"] == "end"
 
 
 def test_of_many_workers_the_first_are_shown(tmp_path: Path) -> None:

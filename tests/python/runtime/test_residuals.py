@@ -87,6 +87,20 @@ def test_another_number_of_ranks_owes_the_same(codec: Codec, after: int, pieces:
         )
 
 
+@pytest.mark.parametrize("codec", (Sign(32), TopK(0.1, 32)), ids=str)
+def test_a_state_that_is_saved_again_before_it_is_used(codec: Codec) -> None:
+    """A rank that has the residuals of two ranks owes both."""
+    before = [Rank(rank, 4, codec, ALL) for rank in range(4)]
+    state = united([rank.draw() for rank in before])
+    now = []
+    for rank in range(2):
+        between = Rank(rank, 2, codec, ALL)
+        between.feedback.load(state, COUNTS)
+        now.append(Rank(rank, 2, codec, ALL).load(between.feedback.state()))
+    for name, wanted in owed(before, 4).items():
+        torch.testing.assert_close(owed(now, 2)[name], wanted, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("after", (2, 5))
 def test_each_rank_loads_its_own_state(after: int) -> None:
     """The residuals of ranks that are gone are lost, which their heirs say. New ranks start from 0."""

@@ -43,6 +43,8 @@ def timeless(found: dict[str, Any]) -> dict[str, Any]:
         (["adpsgd", "--seed", "1", "--seeds", "2"], "give one of them"),
         (["adpsgd", "--seed", "3", "--seed", "3"], "--seed 3: is given twice"),
         (["adpsgd", "--data", "none", "--kill", "1@2", "--kill", "1@3"], "worker 1 is given twice"),
+        (["adpsgd", "--data", "none", "--workers", "2", "--kill", "0@1", "--kill", "1@2"], "kills all workers"),
+        (["adpsgd", "--data", "none", "--seconds", "1", "--kill", "2@2"], "--kill 2@2: has no effect"),
         (["adpsgd", "--data", "none", "--set", "interval=2", "--set", "interval=4"], "interval is given twice"),
         (["adpsgd", "--seed", "-1"], "--seed -1: must be from 0"),
         (["adpsgd", "--latency-ms", "-1"], "--latency-ms -1: must be at least 0"),
@@ -93,6 +95,22 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
     monkeypatch.setattr(choices.os, "access", lambda *_: False)  # root may write everywhere
     assert main([*BASE, "allreduce", "--data", "none", "--steps", "1", "--json", str(tmp_path / "a.json")]) == 2
     assert f"the folder {tmp_path} cannot be written" in capsys.readouterr().err
+
+
+def test_a_refused_run_leaves_no_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["allreduce", "--data", "digits", "--batch", "999", "--seeds", "2", "--processes", "1", "--quiet"]
+    for _ in range(2):
+        assert main([*BASE, *words, "--record", str(tmp_path / "record")]) == 2
+        assert "each of 8 workers has only" in capsys.readouterr().err
+
+
+def test_a_run_that_diverges_has_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["allreduce", "--data", "none", "--lr", "1e30", "--steps", "9", "--seeds", "2", "--processes", "1"]
+    with np.errstate(all="ignore"):
+        assert main([*BASE, *words, "--json", str(tmp_path / "a.json"), "--record", str(tmp_path / "record")]) == 0
+    found = json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail)
+    assert [run["distance"] for run in found["runs"]] == [None, None]
+    assert "nan" in capsys.readouterr().out
 
 
 SMALL = ["--data", "digits", "--workers", "4", "--wide", "2", "--steps", "16", "--points", "3", "--compute-ms", "3"]

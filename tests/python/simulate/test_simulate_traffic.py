@@ -115,6 +115,19 @@ def test_bytes_of_encoded_gossip(algorithm: Crossover | NoLoCo) -> None:
         check(job)
 
 
+def test_encoded_gossip_is_one_message_for_each_peer() -> None:
+    model = Model(["a.weight", "b.weight", "c.weight"], [1e5, 2e5, 3e5])
+    plain, encoded = (
+        StepMessages(DPSGD(segments="blocks", compression=codec), 5, model).phases(0, None)[0] for codec in (None, "int8")
+    )
+    assert isinstance(plain, Sends) and isinstance(encoded, Sends)
+    assert len(plain.sources) == 3 * 10 and len(encoded.sources) == 10
+    assert set(zip(encoded.sources.tolist(), encoded.targets.tolist())) == {
+        (worker, (worker + way) % 5) for worker in range(5) for way in (1, -1)
+    }
+    np.testing.assert_allclose(encoded.bytes, 6e5 * Int8().relative_size, rtol=1e-6)
+
+
 class Matrices:
     """A worker with constant gradients, which notes the transport's byte count at each of them.
 
@@ -262,6 +275,12 @@ def test_ages_are_since_the_copy() -> None:
     assert out.record.ages.tolist() == pytest.approx([4 * 0.016] * 5)
 
 
+def test_ages_of_models_that_are_used_later() -> None:
+    out = seconds_of(PushSum(overlap=2), [1.0] * 4, steps=4)  # two of the four exchanges are not used yet
+    assert out.record.pulls.tolist() == [2] * 4 and out.record.oldest == pytest.approx(0.02)
+    assert out.record.ages.tolist() == pytest.approx([0.04] * 4)
+
+
 def test_what_hides_communication() -> None:
     gbps, rounds = [1.0] * 4, 6 * 0.002  # less than loading, more than computing
     plain = seconds_of(AllReduce(), gbps, steps=4, load=0.02)
@@ -271,6 +290,10 @@ def test_what_hides_communication() -> None:
     layered = seconds_of(Layered(), gbps, steps=4, load=0.004)
     assert layered.seconds == pytest.approx(4 * (0.01 + rounds))
     assert layered.record.waiting.tolist() == pytest.approx([4 * (rounds - 0.004)] * 4)
+    for load, waits in ((0.02, 0.0), (0.004, 0.002)):  # loading hides only what sends the parameters
+        local = seconds_of(LocalSGD(group_size=4, overlap=True), gbps, steps=4, load=load)
+        assert local.seconds == pytest.approx(4 * (0.01 + 0.006 + load + waits))
+        assert local.record.waiting.tolist() == pytest.approx([4 * (0.006 + waits)] * 4)
     late = seconds_of(AllReduce(double_buffering=True), gbps, steps=4)
     assert late.seconds == pytest.approx(0.02 + 0.002 + 0.012 + 0.012)  # reductions follow each other
     push = seconds_of(PushSum(), gbps, steps=4)

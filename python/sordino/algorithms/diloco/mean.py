@@ -208,8 +208,12 @@ class EncodedMean:
 
     def _send(self) -> None:
         self._failure, self._in_flight = None, True
-        for mean, value in zip(self.encoded, self._values):
-            mean.begin(value)
+        try:
+            for mean, value in zip(self.encoded, self._values):
+                mean.begin(value)
+        except Exception as error:
+            self._failure = error
+            raise
 
     @torch.no_grad()
     def finish(self) -> list[torch.Tensor]:

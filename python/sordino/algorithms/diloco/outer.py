@@ -21,7 +21,7 @@ from sordino.algorithms.gossip.mixing import Peers, is_of, take_from_first
 from sordino.runtime.collectives.ops import broadcast_
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 from sordino.runtime.exchange.residuals import Feedback, Sender
-from sordino.runtime.exchange.saved_residuals import drop
+from sordino.runtime.exchange.saved_residuals import drop, renumbered
 
 
 class OuterStep:
@@ -71,7 +71,7 @@ class OuterStep:
         self.all_are_alike()
         for fragment in self._fragments:
             fragment.take(self._elements, carried)
-        self._load_residuals(carried.residuals)
+        self._load_residuals(renumbered(carried.residuals, self._peers.context.rank))
 
     def carried(self) -> Carried | None:
         """Return the outer state by parameter, for an object with other parameters; None before the first step.

@@ -23,7 +23,7 @@ from sordino.algorithms.traffic import (
     mean_within,
     to_owners,
 )
-from sordino.codecs import Codec, FlatCodec, Int4, flat_codec_of
+from sordino.codecs import Codec, FlatCodec, Int4, TopK, flat_codec_of
 from sordino.errors import UsageError
 
 
@@ -130,7 +130,11 @@ class LocalSGD(Algorithm):
         for name in ("elementwise", "overlap"):
             fine = not getattr(self, name) or self.exchange == "sharded"
             require(fine, self, name, "has an effect only with exchange='sharded'")
-        object.__setattr__(self, "compression", flat_codec_of(self.compression, "LocalSGD(compression"))
+        codec = flat_codec_of(self.compression, "LocalSGD(compression")
+        object.__setattr__(self, "compression", codec)
+        counted = self.aggregate == "gradients" and isinstance(codec, TopK) and codec.contributors
+        limit = "must have contributors=False with aggregate='gradients': a sum follows only from the mean over all groups"
+        require(not counted, self, "compression", limit)
 
     always_written = ("interval", "group_size")
     parts: ClassVar = {"adaptive": AdaptiveInterval}

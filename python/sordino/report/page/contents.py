@@ -15,8 +15,8 @@ _NO_METRICS = "Nothing was recorded: call hvd.record(loss=loss) in the training 
 _CHANGES = {"with": "joined", "without": "left"}  # of ranks, by the keys of a line "growth"
 _ALONE = "A single rank does not communicate."
 _NO_AGES = (
-    "No ages were recorded: in training only scheduled-pull records them, in simulations all algorithms that average "
-    "models."
+    "No ages were recorded: in training only scheduled-pull records them, in simulations gossip and the asynchronous "
+    "algorithms."
 )
 _NO_SKIPS = "Only caps records skipped tensors."
 _NO_STEPS = "No step has been recorded yet."

@@ -46,15 +46,27 @@ def windows(run: Run, zero: float) -> list[dict[str, Any]]:
     "move" (data in flight), "pull" and "average" (with peer), "besides" (outside of steps), and "compute" if the record
     has it. Otherwise computation is the time that remains.
     """
-    by_window: dict[int, dict[int, list[Any]]] = {}
-    for number, rank in sorted(run.ranks.items()):
-        for index, lines in enumerate(_cut(rank)):
-            by_window.setdefault(index, {})[number] = lines
-    found = [_window(rows, zero) for _, rows in sorted(by_window.items())]
-    if run.what == "simulation":  # its workers are at different steps at one time
-        for window in found:
-            window["label"] = f"the first {window['seconds']:.3g} virtual s"
-    return found
+    if run.what != "simulation":
+        return [_window(rows, zero) for rows in _by_steps(run)]
+    # Its workers are at different steps at one time, and each has one line.
+    rows = {number: lines for number, rank in sorted(run.ranks.items()) if (lines := list(rank.of("spans")))}
+    found = _window(rows, zero) if rows else None
+    return [] if found is None else [found | {"label": f"the first {found['seconds']:.3g} virtual s"}]
+
+
+def _by_steps(run: Run) -> list[dict[int, list[Any]]]:
+    """Return the lines of spans by rank for each series of steps. A rank that joined later lacks the first ones."""
+    parts = [(number, lines) for number, rank in run.ranks.items() for lines in _cut(rank)]
+    found: list[dict[int, list[Any]]] = []
+    before, last = None, 0
+    for number, lines in sorted(parts, key=lambda part: (part[1][0]["start"], part[1][0]["step"], part[0])):
+        start, first = lines[0]["start"], lines[0]["step"]
+        if start != before or first > last or number in found[-1]:
+            found.append({})
+            before, last = start, 0
+        found[-1][number] = lines
+        last = max(last, lines[-1]["step"])
+    return [dict(sorted(rows.items())) for rows in found]
 
 
 def _cut(rank: Rank) -> list[list[Any]]:

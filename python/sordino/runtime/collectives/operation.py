@@ -244,6 +244,10 @@ def synchronize(handle: int) -> Any:
     except LOSSES as error:
         _recover(context, error, pending.epoch)
         raise
+    except BaseException as error:
+        if not isinstance(error, Exception):  # Ctrl-C, which has ended the operations of the world
+            context.pending.put_back(handle, pending)
+        raise
     result = pending.finish(pending.handle)
     context.note_return()
     return result

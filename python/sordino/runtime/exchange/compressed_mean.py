@@ -84,9 +84,9 @@ class CompressedMean:
     def begin(self, values: torch.Tensor) -> None:
         """Encode values, and start to send them. Collective.
 
-        A NaN or an infinity makes the means of its block NaN on all ranks, with a warning on the rank that has it
-        (`report`), and residuals of the block become 0. With a cast, means of values that are not finite in its dtype
-        are not finite on any rank, with the same warning.
+        A NaN or an infinity makes the means of its block NaN on all ranks (with TopK those of the values that are sent),
+        with a warning on the rank that has it (`report`), and their residuals become 0. With a cast, means of values
+        that are not finite in its dtype are not finite on any rank, with the same warning.
 
         Args:
             values: float32 tensor [count] on the device. The caller may change it afterwards.

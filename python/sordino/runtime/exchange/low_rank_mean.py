@@ -51,7 +51,7 @@ class _Matrix:
 class LowRankMean:
     """Mean over some ranks of tensors with fixed shapes, as low-rank factors, computed on the tensors' device.
 
-    Memory: 4 bytes per element of the matrices, and during `run` up to 8 more.
+    Memory: 4 bytes per element of the tensors, and during `run` up to 8 more.
 
     Args:
         codec: the codec, the same on all ranks.
@@ -65,24 +65,27 @@ class LowRankMean:
         self._shapes = [tensor.shape for tensor in tensors]
         self._matrices: list[_Matrix] = []
         self.residuals: list[torch.Tensor] = []
-        """Residuals of this rank for all elements of the tensors, in one float32 tensor; [] if all are sent whole."""
-        self._whole: list[int] = []
-        """Numbers of the tensors that are sent whole."""
+        """Residuals of this rank for all elements of the tensors, in one float32 tensor; [] if there are no tensors.
+
+        Those of tensors that are sent whole are 0, except after loading a state in which they were not.
+        """
+        self._whole: list[tuple[int, torch.Tensor]] = []
+        """Numbers of the tensors that are sent whole, and views of their residuals."""
         self._bad = BlockCount(tensors[0].device if tensors else HOST)
         """Number of tensors of this rank that were not finite."""
         self._unreported = False  # whether a mean is complete whose number `report` has not read
         generator = torch.Generator().manual_seed(0)  # the same numbers on all ranks
         every = [codec.factors(tensor.shape) for tensor in tensors]
         counts = [tensor.numel() for tensor in tensors]
-        if any(every):
+        if tensors:
             self.residuals = [torch.zeros(sum(counts), dtype=torch.float32, device=tensors[0].device)]
         for place, (tensor, factors, end) in enumerate(zip(tensors, every, accumulate(counts))):
+            residual = self.residuals[0][end - tensor.numel() : end]
             if factors is None:
-                self._whole.append(place)
+                self._whole.append((place, residual.view(tensor.shape)))
                 continue
             first = torch.randn(factors[1], codec.rank, generator=generator, dtype=torch.float32, device=HOST)
-            residual = self.residuals[0][end - tensor.numel() : end].view(factors)
-            self._matrices.append(_Matrix(place, first.to(tensor.device), residual))
+            self._matrices.append(_Matrix(place, first.to(tensor.device), residual.view(factors)))
 
     @property
     def matrix_residuals(self) -> dict[int, torch.Tensor]:
@@ -129,7 +132,7 @@ class LowRankMean:
 
     def _run(self, tensors: Sequence[torch.Tensor]) -> None:
         values = [self._with_residual(one, tensors[one.place]) for one in self._matrices]
-        whole = [tensors[place].to(torch.float32) for place in self._whole]
+        whole = [tensors[place].to(torch.float32) + residual for place, residual in self._whole]
         bad = [~value.isfinite().all() for value in [*values, *whole]]
         self._bad.value.copy_(torch.stack(bad).sum())
         self._bad.send()
@@ -143,8 +146,9 @@ class LowRankMean:
         means = self._averaged([*own, *whole], "right")
         for one, value, basis, sent, mean in zip(self._matrices, values, bases, own, means):
             self._finish(one, value, basis, sent, mean, tensors[one.place])
-        for place, mean in zip(self._whole, means[len(own) :]):
+        for (place, residual), mean in zip(self._whole, means[len(own) :]):
             tensors[place].copy_(mean)
+            residual.masked_fill_(mean.isfinite(), 0.0)  # it has been sent
         self._unreported = True
 
     def _with_residual(self, matrix: _Matrix, tensor: torch.Tensor) -> torch.Tensor:

@@ -244,7 +244,7 @@ class Feedback:
                 for mine, value in zip(mean.residuals, saved.residuals):
                     mine.copy_(value)
                 del self._saved[number]
-                return
+                break
         targets: dict[str, list[Piece]] = {}
         for piece in pieces:
             targets.setdefault(piece.name, []).append(piece)

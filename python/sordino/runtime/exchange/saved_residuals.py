@@ -93,6 +93,16 @@ def with_own(state: Any, own: Any, rank: int) -> Any:
     return found
 
 
+def renumbered(state: Any, rank: int) -> Any:
+    """Return a state of this rank, whose number is now `rank`, with its residuals under that number.
+
+    Args:
+        state: a state with dicts that this rank has made, possibly under another number.
+        rank: the number of this rank.
+    """
+    return with_own(state, state, rank)
+
+
 def drop(state: Mapping[str, Any], what: str, why: str) -> None:
     """Warn that the residuals of a state are dropped, unless the state has no residuals.
 
