@@ -5,7 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 
-_LAUNCHERS = ("RANK", "SIZE", "TOKEN", "RENDEZVOUS", "LAUNCHER", "RESTART", "ON_PEER_LOST", "RECORD", "RANK_VARIABLES")
+_LAUNCHERS = (
+    "RANK", "SIZE", "TOKEN", "RENDEZVOUS", "LAUNCHER", "RESTART", "ON_PEER_LOST", "RECORD", "RANK_VARIABLES",
+    "MIN_RANKS", "NEWCOMER",
+)  # fmt: skip
 _NEAR = 0.85  # least similarity of variables; high, because other programs may have variables with this prefix
 
 

@@ -172,16 +172,18 @@ ERRORS = [
         "models are used in a simulation when they arrive",
         "wrong order of summation",
         "python/sordino/simulate/timeline.py",
-        "            self._under_way.append(at_once)\n        else:\n            ready = self._await(at_once, ready)\n",
-        "            self._under_way.append(_Awaited(at_once.arrived, []))\n            self._await(at_once, ready)\n        else:\n            ready = self._await(at_once, ready)\n",
+        "            self._under_way.append(at_once)\n",
+        "            self._await(at_once, ready)\n            self._under_way.append(_Awaited(at_once.arrived, []))\n",
         ("tests/python/simulate/test_simulate_traffic.py -k used_later",),
     ),
     Error(
         "loading hides all phases of a simulated step",
         "missing wait",
         "python/sordino/simulate/traffic.py",
-        "            if phase.overlap or phase.loading:\n                messages = [replace(one, overlap=phase.overlap, loading=phase.loading)",
-        "            if True:\n                messages = [replace(one, loading=any(each.loading for each in self._phases))",
+        "        for number, phase in enumerate(self._phases):\n",
+        "        all_load = any(phase.loading for phase in self._phases)\n"
+        "        for number, phase in enumerate(self._phases):\n"
+        "            phase = replace(phase, loading=all_load)\n",
         ("tests/python/simulate/test_simulate_traffic.py -k what_hides",),
     ),
     Error(

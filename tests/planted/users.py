@@ -945,4 +945,20 @@ ERRORS = [
         "if (waits) return target;",
         (_ON_THREADS + "test_collectives.py -k wrong_sizes",),
     ),
+    Error(
+        "a rank joins where the others repeat steps after a loss",
+        "missing wait",
+        _COLLECTIVES + "joining.py",
+        "    if context.survives_losses:\n",
+        "    if False:\n",
+        ("tests/python/runtime/test_recovery_decisions.py -k do_not_join",),
+    ),
+    Error(
+        "counters of one of two worlds are lost",
+        "lost message",
+        "python/sordino/inspection/metrics.py",
+        "sum(world.stats[name] for world in alike)",
+        "alike[0].stats[name]",
+        ("tests/python/inspection/test_metrics.py -k count_together",),
+    ),
 ]

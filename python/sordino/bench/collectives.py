@@ -124,7 +124,9 @@ def main(argv: Sequence[str] | None = None, on_hosts: OnHosts | None = None) -> 
     found_machine["others"] = others
     measured = combine(ended)
     if not measured:
-        raise SordinoError(f"no contestant has completed a job: {'; '.join(f'{name}: {notes[name]}' for name in names)}")
+        raise SordinoError(
+            f"no contestant has completed a job: {'; '.join(f'{name}: {notes[name]}' for name in names)}"
+        )
     results: Results = {
         "benchmark": "collectives",
         "name": f"collectives_hosts{hosts}x{ranks // hosts}" if hosts else f"collectives_np{ranks}",
@@ -186,7 +188,9 @@ def _rows(chosen: argparse.Namespace, ranks: int) -> tuple[list[tuple[str, int]]
             records.log(f"left out: {text}")
     if not rows:
         sizes_text, reasons = ",".join(texts), "; ".join(left_out) or "its data cannot be divided among the ranks"
-        raise UsageError(f"--operations {chosen.operations} --sizes {sizes_text}: nothing is left to measure: {reasons}")
+        raise UsageError(
+            f"--operations {chosen.operations} --sizes {sizes_text}: nothing is left to measure: {reasons}"
+        )
     return rows, left_out
 
 

@@ -155,7 +155,7 @@ class Summary(NamedTuple):
     """Short description of an encoded part, to find out cheaply that parts make a whole.
 
     The sum of edge(end) - edge(begin) over some ranges, with a random number for each edge, is edge(n) - edge(0) only
-    if all other edges cancel out: the ranges, which all go forward, are then one way from 0 to n without gap or overlap.
+    if all other edges cancel out. The ranges, which all go forward, then lead from 0 to n without gap or overlap.
 
     Attributes:
         digest: digest of the part without the values and ranges of pieces, and without values that belong to one rank.

@@ -63,8 +63,8 @@ def find_place(store: Any, rank: int, size: int, timeout: timedelta) -> Place:
         _life = store.add(f"sordino/lives/{rank}", 1)
     store = dist.PrefixStore(f"sordino/{_life}", store)
     if dist.is_initialized():
-        context, store = world_at(store, rank, size, timeout)
-        return Place(context, store, owns=True)
+        own, store = world_at(store, rank, size, timeout)
+        return Place(own, store, owns=True)
     context = current_or_none()
     if survives_losses(None, None) if context is None else context.survives_losses:
         raise UsageError(
@@ -90,8 +90,7 @@ def is_chosen(timeout: timedelta | None) -> bool:
 
 
 def world_at(store: Any, rank: int, size: int, timeout: timedelta | None) -> tuple[Context, Any]:
-    """Return a world of its own for some ranks, which meet at this store within the time limit, and its part of the
-    store. Collective.
+    """Return a world of its own for some ranks, and its part of the store at which they meet. Collective.
 
     A group may have been made and destroyed before at the same store, where its keys stay. So each life has its own.
     """

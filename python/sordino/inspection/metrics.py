@@ -22,30 +22,32 @@ _COUNTERS = {
 
 
 class _Collector:
-    """Reads the counters when Prometheus asks."""
+    """Reads the counters when Prometheus asks. Worlds with the same rank and size, such as groups, count together."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
 
     def collect(self) -> Iterator[Any]:
         core = self._library
-        worlds = [(context.world, [str(context.rank), str(context.size)]) for context in living_contexts()]
         labels = ["rank", "size"]
+        worlds: dict[tuple[str, str], list[Any]] = {}
+        for context in living_contexts():
+            worlds.setdefault((str(context.rank), str(context.size)), []).append(context.world)
         for name, text in _COUNTERS.items():
             family = core.CounterMetricFamily(f"sordino_{name}", text, labels=labels)
-            for world, values in worlds:
-                family.add_metric(values, world.stats[name])
+            for values, alike in worlds.items():
+                family.add_metric(values, sum(world.stats[name] for world in alike))
             yield family
         pending = core.GaugeMetricFamily("sordino_pending_operations", "Operations that are not over", labels=labels)
         oldest = core.GaugeMetricFamily(
             "sordino_longest_wait_seconds", "Seconds since the oldest of them was called", labels=labels
         )
         failed = core.GaugeMetricFamily("sordino_failed", "1 if the world has failed, else 0", labels=labels)
-        for world, values in worlds:
-            waits = world.waits(_POLLED_WITHIN_S) or []
+        for values, alike in worlds.items():
+            waits = [one for world in alike for one in world.waits(_POLLED_WITHIN_S) or []]
             pending.add_metric(values, len(waits))
             oldest.add_metric(values, max((seconds for _, _, seconds, _ in waits), default=0.0))
-            failed.add_metric(values, float(world.failed))
+            failed.add_metric(values, float(any(world.failed for world in alike)))
         yield from (pending, oldest, failed)
 
 

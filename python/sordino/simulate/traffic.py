@@ -189,7 +189,8 @@ def _by_pairs(sends: Sends) -> Sends:
     workers = int(sends.targets.max(initial=0)) + 1
     _, first, numbers = np.unique(sends.sources * workers + sends.targets, return_index=True, return_inverse=True)
     order = np.argsort(first)
-    sizes = np.bincount(numbers.ravel(), weights=np.broadcast_to(sends.bytes, numbers.shape))[order]
+    every: Floats = np.broadcast_to(sends.bytes, numbers.shape)
+    sizes = np.bincount(numbers.ravel(), weights=every)[order].astype(np.float64)
     return replace(sends, sources=sends.sources[first[order]], targets=sends.targets[first[order]], bytes=sizes)
 
 

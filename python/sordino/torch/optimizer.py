@@ -49,8 +49,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: any `torch.optim` optimizer. It keeps its state, hyper-parameters and hooks.
         named_parameters: `model.named_parameters()`. Names make errors and traces readable.
         compression: `Compression.none`, `.fp16` or `.bf16`; or a codec such as `Int8()` or `PowerSGD(rank=2)`, or its
-            name. A codec sends fewer bytes, and computes averages in float32 once backward has ended. What the encoding of a step has lost is sent in later steps (`sordino.codecs`). It is in
-            `state_dict()` of the rank that has lost it.
+            name. A codec sends fewer bytes, and computes averages in float32 once backward has ended. What the encoding
+            of a step has lost is sent in later steps (`sordino.codecs`). It is in `state_dict()` of the rank that has
+            lost it.
         backward_passes_per_step: number of backward passes whose gradients are summed locally before one reduction.
         op: Average (default), Sum, Adasum, Min, Max or Product.
         gradient_predivide_factor: f: averaging is 1/f before the sum and f/N after it (op=Average only).

@@ -134,8 +134,8 @@ def test_the_first_group_may_have_no_parameters() -> None:
     def job() -> None:
         def made() -> Pair:
             model = make_model("small", 3)
-            sgd = torch.optim.SGD([{"params": []}, {"params": list(model.parameters())}], lr=0.1)
-            return model, hvd.DistributedOptimizer(sgd, model.named_parameters(), algorithm=Crossover())
+            adam = torch.optim.Adam([{"params": []}, {"params": list(model.parameters())}], lr=0.1)
+            return model, hvd.DistributedOptimizer(adam, model.named_parameters(), algorithm=Crossover())
 
         model, optimizer = made()
         train(model, optimizer, 2)

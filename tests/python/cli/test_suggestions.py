@@ -38,7 +38,11 @@ def test_nothing_is_told_where_nothing_is_near() -> None:
 def test_a_variable_that_nobody_reads_is_told_of() -> None:
     known = ["SORDINO_TIMEOUT_S", "HOROVOD_TIMELINE"]
     mine = {"SORDINO_TIMOUT_S": "5", "SORDINO_RANK": "0", "SORDINO_MY_OWN_DATA": "1", "SORDINO_TIMEOUT_S": "3"}
+    mine |= {"SORDINO_MIN_RANKS": "2", "SORDINO_NEWCOMER": "1"}
     (line,) = misspelt_variables(mine, known)
+    assert misspelt_variables({"SORDINO_MIN_RANK": "3"}, known) == [
+        "SORDINO_MIN_RANK is not a variable of Sordino; did you mean SORDINO_MIN_RANKS?"
+    ]
     assert line == "SORDINO_TIMOUT_S is not a variable of Sordino; did you mean SORDINO_TIMEOUT_S?"
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from ports import free_ports
 
+import sordino.torch as hvd
+from sordino import sim
 from sordino.errors import UsageError
 from sordino.inspection import metrics
 
@@ -32,6 +34,30 @@ def test_a_process_that_joins_takes_a_free_port(taken: int) -> None:
 def test_a_rank_has_the_port_of_its_number_only(taken: int) -> None:
     with pytest.raises(UsageError, match=f"port {taken + 1} cannot be opened"):
         metrics.start(f"127.0.0.1:{taken}", 1)
+
+
+def test_worlds_of_a_process_with_the_same_labels_count_together() -> None:
+    """Such as groups of torch.distributed. Prometheus refuses a name that comes twice with the same labels."""
+    core = pytest.importorskip("prometheus_client.core")
+
+    def look() -> None:
+        hvd.barrier()
+        if hvd.rank() > 0:
+            return
+        samples = [sample for family in metrics._Collector(core).collect() for sample in family.samples]
+        assert len({(one.name, str(one.labels)) for one in samples}) == len(samples)
+        (operations,) = (
+            one.value for one in samples if one.name == "sordino_operations_total" and one.labels["rank"] == "0"
+        )
+        assert operations >= 2
+
+    def work() -> None:
+        hvd.barrier()
+        if hvd.rank() == 0:
+            sim.run(2, look)
+        hvd.barrier()
+
+    sim.run(2, work)
 
 
 def test_an_address_of_ipv6_is_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,6 +184,10 @@ def test_a_rank_that_joins_is_in_the_windows_of_its_steps(tmp_path: Path) -> Non
     windows = shown(tmp_path)["windows"]
     assert [(one["first"], one["last"]) for one in windows] == [(0, 32), (63, 71), (127, 135)]
     assert [[row["rank"] for row in one["rows"]] for one in windows] == [[0, 1], [0, 1], [0, 1, 2]]
+    (tmp_path / "rank-00000.jsonl").unlink()
+    early = [head, *(line for line in lines if line.get("step", 0) <= 40)]
+    (tmp_path / "rank-00001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in early))
+    assert [(one["first"], one["last"]) for one in shown(tmp_path)["windows"]] == [(0, 32), (129, 135)]
 
 
 def test_a_folder_of_records_stands_for_all_of_them(tmp_path: Path) -> None:

@@ -95,3 +95,14 @@ def test_an_optimizer_that_is_dropped_frees_its_parameters() -> None:
         assert weight() is None
 
     sim.run(2, work, on_peer_lost="continue")
+
+
+def test_ranks_that_continue_after_a_loss_do_not_join() -> None:
+    """They count steps together, to agree on the one to repeat."""
+
+    def work() -> None:
+        with pytest.raises(hvd.UsageError, match=r"join.* cannot be used with on_peer_lost='continue'"):
+            hvd.join()
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == 2
+
+    sim.run(2, work, on_peer_lost="continue")

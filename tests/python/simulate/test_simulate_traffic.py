@@ -118,7 +118,8 @@ def test_bytes_of_encoded_gossip(algorithm: Crossover | NoLoCo) -> None:
 def test_encoded_gossip_is_one_message_for_each_peer() -> None:
     model = Model(["a.weight", "b.weight", "c.weight"], [1e5, 2e5, 3e5])
     plain, encoded = (
-        StepMessages(DPSGD(segments="blocks", compression=codec), 5, model).phases(0, None)[0] for codec in (None, "int8")
+        StepMessages(DPSGD(segments="blocks", compression=codec), 5, model).phases(0, None)[0]
+        for codec in (None, "int8")
     )
     assert isinstance(plain, Sends) and isinstance(encoded, Sends)
     assert len(plain.sources) == 3 * 10 and len(encoded.sources) == 10

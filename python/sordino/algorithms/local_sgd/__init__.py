@@ -99,7 +99,7 @@ class LocalSGD(Algorithm):
             in slices; `UsageError` if they differ. The trial takes the memory of the model and its whole state once.
         overlap: whether `step()` returns without waiting for the all-gather of exchange="sharded". See above.
         compression: codec of the changes that are averaged across groups, such as `Int8()`, or its name; None: models
-            are averaged, in their own dtype. See above.
+            are averaged, in their own dtype. With aggregate="gradients" not `TopK(contributors=True)`. See above.
     """
 
     interval: int = 8
@@ -133,7 +133,7 @@ class LocalSGD(Algorithm):
         codec = flat_codec_of(self.compression, "LocalSGD(compression")
         object.__setattr__(self, "compression", codec)
         counted = self.aggregate == "gradients" and isinstance(codec, TopK) and codec.contributors
-        limit = "must have contributors=False with aggregate='gradients': a sum follows only from the mean over all groups"
+        limit = "must have contributors=False with aggregate='gradients', because a sum is that of all groups"
         require(not counted, self, "compression", limit)
 
     always_written = ("interval", "group_size")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from sordino._core import Request
+from sordino.errors import UsageError
 from sordino.runtime import opcode
 from sordino.runtime.collectives.operation import Operation
 from sordino.runtime.collectives.repeats import repeated
@@ -39,8 +40,17 @@ def join(device: int = -1) -> int:
 
     Returns:
         The rank that joined last, the same on all ranks.
+
+    Raises:
+        UsageError: ranks continue after a loss (on_peer_lost="continue").
     """
     context = current()
+    if context.survives_losses:
+        # Ranks that have taken different numbers of steps could not agree on the one to repeat after a loss.
+        raise UsageError(
+            "join() cannot be used with on_peer_lost='continue', with which all ranks take the same steps; use "
+            "on_peer_lost='raise', or an hvd.elastic.ElasticSampler, which gives each rank equally many batches"
+        )
     if context.callbacks.while_joined:
         gc.collect()  # objects that other ranks have released must not wait for them here
     for prepare in context.callbacks.on_join.living():

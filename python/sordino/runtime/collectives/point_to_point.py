@@ -47,7 +47,8 @@ def send(tensor: torch.Tensor, dst: int, tag: int = 0, process_set: ProcessSet =
         OperationMismatch: the receive has another number of bytes or another dtype. Both calls are over then, and later
             messages are not affected. If the message was small, and sent before its receive was called, a later call of
             this rank that names the receiver raises this error instead, and does nothing else.
-        PeerLost, Timeout, TransportError: the receiver is lost or has left, or does not receive in time.
+        PeerLost, Timeout, TransportError: the receiver is lost or has left, or does not receive in time. With
+            on_peer_lost="continue" also if another rank is lost.
     """
     context = current()
     if context.message(True, True, tensor, dst, tag, process_set.process_set_id) is None:
@@ -74,7 +75,8 @@ def recv(
         OperationMismatch: the message has another number of bytes or another dtype. The message is dropped, and later
             ones are not affected. Also an error of an earlier message to `src`, see `send`.
         PeerLost, Timeout, TransportError: the source is lost, or has left before it sent, or does not send in time.
-            Without `src`: the same of all other ranks of the set.
+            Without `src`: the same of all other ranks of the set. With on_peer_lost="continue" also if another rank is
+            lost.
     """
     context = current()
     source = context.message(False, True, tensor, src, tag, process_set.process_set_id)

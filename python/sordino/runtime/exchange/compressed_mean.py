@@ -84,7 +84,7 @@ class CompressedMean:
     def begin(self, values: torch.Tensor) -> None:
         """Encode values, and start to send them. Collective.
 
-        A NaN or an infinity makes the means of its block NaN on all ranks (with TopK those of the values that are sent),
+        A NaN or an infinity makes the means of its block NaN on all ranks (with TopK those of values that are sent),
         with a warning on the rank that has it (`report`), and their residuals become 0. With a cast, means of values
         that are not finite in its dtype are not finite on any rank, with the same warning.
 
