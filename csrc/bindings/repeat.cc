@@ -303,7 +303,8 @@ PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count) {
 PyMethodDef kMethod{
     "repeat", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call)), METH_FASTCALL,
     "repeat(opcode, waits, source, target, name, process_set, op, prescale, postscale, root, splits) -> if it waits, "
-    "the result, or a Handle if that is in memory of the core or ranks have sent different numbers of rows; if it does not, the handle, the result if its memory "
+    "the result, or a Handle if that is in memory of the core or ranks have sent different numbers of rows; if it does "
+    "not, the handle, the result if its memory "
     "is known, and the name; None if Python has to do the operation, or refuse it"};
 
 }  // namespace

@@ -12,7 +12,8 @@
 //   kTopExact      the same with exact values
 //
 // A block with a NaN or an infinity decodes to NaN in all its values (kTop: in those that are kept; kTopExact: to the
-// values themselves), so that nothing that is not finite becomes finite. Blocks with no magnitude from 2^-100 on decode to 0, but for kTop and kTopExact.
+// values themselves), so that nothing that is not finite becomes finite. Blocks with no magnitude from 2^-100 on decode
+// to 0, but for kTop and kTopExact.
 //
 // All functions accept any count (0 included), never allocate, never throw on valid arguments, and give the same bits
 // at every instruction set level. Kernels::encode and decode (device_kernels.h) are the same on devices; codes.h has
