@@ -198,7 +198,10 @@ void PyHandle::wait() {
     world->wait(*handle);
     if (handle->event && !handle->error) handle->device->wait(stream, handle->event);
   }
-  if (handle->undone) world->rethrow();
+  if (handle->undone) {
+    world->rethrow();
+    throw PeerLost("its work on the GPU was given up, because a rank is lost", {});
+  }
   if (!world->failed() && !handle->given_up && !(handle->error && handle->event)) {
     // PyTorch reuses freed memory on the stream that it was allocated for, which may be another one than this.
     const bool elsewhere =

@@ -22,6 +22,7 @@ from sordino.runtime.collectives.autograd import allreduce
 from sordino.runtime.collectives.operation import Max
 from sordino.runtime.context import members_of
 from sordino.runtime.devices import HOST
+from sordino.runtime.exchange.flat_buffer import BUFFER
 from sordino.runtime.exchange.rollback import Rollback, take_mean
 from sordino.runtime.exchange.saved_residuals import renumbered
 from sordino.runtime.gradients.reducer import GradientReducer
@@ -259,7 +260,7 @@ class ExchangingStrategy(Strategy):
         """The names of `exchanged`."""
         left_out = set(self._frozen or ())
         names = [name for i, name in enumerate(self.names) if i not in left_out]
-        return [*names, *(f"buffer {name}" for name, _ in self.buffers)]
+        return [*names, *(BUFFER + name for name, _ in self.buffers)]
 
     @property
     def trained(self) -> list[torch.Tensor]:

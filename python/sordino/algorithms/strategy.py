@@ -299,12 +299,12 @@ class Strategy(ABC):
         """
         return _NOTHING
 
-    def report_metric(self, metric: float, rate: float) -> None:
+    def report_metric(self, metric: float, rate: float | None) -> None:
         """Take a metric of the training. Collective.
 
         Args:
             metric: the value on this rank, such as a loss.
-            rate: the learning rate of the first parameter group.
+            rate: the learning rate of the first parameter group; None: it has none.
 
         Raises:
             UsageError: the algorithm does not use a metric.

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _NAMELESS = re.compile(r"group\d+\.parameter\d+")
@@ -16,6 +20,11 @@ def nameless(group: int, number: int) -> str:
 def without_wrappers(name: str) -> str:
     """Return a name without the parts that torch.compile, DistributedDataParallel and others insert."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def by_plain_names(saved: Mapping[str, T]) -> dict[str, T]:
+    """Return saved values of parameters by names without wrappers, for `without_wrappers` of a present name."""
+    return {without_wrappers(name): value for name, value in saved.items()}
 
 
 def may_be_one(name: str, other: str) -> bool:

@@ -14,6 +14,7 @@ from sordino._core import Device
 from sordino.errors import UsageError
 from sordino.runtime.devices import core_device
 from sordino.runtime.tensors import dense_strides, dtype_code
+from sordino.runtime.versions import note_change
 
 _Group = dict[str, Any]
 
@@ -224,6 +225,7 @@ class LARS(torch.optim.Optimizer):
         device.lars_rates(norms[0].data_ptr(), norms[1].data_ptr(), scaled, rates.data_ptr(), lr, trust, decay, eps)
         momentum, nesterov = float(group["momentum"]), bool(group["nesterov"])
         device.lars_step(code, rows, counts, rates.data_ptr(), decay, momentum, nesterov)
+        note_change([*parameters, *(self._velocity(p) for p in parameters if group["momentum"] != 0)])
 
     def _velocity(self, parameter: torch.Tensor) -> torch.Tensor:
         state = self.state[parameter]

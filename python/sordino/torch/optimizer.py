@@ -56,7 +56,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         op: Average (default), Sum, Adasum, Min, Max or Product.
         gradient_predivide_factor: f: averaging is 1/f before the sum and f/N after it (op=Average only).
         num_groups: deprecated, use `groups`.
-        groups: gradients to reduce together: a number of groups, or lists of parameters.
+        groups: gradients to reduce together: a number of groups, or lists of parameters. Each device and dtype of a
+            group is reduced by itself.
         sparse_as_dense: whether to make sparse gradients dense before they are reduced.
         process_set: the ranks that train together.
         mesh: instead of `process_set`: a dimension of a DeviceMesh of all ranks, `device_mesh["replicate"]`. The ranks
@@ -379,7 +380,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Args:
             metric: the value on this rank. The mean over all ranks counts.
         """
-        self._strategy.report_metric(metric, float(self._inner.param_groups[0]["lr"]))
+        rate = self._inner.param_groups[0].get("lr")
+        self._strategy.report_metric(metric, None if rate is None else float(rate))
         self._strategy.context.note_return()
 
     @contextmanager
@@ -431,7 +433,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         try:
             if "found_inf" in self.__dict__:  # called by GradScaler
                 synchronize, checks = self._may_synchronize, wrapping.options.check_finite
-                result = step_scaled(self, strategy, self._inner, closure, synchronize, checks)
+                try:
+                    result = step_scaled(self, strategy, self._inner, closure, synchronize, checks)
+                except BaseException:
+                    for name in ("found_inf", "grad_scale"):  # GradScaler removes them only after a successful step
+                        self.__dict__.pop(name, None)
+                    raise
             else:
                 result = strategy.step(self._inner, closure, self._may_synchronize)
         finally:

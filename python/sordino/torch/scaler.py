@@ -54,8 +54,6 @@ def step_scaled(
     if any(isinstance(parameter, LocalShard) for parameter in strategy.parameters):
         problem = _SHARDED
     if problem is not None:
-        # GradScaler itself removes these only after a successful step.
-        del asked.__dict__["found_inf"], asked.__dict__["grad_scale"]
         raise UsageError(problem)
     if found is None:
         return strategy.step(optimizer, closure, synchronize)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import time
 import weakref
@@ -319,3 +320,21 @@ def test_lars_on_a_device_is_lars(momentum: float, nesterov: bool) -> None:
     (wanted,), (found,) = sim.run(1, train), sim.run(1, train, devices=[sim_device(0)])
     for one, other in zip(wanted, found):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_graph_writes_to_gradients_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured backward runs no hooks, and has the addresses of its gradients."""
+    gpus = devices("direct", 2, monkeypatch)
+
+    def work() -> None:
+        weight = torch.nn.Parameter(torch.zeros(1000))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)])
+        weight.grad = torch.zeros_like(weight)
+        address = weight.grad.data_ptr()
+        for step in range(5):
+            values = np.full(1000, (hvd.rank() + 1.0) * (step + 1), np.float32)
+            ctypes.memmove(address, values.ctypes.data, values.nbytes)
+            optimizer.step()
+        assert weight.tolist() == [-1.5 * 15] * 1000
+
+    sim.run(2, work, devices=gpus)

@@ -50,6 +50,10 @@ class ParameterServer:
         self._channel = new_channel(context, all_ranks)
         self._channel.compare([values])
         self._layouts: Recent[Layout] = Recent()  # the same sets of items are sent again and again
+        # The channel knows topologies by their identity.
+        gather, scatter = ToOwner(self._size, self._workers), FromOwner(self._size, self._workers)
+        self._ways = ("skipping.gather", gather), ("skipping.scatter", scatter)
+        self._from_first = FromOwner(self._size)
         layout = Layout([("sent", DTYPE_CODES[torch.uint8], (len(items),))], groups=[0])
         self._flags = FlatBuffer(context, layout) if algorithm.dedicated else None
 
@@ -84,12 +88,11 @@ class ParameterServer:
 
     def _tell(self, serving: bool = False) -> Handle:
         assert self._flags is not None
-        return self._channel.start("skipping.sent", FromOwner(self._size), self._flags, serving=serving)
+        return self._channel.start("skipping.sent", self._from_first, self._flags, serving=serving)
 
     def _exchange(self, sent: NDArray[np.bool_]) -> None:
         layout = self._layouts.get(sent.tobytes(), self._find_layout)
-        for label, topology in (("skipping.gather", ToOwner), ("skipping.scatter", FromOwner)):
-            way = topology(self._size, self._workers)
+        for label, way in self._ways:
             self._channel.start(label, way, self._values, layout=layout, wait=True).wait()
 
     def _owners(self, pieces: NDArray[np.bool_]) -> NDArray[np.int64]:

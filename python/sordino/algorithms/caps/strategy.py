@@ -210,7 +210,7 @@ class CaPSStrategy(ExchangingStrategy):
 
     # ---- the threshold -----------------------------------------------------------------------------------------
 
-    def report_metric(self, metric: float, rate: float) -> None:
+    def report_metric(self, metric: float, rate: float | None) -> None:
         """Take the metric of an epoch. Its mean over all workers determines the next threshold. Collective."""
         mean = float(metric)
         if self.active:

@@ -183,13 +183,13 @@ class DiLoCo(Gossip):
         return "blocks" if self.fragments > 1 else "model"
 
     def mixing(self, peers: Peers, values: ParameterBuffer) -> Mixing:
+        self.check_groups(len(peers.process_set.ranks or []))
         mixing: Mixing = made("sordino.algorithms.diloco.outer:OuterStep", peers, values, self)
         return mixing
 
     def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
         size, members = len(nodes), self.group_size
-        if size % members:
-            raise UsageError(f"DiLoCo(group_size={members}): does not divide {size} ranks into equal groups")
+        self.check_groups(size)
         segments, all_workers = model.segments(self.cut), groups_of(size, size)
         self.check_fragments(len(segments))
         sizes = [sum(segments[fragment :: self.fragments]) for fragment in range(self.fragments)]
@@ -204,6 +204,11 @@ class DiLoCo(Gossip):
         if members > 1:
             phases.insert(0, gradients(groups_of(size, members), model, self.traits.bucket_bytes))
         return Traffic(phases)
+
+    def check_groups(self, size: int) -> None:
+        """Raise UsageError for a number of ranks that groups do not divide."""
+        if size % self.group_size:
+            raise UsageError(f"DiLoCo(group_size={self.group_size}): does not divide {size} ranks into equal groups")
 
     def check_fragments(self, blocks: int) -> None:
         """Raise UsageError for a model with fewer blocks than fragments."""

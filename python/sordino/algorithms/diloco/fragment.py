@@ -66,7 +66,8 @@ class Fragment:
     """Parameters that take an outer step together, with their outer parameters and momentum.
 
     Outer parameters, momentum and changes are one flat tensor each per width: float64, and float32 for all others,
-    because in 16 bits changes of the size of a rounding error would be lost.
+    because in 16 bits changes of the size of a rounding error would be lost. Parameters in 16 bits continue from the
+    rounded outer parameters, so their changes count from there.
 
     Args:
         context: the context of this rank.
@@ -101,7 +102,7 @@ class Fragment:
             if self._algorithm.averages_models:
                 value.copy_(run)
             else:
-                torch.sub(run, outer, out=value)
+                torch.sub(run, outer.to(run.dtype).to(outer.dtype), out=value)
         self.mean.begin(values)
 
     def apply(self) -> None:

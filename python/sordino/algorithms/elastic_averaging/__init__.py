@@ -24,7 +24,8 @@ class ElasticAveraging(Gossip):
 
     With alpha = moving_rate / N: w_i = w_i - alpha (w_i - c) and c = c + alpha * sum over j of (w_j - c), both from the
     values before the exchange. Every worker holds an equal copy of the center, so no server is needed. The center
-    starts as the mean of the workers' parameters before the first step, and is part of `state_dict()`.
+    starts as the mean of the workers' parameters before the first step, and is part of `state_dict()`. It starts anew
+    after a loss, and if parameters are unfrozen or added.
 
     Sent per exchange and worker: 2(N - 1)/N times the bytes of the parameters (an all-reduce). Staleness: none. Memory:
     twice the parameters. When a peer dies: every remaining rank gets `PeerLost` and keeps its parameters from before

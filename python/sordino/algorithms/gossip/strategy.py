@@ -42,7 +42,7 @@ class GossipStrategy(ExchangingStrategy):
         buffers = len(self.buffers) if self.mixes_buffers else 0
         count = len(self.trained) + buffers
         names, tensors = self.exchanged_names[:count], self.exchanged[:count]
-        arena = ParameterBuffer(context, names, tensors, algorithm.cut, algorithm.weighted, buffers)
+        arena = ParameterBuffer(context, names, tensors, algorithm.cut, algorithm.weighted, buffers, self.names)
         name = context.names.plan(f"gossip.{arena.layout.hash:x}", workers.process_set_id)
         channel = channel_of(context, workers)
         channel.compare([arena])

@@ -248,8 +248,8 @@ class LayeredStrategy(ExchangingStrategy):
         ):
             if self._postponed is not None:
                 optimizer, rates = self._postponed
-                self._forget()
                 with on_stream(self._stream):
+                    self._forget()
                     self._take(optimizer, rates)
 
     def _forget(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from sordino.algorithms.base import Algorithm, Simulation, Traits, group_size_among
 from sordino.algorithms.checks import NO_BUFFERS, Buffers, check_kinds, is_count, require
@@ -25,6 +25,9 @@ from sordino.algorithms.traffic import (
 )
 from sordino.codecs import Codec, FlatCodec, Int4, TopK, flat_codec_of
 from sordino.errors import UsageError
+
+if TYPE_CHECKING:
+    from sordino.runtime.gradients.options import Options
 
 
 @dataclass(frozen=True)
@@ -225,6 +228,16 @@ class LocalSGD(Algorithm):
         averages = mean_within(peers, size, self.codec)
         # Reads and writes: 3 for the change, 2 for the copy that is encoded, 3 for θ, 2 for the parameters.
         return averages if self.codec is None else [*averages, Copies(10 * size)]
+
+    def check(self, options: Options) -> None:
+        other = options.compresses or options.groups is not None or options.gradient_predivide_factor != 1.0
+        if other and self.group_size == 1 and self.start not in ("immediate", 0):
+            raise UsageError(
+                f"LocalSGD(start={self.start!r}) without groups sends gradients only until models train separately. "
+                "For that time it does not support compression=, groups= and gradient_predivide_factor=. Omit them, or "
+                "use LocalSGD(compression=...), which is for the averagings"
+            )
+        super().check(options)
 
     def check_simulation(self, workers: int) -> None:
         if self.start == "decay":

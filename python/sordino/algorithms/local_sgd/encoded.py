@@ -17,13 +17,14 @@ from sordino.algorithms.diloco import DiLoCo
 from sordino.algorithms.diloco.fragment import Fragment
 from sordino.algorithms.local_sgd import LocalSGD
 from sordino.algorithms.local_sgd.averaging import RESIDUALS_OF, Averaging, Pieces, Values
-from sordino.algorithms.local_sgd.movements import fill, whole_parameters
+from sordino.algorithms.local_sgd.movements import fill, warn_unless, whole_parameters
 from sordino.errors import UsageError
 from sordino.runtime.collectives.autograd import allgather
 from sordino.runtime.collectives.ops import broadcast_
 from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.residuals import Feedback, Sender
+from sordino.runtime.parameter_names import by_plain_names
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.tensors import label
 
@@ -77,10 +78,12 @@ class EncodedAveraging(Averaging):
         parts = list(pieces())
         name = f"local.outer.{len(self._fragments)}"
         fragment = Fragment(self._context, self._peers, found[self._known :], name, self._outer_step)
+        found_some = False
         for piece in parts:
             outer = fragment.outer_of(piece.values)
             if outer is not None:
-                fill(outer, piece, self._parameters[piece.name], self._loaded)
+                found_some |= fill(outer, piece, self._parameters[piece.name], self._loaded)
+        warn_unless(found_some, self._loaded)
         for number, outer in enumerate(fragment.outer):
             broadcast_(outer, self._first, f"{name}.begin.{number}", self._peers)
         labelled = [replace(piece, name=self._labels[piece.name]) for piece in parts]
@@ -142,7 +145,7 @@ class EncodedAveraging(Averaging):
         waited for and dropped.
         """
         self.restart()
-        self._loaded = dict(state.get("outer", {}))
+        self._loaded = by_plain_names(state.get("outer", {}))
         sizes = {self._labels[name]: parameter.numel() for name, parameter in self._parameters.items()}
         self._feedback.load(state.get("residuals", {}), sizes)
 

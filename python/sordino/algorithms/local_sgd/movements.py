@@ -6,6 +6,7 @@ that they had in common, which are therefore in the state: by the names of param
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from sordino.algorithms.local_sgd.sharded_state import in_memory_order
 from sordino.runtime.collectives.objects import allgather_object
 from sordino.runtime.collectives.operation import Sum
 from sordino.runtime.local_shards import LocalShard
+from sordino.runtime.parameter_names import by_plain_names, without_wrappers
 from sordino.runtime.process_set import ProcessSet
 
 Part = tuple[str, int, int, torch.Tensor]
@@ -42,19 +44,35 @@ def whole_parameters(
     return whole
 
 
-def fill(target: torch.Tensor, piece: Elements, parameter: torch.Tensor, saved: Mapping[str, torch.Tensor]) -> None:
+def fill(target: torch.Tensor, piece: Elements, parameter: torch.Tensor, saved: Mapping[str, torch.Tensor]) -> bool:
     """Write the saved values of a piece of a parameter to `target`, if the parameter has been saved with its shape.
+
+    Returns whether it has been.
 
     Args:
         target: a 1-d tensor of the size of the piece.
         piece: the piece.
         parameter: the whole parameter.
-        saved: whole tensors by the names of parameters, in any memory order.
+        saved: whole tensors by the names of parameters without wrappers, in any memory order.
     """
-    value = saved.get(piece.name)
-    if value is not None and value.shape == parameter.shape:
-        ordered = torch.empty_like(parameter, dtype=target.dtype).copy_(value)
-        target.copy_(in_memory_order(ordered)[piece.begin : piece.end])
+    value = saved.get(without_wrappers(piece.name))
+    if value is None or value.shape != parameter.shape:
+        return False
+    ordered = torch.empty_like(parameter, dtype=target.dtype).copy_(value)
+    target.copy_(in_memory_order(ordered)[piece.begin : piece.end])
+    return True
+
+
+def warn_unless(found: bool, saved: Mapping[str, torch.Tensor]) -> None:
+    """Warn that saved models are not used, unless some were `found` or there are none."""
+    if saved and not found:
+        warnings.warn(
+            f"LocalSGD: the models of the last averaging in the state are of other parameters ('{next(iter(saved))}', "
+            "for example), so they are not used, and changes count from the present models. named_parameters= has "
+            "other names, or none",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 class Movements(Averaging):
@@ -85,10 +103,12 @@ class Movements(Averaging):
             return
         self._then += [value.clone() for value in new]
         if self._loaded:
+            found_some = False
             for piece in pieces():
                 target = _part_of(piece.values, new, self._then[known:])
                 if target is not None:
-                    fill(target, piece, self._parameters[piece.name], self._loaded)
+                    found_some |= fill(target, piece, self._parameters[piece.name], self._loaded)
+            warn_unless(found_some, self._loaded)
         self._loaded = {}
 
     @torch.no_grad()
@@ -120,7 +140,7 @@ class Movements(Averaging):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         drop_residuals(state)
-        self._then, self._loaded = [], state.get("outer", {})
+        self._then, self._loaded = [], by_plain_names(state.get("outer", {}))
 
     def restart(self) -> None:
         self._then, self._loaded = [], {}

@@ -205,9 +205,10 @@ class ShardedReducer(FlatReducer):
 
     def synchronize(self) -> None:
         """Average all gradients and send them to all ranks of the group, so that they can be clipped or inspected."""
-        if not self.active or self._counter.done:
+        if not self.active or self._handed_out:
             return
         self._reduce()
+        self._show_pending()
         self._hand_out_gradients()
 
     def _hand_out_gradients(self) -> None:
@@ -242,6 +243,7 @@ class ShardedReducer(FlatReducer):
                 "error_if_nonfinite=False scales them in any case"
             )
         torch._foreach_mul_(owned, torch.clamp(limit / (total + 1e-6), max=1.0).item())
+        self._pending.hide()  # other parts than this rank's own are not averaged here
         return total
 
     # ---- the step ----------------------------------------------------------------------------------------------
@@ -252,6 +254,7 @@ class ShardedReducer(FlatReducer):
         That is valid because element-wise optimizers evaluate a closure once and first.
         """
         loss = closure() if closure is not None else None
+        self._show_pending()
         if synchronize:
             self._reduce()
         elif not self._counter.done:

@@ -161,8 +161,9 @@ class LocalSGDStrategy(ExchangingStrategy):
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._gathering is not None:
             self._gathering.complete()
-        self._rate = float(optimizer.param_groups[0]["lr"])
-        self._highest_rate = max(self._highest_rate, self._rate)
+        if self.algorithm.start == "decay":
+            self._rate = float(optimizer.param_groups[0]["lr"])
+            self._highest_rate = max(self._highest_rate, self._rate)
         self._prepare(optimizer)
         self._note_models()
         if self._shards is not None:
@@ -281,15 +282,17 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     # ---- the interval ------------------------------------------------------------------------------------------
 
-    def report_metric(self, loss: float, rate: float) -> None:
+    def report_metric(self, loss: float, rate: float | None) -> None:
         """Average the loss over all workers and, once per block, set the interval. Collective.
 
         Raises:
-            UsageError: the algorithm has no `adaptive`.
+            UsageError: the algorithm has no `adaptive`, or the optimizer no learning rate.
         """
         adaptive = self.algorithm.adaptive
         if adaptive is None:
             raise UsageError("report_metric() has no effect without LocalSGD(adaptive=AdaptiveInterval(...))")
+        if rate is None:
+            raise UsageError("LocalSGD(adaptive=...): needs the learning rate, and the first parameter group has no lr")
         if not self.active:
             return
         mine = torch.tensor([loss], dtype=torch.float64, device=HOST)

@@ -7,11 +7,15 @@ An exchange averages one copy of the parameters over a group of workers (`OuterG
     b = μ b + α (message - pull φ)
     φ = φ + b,  θ = φ
 
+Parameters in 16 bits continue from the rounded φ, and so they do in both formulas with φ. Otherwise what rounding takes
+away would count as a change.
+
 The model is not changed before the mean is complete. So an exchange that fails leaves parameters, φ and b as they were.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +25,7 @@ import torch
 from sordino.algorithms.gossip.mixing import Averaging, Peers, take_from_first
 from sordino.algorithms.noloco import NoLoCo
 from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
+from sordino.runtime.parameter_names import by_plain_names, without_wrappers
 
 
 class _Parameter:
@@ -48,17 +53,26 @@ class _Parameter:
 
     def pack(self, pull: float) -> None:
         """Write the message to send."""
-        if pull == 1:
-            self.message.copy_(self.own)
-        else:
-            self.message.copy_(torch.add(self.own, self.outer, alpha=pull - 1))
+        self.message.copy_(self._packed(self.own, pull))
 
     def step(self, rate: float, factor: float, pull: float) -> None:
         """Take the outer step. The message contains the mean of the group's messages."""
-        change = self.message - pull * self.outer
+        if self.own.dtype == self.outer.dtype:
+            change = self.message - pull * self.outer
+        else:  # rounded as the message of a worker whose parameters have not moved
+            still = self._packed(self._start, pull)
+            change = self.message.to(self.outer.dtype) - still.to(self.outer.dtype)
         self.momentum.mul_(factor).add_(change, alpha=rate)
         self.outer.add_(self.momentum)
         self.own.copy_(self.outer)
+
+    @property
+    def _start(self) -> torch.Tensor:
+        """The outer parameters as the model has got them."""
+        return self.outer.to(self.own.dtype)
+
+    def _packed(self, own: torch.Tensor, pull: float) -> torch.Tensor:
+        return own if pull == 1 else torch.add(own, self._start, alpha=pull - 1)
 
     def takes(self, outer: Any, momentum: Any) -> bool:
         """Return whether this is the state of a parameter of the same shape."""
@@ -152,10 +166,19 @@ class OuterGossip(Averaging):
     @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        outer, momentum = state.get("outer", {}), state.get("momentum", {})
+        outer, momentum = by_plain_names(state.get("outer", {})), by_plain_names(state.get("momentum", {}))
         for name, one in self._parameters.items():
+            plain = without_wrappers(name)
             # A parameter that the state does not have begins from the model's values in the next step (`begin`).
-            one.begun = one.takes(outer.get(name), momentum.get(name))
+            one.begun = one.takes(outer.get(plain), momentum.get(plain))
             if one.begun:
-                one.outer.copy_(outer[name])
-                one.momentum.copy_(momentum[name])
+                one.outer.copy_(outer[plain])
+                one.momentum.copy_(momentum[plain])
+        if outer and not any(one.begun for one in self._parameters.values()):
+            warnings.warn(
+                f"NoLoCo: the outer parameters in the state are of other parameters ('{next(iter(outer))}', for "
+                "example), so they are not used: all workers begin from the first one's. named_parameters= has other "
+                "names, or none",
+                RuntimeWarning,
+                stacklevel=2,
+            )

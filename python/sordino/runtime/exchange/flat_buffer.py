@@ -39,6 +39,10 @@ def require_unchanged(tensor: torch.Tensor, view: torch.Tensor) -> None:
         )
 
 
+BUFFER = "buffer "
+"""Beginning of the name of an exchanged buffer of the model, before its own name."""
+
+
 class FlatBuffer:
     """An arena with a value for each element of a layout."""
 
@@ -113,7 +117,9 @@ class ParameterBuffer(FlatBuffer):
         tensors: floating-point tensors on one device, without internal overlap.
         segments: division into segments; see `segment_numbers`.
         weighted: whether each segment has a weight that is exchanged with it (`weights`, float64, initially 1).
-        buffers: number of buffers of the model, which are the last of `tensors`.
+        buffers: number of buffers of the model, which are the last of `tensors`. They are in the segments of their
+            modules.
+        others: names of parameters that are not exchanged, which patterns of `segments` may match as well.
 
     Raises:
         UsageError: a tensor cannot be exchanged.
@@ -128,12 +134,14 @@ class ParameterBuffer(FlatBuffer):
         segments: str | int | Sequence[str],
         weighted: bool = False,
         buffers: int = 0,
+        others: Sequence[str] = (),
     ) -> None:
         for name, tensor in zip(names, tensors):
             if not tensor.is_floating_point():
                 raise UsageError(f"'{name}' is of {tensor.dtype}; only floating-point tensors can be averaged")
             check(tensor)
-        numbers = segment_numbers(names, [t.numel() * t.element_size() for t in tensors], segments)
+        paths = [name.removeprefix(BUFFER) for name in names]
+        numbers = segment_numbers(paths, [t.numel() * t.element_size() for t in tensors], segments, others)
         self.segment_count = max(numbers, default=-1) + 1
         device = common_device(tensors, "the tensors to be averaged")
         self.weights = [

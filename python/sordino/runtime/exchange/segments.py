@@ -16,13 +16,16 @@ _LARGE = 1 << 20  # bytes; minimum of the size limit of pieces
 _PIECES = 16  # approximate number of pieces of a model that is one block
 
 
-def segment_numbers(names: Sequence[str], sizes: Sequence[float], segments: Segments | Sequence[str]) -> list[int]:
+def segment_numbers(
+    names: Sequence[str], sizes: Sequence[float], segments: Segments | Sequence[str], others: Sequence[str] = ()
+) -> list[int]:
     """Return the segment of each tensor, numbered from 0 in the order of first use.
 
     Args:
         names: names of the tensors.
         sizes: their sizes in bytes.
         segments: see `sordino.algorithms.Crossover`.
+        others: names that patterns may match as well, of tensors that are in no segment, such as frozen parameters.
 
     Raises:
         UsageError: a pattern matches no name.
@@ -34,7 +37,7 @@ def segment_numbers(names: Sequence[str], sizes: Sequence[float], segments: Segm
     if isinstance(segments, str):
         return _blocks(names, sizes)
     for pattern in segments:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(fnmatchcase(name, pattern) for name in (*names, *others)):
             raise UsageError(
                 f"segments: the pattern {pattern!r} matches no parameter; the parameters are {', '.join(names[:8])}…"
             )

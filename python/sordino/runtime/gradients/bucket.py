@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from sordino._core import Device, Handle, Request
-from sordino.errors import TransportError
+from sordino.errors import TransportError, UsageError
 from sordino.runtime import opcode
 from sordino.runtime.collectives.compression import Compression
 from sordino.runtime.collectives.operation import Average, Sum
@@ -96,7 +96,7 @@ class Bucket:
 
     # ---- the start ---------------------------------------------------------------------------------------------
 
-    def request(self, context: Context, name: str, repeated: bool) -> Request:
+    def request(self, context: Context, name: str, repeated: bool, stays: bool = False) -> Request:
         """Return the request that reduces the gradients.
 
         While they stay in their places, the same request is used in every step.
@@ -105,8 +105,10 @@ class Bucket:
             context: the context of this rank.
             name: name of the operation.
             repeated: whether the gradients of this step have been reduced before, under another name.
+            stays: whether the gradients must stay where they are.
         """
-        places = self._move(context)
+        self._check_device()
+        places = None if stays else self._move(context)
         described = self._describe() if places is None else places.described
         if self.missing:
             self.flags.copy_(torch.tensor([k not in self.missing for k in range(len(self.flags))], device=HOST))
@@ -131,10 +133,21 @@ class Bucket:
 
     def gather(self) -> list[torch.Tensor]:
         """Set the flags, and return the gradients of the members where they are, or zeros for missing ones."""
+        self._check_device()
         self._describe()
         self.flags.fill_(1)
         self.flags[self.missing] = 0
         return self.sent
+
+    def _check_device(self) -> None:
+        """Raise UsageError if the parameters have moved to another device."""
+        device = self.parameters[self.members[0]].device
+        if device != self.flags.device:
+            name = self.names[self.members[0]]
+            raise UsageError(
+                f"'{name}' has moved from {self.flags.device} to {device} since its gradient was first reduced: move "
+                "the model before its first step, or wrap the optimizer again"
+            )
 
     def sends_as_produced(self) -> bool:
         """Return whether `request` will describe the gradients where autograd has put them, and compute on none."""

@@ -132,8 +132,11 @@ def _refuse(func: Any) -> None:
 
 @torch.no_grad()
 def hide(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
-    """Fill tensors with NaN and make every use of them raise `StepOrderError`. Return a function that undoes both."""
-    hidden = [(tensor, tensor.data.clone()) for tensor in tensors]
+    """Fill tensors with NaN and make every use of them raise `StepOrderError`. Return a function that undoes both.
+
+    Tensors of integers stay as they are: no step changes them.
+    """
+    hidden = [(tensor, tensor.data.clone()) for tensor in tensors if tensor.is_floating_point()]
     for tensor, _ in hidden:
         tensor.data.fill_(torch.nan)
     guard = Guard(_refuse)

@@ -49,7 +49,9 @@ def agree_on_order(
 def divide(
     order: Sequence[int], names: Sequence[str], parameters: Sequence[torch.Tensor], settings: Settings
 ) -> list[list[int]]:
-    """Divide dense gradients into buckets: the user's groups, then the others by device, in order, by their bytes.
+    """Divide dense gradients into buckets: the user's groups, then the others in order, by their bytes.
+
+    A bucket has gradients of one device and dtype, so a group may be several buckets.
 
     Args:
         order: indices of their parameters in the order of the plan.
@@ -60,7 +62,15 @@ def divide(
     Returns:
         the indices of the members of each bucket. A bucket without members does not exist, but counts in the names.
     """
-    parts = [[i for i in group if i in order] for group in settings.groups]
+
+    def kind(index: int) -> tuple[torch.device, torch.dtype]:
+        return parameters[index].device, parameters[index].dtype
+
+    parts = [
+        [i for i in group if i in order and kind(i) == one]
+        for group in settings.groups
+        for one in dict.fromkeys(map(kind, group))
+    ]
     grouped = {i for part in parts for i in part}
     for device in dict.fromkeys(parameter.device for parameter in parameters):
         rest = [i for i in order if i not in grouped and parameters[i].device == device]

@@ -267,7 +267,9 @@ class GradientReducer(GradientHooks):
         if self._encoded is not None:
             bucket.handle = WhenWaited(partial(self._encoded.average, bucket, name))
             return
-        request = bucket.request(self.context, name, repeated=self._again > 0)
+        # A graph that was captured writes to gradients without hooks, and always to the same memory.
+        stays = bucket.device is not None and not self._counter.has_all(bucket.members)
+        request = bucket.request(self.context, name, repeated=self._again > 0, stays=stays)
         if self.settings.finite is not None:
             bucket.looked = self.settings.look(bucket.members, bucket.sent)
         bucket.versions = versions_of(bucket.sent)
