@@ -1656,8 +1656,9 @@ ERRORS = [
         "a bucket has the dtype of its group's first gradient",
         "misaligned access",
         "python/sordino/runtime/gradients/plan.py",
-        "for one in dict.fromkeys(map(kind, group))",
-        "for one in dict.fromkeys(map(kind, group[:1]))",
+        "i in order and kind(i) == one]\n        for group in settings.groups\n"
+        "        for one in dict.fromkeys(map(kind, group))",
+        "i in order]\n        for group in settings.groups",
         (_PAIRS + "several_dtypes",),
     ),
     Error(
@@ -1776,8 +1777,8 @@ ERRORS = [
         "a model that moves to another device is not noticed",
         "misaligned access",
         "python/sordino/runtime/gradients/bucket.py",
-        "if device != self.flags.device:",
-        "if False:",
+        "            raise self._moved_away()\n        places =",
+        "            pass\n        places =",
         (_PAIRS + "another_device",),
     ),
 ]

@@ -107,7 +107,8 @@ class Bucket:
             repeated: whether the gradients of this step have been reduced before, under another name.
             stays: whether the gradients must stay where they are.
         """
-        self._check_device()
+        if self.parameters[self.members[0]].device != self.flags.device:
+            raise self._moved_away()
         places = None if stays else self._move(context)
         described = self._describe() if places is None else places.described
         if self.missing:
@@ -133,21 +134,20 @@ class Bucket:
 
     def gather(self) -> list[torch.Tensor]:
         """Set the flags, and return the gradients of the members where they are, or zeros for missing ones."""
-        self._check_device()
+        if self.parameters[self.members[0]].device != self.flags.device:
+            raise self._moved_away()
         self._describe()
         self.flags.fill_(1)
         self.flags[self.missing] = 0
         return self.sent
 
-    def _check_device(self) -> None:
-        """Raise UsageError if the parameters have moved to another device."""
-        device = self.parameters[self.members[0]].device
-        if device != self.flags.device:
-            name = self.names[self.members[0]]
-            raise UsageError(
-                f"'{name}' has moved from {self.flags.device} to {device} since its gradient was first reduced: move "
-                "the model before its first step, or wrap the optimizer again"
-            )
+    def _moved_away(self) -> UsageError:
+        """Return the error for parameters that have moved to another device."""
+        first = self.members[0]
+        return UsageError(
+            f"'{self.names[first]}' has moved from {self.flags.device} to {self.parameters[first].device} since its "
+            "gradient was first reduced: move the model before its first step, or wrap the optimizer again"
+        )
 
     def sends_as_produced(self) -> bool:
         """Return whether `request` will describe the gradients where autograd has put them, and compute on none."""
