@@ -200,7 +200,7 @@ void PyHandle::wait() {
   }
   if (handle->undone) {
     world->rethrow();
-    throw PeerLost("its work on the GPU was given up, because a rank is lost", {});
+    throw PeerLost("an operation on the GPU was given up, because a rank was lost", {});
   }
   if (!world->failed() && !handle->given_up && !(handle->error && handle->event)) {
     // PyTorch reuses freed memory on the stream that it was allocated for, which may be another one than this.

@@ -4,7 +4,8 @@
 //   small and done before, or this rank is alone   done in one shot; returns the result
 //   any other, and the caller waits                submitted and waited for; returns the result, or a handle with it
 //   members have sent different numbers of rows
-//   into a given tensor                            returns a handle, also if the caller waits: it may expect others
+//   into a given tensor                            returns a handle, also if the caller waits: it may expect other
+//                                                  numbers
 //   any other, and it does not wait                submitted; returns its handle, its result and its name
 //   an unusual tensor, an invalid argument, or
 //   a call within a call of this thread            returns None: Python does it, or raises the error

@@ -297,4 +297,20 @@ ERRORS = [
         "",
         (tests("plan", "third"),),
     ),
+    Error(
+        "a wait with a time limit counts time in which its rank was stopped",
+        "wrong weight",
+        "python/sordino/distributed/work.py",
+        "deadline = Deadline(seconds)",
+        "deadline = Deadline(seconds, longest=1e9)",
+        ("tests/python/distributed/test_work.py -k for_a_wait",),
+    ),
+    Error(
+        "a monitored barrier counts time in which its rank was stopped",
+        "wrong weight",
+        "python/sordino/distributed/monitored.py",
+        "    deadline = Deadline(timeout.total_seconds())\n",
+        "    deadline = Deadline(timeout.total_seconds(), longest=1e9)\n",
+        ("tests/python/distributed/test_work.py -k monitored_barrier",),
+    ),
 ]

@@ -909,8 +909,8 @@ ERRORS = [
         "a group that is made again meets its former life",
         "stale copy",
         _DISTRIBUTED + "place.py",
-        "dist.PrefixStore(str(store.add(life, 1)), store)",
-        "dist.PrefixStore(str(min(1, store.add(life, 1))), store)",
+        'dist.PrefixStore(str(store.add(f"lives/{rank}", 1)), store)',
+        'dist.PrefixStore("1", store)',
         (_GROUPS + "test_groups",),
     ),
     Error(

@@ -61,6 +61,7 @@ class ExchangingStrategy(Strategy):
         self.buffers = list(runtime.buffers)
         self.steps = self.round = 0
         self._met = False
+        self.number = self.context.rank  # when the ranks met last
         # Parameters that exchanges leave out, because they were not trained when the ranks met; None before the first
         # meeting. Not those that are frozen now: after a loss some ranks may have frozen or unfrozen others already.
         self._frozen: list[int] | None = None
@@ -165,7 +166,7 @@ class ExchangingStrategy(Strategy):
         elif self.reducer is not None:  # this rank is alone
             self.reducer.release()
             self.reducer = None
-        self._met = True
+        self._met, self.number = True, self.context.rank
         self.context.callbacks.on_join.add(self.before_join)
         if self.context.survives_losses:
             self.context.losses.recoverables[id(self)] = Recoverable(
@@ -441,4 +442,5 @@ class ExchangingStrategy(Strategy):
     def take_over(self, old: Strategy) -> None:
         state = old.state_dict()
         if state is not None:
-            self.load_state_dict(renumbered(state, self.context.rank))
+            before = old.number if isinstance(old, ExchangingStrategy) else self.context.rank
+            self.load_state_dict(renumbered(state, before, self.context.rank))

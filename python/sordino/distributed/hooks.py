@@ -16,6 +16,7 @@ Another state derives from `BucketAverage`. A compression that all-reduce can ad
 
 # Without `from __future__ import annotations`, because DDP compares the annotations of a hook with classes.
 
+import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable
@@ -142,7 +143,7 @@ class Encoded(BucketAverage):
             raise UsageError("Encoded(codec=None): without a codec, use Compressed()")
         self.codec, self.group = found, group
         # The parameters of each bucket and their mean, by the parameters' ids: several models may use this object.
-        self._means: dict[tuple[int, ...], tuple[list[torch.Tensor], TensorMean]] = {}
+        self._means: dict[tuple[int, ...], tuple[list[weakref.ref[torch.Tensor]], TensorMean]] = {}
 
     def start(self, bucket: GradBucket) -> Future[torch.Tensor]:
         gradients: torch.Tensor = bucket.buffer()
@@ -161,13 +162,19 @@ class Encoded(BucketAverage):
     def _mean_of(self, bucket: GradBucket) -> TensorMean:
         parameters = bucket.parameters()
         key = tuple(map(id, parameters))
-        if key not in self._means:
-            # DDP divides a model anew after its first step. The former buckets with these parameters are gone then.
-            self._means = {former: found for former, found in self._means.items() if not set(former) & set(key)}
+        former, mean = self._means.get(key, ((), None))
+        if mean is None or any(one() is None for one in former):
+            # DDP divides a model anew after its first step. The former buckets with these parameters are gone then, as
+            # are those of models that no longer exist.
+            self._means = {
+                ids: (refs, found)
+                for ids, (refs, found) in self._means.items()
+                if not set(ids) & set(key) and all(one() is not None for one in refs)
+            }
             name = f"bucket {bucket.index()} of DistributedDataParallel"
             mean = mean_of(self.codec, bucket.gradients(), name, _GroupTransfers(self.group))
-            self._means[key] = parameters, mean
-        return self._means[key][1]
+            self._means[key] = [weakref.ref(one) for one in parameters], mean
+        return mean
 
 
 class _GroupTransfers:

@@ -11,12 +11,14 @@ The texts of the errors begin as those of gloo, for programs that look for them.
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from sordino.awake import LONGEST_STEP_S, Deadline
+
 _VERDICT = "verdict"
+_LEAST_S = 1e-3  # a store takes 0 ms for no limit
 
 
 def barrier(store: Any, rank: int, size: int, timeout: timedelta, wait_all_ranks: bool) -> None:
@@ -37,7 +39,7 @@ def barrier(store: Any, rank: int, size: int, timeout: timedelta, wait_all_ranks
         return
     store.set(str(rank), b"")
     reached = f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from"
-    if not _is_set(store, _VERDICT, timeout):
+    if not _is_set(store, _VERDICT, Deadline(timeout.total_seconds())):
         raise RuntimeError(f"{reached} rank 0: rank 0 has not come within {_text(timeout)}")
     verdict = bytes(store.get(_VERDICT)).decode()
     if verdict:
@@ -45,11 +47,10 @@ def barrier(store: Any, rank: int, size: int, timeout: timedelta, wait_all_ranks
 
 
 def _wait_for_others(store: Any, size: int, timeout: timedelta, wait_all_ranks: bool) -> None:
-    end = time.monotonic() + timeout.total_seconds()
+    deadline = Deadline(timeout.total_seconds())
     missing: list[int] = []
     for rank in range(1, size):
-        left = timedelta(seconds=end - time.monotonic())
-        if not _is_set(store, str(rank), left):
+        if not _is_set(store, str(rank), deadline):
             missing.append(rank)
             if not wait_all_ranks:
                 break
@@ -65,12 +66,18 @@ def _wait_for_others(store: Any, size: int, timeout: timedelta, wait_all_ranks: 
         raise RuntimeError(verdict)
 
 
-def _is_set(store: Any, key: str, limit: timedelta) -> bool:
-    """Wait for a key, and return whether it has been set within the time limit."""
-    if limit > timedelta(milliseconds=1):  # a store takes 0 ms for no limit
+def _is_set(store: Any, key: str, deadline: Deadline) -> bool:
+    """Wait for a key, and return whether it has been set by the deadline.
+
+    Time in which this process is stopped does not count, so it asks again where a store's own time is up.
+    """
+    while not store.check([key]):
+        left = deadline.left()
+        if left <= _LEAST_S:
+            return False
         with suppress(RuntimeError):  # the time is up, or the store is gone, for which check() raises
-            store.wait([key], limit)
-    return bool(store.check([key]))
+            store.wait([key], timedelta(seconds=max(min(left, LONGEST_STEP_S / 2), 2 * _LEAST_S)))
+    return True
 
 
 def _text(timeout: timedelta) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed
 from torch.distributed.constants import default_pg_timeout
 
-from sordino.errors import SordinoError, UsageError
+from sordino.errors import UsageError
 from sordino.rendezvous.find_start import find_start
 from sordino.rendezvous.starts import Start
 from sordino.runtime.context import Context, current, current_or_none
@@ -92,15 +92,11 @@ def is_chosen(timeout: timedelta | None) -> bool:
 def world_at(store: Any, rank: int, size: int, timeout: timedelta | None) -> tuple[Context, Any]:
     """Return a world of its own for some ranks, and its part of the store at which they meet. Collective.
 
-    A group may have been made and destroyed before at the same store, where its keys stay. So each life has its own.
+    A group may have been made before at the same store, where its keys stay. So each life has its own, and so has each
+    attempt, which all ranks make.
     """
-    life = f"lives/{rank}"
-    part = dist.PrefixStore(str(store.add(life, 1)), store)
-    try:
-        return Context(_start_at(part, rank, size, timeout).world(None, False)), part
-    except SordinoError:
-        store.add(life, -1)  # the ranks may try again
-        raise
+    part = dist.PrefixStore(str(store.add(f"lives/{rank}", 1)), store)
+    return Context(_start_at(part, rank, size, timeout).world(None, False)), part
 
 
 def _start_at(store: Any, rank: int, size: int, timeout: timedelta | None) -> Start:

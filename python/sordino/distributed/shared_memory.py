@@ -19,6 +19,7 @@ import torch
 from sordino._core import Arena, Layout, SharedMemory
 from sordino.errors import TransportError, UsageError
 from sordino.runtime.context import Context
+from sordino.runtime.devices import HOST
 from sordino.runtime.dtypes import DTYPE_CODES
 
 _LEAST = 32 * 1024  # bytes of a tensor; for smaller ones, the core does not look for shared memory
@@ -66,7 +67,7 @@ class MemoryPool:
         if os.getpid() != self._process:
             raise UsageError("allocate_tensor: this process was forked after init_process_group(), so it is not a rank")
         if count * dtype.itemsize < _LEAST:
-            return torch.empty(count, dtype=dtype)
+            return torch.empty(count, dtype=dtype, device=HOST)
         size = _rounded(count * dtype.itemsize)
         with self._lock:
             if not self._is_open:

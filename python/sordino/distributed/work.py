@@ -22,6 +22,7 @@ import torch
 import torch.distributed
 from torch.futures import Future
 
+from sordino.awake import Deadline
 from sordino.distributed.untraced import untraced
 from sordino.errors import SordinoError, UsageError
 
@@ -125,9 +126,10 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the results are there. Raises DistBackendError, with a `timeout` also if it has passed."""
         if self._limit is not None:
-            self._wait_until(*self._limit)
+            end, limit = self._limit
+            self._wait_for(end - time.monotonic(), limit)
         if timeout is not None and timeout > timedelta(0):
-            self._wait_until(time.monotonic() + timeout.total_seconds(), timeout)
+            self._wait_for(timeout.total_seconds(), timeout)
         for part in self._parts:
             part.complete()
         if self._devices:
@@ -143,10 +145,15 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
         for stream, event in zip(streams, self._ready):
             stream.wait_event(event)
 
-    def _wait_until(self, end: float, timeout: timedelta) -> None:
+    def _wait_for(self, seconds: float, timeout: timedelta) -> None:
+        """Wait until the operation is over. DistBackendError that names `timeout` if that takes longer than `seconds`.
+
+        Time in which this process is stopped meanwhile does not count.
+        """
+        deadline = Deadline(seconds)
         for part in self._parts:
             while not part.is_done():
-                if time.monotonic() > end:
+                if deadline.passed():
                     raise dist.DistBackendError(f"the operation is not over after {timeout.total_seconds():g} s")
                 time.sleep(_LOOK_S)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -22,9 +22,22 @@ def without_wrappers(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def by_plain_names(saved: Mapping[str, T]) -> dict[str, T]:
-    """Return saved values of parameters by names without wrappers, for `without_wrappers` of a present name."""
-    return {without_wrappers(name): value for name, value in saved.items()}
+def finder(saved: Mapping[str, T]) -> Callable[[str], T | None]:
+    """Return a function that returns the saved value of a parameter by its present name; None: there is none.
+
+    That is the value with this name, or else the only one whose name differs by wrappers.
+    """
+    plain: dict[str, list[T]] = {}
+    for name, value in saved.items():
+        plain.setdefault(without_wrappers(name), []).append(value)
+
+    def find(name: str) -> T | None:
+        if name in saved:
+            return saved[name]
+        alike = plain.get(without_wrappers(name), [])
+        return alike[0] if len(alike) == 1 else None
+
+    return find
 
 
 def may_be_one(name: str, other: str) -> bool:

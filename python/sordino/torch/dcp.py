@@ -7,8 +7,8 @@
 - read a flattened state by the keys of each group in `optimizer.param_groups`, and by the keys of `optimizer.state`.
 
 These calls do not identify themselves, and each needs another answer than a call by a script. So they are recognized by
-the calling function on the stack. The state of an algorithm travels as bytes in the first parameter group, because a
-torch checkpoint can load a bytes value of any size.
+the calling function on the stack. The state of an algorithm travels as bytes in the first group with parameters,
+because a torch checkpoint can load a bytes value of any size.
 """
 
 from __future__ import annotations

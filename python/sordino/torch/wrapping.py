@@ -156,7 +156,9 @@ class Wrapping:
         """Continue from a strategy that was detached, with a new one."""
         self.strategy = self._make_strategy(compare)
         self.strategy.take_over(old)
-        self.strategy.load_residuals(renumbered(old.residuals() or {}, self.strategy.context.rank))
+        rank = self.strategy.context.rank
+        before = rank if old.reducer is None else old.reducer.number
+        self.strategy.load_residuals(renumbered(old.residuals() or {}, before, rank))
 
     def _name_new_parameters(self) -> None:
         self.names = {**name_parameters(self.optimizer, None), **self.names}

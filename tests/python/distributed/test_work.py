@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +16,14 @@ from torch.distributed import ReduceOp
 
 import sordino.torch as hvd
 from sordino import sim
+from sordino.awake import Deadline
+from sordino.distributed import monitored
+from sordino.distributed import work as work_module
 from sordino.distributed.collectives import Collectives
 from sordino.distributed.operations import Operations
 from sordino.distributed.place import Place, find_place
 from sordino.distributed.submissions import Parts
-from sordino.distributed.work import SordinoWork
+from sordino.distributed.work import Part, SordinoWork
 from sordino.runtime.context import current
 
 
@@ -128,3 +134,35 @@ def test_what_begins_in_inference_mode_may_end_outside() -> None:
             assert output.tolist() == ([3] if do.rank == 0 else [4]) and mine.tolist() == [3, 4]
 
     sim.run(2, work)
+
+
+class Stops:
+    """A clock of a process that is stopped for 100 s at each call of `stop`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+        self.seconds = 0.0
+        monkeypatch.setattr(module, "Deadline", partial(Deadline, clock=lambda: self.seconds))
+
+    def stop(self, *_: object) -> None:
+        self.seconds += 100
+
+
+def test_stopped_time_does_not_count_for_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = Stops(monkeypatch, work_module), iter([False, False, True])
+
+    def is_done() -> bool:
+        clock.stop()
+        return next(looks)
+
+    assert SordinoWork([Part(is_done, lambda: None)]).wait(timedelta(seconds=5))
+    with pytest.raises(dist.DistBackendError, match="not over after 5 s"):
+        SordinoWork([Part(lambda: clock.stop() or False, lambda: None)]).wait(timedelta(seconds=5))
+
+
+def test_stopped_time_does_not_count_for_a_monitored_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Stops(monkeypatch, monitored)
+    store = SimpleNamespace(wait=clock.stop, set=lambda *_: None, check=lambda _: clock.seconds >= 300)
+    monitored.barrier(store, 0, 2, timedelta(seconds=5), False)
+    store.check = lambda _: False
+    with pytest.raises(RuntimeError, match="Rank 1 failed to pass monitoredBarrier in 5000 ms"):
+        monitored.barrier(store, 0, 2, timedelta(seconds=5), False)

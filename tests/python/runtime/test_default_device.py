@@ -19,7 +19,7 @@ _FACTORIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("folder", ["runtime", "algorithms", "torch", "checkpoint"])
+@pytest.mark.parametrize("folder", ["runtime", "algorithms", "torch", "checkpoint", "distributed"])
 def test_every_tensor_has_a_device(folder: str) -> None:
     """torch.tensor(...) without device= would be on the user's default device."""
     found = calls_without("device", _FACTORIES, folder)

@@ -14,7 +14,7 @@ from sordino.codecs import Codec, Int8, Sign, TopK, TwoBit
 from sordino.errors import UsageError
 from sordino.runtime.exchange.compressed_mean import CompressedMean
 from sordino.runtime.exchange.residuals import Feedback, Sender
-from sordino.runtime.exchange.saved_residuals import BY_RANK, Piece
+from sordino.runtime.exchange.saved_residuals import BY_RANK, WAS, Piece, renumbered
 
 COUNTS = {"first": 100, "second": 333}
 ALL = [Piece("first", 0, 100, 0, 100), Piece("second", 0, 333, 100, 333)]
@@ -157,6 +157,14 @@ def test_residuals_that_no_mean_has_taken_are_saved_again() -> None:
         one.feedback.drop_rest({"first"}, "shards are other ones")
     one.feedback.attach(one.pieces, one.mean)
     assert not owed([one], 3)["first"].any() and owed([one], 3)["second"].all()
+
+
+def test_a_rank_with_another_number_has_its_own_residuals_only() -> None:
+    own, other = {"ranks": [0, 1, 2]}, {"ranks": [0, 1, 2], "size": 3}
+    assert renumbered({"a": {BY_RANK: {2: own}}, "b": 5}, 2, 1) == {"a": {BY_RANK: {1: {WAS: 2, **own}}}, "b": 5}
+    for state in ({BY_RANK: {0: other}}, {BY_RANK: {0: other, 2: own}}):  # loaded, and not in use yet
+        assert renumbered(state, 2, 1) == state
+    assert renumbered({BY_RANK: {2: own}}, 2, 2) == {BY_RANK: {2: own}}
 
 
 def test_pieces_of_parameters() -> None:

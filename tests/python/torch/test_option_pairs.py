@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from sordino.algorithms import (
 from sordino.algorithms.noloco.outer import _Parameter
 from sordino.runtime.context import current
 from sordino.runtime.exchange.flat_buffer import ParameterBuffer
+from sordino.runtime.parameter_names import finder
 
 # ---- dtypes ----------------------------------------------------------------------------------------------------------
 
@@ -99,6 +101,15 @@ def test_clipped_gradients_of_shards() -> None:
         with pytest.raises(hvd.StepOrderError, match=r"optimizer.synchronize\(\)"):
             model.weight.grad.norm()  # type: ignore[union-attr, operator]
 
+    def work_on_nan() -> None:
+        model = nn.Linear(6, 5)
+        sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), algorithm=LocalSGD(group_size=2))
+        model(torch.full((2, 6), torch.nan)).sum().backward()
+        with pytest.raises(RuntimeError, match="not finite"):
+            optimizer.clip_grad_norm_(0.5, error_if_nonfinite=True)
+        read(model, None)
+
     def add(model: nn.Module, optimizer: hvd.DistributedOptimizer) -> None:
         optimizer.synchronize()
         for parameter in model.parameters():
@@ -110,6 +121,7 @@ def test_clipped_gradients_of_shards() -> None:
         torch.testing.assert_close(stepped(add, LocalSGD(group_size=2)), stepped(add, AllReduce()))
 
     sim.run(2, work)
+    sim.run(2, work_on_nan)
 
 
 # ---- states by the names of parameters -------------------------------------------------------------------------------
@@ -144,6 +156,20 @@ def test_a_state_is_found_by_names_that_a_wrapper_has_changed(algorithm: Algorit
     sim.run(2, work)
     with pytest.warns(RuntimeWarning, match="are of other parameters"):
         sim.run(2, without_names)
+
+
+def test_a_rank_without_elements_of_a_model_finds_nothing_missing() -> None:
+    """Its shard is padding."""
+    algorithm = LocalSGD(4, group_size=2, aggregate="gradients")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        sim.run(4, lambda: trained(algorithm, "", trained(algorithm, "", None, range(6)), range(6, 9)))
+
+
+def test_names_that_differ_by_wrappers() -> None:
+    find = finder({"weight": 1, "module.weight": 2, "bias": 3, "_orig_mod.scale": 4})
+    assert [find(name) for name in ("weight", "module.weight", "_orig_mod.weight")] == [1, 2, None]
+    assert [find(name) for name in ("_orig_mod.bias", "scale", "bias", "shift")] == [3, 4, 3, None]
 
 
 # ---- segments --------------------------------------------------------------------------------------------------------
@@ -203,6 +229,10 @@ def test_no_learning_rate_is_needed() -> None:
             assert weight.tolist() == [-1.5] * 4
             if isinstance(algorithm, CaPS):
                 optimizer.report_metric(1.0)
+        weight = nn.Parameter(torch.zeros(4))
+        decays = hvd.DistributedOptimizer(Plain([weight]), [("w", weight)], algorithm=LocalSGD(1, start="decay"))
+        with pytest.raises(hvd.UsageError, match="needs a learning rate, and the first parameter group has no lr"):
+            decays.step()
 
     sim.run(2, work)
 
@@ -273,8 +303,9 @@ def test_a_model_that_moves_to_another_device_is_told_of() -> None:
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
         for bucket in optimizer._strategy.reducer._buckets:  # type: ignore[union-attr]
-            bucket.flags = bucket.flags.to("meta")  # as if the model had been on that device
-        with pytest.raises(hvd.UsageError, match="has moved from meta to cpu since its gradient was first reduced"):
+            bucket.ordinal = 0  # as if the model had been on the first GPU
+        optimizer.zero_grad()
+        with pytest.raises(hvd.UsageError, match=r"has moved from .* to cpu since its gradient was first reduced"):
             model(torch.ones(1, 3)).sum().backward()
 
     sim.run(2, work)

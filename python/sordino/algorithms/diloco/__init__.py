@@ -208,7 +208,8 @@ class DiLoCo(Gossip):
     def check_groups(self, size: int) -> None:
         """Raise UsageError for a number of ranks that groups do not divide."""
         if size % self.group_size:
-            raise UsageError(f"DiLoCo(group_size={self.group_size}): does not divide {size} ranks into equal groups")
+            what = f"{self.label}(group_size={self.group_size})"
+            raise UsageError(f"{what}: does not divide {size} ranks into equal groups")
 
     def check_fragments(self, blocks: int) -> None:
         """Raise UsageError for a model with fewer blocks than fragments."""

@@ -55,11 +55,13 @@ class Carried:
     Attributes:
         outer, momentum: outer parameters and momenta by the parameter's name, flat and in memory order.
         residuals: residuals of this rank (residuals.py).
+        number: the number of this rank at that time.
     """
 
     outer: dict[str, torch.Tensor]
     momentum: dict[str, torch.Tensor]
     residuals: dict[str, Any]
+    number: int
 
 
 class Fragment:

@@ -39,6 +39,7 @@ class OuterStep:
         for fragment in self._fragments:
             fragment.place(arena)
         self._begun = False
+        self._number = peers.context.rank  # of this rank, until the ranks meet again
         self._carried: Carried | None = None  # outer state of some parameters, until `begin`
         self._elements = list(elements_of(arena))
         self._sizes = {one.name: one.whole for one in self._elements}
@@ -71,7 +72,7 @@ class OuterStep:
         self.all_are_alike()
         for fragment in self._fragments:
             fragment.take(self._elements, carried)
-        self._load_residuals(renumbered(carried.residuals, self._peers.context.rank))
+        self._load_residuals(renumbered(carried.residuals, carried.number, self._peers.context.rank))
 
     def carried(self) -> Carried | None:
         """Return the outer state by parameter, for an object with other parameters; None before the first step.
@@ -80,7 +81,7 @@ class OuterStep:
         """
         if not self._begun:
             return self._carried
-        carried = Carried({}, {}, self._residuals())
+        carried = Carried({}, {}, self._residuals(), self._number)
         for fragment in self._fragments:
             fragment.give(self._elements, carried)
         return carried

@@ -24,7 +24,7 @@ from sordino.runtime.collectives.ops import broadcast_
 from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
 from sordino.runtime.exchange.residuals import Feedback, Sender
-from sordino.runtime.parameter_names import by_plain_names
+from sordino.runtime.parameter_names import finder
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.tensors import label
 
@@ -78,12 +78,12 @@ class EncodedAveraging(Averaging):
         parts = list(pieces())
         name = f"local.outer.{len(self._fragments)}"
         fragment = Fragment(self._context, self._peers, found[self._known :], name, self._outer_step)
-        found_some = False
+        find, filled = finder(self._loaded), []
         for piece in parts:
             outer = fragment.outer_of(piece.values)
             if outer is not None:
-                found_some |= fill(outer, piece, self._parameters[piece.name], self._loaded)
-        warn_unless(found_some, self._loaded)
+                filled.append(fill(outer, piece, self._parameters[piece.name], find))
+        warn_unless(filled, self._loaded)
         for number, outer in enumerate(fragment.outer):
             broadcast_(outer, self._first, f"{name}.begin.{number}", self._peers)
         labelled = [replace(piece, name=self._labels[piece.name]) for piece in parts]
@@ -145,7 +145,7 @@ class EncodedAveraging(Averaging):
         waited for and dropped.
         """
         self.restart()
-        self._loaded = by_plain_names(state.get("outer", {}))
+        self._loaded = dict(state.get("outer", {}))
         sizes = {self._labels[name]: parameter.numel() for name, parameter in self._parameters.items()}
         self._feedback.load(state.get("residuals", {}), sizes)
 

@@ -18,11 +18,14 @@ from sordino.algorithms.local_sgd.sharded_state import in_memory_order
 from sordino.runtime.collectives.objects import allgather_object
 from sordino.runtime.collectives.operation import Sum
 from sordino.runtime.local_shards import LocalShard
-from sordino.runtime.parameter_names import by_plain_names, without_wrappers
+from sordino.runtime.parameter_names import finder
 from sordino.runtime.process_set import ProcessSet
 
 Part = tuple[str, int, int, torch.Tensor]
 """Name of a parameter, range of its elements in memory order, and values of these elements, 1-d."""
+
+
+Find = Callable[[str], "torch.Tensor | None"]
 
 
 def whole_parameters(
@@ -44,7 +47,7 @@ def whole_parameters(
     return whole
 
 
-def fill(target: torch.Tensor, piece: Elements, parameter: torch.Tensor, saved: Mapping[str, torch.Tensor]) -> bool:
+def fill(target: torch.Tensor, piece: Elements, parameter: torch.Tensor, find: Find) -> bool:
     """Write the saved values of a piece of a parameter to `target`, if the parameter has been saved with its shape.
 
     Returns whether it has been.
@@ -53,9 +56,9 @@ def fill(target: torch.Tensor, piece: Elements, parameter: torch.Tensor, saved: 
         target: a 1-d tensor of the size of the piece.
         piece: the piece.
         parameter: the whole parameter.
-        saved: whole tensors by the names of parameters without wrappers, in any memory order.
+        find: returns a saved whole tensor, in any memory order, by the name of its parameter.
     """
-    value = saved.get(without_wrappers(piece.name))
+    value = find(piece.name)
     if value is None or value.shape != parameter.shape:
         return False
     ordered = torch.empty_like(parameter, dtype=target.dtype).copy_(value)
@@ -63,9 +66,9 @@ def fill(target: torch.Tensor, piece: Elements, parameter: torch.Tensor, saved: 
     return True
 
 
-def warn_unless(found: bool, saved: Mapping[str, torch.Tensor]) -> None:
-    """Warn that saved models are not used, unless some were `found` or there are none."""
-    if saved and not found:
+def warn_unless(found: Sequence[bool], saved: Mapping[str, torch.Tensor]) -> None:
+    """Warn that saved models are not used, if there are some and of several looked for none was `found`."""
+    if saved and found and not any(found):
         warnings.warn(
             f"LocalSGD: the models of the last averaging in the state are of other parameters ('{next(iter(saved))}', "
             "for example), so they are not used, and changes count from the present models. named_parameters= has "
@@ -103,12 +106,12 @@ class Movements(Averaging):
             return
         self._then += [value.clone() for value in new]
         if self._loaded:
-            found_some = False
+            find, filled = finder(self._loaded), []
             for piece in pieces():
                 target = _part_of(piece.values, new, self._then[known:])
                 if target is not None:
-                    found_some |= fill(target, piece, self._parameters[piece.name], self._loaded)
-            warn_unless(found_some, self._loaded)
+                    filled.append(fill(target, piece, self._parameters[piece.name], find))
+            warn_unless(filled, self._loaded)
         self._loaded = {}
 
     @torch.no_grad()
@@ -140,7 +143,7 @@ class Movements(Averaging):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         drop_residuals(state)
-        self._then, self._loaded = [], by_plain_names(state.get("outer", {}))
+        self._then, self._loaded = [], state.get("outer", {})
 
     def restart(self) -> None:
         self._then, self._loaded = [], {}

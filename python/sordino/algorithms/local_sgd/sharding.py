@@ -228,6 +228,7 @@ class ShardedReducer(FlatReducer):
         if self._handed_out or not self.active:
             return super().clip(limit, norm_type, strict)
         self._reduce()
+        self._pending.hide()  # other parts than this rank's own are not averaged here
         owned = [shards.owned_gradients[0] for shards in self.shards.values()]
         norms = [torch.linalg.vector_norm(one, norm_type).to(torch.float64) for one in owned]
         mine = torch.linalg.vector_norm(torch.stack(norms), norm_type)
@@ -243,7 +244,6 @@ class ShardedReducer(FlatReducer):
                 "error_if_nonfinite=False scales them in any case"
             )
         torch._foreach_mul_(owned, torch.clamp(limit / (total + 1e-6), max=1.0).item())
-        self._pending.hide()  # other parts than this rank's own are not averaged here
         return total
 
     # ---- the step ----------------------------------------------------------------------------------------------

@@ -161,9 +161,12 @@ class LocalSGDStrategy(ExchangingStrategy):
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._gathering is not None:
             self._gathering.complete()
-        if self.algorithm.start == "decay":
-            self._rate = float(optimizer.param_groups[0]["lr"])
+        rate = optimizer.param_groups[0].get("lr")
+        if rate is not None:
+            self._rate = float(rate)
             self._highest_rate = max(self._highest_rate, self._rate)
+        elif self.algorithm.start == "decay":
+            raise UsageError("LocalSGD(start='decay'): needs a learning rate, and the first parameter group has no lr")
         self._prepare(optimizer)
         self._note_models()
         if self._shards is not None:

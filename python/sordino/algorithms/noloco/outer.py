@@ -25,7 +25,7 @@ import torch
 from sordino.algorithms.gossip.mixing import Averaging, Peers, take_from_first
 from sordino.algorithms.noloco import NoLoCo
 from sordino.runtime.exchange.flat_buffer import FlatBuffer, ParameterBuffer
-from sordino.runtime.parameter_names import by_plain_names, without_wrappers
+from sordino.runtime.parameter_names import finder
 
 
 class _Parameter:
@@ -166,17 +166,19 @@ class OuterGossip(Averaging):
     @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        outer, momentum = by_plain_names(state.get("outer", {})), by_plain_names(state.get("momentum", {}))
+        saved = state.get("outer", {})
+        outer_of, momentum_of = finder(saved), finder(state.get("momentum", {}))
         for name, one in self._parameters.items():
-            plain = without_wrappers(name)
+            outer: Any = outer_of(name)
+            momentum: Any = momentum_of(name)
             # A parameter that the state does not have begins from the model's values in the next step (`begin`).
-            one.begun = one.takes(outer.get(plain), momentum.get(plain))
+            one.begun = one.takes(outer, momentum)
             if one.begun:
-                one.outer.copy_(outer[plain])
-                one.momentum.copy_(momentum[plain])
-        if outer and not any(one.begun for one in self._parameters.values()):
+                one.outer.copy_(outer)
+                one.momentum.copy_(momentum)
+        if saved and self._parameters and not any(one.begun for one in self._parameters.values()):
             warnings.warn(
-                f"NoLoCo: the outer parameters in the state are of other parameters ('{next(iter(outer))}', for "
+                f"NoLoCo: the outer parameters in the state are of other parameters ('{next(iter(saved))}', for "
                 "example), so they are not used: all workers begin from the first one's. named_parameters= has other "
                 "names, or none",
                 RuntimeWarning,

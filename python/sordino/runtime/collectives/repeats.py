@@ -44,8 +44,8 @@ def repeated(context: Context, result: Any, tensor: torch.Tensor | None, out: to
         context.note_return()
     if type(result) is Handle:
         assert tensor is not None
-        result = _result(result, tensor, None)
-        return result if out is None else put(result, out)
+        result = _result(result, tensor, out)
+        return result if out is None or result is out else put(result, out)
     return result
 
 

@@ -93,14 +93,23 @@ def with_own(state: Any, own: Any, rank: int) -> Any:
     return found
 
 
-def renumbered(state: Any, rank: int) -> Any:
-    """Return a state of this rank, whose number is now `rank`, with its residuals under that number.
+def renumbered(state: Any, before: int, now: int) -> Any:
+    """Return a state of this rank, whose number was `before`, with its residuals under the number `now`.
 
     Args:
-        state: a state with dicts that this rank has made, possibly under another number.
-        rank: the number of this rank.
+        state: a state with dicts. It may be a loaded one that is not in use yet. Residuals of other ranks in it stay.
+        before: the number of this rank when the residuals came about.
+        now: its present number.
     """
-    return with_own(state, state, rank)
+    if before == now or not isinstance(state, dict):
+        return state
+    found = type(state)()
+    for key, value in state.items():
+        if key == BY_RANK and list(value) == [before]:
+            found[key] = {now: {WAS: before, **value[before]}}
+        else:
+            found[key] = renumbered(value, before, now)
+    return found
 
 
 def drop(state: Mapping[str, Any], what: str, why: str) -> None:

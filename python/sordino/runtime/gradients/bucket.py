@@ -52,6 +52,7 @@ class Bucket:
     settings: Settings
     flags: torch.Tensor
     layouts: list[tuple[torch.dtype, torch.Size, tuple[int, ...]]]  # dtype, shape and strides of each member
+    ordinal: int  # torch's number of their GPU; -1: they are on the host
     device: Device | None = None  # of the core; None: the host
     private: bool = False  # the gradients never move to places
     places: Places | None = None  # shared memory of the gradients, once they persist
@@ -92,7 +93,8 @@ class Bucket:
         shards = any(isinstance(one, LocalShard) for one in own)
         private = shards or settings.codec is not None or settings.compression is not Compression.none
         device = core_device(flags.device, context)
-        return cls(name, members, names, parameters, settings, flags, layouts, device, private)
+        ordinal = flags.get_device()
+        return cls(name, members, names, parameters, settings, flags, layouts, ordinal, device, private)
 
     # ---- the start ---------------------------------------------------------------------------------------------
 
@@ -107,8 +109,6 @@ class Bucket:
             repeated: whether the gradients of this step have been reduced before, under another name.
             stays: whether the gradients must stay where they are.
         """
-        if self.parameters[self.members[0]].device != self.flags.device:
-            raise self._moved_away()
         places = None if stays else self._move(context)
         described = self._describe() if places is None else places.described
         if self.missing:
@@ -134,18 +134,15 @@ class Bucket:
 
     def gather(self) -> list[torch.Tensor]:
         """Set the flags, and return the gradients of the members where they are, or zeros for missing ones."""
-        if self.parameters[self.members[0]].device != self.flags.device:
-            raise self._moved_away()
         self._describe()
         self.flags.fill_(1)
         self.flags[self.missing] = 0
         return self.sent
 
-    def _moved_away(self) -> UsageError:
-        """Return the error for parameters that have moved to another device."""
-        first = self.members[0]
+    def _moved_away(self, index: int) -> UsageError:
+        """Return the error for a parameter that has moved to another device."""
         return UsageError(
-            f"'{self.names[first]}' has moved from {self.flags.device} to {self.parameters[first].device} since its "
+            f"'{self.names[index]}' has moved from {self.flags.device} to {self.parameters[index].device} since its "
             "gradient was first reduced: move the model before its first step, or wrap the optimizer again"
         )
 
@@ -231,6 +228,8 @@ class Bucket:
             ):
                 self.templates = []
                 return None
+            if grad.get_device() != self.ordinal:
+                raise self._moved_away(i)
             found.append(grad)
         return found
 

@@ -209,9 +209,8 @@ class FlatReducer(GradientReducer):
     @torch.no_grad()
     def _launch(self, bucket: Bucket) -> None:
         flat, used = self._flats[bucket.name], []
-        streams = self._counter.streams(bucket.members[0])
         if bucket.device is not None:
-            bucket.device.wait_for(streams)
+            bucket.device.wait_for(self._counter.streams(bucket.members[0]))
         for i, view in zip(bucket.members, flat.views):
             grad = self.parameters[i].grad
             used.append(grad is not None)
@@ -219,7 +218,7 @@ class FlatReducer(GradientReducer):
                 view.zero_()
             elif grad is not view:
                 view.copy_(grad.to_dense() if grad.is_sparse else grad)
-                if len(streams) > 1 and grad.is_cuda:  # torch would reuse its memory before this stream has read it
+                if grad.is_cuda and not grad.is_sparse:  # or torch may reuse its memory before this stream has read it
                     grad.record_stream(torch.cuda.current_stream(grad.device))
                 self.parameters[i].grad = view
         flat.say_used(used)

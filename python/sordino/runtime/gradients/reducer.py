@@ -91,6 +91,7 @@ class GradientReducer(GradientHooks):
         super().__init__(names, parameters, settings.passes)
         self.context = context
         self.settings = settings
+        self.number = context.rank  # under which its residuals are
         self.active = context.size > 1 and bool(settings.process_set.included())
         self._buckets: list[Bucket] | None = None
         self._sparse = SparseGradients(self.parameters, settings)
@@ -268,7 +269,7 @@ class GradientReducer(GradientHooks):
             bucket.handle = WhenWaited(partial(self._encoded.average, bucket, name))
             return
         # A graph that was captured writes to gradients without hooks, and always to the same memory.
-        stays = bucket.device is not None and not self._counter.has_all(bucket.members)
+        stays = bucket.device is not None and not self._counter.has_all(bucket.members[:1])
         request = bucket.request(self.context, name, repeated=self._again > 0, stays=stays)
         if self.settings.finite is not None:
             bucket.looked = self.settings.look(bucket.members, bucket.sent)
@@ -413,6 +414,7 @@ class GradientReducer(GradientHooks):
 
     def renew(self) -> None:
         """Continue with the remaining ranks. A new plan is made when it is needed."""
+        self.number = self.context.rank
         self.active = self.context.size > 1 and bool(self.settings.process_set.included())
         self._buckets, self._watched = None, []
         self._sparse, self._encoded = SparseGradients(self.parameters, self.settings), self._encoder()
