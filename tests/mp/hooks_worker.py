@@ -181,11 +181,11 @@ def low_rank_adds_up(group: Any) -> None:
         total += (step > 0) * torch.stack([one.grad for one in model.parameters()])
     assert (total - wanted).norm() > 1  # so the residuals were needed
     places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
-    for parameters, mean in state._means.values():
+    for parameters, (_, mean) in state._means.items():
         for number, left in mean.matrix_residuals.items():
             left = left.clone()
             dist.all_reduce(left, group=group)
-            total[places[id(parameters[number])]] += left / size
+            total[places[parameters[number]]] += left / size
     torch.testing.assert_close(total, wanted, atol=1e-3, rtol=1e-4)
 
 
