@@ -943,7 +943,7 @@ ERRORS = [
         "csrc/bindings/repeat.cc",
         "if (waits && (!is_given || are_equal(found->recipe.rows))) return target;",
         "if (waits) return target;",
-        (_ON_THREADS + "test_collectives.py -k wrong_sizes",),
+        (_ON_THREADS + "test_collectives.py -k each_repetition",),
     ),
     Error(
         "a rank joins where the others repeat steps after a loss",

@@ -108,6 +108,17 @@ def test_a_rank_may_have_no_rows_in_an_all_to_all(waits: bool) -> None:
     sim.run(3, work)
 
 
+def test_sizes_are_compared_in_each_repetition() -> None:
+    def work() -> None:
+        do = Collectives(current())
+        splits = [3, 1] if do.rank == 0 else [1, 3]
+        for _ in range(4):
+            with pytest.raises((UsageError, ValueError), match=r"has sent [13] rows; the output has 2 for it"):
+                over(do.all_to_all(torch.empty(4, 1), torch.ones(4, 1), None, splits, True))
+
+    sim.run(2, work)
+
+
 def test_wrong_sizes_and_types_are_refused() -> None:
     """Before or after the operation, and nothing is written to the outputs."""
     complex_one, float8 = torch.ones(2, dtype=torch.complex64), torch.ones(3, dtype=torch.float8_e4m3fn)
