@@ -212,10 +212,11 @@ def test_buckets_of_ddp_are_reported_with_the_last(monkeypatch: pytest.MonkeyPat
     reductions = Reductions(monkeypatch)
     monkeypatch.setattr(hooks, "_GroupTransfers", lambda group: Echo())
     state = hooks.Encoded("int8")
-    state.start(OneBucket(0, False, 1.0))  # type: ignore[arg-type]
-    state.start(OneBucket(1, False, math.nan))  # type: ignore[arg-type]
+    *first, last = OneBucket(0, False, 1.0), OneBucket(1, False, math.nan), OneBucket(2, True, 1.0)
+    for bucket in first:
+        state.start(bucket)  # type: ignore[arg-type]
     with pytest.warns(RuntimeWarning, match="bucket 1 of DistributedDataParallel: 4 blocks"):
-        state.start(OneBucket(2, True, 1.0))  # type: ignore[arg-type]
+        state.start(last)  # type: ignore[arg-type]
     reductions.check(3)
 
 
