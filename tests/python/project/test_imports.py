@@ -46,7 +46,7 @@ COMPONENTS = {
     "algorithms": "errors _core codecs files fingerprint literals suggestions report runtime runtime.*",
     "extend": "errors _core runtime runtime.* algorithms",
     "torch": "errors _core codecs suggestions log inspection rendezvous runtime runtime.* algorithms",
-    "distributed": "errors _core codecs rendezvous runtime runtime.* torch",
+    "distributed": "errors _core awake codecs rendezvous runtime runtime.* torch",
     "integrations": "errors _core rendezvous algorithms torch",
     "sim": "_core log runtime runtime.* algorithms torch",
     "timing": "torch",
