@@ -83,8 +83,8 @@ def encoded(group: Any) -> None:
             lambda pair: pair[0].register_comm_hook(group, default_hooks.allreduce_hook),
             tolerance,
         )
-    # What a step has lost is sent later, so that a constant gradient arrives in full after some steps; also if two
-    # models take turns with one object.
+    # What a step has lost is sent later, so that a constant gradient arrives in full after some steps. Two models take
+    # turns with one object.
     models = [DistributedDataParallel(torch.nn.Linear(64, 1, bias=False), process_group=group) for _ in range(2)]
     state = hooks.Encoded("TopK(ratio=0.25, chunk=32)", group)
     inputs, totals = torch.linspace(0.5, 1.5, 64), [torch.zeros(64) for _ in models]

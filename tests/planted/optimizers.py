@@ -1704,9 +1704,9 @@ ERRORS = [
     Error(
         "a wrapper's names hide the models of a state",
         "dropped state in a checkpoint",
-        "python/sordino/algorithms/local_sgd/movements.py",
-        "value = find(piece.name)",
-        "value = find(piece.name) if False else None",
+        "python/sordino/runtime/parameter_names.py",
+        "return alike[0] if len(alike) == 1 else None",
+        "return None",
         (_PAIRS + "wrapper_has_changed",),
     ),
     Error(

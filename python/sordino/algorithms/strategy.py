@@ -304,7 +304,7 @@ class Strategy(ABC):
 
         Args:
             metric: the value on this rank, such as a loss.
-            rate: the learning rate of the first parameter group; None: it has none.
+            rate: the learning rate of the first parameter group, or None if it has none.
 
         Raises:
             UsageError: the algorithm does not use a metric.

@@ -23,7 +23,7 @@ def without_wrappers(name: str) -> str:
 
 
 def finder(saved: Mapping[str, T]) -> Callable[[str], T | None]:
-    """Return a function that returns the saved value of a parameter by its present name; None: there is none.
+    """Return a function that returns the saved value of a parameter by its present name, or None.
 
     That is the value with this name, or else the only one whose name differs by wrappers.
     """

@@ -66,7 +66,7 @@ def test_changes_below_a_rounding_error_add_up() -> None:
 
 @pytest.mark.parametrize("pull", [1.0, 0.6])
 def test_rounding_is_no_change_of_a_model(pull: float) -> None:
-    """NoLoCo: outer parameters that lie between two values of 16 bits stay where nobody moves the model."""
+    """NoLoCo: outer parameters that lie between two values of 16 bits stay if no rank moves the model."""
     own, message = torch.full((4,), 256.0, dtype=torch.bfloat16), torch.empty(4, dtype=torch.bfloat16)
     one = _Parameter(own, message)
     one.begin()
