@@ -1728,8 +1728,8 @@ ERRORS = [
     Error(
         "a scale stays after a step that failed",
         "stale copy",
-        "python/sordino/torch/optimizer.py",
-        "self.__dict__.pop(name, None)",
+        "python/sordino/torch/scaler.py",
+        "asked.__dict__.pop(name, None)",
         "pass",
         (_PAIRS + "no_scale_behind",),
     ),

@@ -124,9 +124,8 @@ def main(argv: Sequence[str] | None = None, on_hosts: OnHosts | None = None) -> 
     found_machine["others"] = others
     measured = combine(ended)
     if not measured:
-        raise SordinoError(
-            f"no contestant has completed a job: {'; '.join(f'{name}: {notes[name]}' for name in names)}"
-        )
+        reasons = "; ".join(f"{name}: {notes[name]}" for name in names)
+        raise SordinoError(f"no contestant has completed a job: {reasons}")
     results: Results = {
         "benchmark": "collectives",
         "name": f"collectives_hosts{hosts}x{ranks // hosts}" if hosts else f"collectives_np{ranks}",
@@ -187,10 +186,9 @@ def _rows(chosen: argparse.Namespace, ranks: int) -> tuple[list[tuple[str, int]]
             left_out.append(text)
             records.log(f"left out: {text}")
     if not rows:
-        sizes_text, reasons = ",".join(texts), "; ".join(left_out) or "its data cannot be divided among the ranks"
-        raise UsageError(
-            f"--operations {chosen.operations} --sizes {sizes_text}: nothing is left to measure: {reasons}"
-        )
+        what = f"--operations {chosen.operations} --sizes {','.join(texts)}"
+        reasons = "; ".join(left_out) or "its data cannot be divided among the ranks"
+        raise UsageError(f"{what}: nothing is left to measure: {reasons}")
     return rows, left_out
 
 

@@ -38,11 +38,12 @@ Tensors = Sequence[torch.Tensor]
 Result = tuple[Parts, Tensors]
 
 
-def _operation(options: Any) -> Callable[[Callable[..., Result]], Callable[..., SordinoWork]]:
+def _operation(options: Any = None) -> Callable[[Callable[..., Result]], Callable[..., SordinoWork]]:
     """Return a decorator for a method as torch calls it: it returns a `Work`, and raises torch's errors.
 
     Args:
-        options: type of the last argument, which the caller may leave out.
+        options: type of the last argument, which the caller may leave out; None: the method sends a message, for which
+            all arguments are required, and whose future waits for no collective.
     """
 
     def decorate(method: Callable[..., Result]) -> Callable[..., SordinoWork]:
@@ -52,13 +53,13 @@ def _operation(options: Any) -> Callable[[Callable[..., Result]], Callable[..., 
         @wraps(method)
         def call(self: Operations, *arguments: Any, **named: Any) -> SordinoWork:
             given = (*arguments, *named.values())  # torch names only the last one, `opts`
-            if len(given) < count:
+            if len(given) < count and options is not None:
                 given = (*given, options())
             try:
                 parts, results = method(self, *given)
             except SordinoError as error:
                 raise torch_error(error) from error
-            return SordinoWork(parts, results, completer=self._completer)
+            return SordinoWork(parts, results, completer=None if options is None else self._completer)
 
         return call
 
@@ -275,12 +276,9 @@ class Operations:
 
     # ---- between two ranks -----------------------------------------------------------------------------------------
 
-    @untraced
-    def send(self, tensors: Tensors, to: int, tag: int) -> SordinoWork:
-        try:
-            return SordinoWork(self._do.send(tensors[0], to, tag), tensors)
-        except SordinoError as error:
-            raise torch_error(error) from error
+    @_operation()
+    def send(self, tensors: Tensors, to: int, tag: int) -> Result:
+        return self._do.send(tensors[0], to, tag), tensors
 
     @untraced
     def recv(self, tensors: Tensors, source: int | None, tag: int) -> SordinoWork:

@@ -73,10 +73,11 @@ class Timeline:
         else:
             ready = self._await(at_once, ready)
         self._waited(done, ready)
-        behind_loading = self._communicate([phase for phase in phases if phase.loading], ready)
-        loaded = ready + self._job.load
-        self.clock = self._await(behind_loading, loaded)
-        self._waited(loaded, self.clock)
+        self.clock = loaded = ready + self._job.load
+        behind_loading = [phase for phase in phases if phase.loading]
+        if behind_loading:
+            self.clock = self._await(self._communicate(behind_loading, ready), loaded)
+            self._waited(loaded, self.clock)
 
     # ---- phases ------------------------------------------------------------------------------------------------
 

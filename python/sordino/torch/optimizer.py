@@ -433,12 +433,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         try:
             if "found_inf" in self.__dict__:  # called by GradScaler
                 synchronize, checks = self._may_synchronize, wrapping.options.check_finite
-                try:
-                    result = step_scaled(self, strategy, self._inner, closure, synchronize, checks)
-                except BaseException:
-                    for name in ("found_inf", "grad_scale"):  # GradScaler removes them only after a successful step
-                        self.__dict__.pop(name, None)
-                    raise
+                result = step_scaled(self, strategy, self._inner, closure, synchronize, checks)
             else:
                 result = strategy.step(self._inner, closure, self._may_synchronize)
         finally:

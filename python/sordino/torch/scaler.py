@@ -49,6 +49,22 @@ def step_scaled(
     Raises:
         UsageError: the scaler cannot be used.
     """
+    try:
+        return _step(asked, strategy, optimizer, closure, synchronize, check_finite)
+    except BaseException:
+        for name in ("found_inf", "grad_scale"):  # GradScaler itself removes them only after a successful step
+            asked.__dict__.pop(name, None)
+        raise
+
+
+def _step(
+    asked: Any,
+    strategy: Strategy,
+    optimizer: torch.optim.Optimizer,
+    closure: Callable[[], Any] | None,
+    synchronize: bool,
+    check_finite: bool,
+) -> Any:
     found, scale = asked.__dict__.get("found_inf"), asked.__dict__.get("grad_scale")
     problem = _CHECKED if check_finite else strategy.scaler_problem()
     if any(isinstance(parameter, LocalShard) for parameter in strategy.parameters):

@@ -24,8 +24,8 @@ from sordino.runtime.process_set import ProcessSet
 Part = tuple[str, int, int, torch.Tensor]
 """Name of a parameter, range of its elements in memory order, and values of these elements, 1-d."""
 
-
 Find = Callable[[str], "torch.Tensor | None"]
+"""Returns the saved value of a parameter by its name (`finder`)."""
 
 
 def whole_parameters(

@@ -50,8 +50,10 @@ def windows(run: Run, zero: float) -> list[dict[str, Any]]:
         return [_window(rows, zero) for rows in _by_steps(run)]
     # Its workers are at different steps at one time, and each has one line.
     rows = {number: lines for number, rank in sorted(run.ranks.items()) if (lines := list(rank.of("spans")))}
-    found = _window(rows, zero) if rows else None
-    return [] if found is None else [found | {"label": f"the first {found['seconds']:.3g} virtual s"}]
+    if not rows:
+        return []
+    found = _window(rows, zero)
+    return [found | {"label": f"the first {found['seconds']:.3g} virtual s"}]
 
 
 def _by_steps(run: Run) -> list[dict[int, list[Any]]]:
