@@ -69,3 +69,7 @@ MIXING = chosen(only_mixes)
 """These algorithms differ only in their topology."""
 CONSERVING = chosen(keeps_the_sum)
 """A mixing leaves the sum over the workers unchanged."""
+ENCODING = chosen(lambda one: isinstance(one, AveragingGossip) and has(one, "compression"))
+"""Mixings with `compression=`, which send modulo codes of parameters."""
+SHARDED = chosen(lambda one: one.traits.whole_parameters is None)
+"""With their default settings these train parameters that are sharded over a device mesh."""

@@ -9,21 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+from algorithm_table import CONSERVING, ENCODING
 
 import sordino.torch as hvd
 from checks.agreement import raises
 from checks.diloco import Layers, same_parameters, sgd, train, train_resumed
 from checks.registry import Seat, check
-from sordino.algorithms import DPSGD, Crossover, GossipGraD, NoLoCo, PushSum, SegmentedGossip
+from sordino.algorithms import DPSGD, Crossover, NoLoCo, PushSum
 from sordino.algorithms.gossip import AveragingGossip
 from sordino.codecs import BFloat16, Codec, Float16, Int4, Int8
 from sordino.errors import ConfigurationMismatch, NonFinite, PeerLost, UsageError
 
 STEP, SIZES = 0.01, (1, 333, 5000)
-ALGORITHMS: dict[str, AveragingGossip] = {
+ALGORITHMS: dict[str, Any] = {
+    **{name: replace(one, segments=4000) for name, one in ENCODING.items() if name in CONSERVING},  # type: ignore[call-arg]
     "crossover": Crossover(segments=("weight1",), seed=3),
     "dpsgd": DPSGD(),
-    "gossipgrad": GossipGraD(segments=4000),
     "pairs": NoLoCo(interval=1, outer_lr=1.0, outer_momentum=0.0, segments="blocks"),
 }
 
@@ -236,7 +237,7 @@ def training_that_resumes(seat: Seat, algorithm: AveragingGossip) -> None:
 
 @check()
 def settings_of_gossip(seat: Seat) -> None:
-    for kind in (Crossover, DPSGD, GossipGraD, SegmentedGossip, NoLoCo):
+    for kind in map(type, ENCODING.values()):
         assert kind(compression="int4").codec == Int4() and kind().codec is None
         for codec in ("two_bit", "sign", "topk"):
             raises(UsageError, "Use one of Int8, Int4, Float16, BFloat16", kind, compression=codec)

@@ -21,21 +21,22 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from algorithm_table import SHARDED, often
+
 import sordino.torch as hvd
 from sordino.algorithms import (
     ADPSGD,
-    DPSGD,
     Algorithm,
     AllReduce,
     CaPS,
     Crossover,
     DiLoCo,
     ElasticAveraging,
-    GossipGraD,
     Layered,
     LocalSGD,
     PushSum,
-    SegmentedGossip,
     Traits,
 )
 
@@ -43,12 +44,8 @@ ALGORITHMS = [
     AllReduce(bucket_bytes=64),
     Crossover(interval=2, segments="blocks"),
     LocalSGD(interval=2, start=1),
-    AllReduce(),
-    Crossover(),
+    *map(often, SHARDED.values()),
     PushSum(overlap=1),
-    DPSGD(),
-    GossipGraD(),
-    SegmentedGossip(),
     LocalSGD(interval=3),
     LocalSGD(interval=2, aggregate="gradients"),
 ]

@@ -265,6 +265,14 @@ ERRORS = [
         (tests("launch_decisions"), tests("launching")),
     ),
     Error(
+        "every high status is taken for a signal",
+        "missing check",
+        "python/sordino/launcher/outcomes.py",
+        "if 128 < status <= 128 + signal.SIGRTMAX else 0",
+        "if 128 < status else 0",
+        (tests("launching"),),
+    ),
+    Error(
         "the lower of two ranks that end at once is named",
         "swapped rank",
         "python/sordino/launcher/local.py",

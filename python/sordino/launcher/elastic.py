@@ -36,7 +36,7 @@ from typing import Any
 from sordino.awake import AwakeClock
 from sordino.launcher import agent, descriptors
 from sordino.launcher.discovery import Cooldowns, Discovery, Slot, free, surplus
-from sordino.launcher.outcomes import signal_name
+from sordino.launcher.outcomes import signal_name, signal_of
 from sordino.launcher.processes import Ended, StopSignals, subreaper
 from sordino.launcher.ranks import Rank
 from sordino.rendezvous.environment import ADDRESS, MIN_RANKS, NEWCOMER, ON_PEER_LOST, PORT, RANK_VARIABLES, TOKEN
@@ -317,7 +317,8 @@ class ElasticJob:
             return
         now = self._clock.now()
         status = status if status >= 0 else 128 - status
-        how = f"was ended by {signal_name(status - 128)}" if status > 128 else f"ended with status {status}"
+        by = signal_of(status)
+        how = f"was ended by {signal_name(by)}" if by else f"ended with status {status}"
         text = f"the process in slot {slot.number} of {slot.host} {how}"
         self._failures.append((text, status))
         self._lost += 1

@@ -358,6 +358,11 @@ def _pass_on(reading: int, token: str, outcomes: Outcomes) -> None:
     os.close(reading)
 
 
+def signal_of(status: int) -> int:
+    """Return the signal that an exit status means in a shell; 0 for none, as for 255, which ssh and mpirun have."""
+    return status - 128 if 128 < status <= 128 + signal.SIGRTMAX else 0
+
+
 def signal_name(number: int) -> str:
     """Return a signal's description, such as `signal 9 (SIGKILL)`."""
     try:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from sordino.launcher.outcomes import signal_name
+from sordino.launcher.outcomes import signal_name, signal_of
 from sordino.launcher.processes import Ended, StopSignals
 
 # Importing torch and meeting over MPI takes seconds, so a job that ended within this time has not trained. It would
@@ -34,8 +34,8 @@ def repeat(start: Callable[[int, StopSignals], Ended], restarts: int, stop: Stop
         what = f"the job failed after {lived:.0f} s with status {ended.status}"
         if ended.killed:
             what += f", because mpirun was ended by {signal_name(ended.status - 128)}"
-        elif ended.status > 128:
-            what += f", which is {signal_name(ended.status - 128)}"
+        elif by := signal_of(ended.status):
+            what += f", which is {signal_name(by)}"
         if number == restarts:
             _say(f"{what}; it has been restarted {_times(restarts)}, which is the limit")
             break

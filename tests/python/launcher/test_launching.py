@@ -49,6 +49,22 @@ def test_restarts_wait_longer_each_time_but_no_longer_than_a_minute(monkeypatch:
     assert stop.slept == [1, 2, 4, 8, 16, 32, 60, 60, 0, 1]
 
 
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (1, "with status 1; "),
+        (137, "with status 137, which is signal 9 (SIGKILL); "),
+        (192, "with status 192, which is signal 64 (SIGRTMAX); "),
+        (255, "with status 255; "),  # of an ssh that does not reach its host, and of an aborted mpirun
+    ],
+)
+def test_a_status_is_a_signal_only_if_there_is_such_a_signal(
+    status: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert restarts.repeat(lambda *_: Ended(status), 1, Sleeps()) == status
+    assert capsys.readouterr().err.count(text) == 2
+
+
 def test_patience_begins_anew_when_there_was_hope_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 stands still after the other rank has ended, continues, and stands still again much later."""
     states = {11: "S", 12: "T"}
