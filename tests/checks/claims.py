@@ -4,6 +4,7 @@ parameters."""
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -210,7 +211,7 @@ ANY = {
 def steps_of_the_bare_optimizer_are_refused(seat: Seat, algorithm: str) -> None:
     model = make_model("small", 3, torch.float32)
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
-    another = torch.optim.Adam(model.parameters(), lr=0.1)
+    another = torch.optim.Adam([nn.Parameter(torch.ones(2)), *model.parameters()], lr=0.1)
     optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), algorithm=ANY[algorithm](seat))
     for turn in range(3):
         optimizer.zero_grad()
@@ -280,6 +281,32 @@ def parameters_changed_behind_the_wrapper(seat: Seat, how: str, op: str, set_to_
         for (name, mine), wanted in zip(models[0].named_parameters(), models[1].parameters()):
             torch.testing.assert_close(mine, wanted, atol=1e-10, rtol=1e-10)
             seat.same(name, mine)
+
+
+@check()
+def parameters_that_come_and_go(seat: Seat) -> None:
+    """Parameters are replaced, removed and appended in each step. Their names never repeat, and the old ones are
+    freed."""
+    plain = torch.optim.SGD([nn.Parameter(torch.ones(number + 1)) for number in range(3)], lr=1.0)
+    optimizer = hvd.DistributedOptimizer(plain)
+    group = plain.param_groups[0]["params"]
+    old: list[weakref.ref[torch.Tensor]] = []
+    for turn in range(6):
+        optimizer.zero_grad()
+        sum((parameter * (seat.rank + 1.0)).sum() for parameter in group).backward()
+        optimizer.step()
+        assert all(torch.equal(one.grad, torch.full_like(one, (seat.size + 1) / 2)) for one in group)
+        assert len(optimizer._parameter_names) == len(set(optimizer._parameter_names.values())) == 3
+        old += [weakref.ref(group[turn % 2]), weakref.ref(group[1 - turn % 2])]
+        group[turn % 2] = nn.Parameter(torch.ones(turn + 4))
+        del group[1 - turn % 2]
+        group.append(nn.Parameter(torch.ones(turn + 2)))
+        plain.state.clear()
+    optimizer.zero_grad()
+    sum(parameter.sum() for parameter in group).backward()
+    optimizer.step()
+    gc.collect()
+    assert all(one() is None for one in old)
 
 
 @check(least=2)

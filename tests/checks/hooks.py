@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from checks.odd import batch as odd_batch
 from checks.registry import Seat, check
 from checks.training import ROWS, sgd
 from sordino.algorithms import AllReduce, CaPS, Crossover, Layered, LocalSGD
-from sordino.errors import StepOrderError, UsageError
+from sordino.errors import NonFinite, StepOrderError, UsageError
 from sordino.runtime.context import current
 
 ALGORITHMS: dict[str, Callable[[Seat], Any]] = {
@@ -377,3 +378,81 @@ def a_scaler_unscales_what_quiet_passes_have_left(seat: Seat, exchange: str) -> 
         reference.step()
         for mine, wanted in zip(model.parameters(), plain.parameters()):
             torch.testing.assert_close(mine.detach().double(), wanted.detach(), atol=1e-5, rtol=1e-4)
+
+
+@check(least=2, passes=(1, 4))
+def a_scaler_decides_alike_when_a_step_comes_early(seat: Seat, passes: int) -> None:
+    """Only rank 0 has an infinite gradient, in no_sync() or in the first of four passes. All ranks skip this step."""
+    model = make_model("small", 3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), backward_passes_per_step=passes
+    )
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for turn in range(3):
+        bad = turn == 1 and seat.rank == 0
+        with optimizer.no_sync() if passes == 1 else nullcontext():
+            (scaler.scale(loss_of(model, *batch(ROWS, turn))) * (math.inf if bad else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        changed = any(not torch.equal(one, other) for one, other in zip(before, model.parameters()))
+        assert changed == (turn != 1)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        for number, parameter in enumerate(before):
+            seat.same(f"{turn}.{number}", parameter)
+    assert scaler.get_scale() == 2.0
+
+
+@check(least=2)
+def gradients_of_a_new_parameter_are_checked(seat: Seat) -> None:
+    """check_finite=True: a parameter joins the wrapped optimizer's group, and its first gradient is a NaN on rank 0."""
+    model, added = make_model("small", 3), torch.nn.Parameter(torch.zeros(2))
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), check_finite=True)
+    for turn in range(4):
+        if turn == 1:
+            plain.param_groups[0]["params"].append(added)
+        optimizer.zero_grad()
+        factor = math.nan if turn == 1 and seat.rank == 0 else 1.0
+        (loss_of(model, *batch(ROWS, turn)) + (added * factor).sum()).backward()
+        if turn == 1:
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            raises(NonFinite, "group0.parameter", optimizer.step)
+            assert all(map(torch.equal, before, model.parameters())) and not added.any()
+        else:
+            optimizer.step()
+    seat.same("added", added)
+    assert torch.equal(added, torch.full((2,), -0.2))
+
+
+@check(least=2)
+def a_new_step_forgets_that_it_was_synchronized(seat: Seat) -> None:
+    """After an exception in backward() a script synchronizes and clears. No warning comes in the next step."""
+    model = make_model("small", 3)
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for turn in range(2):
+            loss_of(model, *batch(ROWS, turn)).backward()
+            if turn == 0:
+                optimizer.synchronize()
+                optimizer.zero_grad()
+        optimizer.step()
+
+
+@check(least=2)
+def a_scaler_unscales_gradients_of_parameters_that_were_added(seat: Seat) -> None:
+    """A parameter joins the wrapped optimizer's group before backward(). Its gradient is infinite on rank 0 only."""
+    model, added = make_model("small", 3), torch.nn.Parameter(torch.zeros(2))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    loss_of(model, *batch(ROWS, 0)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.param_groups[0]["params"].append(added)
+    factor = math.inf if seat.rank == 0 else 1.0
+    scaler.scale(loss_of(model, *batch(ROWS, 1)) + (added * factor).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0 and torch.equal(added, torch.zeros(2))

@@ -190,6 +190,16 @@ def broadcast_of_a_wrapped_optimizers_state(seat: Seat) -> None:
 
 
 @check()
+def hyper_parameters_that_are_tensors_are_broadcast(seat: Seat) -> None:
+    rate = torch.tensor(0.1 * (seat.rank + 1), dtype=torch.float64)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=rate)
+    optimizer.param_groups[0]["both"] = (rate + 1, "text")
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    (both, text) = optimizer.param_groups[0]["both"]
+    assert float(optimizer.param_groups[0]["lr"]) == 0.1 and float(both) == 1.1 and text == "text"
+
+
+@check()
 def lbfgs_state_is_refused(seat: Seat) -> None:
     raises(
         ValueError, "LBFGS", hvd.broadcast_optimizer_state, torch.optim.LBFGS([torch.nn.Parameter(torch.ones(1))]), 0

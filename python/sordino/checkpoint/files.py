@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 
-from sordino.checkpoint.values import decoded, encoded, is_number
+from sordino.checkpoint.values import decoded, encoded, is_number, plain_key
 from sordino.errors import SordinoError, Unreadable, UsageError
 from sordino.files import atomic_file, checked_path
 
@@ -189,13 +189,16 @@ def _wrong(state: object, attributes: bool = False, besides: tuple[type, ...] = 
             elif value.layout not in _LAYOUTS:
                 complaint = f"has the layout {value.layout}, which torch cannot write to a file"
             elif attributes and vars(value):
-                inner = _items(vars(value))
+                inner = ((f".{name}", item) for name, item in vars(value).items())
         elif type(value) in (dict, OrderedDict, Counter):
             inner = _items(cast("dict[object, object]", value))
         elif type(value) in (list, tuple):
             inner = ((f"[{index}]", item) for index, item in enumerate(cast("list[object]", value)))
         elif is_number(value):
-            pass
+            if any(place.startswith(".") for place in places):
+                complaint = f"is {_kind(value)}, which an attribute of a tensor must not be"
+            elif _KEY in places and type(plain_key(value)) not in _SCALARS:
+                complaint = f"is {_kind(value)}"
         elif type(value) not in _SCALARS:
             complaint = None if isinstance(value, besides) else f"is {_kind(value)}"
         elif isinstance(value, int) and value.bit_length() > _LONGEST_INT:

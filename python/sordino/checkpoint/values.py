@@ -1,7 +1,8 @@
 """Encoding of Counters and of NumPy numbers and arrays in checkpoints.
 
 States of schedulers (MultiStepLR) and random generators have such values. In a file each is a dict with the key
-"sordino_value", because a file that executes no code when it is read cannot hold foreign types.
+"sordino_value", because a file that executes no code when it is read cannot hold foreign types. A NumPy number that is
+a key becomes Python's number, which is equal to it as a key.
 """
 
 from __future__ import annotations
@@ -25,6 +26,14 @@ def is_number(value: object) -> bool:
     return (type(value) is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in _KINDS
 
 
+def plain_key(key: Any) -> Any:
+    """Return a key with NumPy numbers replaced by Python's; the key itself if it has none."""
+    if type(key) is tuple:
+        parts = tuple(map(plain_key, key))
+        return key if all(one is other for one, other in zip(parts, key)) else parts
+    return key.item() if isinstance(key, np.generic) else key
+
+
 def encoded(value: Any) -> Any:
     """Return the value with Counters and NumPy numbers and arrays replaced by dicts of plain values.
 
@@ -32,7 +41,7 @@ def encoded(value: Any) -> Any:
         UsageError: a dict looks like such an encoded value.
     """
     if type(value) is Counter:
-        return {MARK: "Counter", "counts": dict(value)}
+        return {MARK: "Counter", "counts": encoded(dict(value))}
     if is_number(value):
         raw = torch.from_numpy(np.frombuffer(value.tobytes(), dtype=np.uint8).copy())
         shape = list(value.shape) if isinstance(value, np.ndarray) else None
@@ -52,8 +61,8 @@ def decoded(value: Any) -> Any:
         return _each(value, decoded)
     kind = value[MARK]
     if kind == "Counter" and value.keys() == {MARK, "counts"}:
-        counts = value["counts"]
-        if isinstance(counts, dict) and all(type(count) in (int, float) for count in counts.values()):
+        counts = decoded(value["counts"])
+        if isinstance(counts, dict):
             return Counter(counts)
     if kind == "NumPy" and value.keys() == {MARK, "dtype", "shape", "bytes"}:
         return _number(value["dtype"], value["shape"], value["bytes"])
@@ -77,10 +86,10 @@ def _number(code: object, shape: object, raw: object) -> Any:
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a container with `change` applied to its values; the container itself if no value has changed."""
+    """Return a container with plain keys and `change` applied to its values; itself if that changes nothing."""
     if isinstance(value, dict):
-        items = {key: change(item) for key, item in value.items()}
-        same = all(items[key] is item for key, item in value.items())
+        items = {plain_key(key): change(item) for key, item in value.items()}
+        same = all(new is key and items[new] is item for new, (key, item) in zip(items, value.items()))
         return value if same else type(value)(items)
     if isinstance(value, (list, tuple)):
         parts = [change(item) for item in value]

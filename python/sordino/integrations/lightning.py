@@ -176,6 +176,10 @@ class SordinoStrategy(DDPStrategy):  # type: ignore[misc]
         self._mean.take_out(self.lightning_module)
         super().on_validation_end()
 
+    def on_exception(self, exception: BaseException) -> None:
+        self._mean.take_out(self.lightning_module)  # an evaluation may have been cut off
+        super().on_exception(exception)
+
     def on_train_end(self) -> None:
         settle(self.lightning_module, self._distributed)
         super().on_train_end()

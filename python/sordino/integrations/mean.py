@@ -25,6 +25,7 @@ class MeanModel:
 
     def __init__(self) -> None:
         self._own: dict[str, Any] | None = None
+        self._mean: dict[str, Any] = {}  # what the module has got instead
 
     @property
     def is_in(self) -> bool:
@@ -40,14 +41,24 @@ class MeanModel:
             return
         with torch.inference_mode(False):
             own = {name: _copy(value) for name, value in module.state_dict().items()}
-        _fill(module, _mean(module))
-        self._own = own
+        mean = _mean(module)
+        _fill(module, mean)
+        self._own, self._mean = own, mean
 
     def take_out(self, module: torch.nn.Module) -> None:
-        """Give the module its own parameters and buffers again."""
-        own, self._own = self._own, None
+        """Give the module its own parameters and buffers again. Buffers that were changed meanwhile stay as they are.
+
+        So a module can keep results of an evaluation in buffers.
+        """
+        own, mean, self._own, self._mean = self._own, self._mean, None, {}
         if own is not None:
-            _fill(module, own)
+            parameters = dict(module.named_parameters(remove_duplicate=False))
+            changed = {
+                name: value
+                for name, value in module.state_dict().items()
+                if name not in parameters and isinstance(value, torch.Tensor) and not _same(value, mean[name])
+            }
+            _fill(module, own | changed)
 
     @contextmanager
     def inside(self, module: torch.nn.Module, optimizers: Sequence[FrameworkOptimizer]) -> Iterator[None]:
@@ -97,6 +108,10 @@ def _mean(module: torch.nn.Module) -> dict[str, Any]:
 
 def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and bool(torch.isclose(one, other, rtol=0.0, atol=0.0, equal_nan=True).all())
 
 
 def _fill(module: torch.nn.Module, state: Mapping[str, Any]) -> None:

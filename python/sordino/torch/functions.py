@@ -109,14 +109,14 @@ def _broadcast_optimizer_state(
         if isinstance(value, torch.Tensor):
             tensors.append(value)
             return _TensorPlace(tuple(value.shape), value.dtype, value.device.type)
-        return value
+        return tuple(map(pack, value)) if type(value) is tuple else value
 
     if not optimizer.state:
         _zero_missing_gradients(optimizer, model)
     state = optimizer.state_dict()
     skeleton = None
     if root.here:
-        skeleton = {**state, "state": _mapped(state["state"], pack)}
+        skeleton = _mapped(state, pack)
     skeleton = broadcast_object(skeleton, root.rank, name="optimizer_state", process_set=process_set)
     if not root.here:
 
@@ -124,9 +124,9 @@ def _broadcast_optimizer_state(
             if isinstance(value, _TensorPlace):
                 tensors.append(torch.empty(value.shape, dtype=value.dtype, device=value.device_type))
                 return tensors[-1]
-            return value
+            return tuple(map(unpack, value)) if type(value) is tuple else value
 
-        skeleton["state"] = _mapped(skeleton["state"], unpack)
+        skeleton = _mapped(skeleton, unpack)
     named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
     broadcast_parameters(named, root.rank, process_set)
     if not root.here:
@@ -135,14 +135,17 @@ def _broadcast_optimizer_state(
 
 
 def _mapped(state: Mapping[Any, Any], change: Callable[[Any], Any]) -> dict[Any, Any]:
-    """Return an optimizer's state with `change` applied to each value.
+    """Return the state dict of an optimizer with `change` applied to each value of its state and its groups.
 
-    An entry of a parameter is a dict of values. An entry that belongs to no parameter may be a value itself.
+    An entry of a parameter is a dict of values. An entry that belongs to no parameter may be a value itself. So may a
+    hyper-parameter be a tensor, or a tuple of tensors.
     """
-    return {
-        key: {name: change(value) for name, value in entry.items()} if isinstance(entry, dict) else change(entry)
-        for key, entry in state.items()
-    }
+
+    def changed(entry: Any) -> Any:
+        return {name: change(value) for name, value in entry.items()} if isinstance(entry, dict) else change(entry)
+
+    entries = {key: changed(entry) for key, entry in state["state"].items()}
+    return {**state, "state": entries, "param_groups": list(map(changed, state["param_groups"]))}
 
 
 def _zero_missing_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:

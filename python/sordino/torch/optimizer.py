@@ -29,7 +29,7 @@ from sordino.torch import dcp
 from sordino.torch.arguments import Named, compression_of, name_parameters, parameters_of
 from sordino.torch.mesh import ranks_along
 from sordino.torch.optimizer_state import load_state, state_of
-from sordino.torch.scaler import step_scaled
+from sordino.torch.scaler import step_scaled, unscales
 from sordino.torch.sync_batch_norm import warn_of_local_statistics
 from sordino.torch.wrapping import Wrapping
 
@@ -146,12 +146,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        # GradScaler.unscale_ and others get the gradients through this after backward, so they must be reduced. Not
-        # with `partial_state`, where reducing takes more exchanges than step(): a single rank that reads this would
-        # wait for the others.
+        # GradScaler.unscale_ and others get the gradients through this after backward, so they must be reduced: each
+        # rank would decide by its own gradients whether to step. Not with `partial_state`, where reducing takes more
+        # exchanges than step(): a single rank that reads this would wait for the others.
         strategy = self._wrapping.strategy
-        if self._may_synchronize and strategy.ready and not strategy.partial_state:
-            strategy.synchronize()
+        if self._may_synchronize and not strategy.partial_state:
+            if unscales():
+                self._wrapping.reduce_all()
+            elif strategy.ready:
+                strategy.synchronize()
         groups = self._inner.param_groups
         return dcp.with_key(groups) if dcp.MODULE in sys.modules else groups
 
@@ -452,3 +455,4 @@ class DistributedOptimizer(torch.optim.Optimizer):
             reducer.clear(self._inner, set_to_none)
         else:
             self._inner.zero_grad(set_to_none=set_to_none)
+        self._asked = False

@@ -6,6 +6,7 @@ exchange with other ranks takes place.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,14 @@ _SHARDED = (
     "GradScaler cannot be used with parameters that are sharded over a device mesh (mesh=): ranks with different "
     "shards would skip different steps. Train in bfloat16, which needs no scaler"
 )
+
+
+def unscales() -> bool:
+    """Return whether a GradScaler reads the property that calls this function, to unscale gradients.
+
+    It does so in the same step on all ranks, unlike other readers, so gradients can be reduced for it.
+    """
+    return sys._getframe(2).f_code.co_name == "_unscale_grads_"
 
 
 def step_scaled(

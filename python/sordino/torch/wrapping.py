@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -94,7 +95,7 @@ class Wrapping:
         known = len(self.optimizer.param_groups)
         with self._new_strategy():
             self.optimizer.add_param_group(param_group)
-            self._name_new_parameters()
+            self._update_names()
             try:
                 self.claim.take(self.names)
             except UsageError:
@@ -113,21 +114,31 @@ class Wrapping:
             UsageError: the algorithm cannot continue. StepOrderError: parameters were changed since backward().
                 LayoutMismatch: ranks have changed them differently; raised on all ranks.
         """
-        old, known = self.strategy, self.claim.keys
-        added = [parameter for parameter in parameters_of(self.optimizer) if id(parameter) not in known]
-        self._name_new_parameters()
+        old, before = self.strategy, self.names
+        added = [parameter for parameter in parameters_of(self.optimizer) if id(parameter) not in self.claim.keys]
         old.before_change()
-        new = self._make_strategy(compare=True)
+        self._update_names()
+        new = None
         try:
+            new = self._make_strategy(compare=True)
             self.claim.take(self.names)
-        except UsageError:
-            new.detach()
+        except BaseException:
+            self.names = before
+            if new is not None:
+                new.detach()
             raise
         old.detach()
         self.strategy = new
         new.load_residuals(old.residuals() or {})
         names = [self.names[parameter] for parameter in added]
         new.after_change(names, local_shards(added, names, self.options))
+
+    def reduce_all(self) -> None:
+        """Reduce the gradients of all current parameters, as `step()` does. Collective."""
+        if self.claim.has_changed():
+            self.take_in_changes()
+        if not self.strategy.final:
+            self.strategy.synchronize()
 
     @contextmanager
     def _new_strategy(self) -> Iterator[None]:
@@ -160,8 +171,21 @@ class Wrapping:
         before = rank if old.reducer is None else old.reducer.number
         self.strategy.load_residuals(renumbered(old.residuals() or {}, before, rank))
 
-    def _name_new_parameters(self) -> None:
-        self.names = {**name_parameters(self.optimizer, None), **self.names}
+    def _update_names(self) -> None:
+        """Name the parameters that are new in the optimizer, and forget those that it no longer has.
+
+        A name is that of a parameter's place, so a removed parameter may leave another one with the name of a new one.
+        """
+        current = parameters_of(self.optimizer)
+        gone = self.claim.keys - {id(parameter) for parameter in current}
+        names = {parameter: name for parameter, name in self.names.items() if id(parameter) not in gone}
+        taken = set(names.values())
+        for parameter, place in name_parameters(self.optimizer, None).items():
+            if parameter not in names:
+                free = (place if number == 0 else f"{place}.{number}" for number in count())
+                names[parameter] = next(name for name in free if name not in taken)
+                taken.add(names[parameter])
+        self.names = names
 
     # ---- ranks that join (Growing) -----------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter, OrderedDict
 from pathlib import Path
@@ -33,12 +34,22 @@ STATE: dict[str, Any] = {
 
 def equal(a: object, b: object) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+        alike = a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+        return alike and equal(vars(a), vars(b))
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+        return type(a) is type(b) and a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
     return type(a) is type(b) and a == b
+
+
+def with_attributes(values: dict[str, Any]) -> torch.Tensor:
+    """Return a tensor on which a script has set attributes."""
+    tensor = torch.zeros(1)
+    vars(tensor).update(values)
+    return tensor
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -89,6 +100,50 @@ def test_states_of_schedulers_and_generators_round_trip(tmp_path: Path) -> None:
     for mine, theirs in zip(loaded["values"], state["values"]):
         assert type(mine) is type(theirs) and mine.dtype == theirs.dtype and np.array_equal(mine, theirs)
     assert type(loaded["optimizer"]["param_groups"][0]["lr"]) is np.float64
+
+
+NUMBERS = st.sampled_from(
+    [2, True, 0.5, np.int64(3), np.float32(1.5), np.bool_(False), np.longdouble(2.5), np.complex64(2j), 1 << 80]
+)
+KEYS = st.one_of(st.text(max_size=2), NUMBERS, st.none(), st.tuples(NUMBERS, st.text(max_size=1)))
+PLAIN = st.one_of(NUMBERS, st.just("text"), st.just(torch.ones(2)), st.just(np.arange(3)))
+VALUES = st.recursive(
+    PLAIN,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2),
+        st.dictionaries(KEYS, inner, max_size=2),
+        st.dictionaries(KEYS, inner, max_size=2).map(Counter),
+        st.dictionaries(st.just("scale"), inner, max_size=1).map(with_attributes),
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(KEYS, VALUES, max_size=2))
+def test_what_is_saved_can_be_loaded(state: dict[Any, Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            checkpoint.save(f"{folder}/c.pt", state)
+        except UsageError:
+            assert os.listdir(folder) == []
+        else:
+            assert equal(checkpoint.load(f"{folder}/c.pt"), state)
+
+
+def test_keys_and_counts_of_numpy_round_trip(tmp_path: Path) -> None:
+    """Milestones of a scheduler from an array, counts of `np.unique`, and a metric that counts by tensors."""
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(torch.optim.SGD([torch.zeros(1)]), np.array([2, 2, 5]))  # type: ignore[arg-type]
+    state = {
+        "scheduler": scheduler.state_dict(),
+        "counts": dict(zip(*np.unique([4, 4, 7], return_counts=True))),
+        "metric": Counter({"right": torch.tensor(3), (np.int64(1), 2): np.float32(0.5)}),
+    }
+    checkpoint.save(tmp_path / "c.pt", state)
+    loaded = checkpoint.load(tmp_path / "c.pt")
+    scheduler.load_state_dict(loaded["scheduler"])
+    assert sorted(scheduler.milestones.elements()) == [2, 2, 5] and loaded["counts"] == {4: 2, 7: 1}
+    assert type(loaded["metric"]) is Counter and loaded["metric"] == state["metric"]
 
 
 @pytest.mark.parametrize(
@@ -142,6 +197,8 @@ ITSELF["model"]["again"] = ITSELF
         ({"a": np.array([object()])}, r"state\['a'\] is a numpy.ndarray"),
         ({"a": {"sordino_value": "Counter"}}, "which checkpoints reserve"),
         ({"a": object()}, r"state\['a'\] is a builtins.object"),
+        ({"a": with_attributes({"b": np.int64(1)})}, r"state\['a'\].b is a numpy.int64, which an attribute"),
+        ({np.complex64(1j): 1}, "a key of state is a numpy.complex64"),
         ({b"key": 1}, r"a key of state is a builtins.bytes"),
         ({"a": {1, 2}}, "builtins.set"),
         ({"a": (torch.ones(2).as_subclass(Named),)}, r"state\['a'\]\[0\] is a .*Named; only a plain torch.T"),

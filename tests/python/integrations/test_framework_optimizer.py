@@ -149,6 +149,24 @@ def test_tied_parameters_stay_tied_in_the_mean() -> None:
     sim.run(2, work)
 
 
+def test_an_evaluation_may_keep_results_in_buffers() -> None:
+    """What it has not changed is the rank's own again."""
+
+    def work() -> tuple[float, float, float]:
+        model, mean = torch.nn.Linear(2, 1, bias=False), MeanModel()
+        model.register_buffer("best", torch.tensor(float("nan")))
+        model.register_buffer("own", torch.tensor(float(hvd.rank())))
+        optimizer = wrapped(torch.optim.SGD(model.parameters(), lr=0.1), [model], Crossover(interval=2))
+        with torch.no_grad():
+            model.weight.fill_(float(hvd.rank()))
+        with torch.inference_mode(), mean.inside(model, [optimizer]):
+            assert model.weight.tolist() == [[0.5, 0.5]] and model.own == 0.5
+            model.best.fill_(3.0)
+        return float(model.best), float(model.own), float(model.weight[0, 0])
+
+    assert sim.run(2, work) == [(3.0, 0.0, 0.0), (3.0, 1.0, 1.0)]
+
+
 def test_several_modules_have_names_of_their_own() -> None:
     def work() -> list[str]:
         modules = [made(), made()]

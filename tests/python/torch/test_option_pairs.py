@@ -25,8 +25,9 @@ from sordino.algorithms import (
 )
 from sordino.algorithms.noloco.outer import _Parameter
 from sordino.runtime.context import current
-from sordino.runtime.exchange.flat_buffer import ParameterBuffer
+from sordino.runtime.exchange.flat_buffer import ParameterBuffer, require_unchanged
 from sordino.runtime.parameter_names import finder
+from sordino.torch import functions
 
 # ---- dtypes ----------------------------------------------------------------------------------------------------------
 
@@ -295,7 +296,10 @@ def test_gradients_that_are_sent_for_some_steps_only() -> None:
     sim.run(2, work)
 
 
-def test_a_model_that_moves_to_another_device_is_told_of() -> None:
+@pytest.mark.parametrize("unused", [False, True])
+def test_a_model_that_moves_to_another_device_is_told_of(unused: bool) -> None:
+    """Also if the first parameter of a bucket has no gradient."""
+
     def work() -> None:
         model = nn.Linear(3, 3)
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -305,7 +309,34 @@ def test_a_model_that_moves_to_another_device_is_told_of() -> None:
         for bucket in optimizer._strategy.reducer._buckets:  # type: ignore[union-attr]
             bucket.ordinal = 0  # as if the model had been on the first GPU
         optimizer.zero_grad()
+        loss = model(torch.ones(1, 3)).sum()
+        if unused:
+            first = optimizer._strategy.reducer._buckets[0].members[0]  # type: ignore[union-attr,index]
+            loss = list(model.parameters())[1 - first].sum()
         with pytest.raises(hvd.UsageError, match=r"has moved from .* to cpu since its gradient was first reduced"):
-            model(torch.ones(1, 3)).sum().backward()
+            loss.backward()
+            optimizer.step()
 
     sim.run(2, work)
+
+
+@pytest.mark.parametrize("now", [torch.empty(3), torch.empty(2, dtype=torch.float64), torch.empty(2, device="meta")])
+def test_a_parameter_that_has_changed_does_not_go_back_to_shared_memory(now: torch.Tensor) -> None:
+    """Such as one that the script has moved to another device. Its place in memory is on the former one."""
+    change = rf"from torch.float32 \(2,\) on cpu to {now.dtype} \(.,\) on {now.device} "
+    with pytest.raises(hvd.UsageError, match=change):
+        require_unchanged(now, torch.empty(2))
+
+
+def test_hyper_parameters_that_are_tensors_are_sent_like_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pickled tensor would come to the root's device on every rank."""
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(functions, "broadcast_parameters", lambda named, *_: sent.extend(one for _, one in named))
+
+    def work() -> None:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=torch.tensor(0.5))
+        optimizer.param_groups[0]["both"] = (torch.tensor(0.25), "text")
+        hvd.broadcast_optimizer_state(optimizer, 0)
+
+    sim.run(1, work)
+    assert [float(one) for one in sent] == [0.5, 0.25]

@@ -34,6 +34,8 @@ class AllReduceStrategy(Strategy):
         reducer = GradientReducer(self.context, names, added, settings, compare=False)
         reducer.synchronize()
         reducer.release()
+        if self.settings.finite is not None:
+            self.settings.finite.judge_gradients()
         self.reducer.take_as_reduced()
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:

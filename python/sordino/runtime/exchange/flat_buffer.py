@@ -24,18 +24,19 @@ from sordino.runtime.tensors import check, dense_strides, dtype_code, label
 
 @torch.no_grad()
 def move(tensor: torch.Tensor, view: torch.Tensor) -> None:
-    """Move a tensor to its view of the arena. Raises UsageError if its shape or dtype has changed."""
+    """Move a tensor to its view of the arena. Raises UsageError if its shape, dtype or device has changed."""
     require_unchanged(tensor, view)
     view.copy_(tensor)
     tensor.data = view
 
 
 def require_unchanged(tensor: torch.Tensor, view: torch.Tensor) -> None:
-    """Raise UsageError if the shape or dtype of a tensor differs from those of its view of the arena."""
-    if tensor.shape != view.shape or tensor.dtype != view.dtype:
+    """Raise UsageError if the shape, dtype or device of a tensor differs from those of its view of the arena."""
+    if tensor.shape != view.shape or tensor.dtype != view.dtype or tensor.device != view.device:
+        before, now = (f"{one.dtype} {tuple(one.shape)} on {one.device}" for one in (view, tensor))
         raise UsageError(
-            f"a parameter has changed from {view.dtype} {tuple(view.shape)} to {tensor.dtype} "
-            f"{tuple(tensor.shape)}; wrap the optimizer again after such a change"
+            f"a parameter has changed from {before} to {now} since the optimizer was wrapped. Make such changes, and "
+            "move the model to its device, before you wrap the optimizer, or wrap it again"
         )
 
 
@@ -176,7 +177,7 @@ class ParameterBuffer(FlatBuffer):
         """Copy local shards to the arena, and move tensors back to it whose memory was replaced.
 
         Raises:
-            UsageError: a tensor has another shape or dtype than before.
+            UsageError: a tensor has another shape, dtype or device than before.
         """
         for tensor, view in self._views:
             if tensor.data_ptr() != view.data_ptr():

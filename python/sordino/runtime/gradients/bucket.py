@@ -234,8 +234,14 @@ class Bucket:
         return found
 
     def _dense_gradient(self, index: int) -> torch.Tensor | None:
-        """Return the parameter's gradient, dense and laid out like the parameter; None without a gradient."""
+        """Return the parameter's gradient, dense and laid out like the parameter; None without a gradient.
+
+        Raises:
+            UsageError: the parameter has moved to another device.
+        """
         parameter = self.parameters[index]
+        if parameter.get_device() != self.ordinal:
+            raise self._moved_away(index)
         grad = parameter.grad
         if grad is None:
             return None

@@ -9,6 +9,8 @@ from sordino.errors import OperationMismatch, StepOrderError
 
 _NAMED = 8  # maximum number of parameters in an error
 
+_SKIPPED = "After a step that a GradScaler has skipped, clear gradients by optimizer.zero_grad() instead of the model's"
+
 QUIETLY = "Put all backward() but the last one before step() in optimizer.no_sync()"
 
 _CUT_OFF = (
@@ -30,7 +32,7 @@ def warn_of_unused(name: str) -> None:
         f"the gradient of '{name}' and others were reduced at the end of an earlier backward(), and cleared before a "
         "step() used them. Every backward() through this optimizer's parameters sends their gradients, also for the "
         "loss of another model (the generator's, through the discriminator): put that backward() in "
-        "optimizer.no_sync(), or freeze the parameters for it (requires_grad_(False))",
+        f"optimizer.no_sync(), or freeze the parameters for it (requires_grad_(False)). {_SKIPPED}",
         stacklevel=3,
     )
 
@@ -39,7 +41,7 @@ def warn_of_repetition(name: str) -> None:
     """Warn that a backward adds to reduced gradients, the first of which is of the parameter `name`."""
     warnings.warn(
         f"gradients are reduced in every backward() of a step: this backward() adds to '{name}', "
-        f"which was sent at the end of the previous one. {QUIETLY}, so that they are sent once",
+        f"which was sent at the end of the previous one. {QUIETLY}, so that they are sent once. {_SKIPPED}",
         stacklevel=3,
     )
 
@@ -49,7 +51,7 @@ def added_to_reduced(name: str) -> StepOrderError:
     return StepOrderError(
         "Gradients were computed more than backward_passes_per_step times before call to step(): all were reduced at "
         f"the end of the previous backward(), and this one adds to '{name}'. {QUIETLY}, or increase "
-        "backward_passes_per_step"
+        f"backward_passes_per_step. {_SKIPPED}"
     )
 
 
