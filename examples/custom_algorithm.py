@@ -88,7 +88,7 @@ class EmaStrategy(ExchangingStrategy):
 
     def attach(self) -> None:
         workers = self.settings.process_set
-        self._values = ParameterBuffer(self.context, self.names, self.parameters, "model")
+        self._values = ParameterBuffer(self.context, self.exchanged_names, self.exchanged, "model")
         self._averages = FlatBuffer(self.context, self._values.layout, self._values.device)
         self._channel = new_channel(self.context, workers)
         self._channel.compare([self._averages])

@@ -1,6 +1,7 @@
 #include "base/config.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -20,9 +21,10 @@ struct Row {
 
 // `whole`: fractions are refused.
 double number(const std::string& name, const std::string& value, double least, double most, bool whole = false) {
-  char* end = nullptr;
-  const double parsed = std::strtod(value.c_str(), &end);
-  if (value.empty() || *end != '\0' || !(parsed >= least && parsed <= most) ||
+  double parsed = 0;  // not by strtod, which expects the locale's decimal sign
+  const char* const last = value.data() + value.size();
+  const auto [end, problem] = std::from_chars(value.data(), last, parsed);
+  if (problem != std::errc() || end != last || !(parsed >= least && parsed <= most) ||
       (whole && parsed != std::floor(parsed))) {
     char range[64];
     std::snprintf(range, sizeof range, "%.15g to %.15g", least, most);

@@ -30,10 +30,11 @@ struct Line {
 // May be called from any thread. Blocks only while it writes to stderr.
 void say(Level level, int rank, std::string text);
 
-// For the reader. One thread at a time calls `open` and `close`. A forked child has no reader until it calls `open`,
-// and never takes a line of its parent.
+// For the reader. Calls of `open` and `close` must not overlap. A forked child has no reader until it calls `open`, and
+// never takes a line of its parent.
 
-// From now on lines wait for the reader. Lines below `least` are not written to stderr. Idempotent except for `least`.
+// From now on lines wait for the reader. Lines below `least` are not written to stderr. A second call only changes
+// `least`.
 void open(Level least);
 // Waits for a line. False: the reader was closed.
 bool wait();

@@ -4,9 +4,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
+#include <utility>
 
 #include "base/error.h"
 #include "base/write_all.h"
@@ -29,6 +32,13 @@ std::string quoted(const std::string& text) {
     }
   }
   return out + "\"";
+}
+
+// With three decimals and a point, whatever the locale's decimal sign.
+std::string number(double value) {
+  char digits[64];
+  const auto [end, problem] = std::to_chars(std::begin(digits), std::end(digits), value, std::chars_format::fixed, 3);
+  return problem == std::errc() ? std::string(digits, end) : "0";
 }
 
 // Like snprintf, into a string of any length.
@@ -76,6 +86,19 @@ void Trace::stop() {
   file_ = -1;
 }
 
+void Trace::take_over(Trace& other) {
+  std::scoped_lock lock(mutex_, other.mutex_);
+  if (other.file_ < 0 || file_ >= 0) return;
+  file_ = std::exchange(other.file_, -1);
+  waiting_ = std::exchange(other.waiting_, {});
+  lanes_ = std::exchange(other.lanes_, {});
+  process_ = other.process_;
+  rank_ = other.rank_;
+  mark_cycles_ = other.mark_cycles_;
+  start_ = other.start_;
+  on_ = other.on_.exchange(false);
+}
+
 void Trace::write(const std::string& text) {
   waiting_ += text;
   if (waiting_.size() >= kFlushAt) flush();
@@ -101,16 +124,17 @@ void Trace::span(const std::string& tensor, const std::string& activity, Time be
   if (file_ < 0) return;
   const int tid = lane(tensor);
   write(
-      formatted(",\n{\"name\": %s, \"ph\": \"X\", \"pid\": %d, \"tid\": %d, \"ts\": %.3f, \"dur\": %.3f, \"args\": "
+      formatted(",\n{\"name\": %s, \"ph\": \"X\", \"pid\": %d, \"tid\": %d, \"ts\": %s, \"dur\": %s, \"args\": "
                 "{\"bytes\": %zu}}",
-                quoted(activity).c_str(), rank_, tid, micros(begin), micros(end) - micros(begin), bytes));
+                quoted(activity).c_str(), rank_, tid, number(micros(begin)).c_str(),
+                number(micros(end) - micros(begin)).c_str(), bytes));
 }
 
 void Trace::mark(const std::string& text) {
   std::lock_guard lock(mutex_);
   if (file_ < 0 || !mark_cycles_) return;
-  write(formatted(",\n{\"name\": %s, \"ph\": \"i\", \"pid\": %d, \"tid\": 0, \"ts\": %.3f, \"s\": \"g\"}",
-                  quoted(text).c_str(), rank_, micros(std::chrono::steady_clock::now())));
+  write(formatted(",\n{\"name\": %s, \"ph\": \"i\", \"pid\": %d, \"tid\": 0, \"ts\": %s, \"s\": \"g\"}",
+                  quoted(text).c_str(), rank_, number(micros(std::chrono::steady_clock::now())).c_str()));
 }
 
 }  // namespace sordino

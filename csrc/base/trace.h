@@ -25,6 +25,9 @@ class Trace {
   void stop();
   bool on() const { return on_.load(std::memory_order_relaxed); }
 
+  // Continues the trace of another world of this rank, if one runs there.
+  void take_over(Trace& other);
+
   // One box: `activity` on the lane of `tensor`, with its size.
   void span(const std::string& tensor, const std::string& activity, Time begin, Time end, std::size_t bytes);
   // A mark across all lanes, if start() asked for marks.

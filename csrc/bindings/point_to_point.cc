@@ -60,6 +60,8 @@ py::object message(const Messenger& messenger, PyObject* const* given) {
   try {
     py::gil_scoped_release released;
     messenger.world->run_message(std::move(call));
+  } catch (const UsageError&) {
+    throw;  // refused before it has begun
   } catch (...) {
     handle(ended);  // keeps the memory if the call is not over, such as after a signal
     throw;

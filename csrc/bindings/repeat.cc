@@ -1,11 +1,13 @@
 // Python function for operations on tensors in host memory. It reads the tensors' attributes itself and converts only
 // what it needs: pybind11's conversion of ten arguments takes as long as all the rest.
 //
-//   small and done before, or this rank is alone   done in one shot; returns the result
+//   small and done before, and the caller waits    done in one shot; returns the result
+//   this rank is alone, and the caller does not
+//   wait                                           done at once; returns a handle that is done, the result and the name
 //   any other, and the caller waits                submitted and waited for; returns the result, or a handle with it
 //   members have sent different numbers of rows
-//   into a given tensor                            returns a handle, also if the caller waits: it may expect other
-//                                                  numbers
+//   into a given tensor                            returns a handle even if the caller waits, so that the caller can
+//                                                  check the numbers
 //   any other, and it does not wait                submitted; returns its handle, its result and its name
 //   an unusual tensor, an invalid argument, or
 //   a call within a call of this thread            returns None: Python does it, or raises the error
@@ -36,7 +38,8 @@ PyObject* name_of_new_empty() {
   return interned;
 }
 
-// A new tensor like another one. Extents are arguments of their own: torch takes 0.3 us longer to convert a tuple.
+// A new tensor like another one. Passes each extent as an argument, because torch takes 0.3 us longer to convert a
+// tuple.
 py::object new_empty(PyObject* like, const std::vector<std::int64_t>& shape) {
   if (shape.empty()) return taken(PyObject_CallMethodOneArg(like, name_of_new_empty(), py::tuple().ptr()));
   std::vector<py::object> extents;
@@ -127,7 +130,7 @@ struct Call {
     return what.opcode != Opcode::kAlltoall || given[kSplits] != Py_None || divide_evenly(*caller.world);
   }
 
-  // Whether this rank can submit the operation, which it may not have done before.
+  // Whether this rank can submit the operation. Used if it does not know the operation.
   bool is_valid(const World& world) const {
     try {
       const std::vector<int> members = world.members(set);
@@ -202,8 +205,8 @@ void note_change(const Caller& caller, PyObject* tensor) {
   if (changed) taken(PyObject_CallOneArg(caller.note_change.ptr(), changed.ptr()));
 }
 
-// Whether the result may be written while the input is read: they do not overlap, or this rank's part of the input is
-// already at its place in the result.
+// Whether the result may be written while the input is read. That is so if they do not overlap, or if this rank's part
+// of the input already lies where the result needs it.
 bool overlap_is_safe(const Call& call, const Repeat& repeat, const std::byte* input, const std::byte* output) {
   const Recipe& recipe = repeat.recipe;
   if (recipe.takes.empty()) return true;  // an all-reduce: one tensor, or two that do not overlap
@@ -253,7 +256,7 @@ py::object repeat(const Caller& caller, PyObject* const* given) {
   } else if (const auto* shape = call.shape_of_result(found.get())) {
     target = call.make_target(caller, *shape, source, given[Call::kTarget]);
     if (!target || (found && !overlap_is_safe(call, *found, call.source.data, call.target.data))) return {};
-    static std::byte empty;  // without an address, an empty tensor would be taken for no target
+    static std::byte empty;  // an empty tensor has no address, and would count as no target
     if (!call.target.data) call.target.data = &empty;
   }
   const bool named = given[Call::kName] != Py_None;

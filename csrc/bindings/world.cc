@@ -39,7 +39,7 @@ py::object waits_of(World& self, double limit_s) {
 }  // namespace
 
 void register_world(py::module_& module) {
-  auto world = py::class_<World, std::shared_ptr<World>>(module, "World", "One rank's view of the ranks of a job.");
+  auto world = py::class_<World, std::shared_ptr<World>>(module, "World", "One rank's view of the connected ranks.");
   world
       .def(
           "submit",
@@ -50,8 +50,7 @@ void register_world(py::module_& module) {
           "Start an operation. On a device, it waits for the work that the current stream and `streams` have now.")
       .def(
           "run", [](std::shared_ptr<World> self, const PyRequest& what) { return start(std::move(self), what, true); },
-          py::arg("what"),
-          "submit() and wait in one, without waking another thread. Errors are raised by Handle.wait().")
+          py::arg("what"), "Submit, and return when the operation has ended. Call Handle.wait() to raise its error.")
       .def("repeating", &repeat_of, py::arg("tensor_type"), py::arg("dtypes"), py::arg("note_change"),
            py::arg("in_flight"), py::arg("number"),
            "Create the function that repeats operations (repeat.cc). dtypes: the core's code of each. number: from a "
@@ -148,6 +147,11 @@ void register_world(py::module_& module) {
             self.trace().start(path, self.rank(), mark_cycles);
           },
           py::arg("path"), py::arg("mark_cycles") = false)
+      .def("start_trace_of_settings", &World::start_trace_of_settings,
+           "Start the trace of SORDINO_TIMELINE, if it is set and this is rank 0.")
+      .def(
+          "take_over_trace", [](World& self, World& other) { self.trace().take_over(other.trace()); }, py::arg("other"),
+          "Continue the trace of another world of this rank, if one runs there.")
       .def("stop_trace", [](World& self) { self.trace().stop(); })
       .def("open_ledger", &World::open_ledger, py::arg("opened") = true,
            "From now on, count the quantities for this rank's run record, or stop counting.")
@@ -169,7 +173,8 @@ void register_world(py::module_& module) {
           [](std::shared_ptr<World> self) {
             return std::make_unique<PyHandle>(std::move(self), std::make_shared<Handle>(), py::none());
           },
-          "A handle without an operation, which is done once its finish() is called. Waiting for it moves messages.")
+          "A handle without an operation, which is done once its finish() is called. A thread that waits for it polls "
+          "the world.")
       .def_property_readonly("stats", [](const World& self) {
         py::dict stats;
         const std::uint64_t inside = self.traffic().inside.load(), across = self.traffic().across.load();

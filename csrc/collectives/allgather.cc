@@ -285,6 +285,7 @@ const Collective kAllgather{
     .merge = merge,
     .fits = fits,
     .recipe = recipe,
+    .valid = has_rows,
     .run = run,
 };
 

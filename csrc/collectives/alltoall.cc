@@ -166,6 +166,13 @@ Recipe recipe(const Request& request, const Merged& merged, const std::vector<in
   return made;
 }
 
+bool valid(const Signature& what, std::span<const int> ranks) {
+  if (what.shape.empty() || what.splits.size() != ranks.size()) return false;
+  std::int64_t rest = what.shape[0];
+  return std::all_of(what.splits.begin(), what.splits.end(),
+                     [&](std::int64_t rows) { return rows >= 0 && (rest -= rows) >= 0; });
+}
+
 }  // namespace
 
 const Collective kAlltoall{
@@ -176,6 +183,7 @@ const Collective kAlltoall{
     .merge = merge,
     .fits = fits,
     .recipe = recipe,
+    .valid = valid,
     .run = run,
 };
 

@@ -100,10 +100,14 @@ Recipe recipe(const Request& request, const Merged&, const std::vector<int>& ran
   return made;
 }
 
+bool valid(const Signature& what, std::span<const int> ranks) {
+  return std::find(ranks.begin(), ranks.end(), what.root) != ranks.end();
+}
+
 }  // namespace
 
 const Collective kBroadcast{
-    .name = "broadcast", .only_root_gives = true, .repeats = true, .recipe = recipe, .run = run};
+    .name = "broadcast", .only_root_gives = true, .repeats = true, .recipe = recipe, .valid = valid, .run = run};
 
 }  // namespace collectives
 }  // namespace sordino

@@ -1,14 +1,13 @@
-// Description of one operation: all that the engine knows about it. To add an operation, define its Collective in a
-// file of this folder, its code in opcode.h, its declaration below, its line in the table in collective.cc, and its
-// name in the bindings.
+// Description of one operation: all that the engine knows about it. To add an operation: docs/design.md, Where to add
+// things.
 //
 //   announce   each member sends its arguments to the coordinator             Announcement
 //   compare    the coordinator refuses announcements that differ              difference(), Collective::complaint
 //   merge      the coordinator merges facts that no participant has alone     Collective::merge
 //   check      each participant refuses a decision that cannot be right       Collective::fits
 //   run        each participant moves its data                                Collective::run
-//   repeat     small operations that all members have done before skip all    Collective::recipe
-//              this (one_shot.h)
+//   repeat     operations that all members have done before skip announce     Collective::recipe, Collective::valid
+//              to merge; small ones skip run, too (one_shot.h)
 #pragma once
 
 #include <memory>
@@ -90,6 +89,8 @@ struct Collective {
   // requests of at most one tensor. Null: the operation never repeats in one shot.
   Recipe (*recipe)(const Request& request, const Merged& merged, const std::vector<int>& ranks,
                    std::size_t me) = nullptr;
+  // Whether the set with these ranks can repeat the operation with this signature. Null: with any.
+  bool (*valid)(const Signature& what, std::span<const int> ranks) = nullptr;
   // Moves the data, and fills the results of the handles.
   Task (*run)(Operation& operation);
 

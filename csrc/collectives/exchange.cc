@@ -3,7 +3,7 @@
 // once, to the first rank there that needs them. Then, group by group (segments that the topology treats as one), the
 // ranks of a node share the arithmetic. Each owns a shard of the elements, reads it in all arenas and receive buffers
 // of the node, and writes all results. So averages use values from before the exchange, nothing is copied within a
-// node, and no rank reads an arena while it is written:
+// node, and no rank reads an element that another rank writes:
 //
 //   offered = 1                my arena holds the values to be exchanged, and my block its location
 //   offered = group + 2        my messages of the group have been sent and received

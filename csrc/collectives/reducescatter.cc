@@ -28,8 +28,8 @@ struct Parts {
   std::size_t begin(int index) const { return bounds[static_cast<std::size_t>(index)] * size_of(dtype); }
 };
 
-Task scatter_in_node(Participants& participants, const Parts& parts, const std::byte* input, std::byte* output,
-                     double pre, double post) {
+Task reducescatter_in_node(Participants& participants, const Parts& parts, const std::byte* input, std::byte* output,
+                           double pre, double post) {
   const std::size_t width = size_of(parts.dtype);
   std::vector<const std::byte*> values;
   NodeMove move{input, {}, [&](std::size_t at, const std::vector<NodeMove::Source>& sources) {
@@ -45,8 +45,8 @@ Task scatter_in_node(Participants& participants, const Parts& parts, const std::
 }
 
 // For each rank of other nodes, one rank of this node folds its part and sends it there.
-Task scatter_on_nodes(Participants& participants, const Sites& sites, const Parts& parts, const std::byte* input,
-                      std::byte* output, double pre, double post) {
+Task reducescatter_on_nodes(Participants& participants, const Sites& sites, const Parts& parts, const std::byte* input,
+                            std::byte* output, double pre, double post) {
   constexpr std::uint64_t kStage = 1;
   const std::size_t whole = parts.bounds.back() * size_of(parts.dtype), nodes = sites.all.size();
   std::vector<const std::byte*> inputs{input};
@@ -111,13 +111,13 @@ Task reducescatter(Participants& participants, DType dtype, const std::byte* inp
     co_return;
   }
   if (moves_in_node(participants, true)) {
-    co_await scatter_in_node(participants, {dtype, bounds, op}, input, output, pre, post);
+    co_await reducescatter_in_node(participants, {dtype, bounds, op}, input, output, pre, post);
     co_return;
   }
   const Sites sites(participants);
   if (sites.some_share()) {
     divide_first(dtype, op, pre, post);
-    co_await scatter_on_nodes(participants, sites, {dtype, bounds, op}, input, output, pre, post);
+    co_await reducescatter_on_nodes(participants, sites, {dtype, bounds, op}, input, output, pre, post);
     co_return;
   }
   const std::size_t width = size_of(dtype), parts = static_cast<std::size_t>(participants.size()),
@@ -216,7 +216,7 @@ Task run(Operation& operation) {
 }  // namespace
 
 const Collective kReducescatter{
-    .name = "reducescatter", .reduces = true, .repeats = true, .recipe = recipe, .run = run};
+    .name = "reducescatter", .reduces = true, .repeats = true, .recipe = recipe, .valid = has_rows, .run = run};
 
 }  // namespace collectives
 }  // namespace sordino

@@ -1,9 +1,9 @@
 #include "collectives/repeat.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 
+#include "collectives/collective.h"
 #include "kernels/kernels.h"
 
 namespace sordino {
@@ -31,21 +31,11 @@ Signature Signature::of(const Request& request) {
 bool is_valid(const Signature& what, std::span<const int> ranks) {
   if (!what.more.empty() || what.op == ReduceOp::kAdasum) return false;
   if (!std::isfinite(what.prescale) || !std::isfinite(what.postscale)) return false;
-  switch (what.opcode) {
-    case Opcode::kAllreduce:
-    case Opcode::kBarrier: return true;
-    case Opcode::kBroadcast: return std::find(ranks.begin(), ranks.end(), what.root) != ranks.end();
-    case Opcode::kAllgather:
-    case Opcode::kReducescatter: return !what.shape.empty();
-    case Opcode::kAlltoall: {
-      if (what.shape.empty() || what.splits.size() != ranks.size()) return false;
-      std::int64_t rest = what.shape[0];
-      return std::all_of(what.splits.begin(), what.splits.end(),
-                         [&](std::int64_t rows) { return rows >= 0 && (rest -= rows) >= 0; });
-    }
-    default: return false;
-  }
+  const Collective& how = collective(what.opcode);
+  return how.recipe && (!how.valid || how.valid(what, ranks));
 }
+
+bool has_rows(const Signature& what, std::span<const int>) { return !what.shape.empty(); }
 
 std::size_t Recipe::result_bytes() const {
   std::size_t sum = 0;

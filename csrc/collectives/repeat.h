@@ -45,6 +45,8 @@ struct Signature {
 // Whether the set with these ranks can do the operation, of one tensor at most, unless members differ in it. If not,
 // the usual path does it, or refuses it with an error.
 bool is_valid(const Signature& what, std::span<const int> ranks);
+// A `Collective::valid`: the tensor has rows.
+bool has_rows(const Signature& what, std::span<const int> ranks);
 
 struct Recipe {
   struct Part {
@@ -76,7 +78,7 @@ struct Repeat {
   std::uint64_t number = 0;  // equal on all ranks, never 0
   Merged merged;
   bool carried = false;  // small enough to be published; else the ranks only agree to run it
-  Recipe recipe;         // if carried
+  Recipe recipe;         // how this rank gets its result; empty for several tensors and Adasum
   // If carried between nodes, and not an all-reduce (node_blocks.h).
   std::shared_ptr<const NodeBlocks> blocks{};
 };

@@ -1,5 +1,5 @@
-// Device work that is in flight after its operation is over for the ranks' threads. If a peer is lost or never comes,
-// this work does not end by itself.
+// Work on a device that is still running after its operation has returned to the caller. It does not end by itself if a
+// peer is lost or never comes.
 #pragma once
 
 #include <atomic>

@@ -136,29 +136,37 @@ void FailureDetector::watch_coordinated(ProcessSet& set, AwakeTime now) {
   }
 }
 
-// An operation that another rank coordinates fails here too if that rank stays silent or has left.
+// An operation that another rank coordinates fails here too if that rank stays silent or has left. A coordinator that
+// has reported the stall is alive and names the missing ranks itself, so it has time for that: this rank's deadline may
+// be shorter, or the coordinator may have been suspended for a moment.
 void FailureDetector::watch_own(AwakeTime now) {
-  constexpr double kGrace = 2;  // the coordinator names the missing ranks better, so it goes first
+  constexpr double kGrace = 2, kLongGrace = 20;  // the coordinator names the missing ranks better, so it goes first
   std::vector<Submission> deserted;
   scheduler_.visit_announced([&](Submission& submission, const ProcessSet& set) {
     const int coordinator = set.coordinator();
     const bool in_turn = set.entered && set.entered->name == submission.request.name;  // watch_entered()
+    const double waited = seconds(submission.awaited_since, now);
+    if (!set.decisions.empty() && !set.ready() && waited > timeout_of(set)) {
+      const std::vector<int> late(set.unconnected().begin(), set.unconnected().end());
+      throw Timeout("'" + submission.request.name + "' has waited for " + brief(timeout_of(set)) +
+                        " s, and its process set still waits for the memory of ranks " + list(late),
+                    submission.request.name, late);
+    }
     if (set.running || !set.decisions.empty() || set.negotiation || in_turn) return;
     if (common_.peers.gone(coordinator)) deserted.push_back(submission);
     if (collective(submission.request.opcode).effect == Effect::kJoins) return;
-    const double waited = seconds(submission.awaited_since, now);
-    const bool reported = submission.warned || set.stalled.contains(submission.request.name);
-    if (!reported && waited > stall_warn_s_ + kGrace) {
+    const bool reported = set.stalled.contains(submission.request.name);
+    if (!reported && !submission.warned && waited > stall_warn_s_ + kGrace) {
       submission.warned = true;
       warn("stalled: '" + submission.request.name + "' has waited " + whole(waited) + " s for rank " +
            std::to_string(coordinator) + ", which coordinates it and is silent.");
     }
-    if (waited > timeout_of(set) + kGrace) {
-      stuck_ = {coordinator};
-      throw Timeout("'" + submission.request.name + "' has waited for " + brief(timeout_of(set)) + " s, and rank " +
-                        std::to_string(coordinator) + ", which coordinates it, is silent",
-                    submission.request.name, {coordinator});
-    }
+    if (waited <= timeout_of(set) + (reported ? kLongGrace : kGrace)) return;
+    const std::string text = "'" + submission.request.name + "' has waited for " + brief(timeout_of(set)) +
+                             " s, and rank " + std::to_string(coordinator) + ", which coordinates it, ";
+    if (reported) throw Timeout(text + "has reported that other ranks are missing", submission.request.name, {});
+    stuck_ = {coordinator};
+    throw Timeout(text + "is silent", submission.request.name, {coordinator});
   });
   for (Submission& submission : deserted) {
     const int coordinator = scheduler_.sets().at(submission.request.set)->coordinator();
@@ -191,7 +199,7 @@ void FailureDetector::watch_messages(AwakeTime now) {
 
 void FailureDetector::fail(std::exception_ptr failure, bool tell) {
   if (!common_.failure.latch(failure)) return;
-  const bool broken = tell || told_;
+  const bool broken = tell || told_;  // false: this rank shuts down in order
   if (broken) {
     common_.failure.mark_broken();
     common_.transport.abandon();

@@ -160,6 +160,11 @@ std::vector<Decision> Negotiation::decide() {
     const Pending& pending = found->second;
     if (needs_the_gone(pending)) {
       decisions.push_back(give_up(name, pending));
+      // A join() that fails leaves no rank joined: later operations need the rank that has left.
+      const bool joins = std::any_of(pending.said.begin(), pending.said.end(), [](const auto& said) {
+        return said && collective(said->opcode).effect == Effect::kJoins;
+      });
+      if (joins) joined_.assign(members_.size(), false);
       fusing_.reset();
     } else if (complete(pending)) {
       fuse(decisions, judge(name, pending), pending);

@@ -65,6 +65,7 @@ Location ProcessSet::block_location() const {
 }
 
 void ProcessSet::connect(int rank, const Location& block) {
+  if (left_.contains(index_of(rank))) return;
   if (unconnected_.erase(rank) == 0 || block.offset > block.bytes || block.bytes - block.offset < block_bytes(rank))
     throw TransportError("rank " + std::to_string(rank) +
                          " sent the location of a shared block that cannot be its own");
@@ -127,6 +128,10 @@ void ProcessSet::leave(int index, const Departure& departure) {
   left_.insert(index);
   if (negotiation) negotiation->leave(index, departure);
   if (one_shot_) one_shot_->leave(index);
+  const int rank = ranks[static_cast<std::size_t>(index)];
+  if (unconnected_.erase(rank) == 0) return;
+  gone_.insert(rank);  // its block will not come
+  if (unconnected_.empty()) open_one_shot();
 }
 
 void ProcessSet::receive(int member, const OneShot::Partial& what, std::span<const std::byte> data) {

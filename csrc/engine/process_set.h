@@ -45,6 +45,7 @@ class ProcessSet {
   void connect(int rank, const Location& block);
   // True once all blocks that this rank can map are there.
   bool ready() const { return unconnected_.empty(); }
+  const std::set<int>& unconnected() const { return unconnected_; }
 
   // Participants of the next operation, as a decision names them; null if this rank is not one of them.
   std::unique_ptr<Participants> gather(const std::vector<int>& members);

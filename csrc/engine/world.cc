@@ -76,13 +76,16 @@ World::World(Position place, const Config& config, std::uint64_t first_tag)
   messages_ = std::make_unique<PointToPoint>(common_, *services_);
   failures_ = std::make_unique<FailureDetector>(common_, *scheduler_, *services_, *messages_, config, receive_,
                                                 membership_.get(), view_);
-  if (!config.timeline.empty() && rank() == 0 && view_.epoch == 0) trace().start(config.timeline, 0, false);
   progress_ = std::make_unique<Progress>(
       *transport_, [this] { return poll(); }, [this] { return work(); },
       [this] {
         return transport_->rings_always() && !scheduler_->on_devices() && scheduler_->device_in_flight().empty();
       },
       spin, nap_for(*transport_, config));
+}
+
+void World::start_trace_of_settings() {
+  if (!config_.timeline.empty() && rank() == 0) trace().start(config_.timeline, 0, false);
 }
 
 std::shared_ptr<World> World::successor(std::exception_ptr error) {

@@ -121,6 +121,8 @@ class World {
   }
   double waited_seconds() const { return static_cast<double>(waited_ns_.load()) * 1e-9; }
   Trace& trace() { return common_.trace; }
+  // Starts the trace of SORDINO_TIMELINE, if it is set and this is rank 0. For the first world of a job.
+  void start_trace_of_settings();
   // Starts or stops counting what the run record needs.
   void open_ledger(bool opened);
   Ledger& ledger() { return common_.ledger; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <tuple>
 #include <utility>
 
 namespace sordino::membership {
@@ -19,6 +20,41 @@ std::vector<int> keys(const std::map<int, std::string>& causes) {
 
 }  // namespace
 
+std::vector<int> members_without_fault(std::vector<int> ranks, const std::map<int, std::set<int>>& accused) {
+  const std::set<int> all(ranks.begin(), ranks.end());
+  std::set<int> kept = all, excused;  // excused: they wait for a rank that is left out, or for an excused one
+  const auto accuses = [&](int rank, int other) {
+    const auto found = accused.find(rank);
+    return found != accused.end() && found->second.contains(other);
+  };
+  const auto waits_for_one_of = [&](int rank, const std::set<int>& others) {
+    return !accuses(rank, rank) &&
+           std::any_of(others.begin(), others.end(), [&](int one) { return accuses(rank, one); });
+  };
+  const auto excuse = [&](int left_out) {
+    for (std::vector<int> next{left_out}; !next.empty();) {
+      const std::set<int> one{next.back()};
+      next.pop_back();
+      for (const int rank : kept) {
+        if (waits_for_one_of(rank, one) && excused.insert(rank).second) next.push_back(rank);
+      }
+    }
+  };
+  while (kept.size() > 1) {
+    // Ranks at fault, by what tells whom to leave out first: those that wait for nobody, then those that most wait for.
+    std::vector<std::tuple<bool, std::ptrdiff_t, int>> at_fault;
+    for (const int rank : kept) {
+      const auto count = std::count_if(all.begin(), all.end(), [&](int other) { return accuses(other, rank); });
+      if (count > 0 && !excused.contains(rank)) at_fault.emplace_back(!waits_for_one_of(rank, kept), count, rank);
+    }
+    if (at_fault.empty()) break;
+    const int worst = std::get<2>(*std::max_element(at_fault.begin(), at_fault.end()));
+    kept.erase(worst);
+    excuse(worst);
+  }
+  return {kept.begin(), kept.end()};
+}
+
 Consensus::Consensus(View from, int self, Send send) : from_(std::move(from)), self_(self), send_(std::move(send)) {}
 
 // ---- facts ---------------------------------------------------------------------------------------------------------
@@ -35,8 +71,12 @@ void Consensus::silence(int rank, const std::string& cause) {
 }
 
 void Consensus::accuse(int rank, const std::string& cause) {
-  if (from_.place_of(rank) < 0 || rank == self_) return;
-  if (accused_.try_emplace(rank, cause).second) lead();
+  if (from_.place_of(rank) < 0) return;
+  if (rank == self_) {
+    comes_ = false;
+  } else if (accused_.try_emplace(rank, cause).second) {
+    lead();
+  }
 }
 
 void Consensus::hear(int rank) { silent_.erase(rank); }
@@ -159,7 +199,9 @@ void Consensus::handle_prepare(int from, Reader& message) {
     writer.put(Step::kRefuse).put(promised_);
   } else {
     promised_ = ballot;
-    writer.put(Step::kPromise).put(ballot).put(keys(accused_)).put(next_tag_).put(accepted_);
+    std::vector<int> accused = keys(accused_);
+    if (!comes_) accused.push_back(self_);
+    writer.put(Step::kPromise).put(ballot).put(accused).put(next_tag_).put(accepted_);
     if (accepted_view_) accepted_view_->write(writer);
   }
   const Bytes answer = writer.take();
@@ -273,7 +315,7 @@ void Consensus::lead() {
 }
 
 // Chooses the proposal: the view that an earlier leader may already have decided on. Otherwise all ranks that answer
-// and that all others can work with. Of two ranks that cannot work together, it drops the one with more such conflicts.
+// and that are not at fault.
 View Consensus::choose() const {
   Ballot highest = 0;
   View view{from_.epoch + 1, {}, 0};
@@ -284,27 +326,17 @@ View Consensus::choose() const {
     }
   }
   if (highest > 0) return view;
-  const auto accuses = [this](int one, int other) {
-    if (one == self_) return accused_.contains(other);
-    const auto& list = promises_.at(one).accused;
-    return std::find(list.begin(), list.end(), other) != list.end();
-  };
-  std::vector<std::pair<int, int>> order;  // number of ranks that it cannot work with, and the rank
+  std::vector<int> ranks;
+  std::map<int, std::set<int>> accused;
   for (const auto& [rank, promise] : promises_) {
     view.first_tag = std::max(view.first_tag, promise.next_tag);
     if (dead_.contains(rank)) continue;
-    int trouble = rank == self_ ? -1 : 0;
-    for (const auto& [other, unused] : promises_)
-      trouble += rank != self_ && (accuses(rank, other) || accuses(other, rank));
-    order.emplace_back(trouble, rank);
+    ranks.push_back(rank);
+    accused[rank].insert(promise.accused.begin(), promise.accused.end());
   }
-  std::sort(order.begin(), order.end());
-  for (const auto& [trouble, rank] : order) {
-    const bool fits = std::none_of(view.members.begin(), view.members.end(),
-                                   [&, one = rank](int kept) { return accuses(one, kept) || accuses(kept, one); });
-    if (fits) view.members.push_back(rank);
-  }
-  std::sort(view.members.begin(), view.members.end());
+  for (const auto& [rank, cause] : accused_) accused[self_].insert(rank);  // also those since the promise
+  if (!comes_) accused[self_].insert(self_);
+  view.members = members_without_fault(std::move(ranks), accused);
   return view;
 }
 

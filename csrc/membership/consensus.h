@@ -9,7 +9,8 @@
 //   kProposing  --(more than half have accepted: kDecided to all)-->                            decided()
 //
 // After a refusal, retry() starts again from kIdle with a higher ballot. If nothing has been accepted before, the
-// proposal is the leader and all ranks that have promised, except ranks that others cannot work with.
+// proposal is all ranks that have promised, except those at fault among the accused (members_without_fault). The leader
+// may leave itself out.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,12 @@
 
 namespace sordino::membership {
 
+// Returns which of these ranks, in ascending order, can go on together. `accused`: by rank, the ranks for which it has
+// waited in vain. Somebody has to be left out for each wait: the rank at the end of a chain of waits, for which others
+// wait and which waits for no other. A rank that waits for one that is left out is excused. In a circle of waits it is
+// the rank for which most wait, of these the last one. One rank always stays.
+std::vector<int> members_without_fault(std::vector<int> ranks, const std::map<int, std::set<int>>& accused);
+
 class Consensus {
  public:
   using Send = std::function<void(int to, const Bytes& message)>;
@@ -33,7 +40,8 @@ class Consensus {
   Consensus(View from, int self, Send send);
 
   // Facts about ranks. Dead: the rank has certainly ended, or has said that it leaves. Silent: it does not answer.
-  // Accused: it answers, but this rank cannot work with it.
+  // Accused: it answers, but this rank has waited in vain for it in an operation. A rank can accuse itself: it
+  // coordinates an operation to which it does not come, and others have waited in vain for it.
   void bury(int rank, const std::string& cause);
   void silence(int rank, const std::string& cause);
   void accuse(int rank, const std::string& cause);
@@ -96,6 +104,7 @@ class Consensus {
   const int self_;
   const Send send_;
   std::map<int, std::string> dead_, silent_, accused_;
+  bool comes_ = true;  // false: this rank has accused itself
   int next_tag_ = 0;
   bool begun_ = false;
   std::optional<View> decided_;

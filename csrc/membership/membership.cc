@@ -147,6 +147,9 @@ void Membership::follow() {
     ending_ = "the other ranks have continued without this rank: it was silent, or they could not communicate with it";
     return;
   }
+  for (const int rank : view_.members) {  // a rank that others have accused
+    if (next.place_of(rank) < 0) blamed_.try_emplace(rank, "the others continue without it, as it did not come");
+  }
   view_ = next;
   tolerates_losses_ = false;  // until the next world asks for it
   losses_.clear();

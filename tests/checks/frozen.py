@@ -83,8 +83,8 @@ def frozen_parameters_are_not_sent(seat: Seat, kind: str) -> None:
     for _ in range(4):
         step(model, optimizer)
     optimizer.flush()
-    assert bool((model.base == seat.rank).all())
-    assert hvd.stats()["bytes_sent"] - before < LARGE
+    assert bool((model.base == seat.rank).all()), "frozen parameters were exchanged"
+    assert hvd.stats()["bytes_sent"] - before < LARGE, "frozen parameters were sent"
     if kind in TOGETHER and kind != "local-gradients":  # adds up movements, and nothing moves here
         assert hvd.allreduce(model.adapter.detach(), op=hvd.Max)[0] < seat.size - 1, "what is trained is mixed"
     hvd.barrier()

@@ -160,8 +160,8 @@ void nobody_lost() {
 
 void who_cannot_work_together_is_parted() {
   Ranks ranks(5, 1);
-  ranks[3].accuse(1, "its transfers fail");
-  ranks[4].accuse(1, "its transfers fail");
+  ranks[3].accuse(1, "it does not come");
+  ranks[4].accuse(1, "it does not come");
   ranks[3].begin();
   ranks.settle();
   CHECK(ranks.decided() && ranks.decided()->members == (std::vector<int>{0, 2, 3, 4}));
@@ -279,10 +279,59 @@ void who_cannot_work_with_the_leader_leads() {
   Ranks ranks(3, 1);
   ranks[1].begin();
   ranks.lose(1);
-  ranks[1].accuse(0, "its transfers fail");
+  ranks[1].accuse(0, "it does not come");
   CHECK(ranks.sent(1, 2) == 1);
   ranks.settle();
   CHECK(ranks.decided() && ranks.decided()->place_of(0) < 0);
+}
+
+using Accused = std::map<int, std::set<int>>;
+
+// Who is left out, by whom each rank waits for.
+void who_is_at_fault_is_left_out() {
+  const auto kept = [](int size, const Accused& accused) {
+    std::vector<int> ranks(static_cast<std::size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return members_without_fault(ranks, accused);
+  };
+  using Ranks = std::vector<int>;
+  CHECK(kept(4, {}) == (Ranks{0, 1, 2, 3}));
+  CHECK(kept(4, {{0, {2}}}) == (Ranks{0, 1, 3}));              // a coordinator misses rank 2
+  CHECK(kept(4, {{0, {0}}}) == (Ranks{1, 2, 3}));              // it misses itself
+  CHECK(kept(4, {{0, {0, 2}}}) == (Ranks{1, 3}));              // both
+  CHECK(kept(8, {{0, {5, 6, 7}}}) == (Ranks{0, 1, 2, 3, 4}));  // more than one miss nothing of it
+  CHECK(kept(4, {{3, {1}}}) == (Ranks{0, 2, 3}));              // rank 3 waits for a message of rank 1
+  CHECK(kept(4, {{3, {0}}}) == (Ranks{1, 2, 3}));              // of rank 0, which leads
+  CHECK(kept(4, {{0, {1}}, {1, {2}}}) == (Ranks{0, 1, 3}));    // a chain: rank 1 waits for rank 2, too
+  CHECK(kept(4, {{0, {1}}, {1, {2}}, {2, {3}}}) == (Ranks{0, 1, 2}));
+  CHECK(kept(3, {{0, {1}}, {1, {0}}}) == (Ranks{0, 2}));  // they wait for each other
+  CHECK(kept(4, {{0, {1}}, {1, {0}}, {2, {0}}}) == (Ranks{1, 2, 3}));
+  CHECK(kept(3, {{0, {1}}, {1, {2}}, {2, {0}}}) == (Ranks{0, 1}));
+  CHECK(kept(2, {{0, {0}}, {1, {1}}}) == (Ranks{0}));  // one rank stays
+  CHECK(kept(3, {{0, {7}}}) == (Ranks{0, 1, 2}));      // a rank that is not there
+}
+
+// Rank 0 coordinates an operation, and does not come to it.
+void a_leader_leaves_itself_out() {
+  for (int size = 2; size <= 5; ++size) {
+    Ranks ranks(size, 1);
+    ranks[0].accuse(0, "it does not come");
+    ranks[0].begin();
+    ranks.settle();
+    CHECK(ranks.decided() && static_cast<int>(ranks.decided()->members.size()) == size - 1);
+    CHECK(ranks.decided()->place_of(0) < 0 && ranks[0].decided() && ranks[0].blamed().empty());
+  }
+}
+
+// The leader has no privilege: it is left out if another rank has waited for it in vain, whichever leads.
+void who_waits_for_the_leader_stays() {
+  for (int accuser = 1; accuser < 4; ++accuser) {
+    Ranks ranks(4, 1);
+    ranks[accuser].accuse(0, "it does not come");
+    ranks[accuser].begin();
+    ranks.settle();
+    CHECK(ranks.decided() && ranks.decided()->members == (std::vector<int>{1, 2, 3}), accuser);
+  }
 }
 
 // A leader repeats lost messages, even if no rank refuses it; without that it would wait forever.
@@ -336,15 +385,15 @@ void nobody_is_told_of_itself_or_of_strangers() {
   for (const int rank : {0, 9}) {
     ranks[0].bury(rank, "killed");
     ranks[0].silence(rank, "slow");
-    ranks[0].accuse(rank, "its transfers fail");
+    if (rank != 0) ranks[0].accuse(rank, "it does not come");
   }
   CHECK(ranks[0].blamed().empty());
   ranks[0].bury(1, "killed");
   ranks[0].silence(1, "slow");
   ranks[0].silence(2, "slow");
-  ranks[0].accuse(3, "its transfers fail");
+  ranks[0].accuse(3, "it does not come");
   CHECK(!ranks[0].is_silent(1) && ranks[0].is_silent(2));
-  CHECK(ranks[0].blamed() == (std::map<int, std::string>{{1, "killed"}, {2, "slow"}, {3, "its transfers fail"}}));
+  CHECK(ranks[0].blamed() == (std::map<int, std::string>{{1, "killed"}, {2, "slow"}, {3, "it does not come"}}));
   ranks[0].hear(2);
   CHECK(!ranks[0].is_silent(2) && ranks[0].blamed().size() == 2);
   CHECK(!ranks[0].begun() && ranks.sent(0, 2) == 0 && ranks.sent(0, 3) == 0);  // facts alone start nothing
@@ -369,7 +418,7 @@ void who_has_decided_answers_nothing() {
   ranks[2].begin();
   ranks.pass(2, 0);
   CHECK(ranks.sent(0, 1) == 0 && ranks.sent(0, 2) == 0);
-  ranks[0].accuse(1, "its transfers fail");
+  ranks[0].accuse(1, "it does not come");
   CHECK(ranks.sent(0, 1) == 0 && ranks.sent(0, 2) == 0);
   CHECK(!ranks[1].decided());
   const Bytes verdict = Consensus::verdict(*ranks[0].decided());
@@ -494,7 +543,7 @@ void who_promises_and_dies_is_left_out() {
 // Members are chosen so that few ranks have trouble with each other, and are numbered by rank.
 void members_are_in_order() {
   Ranks ranks(5, 1);
-  for (const int rank : {1, 2}) ranks[rank].accuse(4, "its transfers fail");
+  for (const int rank : {1, 2}) ranks[rank].accuse(4, "it does not come");
   ranks[0].begin();
   ranks.settle();
   CHECK(ranks.decided() && ranks.decided()->members == (std::vector<int>{0, 1, 2, 3}));
@@ -592,6 +641,9 @@ int main() {
   nobody_lost();
   who_cannot_work_together_is_parted();
   a_late_accusation_counts();
+  who_is_at_fault_is_left_out();
+  a_leader_leaves_itself_out();
+  who_waits_for_the_leader_stays();
   two_halves_stop();
   most_go_on();
   no_leader_proposes_without_most_promises();

@@ -83,6 +83,25 @@ void a_coordinator_warns_once_and_then_names_who_is_missing() {
   CHECK(!theirs->done());
 }
 
+// Its own deadline has passed, but the coordinator is alive and misses others: it is not blamed.
+void a_coordinator_that_has_reported_is_not_blamed() {
+  Engines ranks({0, 1, 2}, config());
+  ranks[0].scheduler.submit(barrier_called("late"));
+  ranks[1].scheduler.submit(barrier_called("late"));
+  ranks.settle();
+  Heard heard;
+  ranks[0].failures.watch(ranks[0].in(kWarn + 1));
+  ranks.settle();
+  CHECK(thrown<Timeout>(ranks[1], kTimeout + 10).empty());
+  try {
+    ranks[1].failures.watch(ranks[1].in(kTimeout + 21));
+    CHECK(false && "no deadline");
+  } catch (const Timeout& error) {
+    CHECK(error.missing.empty());
+    CHECK(std::string(error.what()).find("has reported that other ranks are missing") != std::string::npos);
+  }
+}
+
 // The other rank keeps the timeout of the world.
 void a_process_set_has_a_timeout_of_its_own() {
   Engines ranks({0, 1, 2}, config());
@@ -295,6 +314,7 @@ void nonsense_is_not_believed() {
 
 int main() {
   a_coordinator_warns_once_and_then_names_who_is_missing();
+  a_coordinator_that_has_reported_is_not_blamed();
   a_process_set_has_a_timeout_of_its_own();
   time_in_which_the_process_was_stopped_is_no_wait();
   between_two_ticks_a_clock_goes_on_for_a_while();

@@ -96,6 +96,20 @@ void joined_members_are_not_waited_for() {
   CHECK(talk.decide().empty());  // a new round: no rank has joined
 }
 
+// A rank joins and leaves, so the join() of the others fails. It leaves no rank joined.
+void a_join_that_fails_is_over() {
+  Negotiation talk({0, 1, 2}, 0);
+  const Announcement join{"join", Opcode::kJoin, ReduceOp::kSum, 1, 1, 0, {}, {}, {}};
+  for (const int member : {1, 2}) talk.announce(member, join, kNow);
+  CHECK(talk.decide().empty());
+  talk.leave(2, {"rank 2, which has shut down", {2}});
+  auto decisions = talk.decide();
+  CHECK(decisions.size() == 1 && decisions[0].verdict == Verdict::kPeerLost);
+  talk.announce(0, say("a"), kNow);
+  decisions = talk.decide();
+  CHECK(decisions.size() == 1 && decisions[0].verdict == Verdict::kPeerLost);  // it needs rank 2, too
+}
+
 void the_gone_fail_what_waits_for_them() {
   Negotiation talk({4, 6}, 0);
   talk.announce(0, say("a"), kNow);
@@ -230,6 +244,7 @@ int main() {
   differences_are_named();
   small_neighbours_are_fused();
   joined_members_are_not_waited_for();
+  a_join_that_fails_is_over();
   the_gone_fail_what_waits_for_them();
   the_gone_name_those_whom_they_lost();
   messages_survive_the_wire_and_cuts_do_not();

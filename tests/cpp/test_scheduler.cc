@@ -454,6 +454,57 @@ void exchanges_start_in_the_order_of_the_calls() {
   CHECK(values[0][0] == 2 && values[1][3] == 2);
 }
 
+// Rank 2 is lost, or only late, after the others have made a set with it, and before it has told them where its memory
+// of the set is. An exchange needs no announcement of rank 2.
+void a_set_whose_peer_does_not_show_its_memory() {
+  for (const bool is_lost : {true, false}) {
+    Config config = Config::from_environment();
+    config.timeout_s = 5;
+    Engines ranks({0, 0, 0}, config);
+    ranks.settle();
+    ranks[0].common.peers.tolerate_losses();
+    std::vector<std::shared_ptr<Handle>> added;
+    for (int rank = 0; rank < 3; ++rank)
+      added.push_back(change_set(ranks[rank].scheduler, Opcode::kAddSet, {{0, 1, 2}}));
+    ranks[2].poll();  // it announces, and then does nothing more
+    const auto poll = [&] {
+      for (int times = 0; times < 5; ++times) {
+        ranks[1].poll();
+        ranks[0].poll();
+      }
+    };
+    poll();
+    CHECK(added[0]->done() && added[1]->done());
+    const auto layout =
+        std::make_shared<Layout>(std::vector<TensorSpec>{{"w", DType::kFloat32, {4}}}, std::size_t{1} << 20);
+    std::vector<float> values(layout->bytes() / sizeof(float), 1);
+    auto* data = reinterpret_cast<std::byte*>(values.data());
+    Request request = barrier_called("exchange", added[0]->set_id);
+    request.opcode = Opcode::kExchange;
+    request.exchange =
+        std::make_shared<Exchange>(Exchange{layout, std::make_shared<topology::Ring>(3), data, data, false, false,
+                                            std::make_shared<ReceiveBuffer>(ranks[0].transport->node_memory())});
+    const auto call = ranks[0].scheduler.submit(std::move(request));
+    poll();
+    CHECK(!call->done());
+    if (is_lost) {
+      ranks.network().kill(2);
+      CHECK_THROWS(Error, ranks[2].poll());
+      ranks[0].failures.watch(ranks[0].in(0));
+      poll();
+      const std::string text = error_of<PeerLost>(*call);
+      CHECK(text.find("rank 2") != std::string::npos, text);
+    } else {
+      try {
+        ranks[0].failures.watch(ranks[0].in(6));
+        CHECK(false && "no deadline");
+      } catch (const Timeout& error) {
+        CHECK(error.missing == std::vector<int>{2}, error.what());
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -462,6 +513,7 @@ int main() {
   ranks_may_submit_in_any_order({0, 1, 0, 1, 2});
   nothing_runs_before_all_have_submitted();
   what_one_rank_sees_is_refused_at_once();
+  a_set_whose_peer_does_not_show_its_memory();
   a_difference_fails_that_operation_alone();
   sets_may_be_spoken_of_early();
   sets_that_are_added_at_once_differ();

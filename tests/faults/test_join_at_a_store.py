@@ -99,7 +99,7 @@ def test_who_comes_when_the_job_is_over_gets_an_error(tmp_path: Path) -> None:
         assert job.run().ended.status == 0
         job.start(1)
         assert job.run().ended.status == 1
-    assert "process 2 has come to a job that is over" in job.text()
+    assert "process 2 has asked to join a job that has ended" in job.text()
 
 
 @pytest.mark.drill("a process comes to a job that does not grow")

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from launched import Launched
+from pace import HANG_S
 
 from sordino.launcher import restarts
 
@@ -90,3 +93,39 @@ def test_who_stops_the_command_wants_no_restart(
         note_time(f"a signal to `sordino run` while {when}, until it has ended", time.monotonic() - struck)
         job.leaves_nothing()
         assert "restart 4" not in job.output and job.output.count("restart 1 of 9") == (when == "waiting")
+
+
+# Rank 1 fails in the first start, before it has come to the others. Its argument: how the ranks meet.
+FAILS_EARLY = """
+import os, sys, time
+import torch, torch.distributed as dist
+import sordino.torch as hvd
+rank, start = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+if start == "0" and rank == 1:
+    time.sleep(1)  # the others come to the store meanwhile
+    sys.exit(3)
+for _ in range(2):
+    if sys.argv[1] == "group":
+        dist.init_process_group("sordino")
+        ones = torch.ones(2)
+        dist.all_reduce(ones)
+        dist.destroy_process_group()
+    else:
+        hvd.init()
+        ones = hvd.allreduce(torch.ones(2), op=hvd.Sum)
+        hvd.shutdown()
+    assert ones.tolist() == [3, 3]
+sys.stdout.write(f"rank {rank} has met the others in start {start}\\n")
+"""
+
+
+@pytest.mark.drill("restarted by torchrun")
+@pytest.mark.parametrize("how", ["group", "init"])
+def test_torchrun_starts_all_again(tmp_path: Path, how: str) -> None:
+    """Ranks have come to torchrun's store different numbers of times, and its entries stay."""
+    script = tmp_path / "fails_early.py"
+    script.write_text(FAILS_EARLY)
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "--max-restarts=1"]
+    done = subprocess.run([*words, str(script), how], capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(" has met the others in start 1\n") == 3, done.stdout

@@ -14,6 +14,7 @@ KINDS = (
     "lost message",
     "swapped rank",
     "missing wait",
+    "missing check",
     "wrong order of summation",
     "dropped state in a checkpoint",
     "quorum of one too few",

@@ -535,9 +535,9 @@ ERRORS = [
     Error(
         "a process group meets by the keys of the one before",
         "stale copy",
-        _DISTRIBUTED + "place.py",
-        '_life = store.add(f"sordino/lives/{rank}", 1)',
-        "_life = 1",
+        "python/sordino/rendezvous/find_start.py",
+        "        meeting.call_roll(size)\n",
+        "",
         (_GROUPS + "test_groups",),
     ),
     Error(
@@ -909,8 +909,8 @@ ERRORS = [
         "a group that is made again meets its former life",
         "stale copy",
         _DISTRIBUTED + "place.py",
-        'dist.PrefixStore(str(store.add(f"lives/{rank}", 1)), store)',
-        'dist.PrefixStore("1", store)',
+        'dist.PrefixStore(f"{prefix_of(start)}/group", store)',
+        'dist.PrefixStore("group", store)',
         (_GROUPS + "test_groups",),
     ),
     Error(

@@ -235,6 +235,9 @@ class ProcessTransport : public Transport {
         if (together(rank, peer)) shares_memory_[at(rank)] = false;
       }
     }
+    if (shares_memory_[at(rank_)] && boxes.size() != here_.size())  // the values are of another meeting
+      throw TransportError("rank " + std::to_string(rank_) + " shares no memory with its node, and its peers take it " +
+                           "to do so: " + trouble_);
     if (shares_memory_[at(rank_)]) {
       near_ = std::make_unique<shm::ShmLink>(memory_, here_, rank_, boxes);
     } else if (wanted && trouble_.empty()) {

@@ -36,7 +36,6 @@ class UcxLink : public Link {
   std::vector<Loss> take_losses() override;
   void tolerate_losses() override { tolerates_losses_ = true; }
   void abandon() override { session_.will_not_wait(); }
-  bool ends_together() const override { return true; }  // by Session::take_leave
 
  private:
   friend class UcxTransfer;

@@ -1,7 +1,7 @@
 """Base class of strategies that exchange parameters after the optimizer step (gossip, local SGD, ...).
 
-It counts steps and exchanges. With on_peer_lost="continue" it also undoes an exchange that a lost rank has interrupted:
-the parameters become those before the exchange, and the remaining ranks take the mean of theirs. Because exchanges are
+It counts exchanges. With on_peer_lost="continue" it also undoes an exchange that a lost rank has interrupted: the
+parameters become those before the exchange, and the remaining ranks take the mean of theirs. Because exchanges are
 counted, all remaining ranks continue with the same one. Where a loss ends the job, this costs nothing.
 """
 

@@ -138,7 +138,8 @@ class Phase:
 
     Attributes:
         operations: the operations, or a function that returns them. Its arguments are the number of earlier runs and,
-            for parameter skipping, flags of the items that are sent (None: all).
+            for parameter skipping, flags of the items that are sent (None: all). `sordino plan` takes the mean of the
+            first 8 runs.
         every: steps from one run to the next.
         since: the first step, numbered from 0, that counts.
         until: the first step without further runs; None: the runs never end.

@@ -26,7 +26,6 @@ from sordino.distributed.submissions import Parts
 from sordino.distributed.untraced import untraced
 from sordino.distributed.work import Completer, SordinoWork, torch_error
 from sordino.errors import SordinoError
-from sordino.rendezvous.find_start import forget
 from sordino.runtime.context import current_or_none
 from sordino.torch import lifecycle
 
@@ -139,7 +138,6 @@ class Operations:
     @untraced
     def shutdown(self) -> None:
         """Release shared memory, and leave the world of this group, unless `sordino.torch.init()` has made it."""
-        forget(self._place.store)
         self.memory.close()
         if not self._place.owns:
             return

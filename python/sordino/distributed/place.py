@@ -13,7 +13,7 @@ import torch.distributed
 from torch.distributed.constants import default_pg_timeout
 
 from sordino.errors import UsageError
-from sordino.rendezvous.find_start import find_start
+from sordino.rendezvous.find_start import find_start, forget, prefix_of
 from sordino.rendezvous.starts import Start
 from sordino.runtime.context import Context, current, current_or_none
 from sordino.runtime.process_set import ProcessSet, global_process_set
@@ -21,9 +21,6 @@ from sordino.torch import lifecycle
 from sordino.torch.start import survives_losses
 
 dist: Any = torch.distributed  # its annotations lack much of what a backend uses
-
-_life = 0
-"""Number of the present group of all ranks among those that have met at the same store, whose keys stay there."""
 
 
 @dataclass
@@ -58,10 +55,6 @@ def find_place(store: Any, rank: int, size: int, timeout: timedelta) -> Place:
         UsageError: `sordino.torch.init()` has given this process another rank, or the ranks continue after losses.
         Timeout: not all ranks have come in time; the error names them.
     """
-    global _life
-    if not dist.is_initialized():
-        _life = store.add(f"sordino/lives/{rank}", 1)
-    store = dist.PrefixStore(f"sordino/{_life}", store)
     if dist.is_initialized():
         own, store = world_at(store, rank, size, timeout)
         return Place(own, store, owns=True)
@@ -72,16 +65,17 @@ def find_place(store: Any, rank: int, size: int, timeout: timedelta) -> Place:
             "on_peer_lost='continue', with which their numbers change after a loss; use on_peer_lost='raise', or "
             "DistributedOptimizer without torch.distributed"
         )
-    if context is None:
-        _start_at(store, rank, size, timeout)  # init() finds it again
-        lifecycle.init(store=store, rank=rank, world_size=size)
-        return Place(current(), store, owns=True)
-    if (context.rank, context.size) != (rank, size):
+    if context is not None and (context.rank, context.size) != (rank, size):
         raise UsageError(
             f"init_process_group: this is rank {rank} of {size}, but sordino.torch.init() has made it rank "
             f"{context.rank} of {context.size}; start both with the same ranks"
         )
-    return Place(context, store)
+    start, part = _start_at(store, rank, size, timeout)
+    if context is not None:
+        forget(start)
+        return Place(context, part)
+    lifecycle.init(store=store, rank=rank, world_size=size)  # finds the start again
+    return Place(current(), part, owns=True)
 
 
 def is_chosen(timeout: timedelta | None) -> bool:
@@ -90,15 +84,18 @@ def is_chosen(timeout: timedelta | None) -> bool:
 
 
 def world_at(store: Any, rank: int, size: int, timeout: timedelta | None) -> tuple[Context, Any]:
-    """Return a world of its own for some ranks, and its part of the store at which they meet. Collective.
+    """Return a world of its own for some ranks, and its part of the store at which they meet. Collective."""
+    start, part = _start_at(store, rank, size, timeout)
+    context = Context(start.world(None, False))
+    forget(start)
+    return context, part
 
-    A group may have been made before at the same store, where its keys stay. So each life has its own, and so has each
-    attempt, which all ranks make.
+
+def _start_at(store: Any, rank: int, size: int, timeout: timedelta | None) -> tuple[Start, Any]:
+    """Return a start at a store, and a part of the store that no other start has. Collective.
+
+    Groups may have been made before at the same store, where their entries stay.
     """
-    part = dist.PrefixStore(str(store.add(f"lives/{rank}", 1)), store)
-    return Context(_start_at(part, rank, size, timeout).world(None, False)), part
-
-
-def _start_at(store: Any, rank: int, size: int, timeout: timedelta | None) -> Start:
     limit = timeout.total_seconds() if timeout is not None and is_chosen(timeout) else None
-    return find_start(store=store, rank=rank, world_size=size, timeout_s=limit)
+    start = find_start(store=store, rank=rank, world_size=size, timeout_s=limit)
+    return start, dist.PrefixStore(f"{prefix_of(start)}/group", store)

@@ -1,12 +1,12 @@
-"""Logging: the logger `sordino`, its children, and a default handler for scripts that set up no handler.
+"""Logging: the logger `sordino`, its children, and a default handler for scripts that install none.
 
 Every module takes its logger from `logger(__name__)`. Lines of the C++ core come through `sordino.log.core`, from the
 logger `sordino.core`. Each record has an attribute `rank`: the rank that logs it, or -1 outside of a world.
 
-The usual rules of `logging` hold: lines propagate to the root logger, and levels and handlers of the script apply. If
-neither the loggers `sordino...` nor the root logger have a handler, a line goes to stderr as "sordino: text". This is
-decided for each line. So a script may call `logging.basicConfig()` before or after `import sordino`, and no line is
-printed twice.
+The usual rules of `logging` hold: lines propagate to the root logger, and levels and handlers that the script sets
+apply. If neither the loggers `sordino...` nor the root logger have a handler, a line goes to stderr as "sordino: text".
+This is decided for each line. So a script may call `logging.basicConfig()` before or after `import sordino`, and no
+line is printed twice.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def _add_rank(record: logging.LogRecord) -> bool:
 
 
 class _DefaultHandler(logging.Handler):
-    """Prints records that no handler of the script gets on the current sys.stderr, unless the core has printed them."""
+    """Prints to the current sys.stderr the records that no other handler gets and the core has not printed."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "on_stderr", False) or self._has_another(record.name):
             return
         try:
-            sys.stderr.write(self.format(record) + "\n")  # one write, so that lines of processes do not mix
+            sys.stderr.write(self.format(record) + "\n")  # in one write, so that processes do not mix their lines
             sys.stderr.flush()
         except Exception:
             self.handleError(record)

@@ -66,7 +66,9 @@ class LaunchedRank:
         launch: information from the launcher.
         address: host and port of the store at which the ranks meet; None for the socket of `sordino run`.
         hosts_store: whether rank 0 opens that store; else the launcher has opened it.
-        run: name of this start of the job, so that entries of an earlier start in the store are ignored.
+        run: name of the job at the store.
+        restarts: whether the launcher restarts all ranks at the same store, so that these have to agree which entries
+            there are of their start. Then no process can join.
         newcomer: whether this process joins a running job. Its rank is the number that the launcher gave it; at a store
             rank and size are 0, because only the store knows them.
     """
@@ -77,6 +79,7 @@ class LaunchedRank:
     address: tuple[str, int] | None = None
     hosts_store: bool = True
     run: str = ""
+    restarts: bool = False
     newcomer: bool = False
 
 
@@ -171,9 +174,10 @@ def _by_srun_alone(environment: Mapping[str, str], mpi_variable: str) -> bool:
 
 def _among(launch: Launch, environment: Mapping[str, str]) -> LaunchedRank:
     """Return the place from torch.distributed's variables."""
-    run = f"{environment.get(_TORCHRUN, '')}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    run = environment.get(_TORCHRUN, "")
     address = _address(environment, launch, "RANK")
-    return LaunchedRank(_rank(environment, "RANK", launch), launch.size, launch, address, not _agents(environment), run)
+    rank, hosts = _rank(environment, "RANK", launch), not _agents(environment)
+    return LaunchedRank(rank, launch.size, launch, address, hosts, run, restarts=bool(run))
 
 
 def _agents(environment: Mapping[str, str]) -> bool:

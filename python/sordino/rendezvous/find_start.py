@@ -58,7 +58,7 @@ def find_start(
                 f"{group.rank} of {group.size}: it is unclear which rank this is. Call init() before "
                 "init_process_group(), or init(store=..., rank=..., world_size=...)"
             )
-        return _at_a_store(group.store, "group", group.rank, group.size, chosen, environment)
+        return _at_a_store(group.store, _GROUP, group.rank, group.size, chosen, environment)
     if place is not None and place.address is not None:
         return _at_an_address(place, chosen, environment)
     built = _core.build_info()["mpi"] is not None
@@ -74,6 +74,8 @@ def find_start(
     return AloneStart()
 
 
+_GROUP, _GIVEN = _BY_SCRIPTS = "group", "given"
+"""Kinds of starts at the store of a script: that of torch's default group, or an argument of `init`."""
 _starts: dict[tuple[object, ...], ProcessStart] = {}
 """Starts of this process. Each counts the worlds that it has made, because their entries in a store are not removed."""
 
@@ -97,10 +99,12 @@ def _at_an_address(place: LaunchedRank, chosen: str, environment: Mapping[str, s
     if key not in _starts:
         prefix, token = latest_job(store) if place.newcomer else f"sordino/{place.run}", _token(environment)
         admission = StoreAdmission(store, prefix, place.rank, token, *_core.deadlines())
+        if place.restarts and not place.newcomer:
+            admission.call_roll(place.size)
         job = admission.job() if prefix else None
         if job is None and place.newcomer:
             raise UsageError(f"no job has begun at the store at {place.address[0]}:{place.address[1]}")
-        if job is None and admission.has_met(round_of(0, 0), place.size):
+        if job is None and not place.restarts and admission.has_met(round_of(0, 0), place.size):
             job = _job_soon(admission)
         if job is not None and not job.grows:
             raise UsageError(
@@ -129,9 +133,18 @@ def _job_soon(admission: StoreAdmission) -> Job:
     raise TransportError("the ranks of the job at the store met without this process, and then did not start the job")
 
 
-def forget(store: Any) -> None:
-    """Drop the start of this process at a store, so that the store can end. Its worlds are not affected."""
-    for key in [key for key in _starts if key[1] is store]:
+def prefix_of(start: Start) -> str:
+    """Return the prefix of a start at a store, which no other start at the store has."""
+    assert isinstance(start, ProcessStart) and isinstance(start.meeting, StoreRendezvous)
+    return start.meeting.prefix
+
+
+def forget(start: Any) -> None:
+    """Drop a start at a store that a script has given, so that the store can end. Its worlds are not affected.
+
+    The next start at the store is another one, with entries of its own.
+    """
+    for key in [key for key, known in _starts.items() if known is start and key[2] in _BY_SCRIPTS]:
         del _starts[key]
 
 
@@ -150,6 +163,7 @@ def _at_a_store(
         meeting = StoreRendezvous(store, f"sordino/{prefix}", rank, token, *_core.deadlines())
         if timeout_s is not None:
             meeting.set_timeout(timeout_s)
+        meeting.call_roll(size)
         _starts[key] = ProcessStart(rank, size, meeting, chosen, token)
     _starts[key].transport = _without_mpi(chosen)
     return _starts[key]
@@ -175,7 +189,7 @@ def _given_start(
             )
     if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
         raise UsageError(f"init(rank={rank!r}, world_size={world_size!r}): rank must be from 0 to world_size - 1")
-    return _at_a_store(store, "given", rank, world_size, chosen, environment, timeout_s=timeout_s)
+    return _at_a_store(store, _GIVEN, rank, world_size, chosen, environment, timeout_s=timeout_s)
 
 
 def _without_mpi(chosen: str, seen: str = "") -> str:

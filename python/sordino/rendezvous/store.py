@@ -3,6 +3,17 @@
 In a round every rank writes its value. The first rank reads them all, and writes them as one, which the others read. So
 N ranks make about 4 N requests, not one for each pair.
 
+A store may outlive a start: torchrun restarts ranks, and scripts make one group after the other. The entries of earlier
+starts stay, and ranks cannot count their starts, because some may have ended before they came to the store. So a roll
+call gives each start a prefix of its own (`StoreRendezvous.call_roll`):
+
+| entry | written by | value |
+|---|---|---|
+| hello/R | rank R | a random number of this rank and start |
+| roll/NUMBER | the first rank, for the number of each rank, and again if one has changed | the hash of all numbers |
+| seen/HASH/R | each other rank, when it has read its roll | |
+| go/HASH | the first rank, when all others have seen this hash | |
+
 Any process that reaches the store's port can write to it. If the ranks have a secret (SORDINO_TOKEN), they sign their
 values with it, and refuse others.
 """
@@ -11,8 +22,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +42,9 @@ _opened: dict[tuple[str, int], Any] = {}  # by address; kept open, because rank 
 class StoreRendezvous:
     """Rendezvous through a store.
 
+    Attributes:
+        prefix: prefix of the keys.
+
     Args:
         store: a torch.distributed.Store.
         prefix: prefix of the keys.
@@ -39,7 +55,7 @@ class StoreRendezvous:
     """
 
     def __init__(self, store: Any, prefix: str, rank: int, token: bytes, timeout: float, warning: float) -> None:
-        self._store, self._prefix, self._rank, self._token = store, prefix, rank, token
+        self._store, self.prefix, self._rank, self._token = store, prefix, rank, token
         self._timeout, self._warning = timeout, warning
         self._limit = "SORDINO_TIMEOUT_S"
 
@@ -63,47 +79,127 @@ class StoreRendezvous:
         place = self._place(key, ranks)
         names = {rank: f"{place}/{rank}" for rank in ranks}
         together, given_up = f"{place}/all", f"{place}/given up"
-        try:
+        with _store_answers():
             self._store.set(names[self._rank], self._signature(names[self._rank], mine) + mine)
+            awaited = list(names.values()) if self._rank == ranks[0] else [together]
+            self._wait(names, lambda: bool(self._store.check(awaited)), given_up, b"", timeout)
             if self._rank == ranks[0]:
-                self._wait(names, list(names.values()), given_up, timeout)
                 signed = [bytes(self._store.get(name)) for name in names.values()]
                 self._store.set(together, _joined(signed))
             else:
-                self._wait(names, [together], given_up, timeout)
                 signed = _divided(bytes(self._store.get(together)), len(names))
             return [self._checked(rank, names[rank], one) for rank, one in zip(names, signed)]
-        except RuntimeError as error:  # torch raises this for errors of stores
-            if isinstance(error, (Timeout, TransportError)):
-                raise
-            raise does_not_answer(error) from error
+
+    def call_roll(self, size: int) -> None:
+        """Change the prefix, with all ranks, to one that no other start at the store has. Collective.
+
+        Args:
+            size: number of ranks.
+
+        Raises:
+            Timeout: some ranks have not come in time. The error has their numbers.
+            TransportError: the store is gone.
+        """
+        number = secrets.token_bytes(8)
+        place = f"{self.prefix}/starts of {size}"
+        hello = [f"{place}/hello/{rank}" for rank in range(size)]
+        awaited = dict(enumerate(hello))  # entries whose absence tells which ranks are missing
+        given_up, before = f"{place}/given up", b""
+        roll, looked = b"", -_LOOK_S
+
+        def seen(rank: int) -> str:
+            return f"{place}/seen/{roll.hex()}/{rank}"
+
+        def await_seen() -> None:
+            awaited.clear()
+            awaited.update({rank: seen(rank) for rank in range(1, size)})
+
+        def write_roll() -> None:
+            nonlocal roll, looked
+            looked = time.monotonic()
+            numbers = [bytes(self._store.get(name)) for name in hello]
+            now = hashlib.blake2b(b"".join(numbers), digest_size=8).digest()
+            if now == roll:
+                return
+            roll = now
+            for one in numbers:
+                self._store.set(f"{place}/roll/{one.hex()}", roll)
+            await_seen()
+
+        def leads() -> bool:
+            if not self._store.check(hello):
+                return False
+            if time.monotonic() - looked >= _LOOK_S:
+                write_roll()
+            if awaited and not self._store.check(list(awaited.values())):
+                return False
+            self._store.set(f"{place}/go/{roll.hex()}", b"")
+            return True
+
+        def follows() -> bool:
+            nonlocal roll
+            name = f"{place}/roll/{number.hex()}"
+            if not self._store.check([name]):
+                return False
+            now = bytes(self._store.get(name))
+            if now != roll:
+                roll = now
+                self._store.set(seen(self._rank), b"")
+                await_seen()
+            return bool(self._store.check([f"{place}/go/{roll.hex()}"]))
+
+        with _store_answers():
+            if self._store.check([given_up]):
+                before = bytes(self._store.get(given_up))  # of an earlier start
+            self._store.set(hello[self._rank], number)
+            self._wait(awaited, leads if self._rank == 0 else follows, given_up, before, None, number)
+        self.prefix = f"{self.prefix}/{roll.hex()}"
 
     def _place(self, key: str, ranks: Sequence[int]) -> str:
-        return f"{self._prefix}/{key}/{hashlib.blake2b(repr([*ranks]).encode(), digest_size=8).hexdigest()}"
+        return f"{self.prefix}/{key}/{hashlib.blake2b(repr([*ranks]).encode(), digest_size=8).hexdigest()}"
 
-    def _wait(self, names: dict[int, str], awaited: list[str], given_up: str, timeout: float | None) -> None:
-        """Wait until the store has all awaited names. `names`: those that the ranks write, to name missing ranks."""
+    def _wait(
+        self,
+        names: dict[int, str],
+        over: Callable[[], bool],
+        given_up: str,
+        before: bytes,
+        timeout: float | None,
+        mine: bytes = b"-",
+    ) -> None:
+        """Wait until `over()`.
+
+        Args:
+            names: by rank, the entries that the ranks write, to name missing ranks.
+            over: returns whether the wait is over.
+            given_up: entry that tells that a rank has given up this wait.
+            before: value of that entry before the wait; b"" without one.
+            timeout: seconds to wait; None: those of this rendezvous.
+            mine: value for that entry, if this rank gives up.
+        """
         clock, warned, looked = AwakeClock(2 * _LOOK_S), False, 0.0
         most = self._timeout if timeout is None else timeout
-        while not self._store.check(awaited):
+        while not over():
             waited = clock.now()
             if waited < min(looked + _LOOK_S, most):
                 time.sleep(min(_NAP_S, waited / 8))
                 continue
             looked = waited
-            late = waited > most or self._store.check([given_up])
+            late = waited > most or (
+                self._store.check([given_up]) and not (before and bytes(self._store.get(given_up)) == before)
+            )
             if not late and (warned or waited <= self._warning):
                 continue
             missing = [rank for rank, name in names.items() if not self._store.check([name])]
-            if self._store.check(awaited):
+            if over():
                 break
             if missing:
                 text = f"waits for ranks {', '.join(map(str, missing))} to call init()"
             else:
-                missing = [next(iter(names))]
+                missing = [min(names)]
                 text = f"waits for rank {missing[0]}, which has come to init() and does not go on"
             if late:
-                self._store.set(given_up, b"")
+                self._store.set(given_up, mine)
                 time.sleep(2 * _LOOK_S)  # the store may end with this process; the others need time to read it
                 limit = f" ({self._limit})" if timeout is None else ""
                 raise Timeout(f"rank {self._rank} {text}, for more than {most:g} s{limit}", "init", missing)
@@ -124,6 +220,17 @@ class StoreRendezvous:
                 "another token, or another process has written the value"
             )
         return value
+
+
+@contextmanager
+def _store_answers() -> Iterator[None]:
+    """Raise TransportError for an error of the store within the block."""
+    try:
+        yield
+    except RuntimeError as error:  # torch raises this for errors of stores
+        if isinstance(error, (Timeout, TransportError)):
+            raise
+        raise does_not_answer(error) from error
 
 
 def does_not_answer(error: Exception) -> TransportError:

@@ -1,7 +1,7 @@
 """Join requests at a torch.distributed store, at which the ranks of a running job have met.
 
-The store decides nothing, but it handles requests one after the other. So each number is given once, and the first
-decision of a vote that is written stays.
+The store only handles requests one after the other. So no number is assigned twice, and the first decision written for
+a vote is final.
 
 | key | value | written by |
 |---|---|---|
@@ -17,8 +17,8 @@ decision of a vote that is written stays.
 | vote/NAME/count | count of these | each of them |
 | vote/NAME | "yes" or "no": the decision | a rank that has seen all votes, or has waited too long |
 
-All but counts are signed as in store.py. Wrong counts can delay a process that joins, but change no decision: the ranks
-refuse a number that another process has.
+All values except counts are signed (store.py). A forged count can delay a newcomer, but cannot change a decision: the
+ranks refuse a number that another process has.
 
 A thread of the first rank reads the join requests, so that training does not wait for a store whose machine is lost.
 """
@@ -76,7 +76,7 @@ def latest_job(store: Any) -> str:
 
 
 class StoreAdmission(StoreRendezvous):
-    """Rendezvous at a store, at which processes can join. Arguments as of `StoreRendezvous`."""
+    """Rendezvous at a store, at which processes can join. The arguments are those of `StoreRendezvous`."""
 
     def __init__(self, store: Any, prefix: str, rank: int, token: bytes, timeout: float, warning: float) -> None:
         super().__init__(store, prefix, rank, token, timeout, warning)
@@ -92,9 +92,9 @@ class StoreAdmission(StoreRendezvous):
     def begin(self, size: int, grows: bool) -> None:
         """Write that all ranks of the job have met. On the first rank."""
         with self._store_answers():
-            self._write("over", "no")  # an earlier job of the same processes may have been
+            self._write("over", "no")  # an earlier job of the same processes may have written "yes"
             self._write("job", json.dumps([size, grows]))
-            self._store.set(_LATEST, self._prefix)
+            self._store.set(_LATEST, self.prefix)
 
     def job(self) -> Job | None:
         """Return the facts about the job; None if its ranks have not all met."""
@@ -103,7 +103,7 @@ class StoreAdmission(StoreRendezvous):
         return None if written is None else Job(*json.loads(written))
 
     def has_met(self, key: str, size: int) -> bool:
-        """Return whether the round `key` of all `size` ranks is over."""
+        """Return whether all `size` ranks have met in the round `key`."""
         with self._store_answers():
             return bool(self._store.check([f"{self._place(key, range(size))}/all"]))
 
@@ -117,7 +117,7 @@ class StoreAdmission(StoreRendezvous):
         self._stopped.set()
         if self._looker is not None:
             self._looker.join(_STEP_S)
-            if self._looker.is_alive():  # it waits for the store, as this thread would
+            if self._looker.is_alive():  # it is blocked in the store, where a write of this thread would block, too
                 return
             self._looker = None
         if over:
@@ -132,7 +132,7 @@ class StoreAdmission(StoreRendezvous):
     # ---- votes -------------------------------------------------------------------------------------------------
 
     def vote(self, key: str, ranks: Sequence[int], agrees: bool, seconds: float) -> bool:
-        """Return whether all these ranks have agreed, as `SocketRendezvous.vote`."""
+        """Return whether all these ranks have agreed. See `SocketRendezvous.vote`."""
         names = [f"vote/{key}/{rank}" for rank in ranks]
         clock = AwakeClock(_STEP_S)
         with self._store_answers():
@@ -201,7 +201,7 @@ class StoreAdmission(StoreRendezvous):
                 self._write(f"request/{request}/verdict", f"{verdict.value} {text.decode()}")
 
     def _look(self) -> None:
-        """Read the join requests again and again, and show that the job runs."""
+        """Poll the join requests, and count `alive` up."""
         clock, following = AwakeClock(_STEP_S), 0
         beats: dict[int, tuple[int, float, bool]] = {}  # open requests: count, time of the last change, whether it grew
         try:
@@ -263,12 +263,12 @@ class StoreAdmission(StoreRendezvous):
                 last = time.monotonic()
                 if now - heard > _STALE_S and self._read("over") == "yes":
                     raise TransportError(
-                        f"process {self._rank} has come to a job that is over ({self._prefix}); start a new job with "
-                        "another store"
+                        f"process {self._rank} has asked to join a job that has ended ({self.prefix}); start a new "
+                        "job with another store"
                     )
                 if now - heard > self._timeout:
                     raise TransportError(
-                        f"process {self._rank} has come to a job ({self._prefix}) of which no rank has answered for "
+                        f"process {self._rank} has come to a job ({self.prefix}) of which no rank has answered for "
                         f"{self._timeout:g} s ({self._limit}). If all are lost, start a new job with another store"
                     )
                 if now > warning and not warned:
@@ -289,7 +289,7 @@ class StoreAdmission(StoreRendezvous):
     # ---- signed values -----------------------------------------------------------------------------------------
 
     def _name(self, key: str) -> str:
-        return f"{self._prefix}/{key}"
+        return f"{self.prefix}/{key}"
 
     def _has(self, key: str) -> bool:
         return bool(self._store.check([self._name(key)]))

@@ -149,6 +149,7 @@ class Context:
 
     def adopt(self, world: World) -> None:
         """Continue in another world with some of the ranks. Objects of the old world must be made again."""
+        world.take_over_trace(self.world)
         self.world = world
         self.internal = InternalSets()
         self.pending.free_all_names()

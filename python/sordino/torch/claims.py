@@ -146,7 +146,7 @@ step that raises leaves its entry."""
 
 def _before_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
     """Refuse a step of the wrapped optimizer outside of its wrapper's step, and note steps of other optimizers."""
-    references = _claims.data  # itself, as a look-up of each parameter in a WeakValueDictionary takes too long
+    references = _claims.data  # type: ignore[attr-defined]  # itself, as a look-up of each parameter in a WeakValueDictionary takes too long
     for group in optimizer.param_groups:
         first = next(filter(None, map(references.get, map(id, group["params"]))), None)
         claim = None if first is None else first()

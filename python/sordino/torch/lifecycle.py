@@ -15,7 +15,7 @@ from sordino.inspection import metrics, server
 from sordino.log import logger
 from sordino.log.core import listen
 from sordino.rendezvous.children import note_the_variables, started_by_a_rank
-from sordino.rendezvous.find_start import find_start
+from sordino.rendezvous.find_start import find_start, forget
 from sordino.rendezvous.starts import AloneStart, MpiStart, ProcessStart, Start
 from sordino.runtime.context import Context, current, current_or_none, is_no_rank, living_contexts, replace_current
 from sordino.runtime.exchange.helpers import Helpers
@@ -133,6 +133,7 @@ def init(
     if folder:
         context.recorder = Recorder(context, folder)
     if context.newcomer is None:
+        context.world.start_trace_of_settings()
         _let_others_look(context)
     else:  # its place on the node, by which it is found, is known when it has joined
         context.losses.on_resize.append(Resized(lambda *_: _let_others_look(context, joined=True), context.size))
@@ -206,7 +207,6 @@ def _with_helpers(start: Start, ranks: tuple[int, ...], algorithm: Algorithm) ->
             "communicator"
         )
     all_ranks = Context(start.world(algorithm, False, ranks))
-    all_ranks.world.stop_trace()  # the world of the workers writes the trace file
     try:
         helpers = Helpers(all_ranks, algorithm)
         if all_ranks.rank not in helpers.roles.helpers:
@@ -259,6 +259,7 @@ def shutdown() -> None:
         if not in_error:  # otherwise the error that is being handled matters
             raise
     finally:
+        forget(context.start)
         replace_current(None)
         unbind_all(context)
         if not living_contexts():

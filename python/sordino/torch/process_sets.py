@@ -1,4 +1,4 @@
-"""Process sets of users. All ranks register and remove them together."""
+"""Process sets that scripts add and remove. All ranks register and remove them together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Register a process set and return it. Collective: all ranks of the world call it with the same ranks.
 
     Raises:
-        UsageError: ranks do not exist or repeat, or a set with the same ranks exists.
+        UsageError: a rank does not exist or is listed twice, or a set with the same ranks exists.
         OperationMismatch: ranks gave different lists.
     """
     context = current()
@@ -39,7 +39,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         now = context.identities
         made.ranks = [now.index(one) for one in identities if one in now]
         made.process_set_id = new_set_id(made.ranks)
-        if made not in context.process_sets:  # else it keeps the place that it had before it was removed
+        if made not in context.process_sets:  # a set that was removed and added again keeps its place
             context.process_sets.append(made)
         context.members_of[id(made)] = identities
 
@@ -61,13 +61,17 @@ def _world_ranks(context: Context, comm: Any) -> list[int]:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a process set. Collective over all ranks. Return False if it is unknown, or the set of all ranks."""
+    """Remove a process set. Collective over all ranks.
+
+    Returns:
+        False if it is unknown, or the set of all ranks, which cannot be removed.
+    """
     context, identity = current(), process_set.process_set_id
     if identity is None or identity == 0 or identity not in context.world.sets():
         return False
 
     def work() -> None:
-        if process_set.process_set_id is not None:  # it may have lost all its members
+        if process_set.process_set_id is not None:  # after a loss it may have no members left, and no id
             remove_set(process_set.process_set_id)
         process_set.process_set_id = None
 

@@ -173,6 +173,21 @@ def test_the_others_go_on_when_a_rank_is_lost() -> None:
     assert [one for one in found if one is not None] == [(3, True)] * 3
 
 
+def test_frozen_parameters_are_not_exchanged() -> None:
+    def work() -> list[list[float]]:
+        weight, frozen = (torch.nn.Parameter(torch.full((2,), float(hvd.rank()))) for _ in range(2))
+        frozen.requires_grad_(False)
+        sgd = torch.optim.SGD([weight, frozen], lr=0.0)
+        optimizer = hvd.DistributedOptimizer(sgd, [("w", weight), ("f", frozen)], algorithm=EmaGossip(interval=1))
+        for _ in range(3):
+            weight.sum().backward()
+            optimizer.step()
+        return [weight.tolist(), frozen.tolist()]
+
+    weights, frozen = zip(*sim.run(3, work))
+    assert frozen == ([0.0] * 2, [1.0] * 2, [2.0] * 2) and weights[0] != [0.0] * 2
+
+
 def test_a_package_registers_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "ema_gossip-0.1.dist-info"
     told.mkdir()

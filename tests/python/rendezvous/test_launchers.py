@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any, cast
 
 import pytest
 from torch.distributed import HashStore
 
 import sordino.torch as hvd
-from sordino import _core, errors
-from sordino.errors import UsageError
+from sordino import _core, errors, rendezvous
+from sordino.errors import Timeout, TransportError, UsageError
 from sordino.rendezvous.environment import first_host, launched_rank
-from sordino.rendezvous.find_start import find_start
+from sordino.rendezvous.find_start import find_start, forget, prefix_of
 from sordino.rendezvous.starts import ProcessStart
 from sordino.rendezvous.store import StoreRendezvous
 
@@ -59,15 +65,15 @@ BY_SRUN = by(4, "SLURM_STEP_NUM_TASKS")
 @pytest.mark.parametrize(
     ("environment", "mpi", "rank", "size", "address", "opens", "run"),
     [
-        (TORCHRUN, NOBODY, 1, 4, ("node0", 29400), False, "job7.2"),
-        ({**TORCHRUN, **SRUN_OF_ONE}, by(1, "SLURM_STEP_NUM_TASKS"), 1, 4, ("node0", 29400), False, "job7.2"),
-        (KUBEFLOW, NOBODY, 1, 4, ("job-master-0", 23456), True, ".0"),
+        (TORCHRUN, NOBODY, 1, 4, ("node0", 29400), False, "job7"),
+        ({**TORCHRUN, **SRUN_OF_ONE}, by(1, "SLURM_STEP_NUM_TASKS"), 1, 4, ("node0", 29400), False, "job7"),
+        (KUBEFLOW, NOBODY, 1, 4, ("job-master-0", 23456), True, ""),
         (OURS, NOBODY, 2, 3, None, True, ""),
         ({**OURS, **KUBEFLOW}, NOBODY, 2, 3, None, True, ""),  # pods, one of which contains the ranks
         (SRUN, BY_SRUN, 3, 4, ("gpu017", 15000 + 77 * 16), True, "slurm.77.0"),
         ({**SRUN, "MASTER_ADDR": "a", "MASTER_PORT": "5"}, BY_SRUN, 3, 4, ("a", 5), True, "slurm.77.0"),
-        ({**SRUN, **KUBEFLOW}, BY_SRUN, 1, 4, ("job-master-0", 23456), True, ".0"),  # made by the script from Slurm's
-        (GROWS, NOBODY, 0, 1, ("node0", 29400), False, ".0"),
+        ({**SRUN, **KUBEFLOW}, BY_SRUN, 1, 4, ("job-master-0", 23456), True, ""),  # made by the script from Slurm's
+        (GROWS, NOBODY, 0, 1, ("node0", 29400), False, ""),
     ],
 )
 def test_the_place_among_others(
@@ -77,6 +83,7 @@ def test_the_place_among_others(
     place = launched_rank(environment, *mpi)
     assert place is not None
     assert (place.rank, place.size, place.address, place.hosts_store, place.run) == (rank, size, address, opens, run)
+    assert place.restarts == (run == "job7")
 
 
 @pytest.mark.parametrize(
@@ -302,12 +309,87 @@ def test_what_is_not_signed_with_the_jobs_token_is_refused(other: bytes) -> None
             at_store(store, rank, b"secret").gather("round", [0, 1, 2], b"y")
 
 
-def test_worlds_at_one_store_do_not_meet_what_earlier_ones_have_left() -> None:
-    """A start is kept with its store, as it counts the worlds that it has made."""
+def together(work: Callable[[int], Any], ranks: Iterable[int]) -> list[Any]:
+    """Call work(rank) for these ranks at the same time, and return the results."""
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(work, ranks))
+
+
+def test_each_start_at_a_store_has_entries_of_its_own() -> None:
+    """A start is kept as long as it is not forgotten, because it counts the worlds that it has made."""
     store = HashStore()
-    starts = [find_start(store=store, rank=rank, world_size=2) for rank in (0, 1)]
-    assert find_start(store=store, rank=0, world_size=2) is starts[0]
-    assert find_start(store=HashStore(), rank=0, world_size=2) is not starts[0]
+
+    def start(rank: int) -> Any:
+        return find_start(store=store, rank=rank, world_size=2)
+
+    prefixes = set()
+    for _ in range(3):
+        starts = together(start, (0, 1))
+        assert start(0) is starts[0] and prefix_of(starts[0]) == prefix_of(starts[1])
+        shown = together(lambda rank: starts[rank].meeting.gather("0.0", [0, 1], b"%d" % rank), (0, 1))  # noqa: B023
+        assert shown == [[b"0", b"1"]] * 2
+        prefixes.add(prefix_of(starts[0]))
+        for one in starts:
+            forget(one)
+    assert len(prefixes) == 3
+
+
+class Dying:
+    """A store of a process that ends after some requests."""
+
+    def __init__(self, store: HashStore, requests: int) -> None:
+        self._store, self._left = store, requests
+
+    def __getattr__(self, name: str) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise TransportError("the process has ended")
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ranks_that_are_started_again_do_not_meet_those_before(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each start but the last, ranks end somewhere, before they have come or while they meet. The launcher ends the
+    others and starts all again. Nobody has to count."""
+    monkeypatch.setattr(rendezvous.store, "_LOOK_S", 0.05)
+    random, store, size = Random(seed), HashStore(), 4
+
+    def rolled(rank: int, requests: int) -> str:
+        one = at_store(cast("HashStore", Dying(store, requests)), rank, timeout=0.3)
+        with contextlib.suppress(Timeout, TransportError):
+            one.call_roll(size)
+        return one.prefix
+
+    before = set()
+    for _ in range(random.randint(1, 3)):
+        alive = [random.choice([0, 2, 5, 9, 1000]) for _ in range(size)]
+        before |= set(together(lambda rank: rolled(rank, alive[rank]), range(size)))  # noqa: B023
+    meetings = [at_store(store, rank) for rank in range(size)]
+    together(lambda rank: (time.sleep(random.random() / 20), meetings[rank].call_roll(size)), range(size))
+    [prefix] = {one.prefix for one in meetings}
+    assert prefix not in before
+    assert (
+        together(lambda rank: meetings[rank].gather("0.0", range(size), b"%d" % rank), range(size))
+        == [[b"0", b"1", b"2", b"3"]] * size
+    )
+
+
+def test_who_does_not_come_to_the_roll_call_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if an earlier process of this rank has come. What an earlier start has given up is over."""
+    monkeypatch.setattr(rendezvous.store, "_LOOK_S", 0.1)
+    store = HashStore()
+    together(lambda rank: at_store(store, rank).call_roll(3), range(3))
+    for _ in range(2):
+        errors = together(lambda rank: error_of(at_store(store, rank, timeout=1.5).call_roll, 3), (0, 1))
+        assert [type(error) for error in errors] == [Timeout] * 2 and [error.missing for error in errors] == [(2,)] * 2
+    together(lambda rank: at_store(store, rank).call_roll(3), range(3))
+
+
+def error_of(call: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        call(*arguments)
+    except Exception as error:
+        return error
 
 
 # ---- transports between machines -------------------------------------------------------------------------------------

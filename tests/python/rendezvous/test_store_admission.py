@@ -137,7 +137,7 @@ def test_who_waits_is_told_that_the_job_is_over(
     monkeypatch.setattr(store_admission, "_STALE_S", 0.5)
     answer = threads.submit(admissions[2].ask_to_join, b"", 60.0)
     admissions[0].end(True)
-    with pytest.raises(TransportError, match="process 2 has come to a job that is over"):
+    with pytest.raises(TransportError, match="process 2 has asked to join a job that has ended"):
         answer.result(HANG_S)
     admissions[0].begin(2, True)  # the same processes begin again
     assert admissions[0]._read("over") == "no"

@@ -75,20 +75,21 @@ class LocalSGD(Algorithm):
     together, between the same steps; if only some of them have done so, the ranks that average with them raise
     `UsageError`. Gradients within a group, and the all-gather of shards, are not encoded.
 
-    Sent per step and worker, of M bytes: sharded 2(K-1)/K M inside the group, and every `interval` steps
-    2(P-1)/P M/K across; allreduce 2(P-1)/P M across; with `compression` the encoded bytes across. Staleness: none;
-    models of different groups drift apart for `interval` steps. Memory: sharded the gradients once more at most, and
-    1/K of the optimizer's state; with `compression` up to six times the averaged parameters in float32. When a peer
-    dies: every remaining rank gets `PeerLost`, with overlap=True at its first use of a parameter. Source: Lee et al.,
-    "Communication-efficient local SGD with hierarchical parallelism", sections III-A and III-B; "post-local SGD" (Lin
-    et al. 2018) for `start`; SASGD (Cong et al. 2017) for aggregate="gradients".
+    Sent per step and worker, for a model of M bytes: with exchange="sharded" 2(K-1)/K M inside the group, and every
+    `interval` steps 2(P-1)/P M/K across; allreduce 2(P-1)/P M across; with `compression` the encoded bytes across.
+    Staleness: none; models of different groups drift apart for `interval` steps. Memory: sharded the gradients once
+    more at most, and 1/K of the optimizer's state; with `compression` up to six times the averaged parameters in
+    float32. When a peer dies: every remaining rank gets `PeerLost`, with overlap=True at its first use of a parameter.
+    Source: Lee et al., "Communication-efficient local SGD with hierarchical parallelism", sections III-A and III-B;
+    "post-local SGD" (Lin et al. 2018) for `start`; SASGD (Cong et al. 2017) for aggregate="gradients".
 
     Attributes:
         interval: steps from one averaging across groups to the next.
         group_size: K; must divide the number of workers.
         exchange: "sharded": each rank of a group owns 1/K of the parameters; "allreduce": each holds all. See above.
         start: the step from which on groups train separately: "immediate", a number of steps, or "decay": when the
-            first parameter group's learning rate has fallen. Before, every step averages gradients over all workers.
+            first parameter group's learning rate has fallen. Before that step, every step averages gradients over all
+            workers.
         aggregate: "parameters" takes the mean of the local models; "gradients" adds up their changes since the last
             averaging: w = w_then + sum over groups of (w_i - w_then). w_then is part of `state_dict()`.
         adaptive: the rule by which the interval changes, or None.

@@ -130,7 +130,7 @@ class Operation:
     def _prepared(self, uncopied: bool) -> Request:
         """Return the request to the core in the current world."""
         tensors = self._tensors if uncopied else self._copies()
-        root = 0 if self._root is None else self.context.rank_of(self._root, "the root of a broadcast")
+        root = 0 if self._root is None else self.context.rank_of(self._root, "the root of an operation")
         described = [describe(source, target) for source, target in tensors]
         option = self._options.get
         return Request(  # by position: keywords would cost a small all-reduce a microsecond

@@ -1,7 +1,8 @@
 """Repeated communication of the same tensors among the same ranks, which is described to the core only once.
 
 A channel's exchanges run on a separate process set, in the order of the calls, without a coordinator. A prepared
-reduction is negotiated each time. All ranks of a channel take the same route if the tensors are in GPU memory:
+reduction is an ordinary operation, which repeats in turns where it can. All ranks of a channel take the same route if
+the tensors are in GPU memory:
 
 | route | taken if |
 |---|---|
@@ -115,7 +116,8 @@ class Channel:
             topology: sender, receiver and weight of each segment in each round.
             values: the values to exchange, overwritten with the result.
             round: round of the topology.
-            others_only: exclude this rank's own values from the result.
+            others_only: leave this rank's own values out of the sum. The weights stay, so along `RandomCycle` the
+                result is half of the peer's value.
             wait: return only when the exchange is over.
             layout: division into segments; None: that of `values`.
             after: the exchange begins on this rank when this operation is done, and fails if it failed.
