@@ -4,7 +4,9 @@ that is kept for repeats."""
 from __future__ import annotations
 
 import gc
+import json
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,3 +108,24 @@ def test_ranks_that_continue_after_a_loss_do_not_join() -> None:
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == 2
 
     sim.run(2, work, on_peer_lost="continue")
+
+
+def test_a_timeline_goes_on_after_a_loss(tmp_path: Path) -> None:
+    """It is complete JSON when it has been stopped, and has the operations of both worlds."""
+    path = tmp_path / "timeline.json"
+
+    def work() -> None:
+        hvd.start_timeline(str(path))
+        hvd.allreduce(torch.ones(1), name="before")
+        if hvd.rank() == 2:
+            raise PeerLost("this rank ends here")
+        hvd.allreduce(torch.ones(1), name="after")
+        assert hvd.size() == 2
+        hvd.allreduce(torch.ones(1), name="later")
+        hvd.stop_timeline()
+        if hvd.rank() == 0:
+            json.loads(path.read_text())
+
+    sim.run(3, work, on_peer_lost="continue")
+    lanes = [event["args"]["name"] for event in json.loads(path.read_text()) if event["name"] == "thread_name"]
+    assert all(any(lane.endswith(f".{name}") for lane in lanes) for name in ("before", "later")), lanes

@@ -107,8 +107,8 @@ class ParameterBuffer(FlatBuffer):
     An exchange begins with `adopt`. If it changes the values of parameters, it ends with `give_back`.
 
     Attributes:
-        names, tensors: labels and tensors in the order of the arena. A label has the memory order, unless that is
-            row-major.
+        tensors: the tensors, in the order of the arena.
+        names: their labels. A label has the memory order, unless that is row-major.
         plain_names: their names without it; "" for weights.
         are_buffers: whether they are buffers of the model.
 
