@@ -22,8 +22,9 @@ struct Row {
 // `whole`: fractions are refused.
 double number(const std::string& name, const std::string& value, double least, double most, bool whole = false) {
   double parsed = 0;  // not by strtod, which expects the locale's decimal sign
-  const char* const last = value.data() + value.size();
-  const auto [end, problem] = std::from_chars(value.data(), last, parsed);
+  const std::string_view text = std::string_view(value).substr(std::min(value.find_first_not_of(" +"), value.size()));
+  const char* const last = text.data() + text.size();
+  const auto [end, problem] = std::from_chars(text.data(), last, parsed);
   if (problem != std::errc() || end != last || !(parsed >= least && parsed <= most) ||
       (whole && parsed != std::floor(parsed))) {
     char range[64];

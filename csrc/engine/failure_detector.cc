@@ -22,6 +22,7 @@ void FailureDetector::warn(std::string text) const {
 // ---- watching ------------------------------------------------------------------------------------------------------
 
 void FailureDetector::watch(AwakeTime now) {
+  if (membership_) note_waits(now);
   watch_losses();
   for (auto& [id, set] : scheduler_.sets()) {
     if (set->running) watch_set(*set, now);
@@ -193,6 +194,27 @@ void FailureDetector::watch_messages(AwakeTime now) {
     warn("stalled: " + text +
          (call.sends ? ". They still compute, or never receive it." : ". They still compute, or never send it."));
   });
+}
+
+// Tells the membership of waits that have lasted for half of their deadline. They may be why a rank is late itself.
+void FailureDetector::note_waits(AwakeTime now) {
+  membership::Waits waits;
+  const auto member = [this](int rank) { return view_.members[static_cast<std::size_t>(rank)]; };
+  const auto is_long = [&](double timeout_s, AwakeTime since) { return 2 * seconds(since, now) > timeout_s; };
+  for (auto& [id, set] : scheduler_.sets()) {
+    if (!set->negotiation) continue;
+    for (const Negotiation::Waiting& waiting : set->negotiation->waiting()) {
+      if (!is_long(timeout_of(*set), waiting.since) || collective(waiting.opcode).effect == Effect::kJoins) continue;
+      for (const int rank : waiting.called) {
+        for (const int missing : waiting.missing) waits[member(rank)].insert(member(missing));
+      }
+    }
+  }
+  messages_.visit([&](Posting& call, const std::vector<int>& missing) {
+    if (missing.size() == 1 && is_long(timeout_s_, call.since))
+      waits[member(common_.transport.rank())].insert(member(missing.front()));
+  });
+  membership_->set_waits(std::move(waits));
 }
 
 // ---- failing -------------------------------------------------------------------------------------------------------

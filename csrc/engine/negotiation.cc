@@ -153,8 +153,9 @@ Decision Negotiation::give_up(const std::string& name, const Pending& pending) c
 std::vector<Decision> Negotiation::decide() {
   std::vector<Decision> decisions;
   fusing_.reset();
-  const std::vector<std::string> names = std::exchange(to_check_, {});
-  for (const std::string& name : names) {
+  std::vector<std::string> names = std::exchange(to_check_, {});
+  for (std::size_t next = 0; next < names.size(); ++next) {
+    const std::string name = names[next];
     auto found = pending_.find(name);
     if (found == pending_.end()) continue;
     const Pending& pending = found->second;
@@ -164,7 +165,10 @@ std::vector<Decision> Negotiation::decide() {
       const bool joins = std::any_of(pending.said.begin(), pending.said.end(), [](const auto& said) {
         return said && collective(said->opcode).effect == Effect::kJoins;
       });
-      if (joins) joined_.assign(members_.size(), false);
+      if (joins) {
+        joined_.assign(members_.size(), false);
+        for (const auto& [other, unused] : pending_) names.push_back(other);
+      }
       fusing_.reset();
     } else if (complete(pending)) {
       fuse(decisions, judge(name, pending), pending);
@@ -179,10 +183,11 @@ std::vector<Decision> Negotiation::decide() {
 std::vector<Negotiation::Waiting> Negotiation::waiting() const {
   std::vector<Waiting> all;
   for (const auto& [name, pending] : pending_) {
-    Waiting one{name, Opcode::kBarrier, pending.since, {}, pending.warned};
+    Waiting one{name, Opcode::kBarrier, pending.since, {}, pending.warned, {}};
     for (std::size_t member = 0; member < members_.size(); ++member) {
       if (pending.said[member]) {
         one.opcode = pending.said[member]->opcode;
+        one.called.push_back(members_[member]);
       } else if (!joined_[member]) {
         one.missing.push_back(members_[member]);
       }

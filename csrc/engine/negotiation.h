@@ -41,6 +41,7 @@ class Negotiation {
     AwakeTime since;
     std::vector<int> missing;
     bool warned;
+    std::vector<int> called;  // the ranks that wait for them
   };
   std::vector<Waiting> waiting() const;
   void mark_warned(const std::string& name) { pending_.at(name).warned = true; }

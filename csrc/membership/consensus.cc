@@ -20,32 +20,54 @@ std::vector<int> keys(const std::map<int, std::string>& causes) {
 
 }  // namespace
 
-std::vector<int> members_without_fault(std::vector<int> ranks, const std::map<int, std::set<int>>& accused) {
+std::vector<int> members_without_fault(const std::vector<int>& ranks, const std::map<int, int>& accused,
+                                       const Waits& waits) {
   const std::set<int> all(ranks.begin(), ranks.end());
-  std::set<int> kept = all, excused;  // excused: they wait for a rank that is left out, or for an excused one
-  const auto accuses = [&](int rank, int other) {
-    const auto found = accused.find(rank);
-    return found != accused.end() && found->second.contains(other);
+  std::set<int> kept = all;
+  const auto awaited_by = [&](int rank) {
+    const auto found = waits.find(rank);
+    return found == waits.end() ? std::set<int>{} : found->second;
   };
-  const auto waits_for_one_of = [&](int rank, const std::set<int>& others) {
-    return !accuses(rank, rank) &&
-           std::any_of(others.begin(), others.end(), [&](int one) { return accuses(rank, one); });
-  };
-  const auto excuse = [&](int left_out) {
-    for (std::vector<int> next{left_out}; !next.empty();) {
-      const std::set<int> one{next.back()};
+  std::map<int, int> suspects;  // by rank, how many have accused it; 0: only as the end of a chain of waits
+  std::set<int> excused;
+  const auto follow = [&](std::vector<int> next, auto&& neighbors_of, auto&& add) {
+    while (!next.empty()) {
+      const int rank = next.back();
       next.pop_back();
-      for (const int rank : kept) {
-        if (waits_for_one_of(rank, one) && excused.insert(rank).second) next.push_back(rank);
+      for (const int other : neighbors_of(rank)) {
+        if (add(other)) next.push_back(other);
       }
     }
   };
+  const auto waiting_for = [&](int rank) {
+    std::vector<int> found;
+    for (const int other : kept) {
+      if (other != rank && awaited_by(other).contains(rank)) found.push_back(other);
+    }
+    return found;
+  };
+  const auto excuse = [&](int left_out) {
+    follow({left_out}, waiting_for, [&](int other) { return excused.insert(other).second; });
+  };
+  std::vector<int> first;
+  for (const auto& [rank, count] : accused) {
+    if (all.contains(rank) && suspects.emplace(rank, count).second) first.push_back(rank);
+  }
+  follow(first, awaited_by, [&](int other) { return all.contains(other) && suspects.emplace(other, 0).second; });
+  for (const auto& [rank, awaited] : waits) {
+    for (const int other : awaited) {
+      if (!all.contains(other)) excuse(other);
+    }
+  }
   while (kept.size() > 1) {
-    // Ranks at fault, by what tells whom to leave out first: those that wait for nobody, then those that most wait for.
-    std::vector<std::tuple<bool, std::ptrdiff_t, int>> at_fault;
-    for (const int rank : kept) {
-      const auto count = std::count_if(all.begin(), all.end(), [&](int other) { return accuses(other, rank); });
-      if (count > 0 && !excused.contains(rank)) at_fault.emplace_back(!waits_for_one_of(rank, kept), count, rank);
+    // By what tells whom to leave out first: ranks that wait for nobody, then those that most have accused.
+    std::vector<std::tuple<bool, int, int>> at_fault;
+    for (const auto& [rank, count] : suspects) {
+      if (!kept.contains(rank) || excused.contains(rank)) continue;
+      const std::set<int> awaited = awaited_by(rank);
+      const bool waits_itself = std::any_of(
+          awaited.begin(), awaited.end(), [&, one = rank](int other) { return other != one && kept.contains(other); });
+      at_fault.emplace_back(!waits_itself, count, rank);
     }
     if (at_fault.empty()) break;
     const int worst = std::get<2>(*std::max_element(at_fault.begin(), at_fault.end()));
@@ -201,7 +223,11 @@ void Consensus::handle_prepare(int from, Reader& message) {
     promised_ = ballot;
     std::vector<int> accused = keys(accused_);
     if (!comes_) accused.push_back(self_);
-    writer.put(Step::kPromise).put(ballot).put(accused).put(next_tag_).put(accepted_);
+    std::vector<int> waits;  // in pairs
+    for (const auto& [rank, awaited] : waits_) {
+      for (const int other : awaited) waits.insert(waits.end(), {rank, other});
+    }
+    writer.put(Step::kPromise).put(ballot).put(accused).put(waits).put(next_tag_).put(accepted_);
     if (accepted_view_) accepted_view_->write(writer);
   }
   const Bytes answer = writer.take();
@@ -218,6 +244,8 @@ void Consensus::handle_promise(int from, Reader& message) {
   if (message.get<Ballot>() != ballot_ || phase_ != Phase::kPreparing) return;
   Promise promise;
   promise.accused = message.list<int>();
+  const auto waits = message.list<int>();
+  for (std::size_t pair = 0; pair + 1 < waits.size(); pair += 2) promise.waits[waits[pair]].insert(waits[pair + 1]);
   promise.next_tag = read_tag(message.get<int>());
   promise.accepted = message.get<Ballot>();
   if (promise.accepted > 0) promise.view = read_view(message);
@@ -327,16 +355,19 @@ View Consensus::choose() const {
   }
   if (highest > 0) return view;
   std::vector<int> ranks;
-  std::map<int, std::set<int>> accused;
+  std::map<int, int> accused;
+  Waits waits;
   for (const auto& [rank, promise] : promises_) {
     view.first_tag = std::max(view.first_tag, promise.next_tag);
     if (dead_.contains(rank)) continue;
     ranks.push_back(rank);
-    accused[rank].insert(promise.accused.begin(), promise.accused.end());
+    for (const auto& [waiting, awaited] : promise.waits) waits[waiting].insert(awaited.begin(), awaited.end());
+    if (rank == self_) continue;
+    for (const int other : promise.accused) ++accused[other];
   }
-  for (const auto& [rank, cause] : accused_) accused[self_].insert(rank);  // also those since the promise
-  if (!comes_) accused[self_].insert(self_);
-  view.members = members_without_fault(std::move(ranks), accused);
+  for (const auto& [rank, cause] : accused_) ++accused[rank];  // also those since this rank's own promise
+  if (!comes_) ++accused[self_];
+  view.members = members_without_fault(ranks, accused, waits);
   return view;
 }
 

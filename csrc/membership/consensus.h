@@ -26,11 +26,15 @@
 
 namespace sordino::membership {
 
-// Returns which of these ranks, in ascending order, can go on together. `accused`: by rank, the ranks for which it has
-// waited in vain. Somebody has to be left out for each wait: the rank at the end of a chain of waits, for which others
-// wait and which waits for no other. A rank that waits for one that is left out is excused. In a circle of waits it is
-// the rank for which most wait, of these the last one. One rank always stays.
-std::vector<int> members_without_fault(std::vector<int> ranks, const std::map<int, std::set<int>>& accused);
+using Waits = std::map<int, std::set<int>>;  // by rank, the ranks that it waits for
+
+// Returns which of these ranks, in ascending order, can go on together. `accused`: by rank, how many have accused it.
+// `waits`: long waits, which may make an accused rank late itself. Then the rank that it waits for counts as accused,
+// too. At fault is a rank at the end of such a chain, which waits for no other; ranks that wait for it are excused, and
+// so are those that wait for a rank that is not among `ranks`. In a circle of waits it is the most accused rank, of
+// these the last one. One rank always stays.
+std::vector<int> members_without_fault(const std::vector<int>& ranks, const std::map<int, int>& accused,
+                                       const Waits& waits);
 
 class Consensus {
  public:
@@ -47,6 +51,8 @@ class Consensus {
   void accuse(int rank, const std::string& cause);
   // A message of this rank has come: it is not silent.
   void hear(int rank);
+  // The long waits that this rank knows of now: its own, and those in operations that it coordinates.
+  void set_waits(Waits waits) { waits_ = std::move(waits); }
   // This rank has used no tag from `next` on.
   void count_tags(int next) { next_tag_ = std::max(next_tag_, next); }
 
@@ -76,6 +82,7 @@ class Consensus {
   using Ballot = std::uint64_t;
   struct Promise {
     std::vector<int> accused;
+    Waits waits;
     int next_tag = 0;
     Ballot accepted = 0;
     std::optional<View> view;
@@ -105,6 +112,7 @@ class Consensus {
   const Send send_;
   std::map<int, std::string> dead_, silent_, accused_;
   bool comes_ = true;  // false: this rank has accused itself
+  Waits waits_;
   int next_tag_ = 0;
   bool begun_ = false;
   std::optional<View> decided_;

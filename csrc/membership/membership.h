@@ -49,6 +49,7 @@ class Membership : public std::enable_shared_from_this<Membership> {
   bool ended() const { return end_ != End::kNone; }
 
   // Facts reported by the world, about ranks numbered as in epoch 0.
+  void set_waits(Waits waits) { consensus_->set_waits(std::move(waits)); }
   void blame(const std::vector<int>& silent, const std::vector<int>& stuck, const std::string& cause);
   void left(int rank);
   // Tells all members that this rank leaves. Its world has told them, too, but ranks that have begun to agree on the

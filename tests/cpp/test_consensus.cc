@@ -285,30 +285,45 @@ void who_cannot_work_with_the_leader_leads() {
   CHECK(ranks.decided() && ranks.decided()->place_of(0) < 0);
 }
 
-using Accused = std::map<int, std::set<int>>;
-
-// Who is left out, by whom each rank waits for.
+// Who is left out, by how many have accused each rank and by who waits for whom.
 void who_is_at_fault_is_left_out() {
-  const auto kept = [](int size, const Accused& accused) {
-    std::vector<int> ranks(static_cast<std::size_t>(size));
-    std::iota(ranks.begin(), ranks.end(), 0);
-    return members_without_fault(ranks, accused);
-  };
   using Ranks = std::vector<int>;
-  CHECK(kept(4, {}) == (Ranks{0, 1, 2, 3}));
-  CHECK(kept(4, {{0, {2}}}) == (Ranks{0, 1, 3}));              // a coordinator misses rank 2
-  CHECK(kept(4, {{0, {0}}}) == (Ranks{1, 2, 3}));              // it misses itself
-  CHECK(kept(4, {{0, {0, 2}}}) == (Ranks{1, 3}));              // both
-  CHECK(kept(8, {{0, {5, 6, 7}}}) == (Ranks{0, 1, 2, 3, 4}));  // more than one miss nothing of it
-  CHECK(kept(4, {{3, {1}}}) == (Ranks{0, 2, 3}));              // rank 3 waits for a message of rank 1
-  CHECK(kept(4, {{3, {0}}}) == (Ranks{1, 2, 3}));              // of rank 0, which leads
-  CHECK(kept(4, {{0, {1}}, {1, {2}}}) == (Ranks{0, 1, 3}));    // a chain: rank 1 waits for rank 2, too
-  CHECK(kept(4, {{0, {1}}, {1, {2}}, {2, {3}}}) == (Ranks{0, 1, 2}));
-  CHECK(kept(3, {{0, {1}}, {1, {0}}}) == (Ranks{0, 2}));  // they wait for each other
-  CHECK(kept(4, {{0, {1}}, {1, {0}}, {2, {0}}}) == (Ranks{1, 2, 3}));
-  CHECK(kept(3, {{0, {1}}, {1, {2}}, {2, {0}}}) == (Ranks{0, 1}));
-  CHECK(kept(2, {{0, {0}}, {1, {1}}}) == (Ranks{0}));  // one rank stays
-  CHECK(kept(3, {{0, {7}}}) == (Ranks{0, 1, 2}));      // a rank that is not there
+  const auto kept = [](int size, const std::map<int, int>& accused, const Waits& waits) {
+    Ranks ranks(static_cast<std::size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return members_without_fault(ranks, accused, waits);
+  };
+  CHECK(kept(4, {}, {}) == (Ranks{0, 1, 2, 3}));
+  CHECK(kept(4, {}, {{0, {1}}, {1, {2}}}) == (Ranks{0, 1, 2, 3}));  // waits alone are no fault
+  CHECK(kept(4, {{2, 1}}, {{0, {2}}}) == (Ranks{0, 1, 3}));
+  CHECK(kept(4, {{0, 1}, {2, 1}}, {}) == (Ranks{1, 3}));
+  CHECK(kept(8, {{5, 1}, {6, 1}, {7, 1}}, {{0, {5, 6, 7}}, {1, {5, 6, 7}}}) == (Ranks{0, 1, 2, 3, 4}));
+  // Rank 1 does not come to an operation, because it waits for rank 2, which waits for rank 3.
+  CHECK(kept(4, {{1, 1}}, {{0, {1}}, {1, {2}}}) == (Ranks{0, 1, 3}));
+  CHECK(kept(4, {{1, 3}}, {{0, {1}}, {1, {2}}, {2, {3}}}) == (Ranks{0, 1, 2}));
+  CHECK(kept(4, {{0, 1}}, {{0, {2}}, {1, {0}}, {3, {0}}}) == (Ranks{0, 1, 3}));  // it coordinates the operation
+  // Circles.
+  CHECK(kept(3, {{1, 1}}, {{0, {1}}, {1, {0}}}) == (Ranks{0, 2}));
+  CHECK(kept(4, {{0, 2}, {1, 1}}, {{0, {1}}, {1, {0}}, {2, {0}}}) == (Ranks{1, 2, 3}));
+  CHECK(kept(3, {{0, 1}, {1, 1}, {2, 1}}, {{0, {1}}, {1, {2}}, {2, {0}}}) == (Ranks{0, 1}));
+  // Rank 7 is not there: who waits for it is excused, and who waits for that one.
+  CHECK(kept(4, {{1, 1}}, {{1, {7}}}) == (Ranks{0, 1, 2, 3}));
+  CHECK(kept(4, {{1, 1}, {3, 1}}, {{1, {2}}, {2, {7}}}) == (Ranks{0, 1, 2}));
+  CHECK(kept(4, {{7, 1}}, {}) == (Ranks{0, 1, 2, 3}));
+  CHECK(kept(2, {{0, 1}, {1, 1}}, {}) == (Ranks{0}));  // one rank stays
+}
+
+// A rank waits for another one, and so do others for it. Its waits come with its promise.
+void a_promise_tells_for_whom_its_rank_waits() {
+  for (int culprit = 1; culprit < 3; ++culprit) {
+    Ranks ranks(4, 1);
+    ranks[0].set_waits({{0, {1}}, {3, {1}}});
+    if (culprit == 2) ranks[1].set_waits({{1, {2}}});
+    ranks[0].accuse(1, "it does not come");
+    ranks[0].begin();
+    ranks.settle();
+    CHECK(ranks.decided() && ranks.decided()->members.size() == 3 && ranks.decided()->place_of(culprit) < 0);
+  }
 }
 
 // Rank 0 coordinates an operation, and does not come to it.
@@ -642,6 +657,7 @@ int main() {
   who_cannot_work_together_is_parted();
   a_late_accusation_counts();
   who_is_at_fault_is_left_out();
+  a_promise_tells_for_whom_its_rank_waits();
   a_leader_leaves_itself_out();
   who_waits_for_the_leader_stays();
   two_halves_stop();

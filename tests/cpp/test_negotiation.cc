@@ -105,9 +105,16 @@ void a_join_that_fails_is_over() {
   talk.leave(2, {"rank 2, which has shut down", {2}});
   auto decisions = talk.decide();
   CHECK(decisions.size() == 1 && decisions[0].verdict == Verdict::kPeerLost);
-  talk.announce(0, say("a"), kNow);
+  for (const char* name : {"a", "z"}) talk.announce(0, say(name), kNow);
   decisions = talk.decide();
-  CHECK(decisions.size() == 1 && decisions[0].verdict == Verdict::kPeerLost);  // it needs rank 2, too
+  CHECK(decisions.size() == 2 && decisions[1].verdict == Verdict::kPeerLost);  // they need rank 2, too
+  // The same if they were called before.
+  Negotiation before({0, 1, 2}, 0);
+  for (const int member : {1, 2}) before.announce(member, join, kNow);
+  CHECK(before.decide().empty());
+  before.leave(2, {"rank 2, which has shut down", {2}});
+  for (const char* name : {"a", "z"}) before.announce(0, say(name), kNow);
+  CHECK(before.decide().size() == 3);
 }
 
 void the_gone_fail_what_waits_for_them() {

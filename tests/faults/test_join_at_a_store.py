@@ -89,7 +89,7 @@ def test_who_may_not_join(tmp_path: Path) -> None:
         job.join("good")
         grown = job.run()
     require_equal(grown, [0, 1, 3], plan)
-    assert "sordino/.0/job in the store is not signed with this process's SORDINO_TOKEN" in grown.output
+    assert "sordino/start/job in the store is not signed with this process's SORDINO_TOKEN" in grown.output
     assert "process 2 was refused: the job has " in grown.output
 
 

@@ -76,24 +76,26 @@ def test_all_killed_but_one_that_stops(starter: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.drill("asleep")
+@pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_that_does_not_come_is_left_out_after_the_deadline(
-    starter: str, tmp_path: Path, note_time: Note
+    starter: str, tmp_path: Path, note_time: Note, victim: int
 ) -> None:
-    """Its process lives and reports so, but it does not come to the step."""
-    faults = [{"victim": 2, "step": 8, "when": "between", "what": "wait", "for": "left out"}]
+    """Its process lives and reports so, but it does not come to the step. Rank 0 coordinates the operations."""
+    others = [rank for rank in range(3) if rank != victim]
+    faults = [{"victim": victim, "step": 8, "when": "between", "what": "wait", "for": "left out"}]
     deadline_s = stretched(3)
     variables = {"SORDINO_TIMEOUT_S": str(deadline_s), "SORDINO_STALL_WARN_S": str(deadline_s / 3)}
     with Job(tmp_path, 3, {"faults": faults, "wait_for": "woken"}, **variables) as running:
-        running.wait_for_files("resized.0", "resized.1")
+        running.wait_for_files(*(f"resized.{rank}" for rank in others))
         (tmp_path / "left out").touch()
-        running.wait_for_files("report.2")
-        assert running.read("report.2")["ended"] == "Evicted"
+        running.wait_for_files(f"report.{victim}")
+        assert running.read(f"report.{victim}")["ended"] == "Evicted"
         (tmp_path / "woken").touch()
         reports = running.finish(status=3)
-        reports[2] = None
-        left = check_survivors(reports, {2}, equal=True)
-        tell_times(running, left, {2}, note_time, f"asleep, deadline of {deadline_s:g} s", deadline_s)
-        assert "sordino: stalled: " in running.output and "for ranks 2" in running.output
+        reports[victim] = None
+        left = check_survivors(reports, {victim}, equal=True)
+        tell_times(running, left, {victim}, note_time, f"asleep, deadline of {deadline_s:g} s", deadline_s)
+        assert "sordino: stalled: " in running.output and f"for ranks {victim}" in running.output
 
 
 @pytest.mark.drill("gone before all have met")

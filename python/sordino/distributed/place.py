@@ -13,7 +13,7 @@ import torch.distributed
 from torch.distributed.constants import default_pg_timeout
 
 from sordino.errors import UsageError
-from sordino.rendezvous.find_start import find_start, forget, prefix_of
+from sordino.rendezvous.find_start import called, find_start, forget, prefix_of
 from sordino.rendezvous.starts import Start
 from sordino.runtime.context import Context, current, current_or_none
 from sordino.runtime.process_set import ProcessSet, global_process_set
@@ -70,10 +70,10 @@ def find_place(store: Any, rank: int, size: int, timeout: timedelta) -> Place:
             f"init_process_group: this is rank {rank} of {size}, but sordino.torch.init() has made it rank "
             f"{context.rank} of {context.size}; start both with the same ranks"
         )
-    start, part = _start_at(store, rank, size, timeout)
     if context is not None:
-        forget(start)
-        return Place(context, part)
+        meeting = called(store, "meeting", rank, size, timeout_s=_seconds(timeout))
+        return Place(context, dist.PrefixStore(f"{meeting.prefix}/group", store))
+    _, part = _start_at(store, rank, size, timeout)
     lifecycle.init(store=store, rank=rank, world_size=size)  # finds the start again
     return Place(current(), part, owns=True)
 
@@ -86,9 +86,10 @@ def is_chosen(timeout: timedelta | None) -> bool:
 def world_at(store: Any, rank: int, size: int, timeout: timedelta | None) -> tuple[Context, Any]:
     """Return a world of its own for some ranks, and its part of the store at which they meet. Collective."""
     start, part = _start_at(store, rank, size, timeout)
-    context = Context(start.world(None, False))
-    forget(start)
-    return context, part
+    try:
+        return Context(start.world(None, False)), part
+    finally:
+        forget(start)
 
 
 def _start_at(store: Any, rank: int, size: int, timeout: timedelta | None) -> tuple[Start, Any]:
@@ -96,6 +97,9 @@ def _start_at(store: Any, rank: int, size: int, timeout: timedelta | None) -> tu
 
     Groups may have been made before at the same store, where their entries stay.
     """
-    limit = timeout.total_seconds() if timeout is not None and is_chosen(timeout) else None
-    start = find_start(store=store, rank=rank, world_size=size, timeout_s=limit)
+    start = find_start(store=store, rank=rank, world_size=size, timeout_s=_seconds(timeout))
     return start, dist.PrefixStore(f"{prefix_of(start)}/group", store)
+
+
+def _seconds(timeout: timedelta | None) -> float | None:
+    return timeout.total_seconds() if timeout is not None and is_chosen(timeout) else None

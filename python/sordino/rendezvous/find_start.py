@@ -74,7 +74,7 @@ def find_start(
     return AloneStart()
 
 
-_GROUP, _GIVEN = _BY_SCRIPTS = "group", "given"
+_GROUP, _GIVEN = _BY_SCRIPTS = ("group",), ("given",)
 """Kinds of starts at the store of a script: that of torch's default group, or an argument of `init`."""
 _starts: dict[tuple[object, ...], ProcessStart] = {}
 """Starts of this process. Each counts the worlds that it has made, because their entries in a store are not removed."""
@@ -97,7 +97,7 @@ def _at_an_address(place: LaunchedRank, chosen: str, environment: Mapping[str, s
     store = open_store(place.address, place.hosts_store and place.rank == 0, _core.deadlines()[0])
     key = (os.getpid(), store, place.run, place.rank, place.size)
     if key not in _starts:
-        prefix, token = latest_job(store) if place.newcomer else f"sordino/{place.run}", _token(environment)
+        prefix, token = latest_job(store) if place.newcomer else f"sordino/{place.run or 'start'}", _token(environment)
         admission = StoreAdmission(store, prefix, place.rank, token, *_core.deadlines())
         if place.restarts and not place.newcomer:
             admission.call_roll(place.size)
@@ -148,23 +148,35 @@ def forget(start: Any) -> None:
         del _starts[key]
 
 
+def called(
+    store: Any,
+    name: str,
+    rank: int,
+    size: int,
+    environment: Mapping[str, str] = os.environ,
+    timeout_s: float | None = None,
+) -> StoreRendezvous:
+    """Return a rendezvous at a store, with a prefix of its own. Collective."""
+    meeting = StoreRendezvous(store, f"sordino/{name}", rank, _token(environment), *_core.deadlines())
+    if timeout_s is not None:
+        meeting.set_timeout(timeout_s)
+    meeting.call_roll(size)
+    return meeting
+
+
 def _at_a_store(
     store: Any,
-    prefix: str,
+    kind: tuple[str],
     rank: int,
     size: int,
     chosen: str,
     environment: Mapping[str, str],
     timeout_s: float | None = None,
 ) -> ProcessStart:
-    key = (os.getpid(), store, prefix, rank, size)
+    key = (os.getpid(), store, kind, rank, size)
     if key not in _starts:
-        token = _token(environment)
-        meeting = StoreRendezvous(store, f"sordino/{prefix}", rank, token, *_core.deadlines())
-        if timeout_s is not None:
-            meeting.set_timeout(timeout_s)
-        meeting.call_roll(size)
-        _starts[key] = ProcessStart(rank, size, meeting, chosen, token)
+        meeting = called(store, kind[0], rank, size, environment, timeout_s)
+        _starts[key] = ProcessStart(rank, size, meeting, chosen, _token(environment))
     _starts[key].transport = _without_mpi(chosen)
     return _starts[key]
 

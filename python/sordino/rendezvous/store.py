@@ -82,7 +82,7 @@ class StoreRendezvous:
         with _store_answers():
             self._store.set(names[self._rank], self._signature(names[self._rank], mine) + mine)
             awaited = list(names.values()) if self._rank == ranks[0] else [together]
-            self._wait(names, lambda: bool(self._store.check(awaited)), given_up, b"", timeout)
+            self._wait(names, lambda: bool(self._store.check(awaited)), ranks[0], given_up, b"", timeout)
             if self._rank == ranks[0]:
                 signed = [bytes(self._store.get(name)) for name in names.values()]
                 self._store.set(together, _joined(signed))
@@ -133,11 +133,17 @@ class StoreRendezvous:
                 write_roll()
             if awaited and not self._store.check(list(awaited.values())):
                 return False
+            before_go = roll
+            write_roll()  # a rank that has seen the roll may have been started again since
+            if roll != before_go:
+                return False
             self._store.set(f"{place}/go/{roll.hex()}", b"")
             return True
 
         def follows() -> bool:
             nonlocal roll
+            if roll and self._store.check([f"{place}/go/{roll.hex()}"]):
+                return True  # before the next look at the roll: the first rank may be in its next start
             name = f"{place}/roll/{number.hex()}"
             if not self._store.check([name]):
                 return False
@@ -146,13 +152,13 @@ class StoreRendezvous:
                 roll = now
                 self._store.set(seen(self._rank), b"")
                 await_seen()
-            return bool(self._store.check([f"{place}/go/{roll.hex()}"]))
+            return False
 
         with _store_answers():
             if self._store.check([given_up]):
                 before = bytes(self._store.get(given_up))  # of an earlier start
             self._store.set(hello[self._rank], number)
-            self._wait(awaited, leads if self._rank == 0 else follows, given_up, before, None, number)
+            self._wait(awaited, leads if self._rank == 0 else follows, 0, given_up, before, None, number)
         self.prefix = f"{self.prefix}/{roll.hex()}"
 
     def _place(self, key: str, ranks: Sequence[int]) -> str:
@@ -162,6 +168,7 @@ class StoreRendezvous:
         self,
         names: dict[int, str],
         over: Callable[[], bool],
+        first: int,
         given_up: str,
         before: bytes,
         timeout: float | None,
@@ -172,6 +179,7 @@ class StoreRendezvous:
         Args:
             names: by rank, the entries that the ranks write, to name missing ranks.
             over: returns whether the wait is over.
+            first: rank that goes on when all have come.
             given_up: entry that tells that a rank has given up this wait.
             before: value of that entry before the wait; b"" without one.
             timeout: seconds to wait; None: those of this rendezvous.
@@ -196,7 +204,7 @@ class StoreRendezvous:
             if missing:
                 text = f"waits for ranks {', '.join(map(str, missing))} to call init()"
             else:
-                missing = [min(names)]
+                missing = [first]
                 text = f"waits for rank {missing[0]}, which has come to init() and does not go on"
             if late:
                 self._store.set(given_up, mine)

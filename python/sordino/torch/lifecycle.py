@@ -113,12 +113,16 @@ def init(
     listen()
     start = find_start(comm, store, rank, world_size)
     ranks = () if comm is None or hasattr(comm, "py2f") else tuple(comm)
-    if isinstance(start, ProcessStart) and start.newcomer:
-        context = _newcomer(start, survivable or on_peer_lost is None, ranks, dedicated)
-    elif dedicated is None:
-        context = Context(start.world(None, survivable, ranks), start=start)
-    else:
-        context = _with_helpers(start, ranks, dedicated)
+    try:
+        if isinstance(start, ProcessStart) and start.newcomer:
+            context = _newcomer(start, survivable or on_peer_lost is None, ranks, dedicated)
+        elif dedicated is None:
+            context = Context(start.world(None, survivable, ranks), start=start)
+        else:
+            context = _with_helpers(start, ranks, dedicated)
+    except BaseException:
+        forget(start)  # the next attempt is another start
+        raise
     replace_current(context)
     context.arguments = given
     if isinstance(start, ProcessStart) and store is None:
