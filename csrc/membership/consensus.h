@@ -44,8 +44,8 @@ class Consensus {
   Consensus(View from, int self, Send send);
 
   // Facts about ranks. Dead: the rank has certainly ended, or has said that it leaves. Silent: it does not answer.
-  // Accused: it answers, but this rank has waited in vain for it in an operation. A rank can accuse itself: it
-  // coordinates an operation to which it does not come, and others have waited in vain for it.
+  // Accused: it answers, but has not come to an operation in which this rank waits, within its deadline. A rank can
+  // accuse itself: it coordinates an operation to which it does not come itself.
   void bury(int rank, const std::string& cause);
   void silence(int rank, const std::string& cause);
   void accuse(int rank, const std::string& cause);

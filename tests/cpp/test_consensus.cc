@@ -285,7 +285,7 @@ void who_cannot_work_with_the_leader_leads() {
   CHECK(ranks.decided() && ranks.decided()->place_of(0) < 0);
 }
 
-// Who is left out, by how many have accused each rank and by who waits for whom.
+// The members follow from the number of accusations of each rank, and from who waits for whom.
 void who_is_at_fault_is_left_out() {
   using Ranks = std::vector<int>;
   const auto kept = [](int size, const std::map<int, int>& accused, const Waits& waits) {
@@ -338,7 +338,7 @@ void a_leader_leaves_itself_out() {
   }
 }
 
-// The leader has no privilege: it is left out if another rank has waited for it in vain, whichever leads.
+// The leader has no privilege: it is left out if another rank accuses it.
 void who_waits_for_the_leader_stays() {
   for (int accuser = 1; accuser < 4; ++accuser) {
     Ranks ranks(4, 1);

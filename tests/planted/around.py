@@ -82,8 +82,8 @@ ERRORS = [
         "each init() restarts the count of worlds",
         "stale copy",
         "python/sordino/rendezvous/find_start.py",
-        "    key = (os.getpid(), store, prefix, rank, size)\n",
-        "    key = (os.getpid(), object(), prefix, rank, size)\n",
+        "    key = (os.getpid(), store, kind, rank, size)\n",
+        "    key = (os.getpid(), object(), kind, rank, size)\n",
         (tests("launchers"),),
     ),
     Error(

@@ -150,7 +150,7 @@ def test_tied_parameters_stay_tied_in_the_mean() -> None:
 
 
 def test_an_evaluation_may_keep_results_in_buffers() -> None:
-    """What it has not changed is the rank's own again."""
+    """The other buffers and the parameters are the rank's own again."""
 
     def work() -> tuple[float, float, float]:
         model, mean = torch.nn.Linear(2, 1, bias=False), MeanModel()

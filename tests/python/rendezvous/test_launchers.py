@@ -350,7 +350,7 @@ class Dying:
 @pytest.mark.parametrize("seed", range(12))
 def test_ranks_that_are_started_again_do_not_meet_those_before(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In each start but the last, ranks end somewhere, before they have come or while they meet. The launcher ends the
-    others and starts all again. Nobody has to count."""
+    others and starts all again. No process counts."""
     monkeypatch.setattr(rendezvous.store, "_LOOK_S", 0.05)
     random, store, size = Random(seed), HashStore(), 4
 
