@@ -22,8 +22,8 @@ struct Common {
   TrafficCounters traffic;
   Trace trace;
   Ledger ledger;
-  AwakeClock clock;            // of deadlines; ticked by the polling thread
-  std::set<int> removed_sets;  // process sets; of the polling thread
+  AwakeClock clock;            // for deadlines; ticked by the polling thread
+  std::set<int> removed_sets;  // ids of removed process sets; used by the polling thread only
 };
 
 }  // namespace sordino

@@ -18,15 +18,15 @@ class DeviceInFlight {
       : rank_(rank), stall_warn_s_(stall_warn_s), timeout_s_(timeout_s) {}
 
   // Adds an operation that used NCCL or a barrier of queues, and has put all its work on the device.
-  // `timeout_s`: its own limit; 0: that of all work.
+  // `timeout_s`: its own limit in s; 0: the limit of all work.
   void add(const Running& over, double timeout_s);
-  // Removes work that has ended. Warns if work takes long; throws Timeout after the deadline, and the error of failed
+  // Removes work that has ended. Warns if work takes long. Throws Timeout after the deadline, and the error of failed
   // work.
   void check(AwakeTime now);
   // Visits the operations that are in flight: name, seconds on the device, and the ranks that are furthest behind.
   void visit(AwakeTime now,
              const std::function<void(const std::string& name, double lasted, std::vector<int> late)>& visitor) const;
-  // Marks the results as undone: of all work, or of that on one communicator.
+  // Marks the results of all work (or of the work on one communicator) as invalid.
   void give_up();
   void give_up(const nccl::Channel& channel);
   void clear();

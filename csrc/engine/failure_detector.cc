@@ -137,11 +137,11 @@ void FailureDetector::watch_coordinated(ProcessSet& set, AwakeTime now) {
   }
 }
 
-// An operation that another rank coordinates fails here too if that rank stays silent or has left. A coordinator that
-// has reported the stall is alive and names the missing ranks itself, so it has time for that: this rank's deadline may
-// be shorter, or the coordinator may have been suspended for a moment.
+// An operation that another rank coordinates fails here, too, if that rank stays silent or has left. A coordinator that
+// has reported the stall is alive and will name the missing ranks itself, so it gets more time (kLongGrace): this
+// rank's deadline may be shorter, or the coordinator may have been suspended for a moment.
 void FailureDetector::watch_own(AwakeTime now) {
-  constexpr double kGrace = 2, kLongGrace = 20;  // the coordinator names the missing ranks better, so it goes first
+  constexpr double kGrace = 2, kLongGrace = 20;  // s; the coordinator knows the missing ranks, so it reports first
   std::vector<Submission> deserted;
   scheduler_.visit_announced([&](Submission& submission, const ProcessSet& set) {
     const int coordinator = set.coordinator();
@@ -196,7 +196,7 @@ void FailureDetector::watch_messages(AwakeTime now) {
   });
 }
 
-// Tells the membership of waits that have lasted for half of their deadline. They may be why a rank is late itself.
+// Tells the membership which waits have lasted for half of their deadline: a rank that waits is late itself for others.
 void FailureDetector::note_waits(AwakeTime now) {
   membership::Waits waits;
   const auto member = [this](int rank) { return view_.members[static_cast<std::size_t>(rank)]; };
@@ -255,7 +255,7 @@ void FailureDetector::tell_peers(const std::exception_ptr& failure) {
     try {
       common_.peers.post(peer, message);
     } catch (const Error&) {
-      // The peer is the one that died. The others still have to hear of it.
+      // This peer is the one that died. The others still have to learn of it.
     }
   }
 }

@@ -2,7 +2,7 @@
 // failure (FailureLatch), tells the other ranks, and fails all operations, so that every wait raises it. What fails
 // when a rank is lost depends on the world:
 //
-//   Peers::tolerates_losses()         only operations that need the lost rank; the world goes on
+//   Peers::tolerates_losses()         only operations that need the lost rank; the world continues
 //   else, with a membership           the world, on all ranks; the membership learns which ranks are to blame
 //   else                              the world, on all ranks
 #pragma once
@@ -41,21 +41,21 @@ class FailureDetector {
 
   // Checks for losses, stalls and deadlines. Throws the error that ends the world.
   void watch(AwakeTime now);
-  // The operations that are not over, and the ranks that they wait for.
+  // The unfinished operations, and the ranks that each waits for.
   std::vector<Wait> waits(AwakeTime now);
-  // A rank has said goodbye, or (not `certain`) cannot be reached. `cause`: the error because of which it has shut
-  // down, if any, and the ranks that this error calls lost.
+  // Handles the departure or loss of a rank; `certain` is false if it cannot be reached but may be alive. `cause`,
+  // `lost`: the error that made it shut down, if any, and the ranks that the error names as lost.
   void leave(int rank, bool certain, const std::string& cause = "", std::vector<int> lost = {});
   void receive_goodbye(int from, Reader& reader);
-  // Another rank reports that it has failed. Throws the error that this rank raises because of it.
+  // Handles the report of a failed rank. Throws the error that this rank then raises, unless it tolerates losses.
   void receive_failure(int from, Reader& reader);
   // Handles an exception that was thrown while this rank polled.
   void caught(std::exception_ptr failure) { fail(std::move(failure), !told_); }
-  // Ends the world; only the first call counts. `tell`: make the others fail too.
+  // Ends the world; only the first call counts. `tell`: make the other ranks fail, too.
   void fail(std::exception_ptr failure, bool tell);
 
  private:
-  void warn(std::string text) const;  // logs a line of this rank
+  void warn(std::string text) const;
   std::vector<int> read_ranks(int from, Reader& reader) const;
   void watch_losses();
   void lose(int rank, const std::string& why, bool certain);
@@ -83,7 +83,7 @@ class FailureDetector {
   membership::Membership* const membership_;
   const membership::View& view_;
   bool told_ = false;       // the failure came from a peer, which has told all others
-  std::vector<int> stuck_;  // ranks that have not come to an operation within its deadline
+  std::vector<int> stuck_;  // ranks that did not reach an operation within its deadline
 };
 
 }  // namespace sordino

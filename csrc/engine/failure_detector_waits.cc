@@ -1,4 +1,4 @@
-// The same state that FailureDetector::watch() checks against deadlines, as a list.
+// List of the waits that FailureDetector::watch() checks against deadlines.
 #include "engine/failure_detector.h"
 #include "engine/telling.h"
 

@@ -2,9 +2,9 @@
 // creates it for its first message. A message is an envelope and its payload.
 //
 //   sender     waits until the whole message fits, and writes it in chunks. Each chunk can be read at once
-//   receiver   takes the chunks that are there. It goes on with other work while the rest is missing
+//   receiver   takes the chunks that are there. It does other work while the rest is missing
 //
-// A message that has begun is completed without a wait. So only a sender that dies leaves a part of one.
+// A sender that has begun a message completes it without a wait. So only a sender that dies leaves a part of a message.
 #pragma once
 
 #include <algorithm>
@@ -31,12 +31,11 @@ class FastBox {
   bool has_room(std::size_t payload) {
     const std::size_t needed = sizeof(Envelope) + payload;
     if (ring_.room() >= needed) return true;
-    // Both sides exchange the flag, so one of them sees what the other has done: the receiver the flag, or this the
-    // room.
+    // Both sides exchange the flag atomically. So either the receiver sees the flag, or the sender sees the room.
     head_->sender_waits.exchange(true);
     return ring_.room() >= needed;
   }
-  // Writes a message for which there is room, and calls wake() once something can be read, and at the end.
+  // Writes a message for which there is room. Calls wake() after the first chunk and after the last one.
   template <class Wake>
   void write(const Envelope& envelope, std::span<const std::byte> payload, Wake&& wake) {
     ring_.put(&envelope, sizeof(envelope));
@@ -58,7 +57,7 @@ class FastBox {
     consumed_ += bytes;
     head_->consumed.store(consumed_, std::memory_order_release);
   }
-  // Returns the space of the bytes that were taken to the sender. True if the sender must be woken for that.
+  // Gives the space of taken bytes back to the sender. True if the sender waits for it, and must be woken.
   bool release() {
     ring_.release();
     return head_->sender_waits.exchange(false);

@@ -36,8 +36,8 @@ struct Envelope {
 };
 static_assert(sizeof(Envelope) == 32);
 
-// A call that sends or receives a message, until it is over. Created by a caller's thread, and used by the polling
-// thread from then on.
+// An unfinished call that sends or receives a message. The caller's thread creates it; from then on only the polling
+// thread uses it.
 struct Posting {
   static constexpr int kAnySource = -1;
 
@@ -48,13 +48,13 @@ struct Posting {
   DType dtype = DType::kUInt8;
   std::byte* data = nullptr;  // read or written until the handle is done
   std::size_t bytes = 0;
-  std::vector<int> sources;  // of kAnySource: the ranks that may send
+  std::vector<int> sources;  // for kAnySource: the ranks that may send
   Handle handle;
 
-  AwakeTime since{};         // of its deadline
-  Time begun{};              // set while a trace is written
+  AwakeTime since{};         // start of its deadline
+  Time begun{};              // start of its span; set only while a trace is written
   bool warned = false;       // a stall has been reported
-  std::uint64_t number = 0;  // of the envelope, once that has left
+  std::uint64_t number = 0;  // Envelope::number, once the envelope has been sent
 
   // "send to rank 3 with tag 7 on process set 1"
   std::string text() const {
@@ -64,15 +64,15 @@ struct Posting {
   }
 };
 
-// A message that has come, or is coming, from another rank or from this one.
+// A message, from another rank or from this one, that has arrived or is arriving.
 struct Arrival {
   int from;
   Envelope envelope;
-  std::shared_ptr<Posting> taker = {};  // the receive that gets it; null: it waits in MessageQueues
+  std::shared_ptr<Posting> taker = {};  // the receive that gets it; null while it waits in MessageQueues
   Bytes data = {};                      // the payload, unless it goes to the taker's memory at once
   std::byte* into = nullptr;            // memory of the payload
-  std::size_t arrived = 0;              // bytes of the payload
-  std::shared_ptr<Posting> own = {};    // a large message of this rank to itself: its send, which keeps the data
+  std::size_t arrived = 0;              // bytes of the payload that have arrived
+  std::shared_ptr<Posting> own = {};    // the send, which keeps the data, of a large message of this rank to itself
 
   bool complete() const { return own || arrived == envelope.payload(); }
 };

@@ -36,7 +36,7 @@ void PointToPoint::start_receive(const std::shared_ptr<Posting>& receive) {
   message->taker = receive;  // read_box() hands it over
 }
 
-// A message has come, of which the payload may still be missing.
+// Begins a message whose envelope has come. Its payload may still be missing.
 std::shared_ptr<Arrival> PointToPoint::begin(int from, const Envelope& envelope) {
   auto message = std::make_shared<Arrival>(Arrival{.from = from, .envelope = envelope});
   message->taker = queues_.take_receive(from, envelope);
@@ -56,7 +56,7 @@ void PointToPoint::complete(const Arrival& message) {
   if (is_removed(message.envelope.set)) end_removed();  // its sender had not removed the set yet
 }
 
-// A receive has got its message, whose payload is complete. An error ends the receive here, because no list has it now.
+// Gives a receive its message, whose payload is complete. An error ends the receive here, because no list has it now.
 void PointToPoint::hand_over(const std::shared_ptr<Posting>& receive, const Arrival& message) {
   try {
     deliver(receive, message);
@@ -124,7 +124,7 @@ void PointToPoint::copy_from(Posting& receive, const Arrival& message, const Loc
   finish(receive);
 }
 
-// Lets a sender count on the memory of a message that was buffered, or could have been.
+// Gives buffer space back to the sender, which has counted this message whether or not it was buffered.
 void PointToPoint::give_back(int from, std::size_t bytes) {
   Incoming& in = in_[from];
   if (from == rank_) {

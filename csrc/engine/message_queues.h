@@ -15,20 +15,20 @@ namespace sordino {
 
 class MessageQueues {
  public:
-  // Takes the receive for a message; null if there is none. Then add() the message.
+  // Takes the receive for a message. Null if there is none; the caller then adds the message.
   std::shared_ptr<Posting> take_receive(int from, const Envelope& envelope);
-  // Takes the message for a receive; null if there is none. Then add() the receive.
+  // Takes the message for a receive. Null if there is none; the caller then adds the receive.
   std::shared_ptr<Arrival> take_message(const Posting& receive);
   void add(std::shared_ptr<Posting> receive);
   void add(std::shared_ptr<Arrival> message);
 
-  // Take all receives, or messages, for which the condition holds, in order within a tag.
+  // Take all receives, or messages, for which the condition holds, in order within each process set and tag.
   std::vector<std::shared_ptr<Posting>> take_receives(const std::function<bool(const Posting&)>& condition);
   std::vector<std::shared_ptr<Arrival>> take_messages(const std::function<bool(const Arrival&)>& condition);
   void visit(const std::function<void(Posting&)>& receive, const std::function<void(Arrival&)>& message);
 
  private:
-  // Queues that are empty are kept up to this number, for tags that come again.
+  // An empty queue is kept, for a tag that comes again, unless there are more queues than this.
   static constexpr std::size_t kMostKept = 256;
 
   struct Key {
@@ -42,7 +42,7 @@ class MessageQueues {
                                         static_cast<std::uint64_t>(key.set));
     }
   };
-  // At most one of the two queues has members that match each other's.
+  // No receive in it matches a message in it.
   struct Queue {
     std::deque<std::shared_ptr<Posting>> receives;
     std::deque<std::shared_ptr<Arrival>> messages;

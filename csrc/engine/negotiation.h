@@ -29,19 +29,19 @@ class Negotiation {
         given_(std::move(given)) {}
 
   void announce(int member, Announcement announcement, AwakeTime now);
-  // The member has shut down: requests that need it fail, now or later.
+  // Notes that a member has shut down: requests that need it fail, both pending and later ones.
   void leave(int member, Departure departure);
   // Returns the decisions that have become possible, in order.
   std::vector<Decision> decide();
 
-  // For stall reports: pending names, since when, and the world ranks they wait for.
+  // For stall reports: a pending name, the time of its first announcement, and the world ranks it waits for.
   struct Waiting {
     std::string name;
     Opcode opcode;
     AwakeTime since;
     std::vector<int> missing;
     bool warned;
-    std::vector<int> called;  // the ranks that wait for them
+    std::vector<int> called;  // world ranks that have announced it, and wait
   };
   std::vector<Waiting> waiting() const;
   void mark_warned(const std::string& name) { pending_.at(name).warned = true; }
@@ -70,7 +70,7 @@ class Negotiation {
   std::shared_ptr<GivenIds> given_;
   std::unordered_map<std::string, Pending> pending_;
   std::vector<std::string> to_check_;  // names that may be complete, in order
-  // The operations fused in the last decision of this round, to compare the next one with.
+  // Properties of the operations fused in the last decision of this round. The next one is compared with them.
   struct Fusing {
     ReduceOp op;
     double prescale, postscale;

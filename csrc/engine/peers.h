@@ -1,4 +1,4 @@
-// The other ranks of a world: which have left, and messages to those that have not.
+// The other ranks of a world: which of them have left, and messages to the remaining ones.
 #pragma once
 
 #include <atomic>
@@ -20,8 +20,8 @@ class Peers {
         departures_(static_cast<std::size_t>(transport.size())) {}
 
   bool gone(int rank) const { return gone_[static_cast<std::size_t>(rank)]; }
-  // `cause`: the error because of which the rank has shut down, and the ranks that this error calls lost; empty if
-  // there was none.
+  // Notes that a rank has left. `cause`, `lost`: the error that made it shut down, and the ranks that the error names
+  // as lost; empty if there was none.
   void leave(int rank, const std::string& cause = "", std::vector<int> lost = {}) {
     if (gone(rank) && cause.empty()) return;
     gone_[static_cast<std::size_t>(rank)] = true;
@@ -34,14 +34,14 @@ class Peers {
   // The departure of a rank that has left.
   const Departure& departure(int rank) const { return departures_[static_cast<std::size_t>(rank)]; }
 
-  // From now on a lost rank counts as one that has left: only operations that need it fail, and this rank goes on.
+  // From now on a lost rank counts as one that has left: only operations that need it fail, and this rank continues.
   void tolerate_losses() {
     tolerates_losses_ = true;
     transport_.tolerate_losses();
   }
   bool tolerates_losses() const { return tolerates_losses_.load(); }  // from any thread
 
-  // These post neither to this rank itself nor to a rank that has left.
+  // Post a message, except to this rank itself and to ranks that have left.
   void post(int to, const Bytes& message) {
     if (to != transport_.rank() && !gone(to)) transport_.post(to, message);
   }

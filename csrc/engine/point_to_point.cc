@@ -1,4 +1,4 @@
-// The life of calls that send or receive. message_sends.cc and message_arrivals.cc have the two sides of a message.
+// Start and end of calls that send or receive. message_sends.cc and message_arrivals.cc have the sides of a message.
 #include "engine/point_to_point.h"
 
 #include <algorithm>
@@ -98,7 +98,7 @@ bool PointToPoint::move(const std::shared_ptr<Posting>& posting, int peer,
     finish(*posting, std::current_exception());
     if (!common_.peers.tolerates_losses()) throw;
     return false;
-  } catch (...) {  // there was no memory, for instance; no list has the call now
+  } catch (...) {  // for instance, out of memory; no list has the call now, so end() would not find it
     finish(*posting, std::current_exception());
     throw;
   }
@@ -159,7 +159,7 @@ void PointToPoint::lost(int rank) {
   if (rank == rank_) return;
   if (const auto found = in_.find(rank); found != in_.end()) {
     Incoming& in = found->second;
-    if (in.box) read_box(rank);  // the rank may have sent before it left
+    if (in.box) read_box(rank);  // the rank may have sent messages before it left
     if (in.arriving && in.arriving->taker) finish(*in.arriving->taker, departed(*in.arriving->taker, rank));
     in.arriving.reset();
     in.box.reset();

@@ -4,11 +4,11 @@
 //   size of a message      to a rank of another node         to a node peer
 //   up to kWholeBytes      a control message                 the fast box to that rank (fast_box.h)
 //   larger                 announced, then a transfer        announced in the fast box. The receiver copies data that
-//                          that the receiver asks for        it can map, and asks for a transfer of others
+//                          that the receiver asks for        it can map, and asks for a transfer of other data
 //
-// A message that travels whole is over for its sender at once. The receiver buffers it until a receive takes it. The
-// sender counts such bytes of each receiver. Beyond kBufferedBytes it announces small messages, too. So they keep their
-// order, and memory is bounded.
+// The send of a message that travels whole is over at once. The receiver buffers the message until a receive takes it.
+// The sender counts the bytes that each receiver may buffer. Beyond kBufferedBytes it announces small messages, too. So
+// messages keep their order, and memory is bounded.
 //
 //   Word        sent to        meaning
 //   kEnvelope   the receiver   a message whose payload follows
@@ -19,8 +19,9 @@
 //                              removed before a receive took it
 //   kConsumed   the sender     receives have taken this many buffered bytes (without a fast box, which has a counter)
 //
-// A refused message and its receive are over on both ranks, with OperationMismatch. If the send was over before, the
-// sender's next call that names the receiver raises the error instead, and does nothing else.
+// A mismatch ends the send and the receive with OperationMismatch. If the send was already over, the sender's next call
+// that names the receiver raises the error instead, and does nothing else. After a removal the send fails with
+// UsageError.
 #pragma once
 
 #include <atomic>
@@ -46,10 +47,10 @@ namespace sordino {
 class PointToPoint {
  public:
   static constexpr std::size_t kWholeBytes = 64 * 1024;
-  // Limit of the messages of one sender that a receiver buffers, with kOverhead for each.
+  // Limit of the bytes that a receiver buffers for one sender, with kOverhead added for each message.
   static constexpr std::size_t kBufferedBytes = 1024 * 1024, kOverhead = 256;
 
-  // `services` gives tags for transfers.
+  // `services` provides the tags of transfers.
   PointToPoint(Common& common, ServiceHost& services);
 
   // Queues a valid call, which begin_submitted() or advance() starts. Throws the error of a world that has failed. From
@@ -60,25 +61,25 @@ class PointToPoint {
 
   // Starts the calls that have been queued.
   void begin_submitted();
-  // Moves everything. True if anything moved.
+  // Starts queued calls, and advances all others. True if anything moved.
   bool advance();
-  // Reads the fast boxes only, and so takes some nanoseconds if nothing has come.
+  // Reads only the fast boxes, which takes a few nanoseconds if nothing has come. True if anything moved.
   bool read_boxes();
-  // A control message of another rank.
+  // Handles a control message of another rank. Throws TransportError if the message is invalid.
   void receive(int from, Reader& reader);
-  // A rank has left or died, but the world goes on.
+  // Handles the departure or loss of a rank in a world that continues.
   void lost(int rank);
   // Ends the calls whose data move to or from a rank that has been gone for a second.
   void give_up_deserted(AwakeTime now);
-  // The world has failed or been shut down.
+  // Ends all calls with `why`: the world has failed or been shut down.
   void end(const std::exception_ptr& why);
 
-  // Visits all calls that are not over, with the ranks that they wait for.
+  // Visits all unfinished calls, with the ranks that each waits for.
   void visit(const std::function<void(Posting&, const std::vector<int>& missing)>& visitor);
-  // Text of a call that is not over; empty for another handle.
+  // Text of the unfinished call with this handle; empty if there is none.
   std::string text_of(const Handle& handle);
 
-  // Keeps the fast boxes for peers that have not read all yet. Called once, when this rank leaves.
+  // Keeps the fast boxes for peers that have not read all messages yet. Called once, when this rank leaves.
   void leave_boxes();
   // Leaks transfers that may still touch their memory.
   void keep();
@@ -97,7 +98,7 @@ class PointToPoint {
     std::deque<std::shared_ptr<Posting>> queue;  // sends whose envelopes have not left
     Numbered announced;                          // sends whose envelopes have left, by number
     std::uint64_t last_number = 0;
-    std::uint64_t sent = 0, consumed = 0;  // bytes of whole messages; `consumed` without a fast box
+    std::uint64_t sent = 0, consumed = 0;  // bytes of whole messages; a fast box has its own `consumed`
     std::string refused;                   // error for the next call
   };
   // Messages from one rank.
@@ -147,13 +148,13 @@ class PointToPoint {
   bool read_box(int from);
   void require_valid(int from, const Envelope& envelope) const;
 
-  // Begins a transfer. False if the peer is lost and the world goes on; then the call is over.
+  // Begins a transfer. False if the peer is lost and the world continues; then the call is over.
   bool move(const std::shared_ptr<Posting>& posting, int peer, const std::function<std::unique_ptr<Transfer>()>& begin);
   bool advance_transfers();
   void give_up(Moving& moving, std::exception_ptr error);
   bool is_without_source(const Posting& receive) const;
-  // Ends the calls on process sets that have been removed, but those whose data are on their way. The receiver of an
-  // announced message decides whether it is one of these.
+  // Ends the calls on removed process sets, except calls whose data are on their way. The receiver of an announced
+  // message decides whether its data are.
   void end_removed();
   bool is_removed(int set) const { return common_.removed_sets.contains(set); }
   void complete(const Arrival& message);
@@ -161,13 +162,13 @@ class PointToPoint {
   Common& common_;
   ServiceHost& services_;
   const int rank_;
-  std::map<int, Outgoing> out_;  // by rank; only of ranks with messages, so that it does not grow with all ranks
+  std::map<int, Outgoing> out_;  // by rank; only ranks with messages, so it does not grow with the size of the world
   std::map<int, Incoming> in_;   // the same
   std::vector<int> boxes_;       // ranks whose fast boxes are mapped
   int queued_ = 0;               // sends in Outgoing::queue
   MessageQueues queues_;
   std::list<Moving> moving_;
-  std::list<Moving> given_up_;  // may still touch their memory
+  std::list<Moving> given_up_;  // these transfers may still touch their memory
   std::size_t removed_ = 0;     // number of removed sets whose calls have been ended
 
   std::atomic<int> unfinished_{0};

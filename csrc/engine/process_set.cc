@@ -10,8 +10,8 @@
 namespace sordino {
 namespace {
 
-// Tag of an operation. Between two ranks, operations of one set that are in flight together are never thousands apart,
-// so the lower bits may wrap. Sets that run at the same time differ in the upper bits.
+// Tag of an operation. The numbers of two operations of one set that are in flight between two ranks never differ by
+// thousands, so the lower bits may wrap. Sets that run at the same time differ in the upper bits.
 Tag tag_of(int set, std::uint64_t sequence) {
   return static_cast<Tag>(tag_set_of(set)) << kTagSequenceBits |
          static_cast<Tag>((sequence << kTagLaneBits) & ((1 << kTagSequenceBits) - 1));
@@ -118,7 +118,7 @@ void ProcessSet::open_one_shot() {
   finish_opening();
 }
 
-// Hands over messages, and members that have left, from before the turns were there.
+// Hands over the messages and departures that came before one_shot_ existed.
 void ProcessSet::finish_opening() {
   for (const int member : left_) one_shot_->leave(member);
   for (const auto& [member, what, data] : std::exchange(early_, {})) one_shot_->receive(member, what, data);
@@ -155,7 +155,7 @@ void ProcessSet::remember(Running& over) {
   slot_use_ = std::move(over.participants->slot_use);
   if (!one_shot_ || over.decision.repeated || over.participants->size() < static_cast<int>(ranks.size())) return;
   constexpr int kIndexBits = 20;
-  // Facts of all pairs of many members would take more memory than they save time.
+  // Facts about all pairs of many members take too much memory for the time that they save.
   constexpr std::size_t kMostFacts = 4096;
   const std::size_t most = std::min(over.submissions.size(), std::size_t{1} << kIndexBits);
   for (std::size_t index = 0; index < most; ++index) {

@@ -4,7 +4,7 @@
 //   ALONE    one rank
 //   NCCL     no two ranks share a device (collectives/nccl_operations.h)
 //   IPC      on one node: all ranks map the device memory, and run the algorithm for shared memory on it
-//   MPI      between nodes, if messages take device memory: the algorithms by messages, in place
+//   MPI      between nodes, if messages can carry device memory: the algorithms by messages, in place
 //   STAGED   through the host: the operation runs on host memory, between two copies
 //
 // All work of this rank goes on one queue of the device, behind the work that computes the inputs. A user of the
@@ -33,9 +33,9 @@ bool located(Participants& participants, const std::byte* data, std::size_t byte
 // The number that a rank writes into its memory for the trial.
 std::uint64_t mark_of(int rank) { return 0x9e3779b97f4a7c15u * (static_cast<std::uint64_t>(rank) + 1); }
 
-// Finds out, by trying, whether all members of a set on one node map each other's device memory, and whether their
-// queues can meet. Each writes its mark and reads those of all, because a mapping that succeeds need not be one of the
-// peer's memory (some virtual machines and containers).
+// Finds out, by trying, whether all members of a set on one node can map each other's device memory, and whether their
+// queues can meet. Each member writes its mark and reads the marks of all, because a mapping may succeed and still show
+// other memory than the peer's (in some virtual machines and containers).
 Task try_sharing(Running& running, const std::shared_ptr<Device>& device) {
   Participants& participants = *running.participants;
   SharedDevices& shared = *running.devices;
@@ -148,11 +148,10 @@ void follow(const Running& running, Device& device, Stream stream) {
   }
 }
 
-// A queue that lives long enough: that of a device, or of a barrier, where only all-reduces run, which allocate no
-// results.
+// For a queue that lives long enough: a device's, or a barrier's, on which only operations without new results run.
 OwnedQueue owned_elsewhere(Stream queue) { return std::make_shared<const Stream>(queue); }
 
-// Sets the queue of the device on which the operation computes from here on, behind its inputs.
+// Sets the queue of the device on which the operation computes from here on, and makes it wait for the inputs.
 void work_on(Running& running, const std::shared_ptr<Device>& device, OwnedQueue queue, Waits waits) {
   follow(running, *device, *queue);
   running.compute = device_compute(device, queue, waits);
@@ -186,8 +185,8 @@ void begin_by_ipc(Running& running, const std::shared_ptr<Device>& device, bool 
   running.participants->barrier = running.barrier.get();
 }
 
-// Runs the algorithm for host memory on the device's memory. idle() first: where the thread waits for the device, peers
-// read the inputs as soon as they are offered.
+// Runs the algorithm for host memory on the device's memory. Waits for idle() first: where the thread waits for the
+// device, peers read the inputs as soon as they are offered.
 Task compute_on_queue(Running& running) {
   co_await running.compute->idle();
   co_await collective(running.first().opcode).run(running);

@@ -18,7 +18,7 @@ namespace sordino {
 struct SharedDevices {
   bool tried = false;
   bool mapped = false;                    // every member maps the memory of all others
-  std::shared_ptr<QueueBarrier> barrier;  // for meetings of their queues; null if they cannot meet
+  std::shared_ptr<QueueBarrier> barrier;  // at which their queues meet; null if they cannot
 };
 
 // NCCL communicators, by participants and by device of this rank.
@@ -35,9 +35,9 @@ struct Running : Operation {
   std::unique_ptr<Compute> compute;
   NcclChannels* channels = nullptr;
   SharedDevices* devices = nullptr;
-  const char* route = "";                  // name of the way taken (run_on_device.cc)
+  const char* route = "";                  // name of the route (run_on_device.cc); empty on the host
   std::shared_ptr<nccl::Channel> channel;  // the NCCL channel it used, if any
-  std::shared_ptr<QueueBarrier> barrier;   // the barrier that its devices meet by, if any
+  std::shared_ptr<QueueBarrier> barrier;   // the barrier at which its devices meet, if any
 };
 
 // Builds the coroutine for an operation on device memory (run_on_device.cc).

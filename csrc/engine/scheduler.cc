@@ -1,4 +1,4 @@
-// The part of the scheduler that users call, process sets, and the ends of operations. scheduler_poll.cc has the rest.
+// The scheduler's functions for users, process sets, and the ends of operations.
 #include "engine/scheduler.h"
 
 #include <algorithm>
@@ -237,8 +237,7 @@ void Scheduler::give_up(ProcessSet& set, const PeerLost& error) {
   give_up(set, std::make_exception_ptr(error));
 }
 
-// If this rank has already ended the operation, nothing is left to do. If it has not begun it, it fails at its
-// beginning.
+// If this rank has already ended the operation, nothing is left to do. If it has not begun it, execute() will fail it.
 void Scheduler::hear_of_given_up(ProcessSet& set, std::uint64_t sequence, const PeerLost& error) {
   if (!common_.peers.tolerates_losses()) throw error;
   if (set.running && set.running->participants->sequence == sequence) {
@@ -259,7 +258,7 @@ void Scheduler::end(const std::exception_ptr& failure, bool broken) {
     for (Submission& submission : submitted_) lost.push_back(submission);
     submitted_.clear();
   }
-  removals_.clear();  // they are outstanding, too
+  removals_.clear();  // outstanding_ has them, too
   for (auto& [id, set] : sets_) {
     if (set->entered && !set->entered->name.empty()) give_up_entered(*set);
     // Transfers may still be under way into memory that a task or a caller owns, so both have to survive the failure.
@@ -276,8 +275,8 @@ void Scheduler::end(const std::exception_ptr& failure, bool broken) {
   for (Submission& submission : lost) finish(submission, failure);
 }
 
-// An operation that was refused before the failure fails because of the refusal, on all ranks. The rank that raised the
-// refusal first may have ended because of it, and so have caused the failure.
+// An operation that was refused before the failure fails with the refusal, on all ranks. The first rank that raised the
+// refusal may have ended because of it, which may be the failure.
 void Scheduler::refuse_decided() {
   for (auto& [id, set] : sets_) {
     for (const Decision& decision : set->decisions) {

@@ -1,14 +1,14 @@
-// Scheduler of one rank: the order of its operations, and all that moves them on.
+// Scheduler of one rank: the order of its operations, and all that advances them.
 //
 //   submit     any thread       checks the request and queues it
 //   enter      polling thread   repeats it without a negotiation, if all members do (scheduler_one_shot.cc); else:
-//   announce   polling thread   tells the set's coordinator of it (negotiation.h)
+//   announce   polling thread   announces it to the set's coordinator (negotiation.h)
 //   decide     coordinator      once all members have announced a name: sends a decision to all members
 //   receive    other members    queue the decision; all members of a set have its decisions in the same order
 //   advance    all members      begin a set's next decision (execute), and resume its data phase until it is over
 //   finish     all members      complete the handle
 //
-// Exchanges are not negotiated: announce() itself queues a decision, so ranks start them in the order of their calls.
+// Exchanges are not negotiated: announce() itself queues a decision, so a rank starts them in the order of its calls.
 // Each process set runs one operation at a time.
 #pragma once
 
@@ -32,7 +32,7 @@ namespace sordino {
 
 class Scheduler {
  public:
-  // `patience`: how many times a task looks again at a peer's counter (Participants). The constructor makes set 0,
+  // `patience`: how many times a task re-reads a peer's counter (Participants). The constructor makes process set 0,
   // which has all ranks.
   Scheduler(Common& common, const Config& config, int patience);
 
@@ -66,32 +66,32 @@ class Scheduler {
   bool advance();
   // Handles a message of another rank's scheduler. Throws TransportError if the message is invalid.
   void receive(int from, std::span<const std::byte> bytes);
-  // A rank has left: fails the operations that wait for it.
+  // Notes that a rank has left: operations that wait for it fail.
   void leave(int rank);
 
   // Turns, in which ranks repeat operations without a negotiation (collectives/one_shot.h; scheduler_one_shot.cc).
   //
-  // find(): what this rank knows of an operation; null if it does not know it, or if turns are not used.
+  // Returns what this rank knows of an operation; null if it knows nothing, or if turns are not used.
   std::shared_ptr<const Repeat> find(int set, std::string_view name, const Signature& what);
   // For a thread that waits in its call: enters a small operation. Null if it has to be submitted instead.
   std::shared_ptr<ProcessSet> enter(int set, const std::shared_ptr<const Repeat>& repeat, const std::byte* input);
   // Collects its result once the turn is over. False if the operation has to be submitted after all.
   bool collect(ProcessSet& set, const std::byte* input, std::byte* output);
-  // Drops an input that this rank has published, because the caller leaves with its memory. The world fails after this.
+  // Drops an input that this rank has published, because the interrupted caller frees it. The world fails after this.
   void give_up_entered(ProcessSet& set);
   // Ends the turns that submissions have entered and that are over. True if there were any.
   bool end_turns();
-  // Takes back the submissions that have entered a turn without others having counted them, because this rank leaves.
+  // For a rank that leaves: takes back its submissions that have entered a turn, unless others have counted them.
   void withdraw();
-  // Declines the turns in which other ranks wait for this rank if it does something else, or nothing, for long. True if
-  // there were any.
+  // Declines the turns that other ranks have entered, if this rank waits for something else, or has not entered for
+  // long. True if there were any.
   bool decline(Time now);
   // Moves one-shot messages between nodes. True if anything moved.
   bool relay(Time now);
 
   // Name of the operation of a handle; empty for a promise, which has no operation.
   std::string operation_of(const Handle& handle) const;
-  // True if all decided operations have ended, and all turns that this rank has entered.
+  // True if all decided operations have ended, and all turns that submissions have entered.
   bool settled() const;
 
   // ---- for the failure detector and the end of a world, on the polling thread
@@ -116,7 +116,7 @@ class Scheduler {
   void end(const std::exception_ptr& failure, bool broken);
   // Ends the device work that waits for peers: NCCL's operations, and barriers of queues.
   void abort_devices();
-  // True if the queues of all barriers are empty, whose kernels write to memory of peers. Call it when no operation
+  // True if the queues of all barriers, whose kernels write to memory of peers, are empty. Call it when no operation
   // runs.
   bool devices_idle();
   // Closes NCCL's communicators. A collective step: all ranks close them together.
@@ -163,10 +163,10 @@ class Scheduler {
 
   Common& common_;
   const SetOptions set_options_;
-  const bool repeats_submissions_;  // where ranks survive losses, they must agree on each end of an operation
+  const bool repeats_submissions_;  // not where ranks survive losses: they must agree on the end of each operation
   const DeviceRoutes device_routes_;
 
-  mutable std::mutex mutex_;  // guards the next four members, which other threads share with the polling thread
+  mutable std::mutex mutex_;  // guards the next four members, shared by the polling thread and others, and removing_
   std::deque<Submission> submitted_;
   std::unordered_map<std::string, Submission> outstanding_;  // by set and name; no handle until announce()
   std::map<int, std::shared_ptr<ProcessSet>> sets_;
@@ -184,11 +184,11 @@ class Scheduler {
   std::vector<Early> early_;  // messages about sets that this rank has not made yet
   std::set<int> made_;        // ids of all sets that this rank has made, including removed ones
   std::vector<Leaving> leaving_;
-  std::map<int, std::set<int>> released_;  // by id of a set: node peers that use this rank's block no more
+  std::map<int, std::set<int>> released_;  // by set id: node peers that no longer use this rank's block
   std::vector<Running> given_up_;          // operations whose transfers may still be under way
   DeviceInFlight device_in_flight_;
-  // Process sets whose removal this rank has submitted. No operation starts on them, so that none is on its way on any
-  // rank when the first rank removes the set. Guarded by mutex_.
+  // Process sets whose removal this rank has submitted. No operation starts on them, so that none is under way on any
+  // rank when the first rank removes the set.
   std::set<int> removing_;
   std::vector<Submission> removals_;  // of process sets; done at the end of the current advance()
   StagingPool staging_;               // declared after the sets, so destroyed first: its memory is used on their queues

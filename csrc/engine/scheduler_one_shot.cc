@@ -4,11 +4,11 @@
 //
 //   agreed, small           the result is there
 //   agreed, larger          it runs next: decisions that came meanwhile have waited
-//   not agreed              the submission is announced like a new one; the call submits its operation
+//   not agreed              a submission is announced like a new one; a call submits its operation
 //
 // A small operation needs no place in the order of the set's operations, so others may be in flight. A larger one is
-// entered only if nothing else of this rank is in flight on the set. Then every other operation is decided before all
-// ranks enter it, or after: a decision needs the announcements of all.
+// entered only if nothing else of this rank is in flight on the set. Then every other operation is decided either
+// before all ranks enter the larger one or after it: a decision needs the announcements of all.
 #include <algorithm>
 #include <numeric>
 
@@ -21,8 +21,8 @@ namespace {
 // Longest wait of other ranks for a rank that is not in the library. Then the operation is done the usual way, which
 // reports stalls and losses.
 constexpr std::chrono::milliseconds kPatience{10};
-// Longest wait, in an operation that needs a place in the order, for a rank that has others in flight. They may be
-// about to end, or wait for the rank that waits here.
+// Longest wait for a rank that has other operations in flight, if the entered one needs a place in the order. The other
+// operations may be about to end, or may need a rank that has entered.
 constexpr std::chrono::microseconds kPatienceOfBusy{200};
 
 void ring_resting(Transport& transport, ProcessSet& set) {
@@ -34,7 +34,7 @@ void ring_resting(Transport& transport, ProcessSet& set) {
 std::shared_ptr<const Repeat> Scheduler::find(int id, std::string_view name, const Signature& what) {
   const auto found = sets_.find(id);
   if (found == sets_.end()) return nullptr;
-  // A rank that is alone knows all operations. A run record has their spans, so it submits them.
+  // A rank that is alone in its set knows all operations. For a run record it submits them, to record their spans.
   if (found->second->ranks.size() == 1 && common_.ledger.keeps_spans()) return nullptr;
   OneShot* shot = found->second->one_shot();
   return shot && !shot->closed() ? shot->find(name, what) : nullptr;
@@ -71,7 +71,7 @@ bool Scheduler::enter(ProcessSet& set, const Submission& submission) {
 }
 
 void Scheduler::enter(ProcessSet& set, std::shared_ptr<const Repeat> repeat, std::string name, const std::byte* input) {
-  // An unnamed submission has used up a number of its rank, and a waiting call has not. So they are different.
+  // An unnamed submission has used up a number of its rank, and a waiting call has not. So their entries must differ.
   const bool numbered = is_unnamed(repeat->name) && !name.empty();
   const Entry entry{repeat->number << 1 | static_cast<std::uint64_t>(numbered), repeat->carried ? 0 : set.sequence()};
   set.one_shot()->enter(repeat, entry, input);
@@ -172,7 +172,7 @@ void Scheduler::end_turn(ProcessSet& set) {
   }
   const Tensor tensor = submission.request.tensors.empty() ? Tensor{} : submission.request.tensors[0];
   const std::size_t bytes = repeat->recipe.result_bytes();
-  // The output has the shape of an earlier repeat, which may have been another one.
+  // The output was made for an earlier repeat, which may have had another shape.
   const bool fits =
       !collective(submission.request.opcode).rows_may_differ || (bytes > 0 && tensor.output_bytes == bytes);
   std::byte* output = fits ? tensor.output : nullptr;
@@ -185,14 +185,14 @@ void Scheduler::end_turn(ProcessSet& set) {
   finish(submission, nullptr);
 }
 
-// True if this rank waits for the others in the usual way: for this operation, or for all of theirs (join).
+// True if this rank waits for the others by way of the coordinator: for this operation, or for all of theirs (join).
 bool Scheduler::has_submitted(const ProcessSet& set, std::string_view name) const {
   if (set.in_flight.load() == 0) return false;
   std::lock_guard lock(mutex_);
   return outstanding_.contains(key_of(set.id, std::string(name))) || has_announced(set, name);
 }
 
-// The same with mutex_ held, apart from submissions that have not been announced.
+// As has_submitted(), but without submissions that have not been announced. With mutex_ held.
 bool Scheduler::has_announced(const ProcessSet& set, std::string_view name) const {
   return set.joins > 0 || set.announced.contains(name);
 }

@@ -1,4 +1,4 @@
-// The part of the scheduler that moves operations on: announcements, messages, decisions, and data phases.
+// The part of the scheduler that advances operations: announcements, messages, decisions, and data phases.
 #include <algorithm>
 #include <numeric>
 
@@ -26,7 +26,7 @@ bool Scheduler::announce() {
     std::lock_guard lock(mutex_);
     fresh.swap(submitted_);
   }
-  // All become outstanding before any is announced. If an announcement fails, the failure then finds every handle.
+  // All become outstanding before any is announced. So end() finds every handle if an announcement fails.
   std::vector<std::pair<ProcessSet*, Announcement>> said;
   {
     std::lock_guard lock(mutex_);
@@ -103,10 +103,10 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
   };
   const int id = reader.get<int>();
   if (!made_.contains(id)) {
-    early_.push_back({from, Bytes(bytes.begin(), bytes.end())});  // its sender has made the set sooner
+    early_.push_back({from, Bytes(bytes.begin(), bytes.end())});  // its sender made the set before this rank does
     return;
   }
-  if (message == Message::kReleased) {  // this rank may have removed the set, or not yet
+  if (message == Message::kReleased) {  // valid whether or not this rank has removed the set
     released_[id].insert(from);
     return;
   }

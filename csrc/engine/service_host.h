@@ -24,14 +24,14 @@ class ServiceHost : public ServiceContext {
 
   // Lets a service answer messages until close() or the end of the world.
   void open(int number, std::shared_ptr<Service> service);
-  // Closes a service. `tell` the other ranks, for which this rank is then lost to the service.
+  // Closes a service. `tell`: announce this to the other ranks, whose services then treat this rank as lost.
   void close(int number, bool tell);
   // True if any service is open. From any thread.
   bool any() const { return open_any_.load(); }
 
   // Advances all services. True if anything moved.
   bool advance(Time now);
-  // A message for a service, or the news that a peer has closed one. Dropped if that service is not open.
+  // Handle a message for a service, or the news that a peer has closed one. Dropped if that service is not open.
   void receive(int from, Reader& reader);
   void receive_closed(int from, Reader& reader);
   void lost(int rank);

@@ -16,7 +16,7 @@ class StagedTensors {
 
   // Queues the copies of the inputs.
   void copy_inputs();
-  // Queues the copies of the outputs, and gives the tensors their own memory back.
+  // Queues the copies of the outputs, and points the tensors back to their own memory.
   void copy_outputs();
 
  private:
@@ -28,7 +28,7 @@ class StagedTensors {
   Stream queue() const { return *running_.queue; }
   bool copies_by_kernel(const std::vector<kernels::Span>& tensors) const;
 
-  Running& running_;  // of the coroutine that has this object, which is not resumed once its operation is given up
+  Running& running_;  // of the coroutine that has this object; it is not resumed once its operation is given up
   const std::shared_ptr<Device>& device_;
   std::shared_ptr<StagingPool::Buffer> buffer_;
   std::vector<OfDtype> runs_;

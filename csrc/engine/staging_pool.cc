@@ -23,7 +23,7 @@ class PrivateSegment : public Segment {
 
 }  // namespace
 
-// A device may still work on a buffer: of an operation that was given up, or whose results no caller waited for.
+// A device may still use the buffer of an operation that was given up, or whose results no caller waited for.
 StagingPool::~StagingPool() {
   Deadline limit(std::chrono::seconds(1));
   for (const auto& buffer : buffers_) {

@@ -33,8 +33,8 @@ class StagingPool {
   ~StagingPool();
 
   // Takes a buffer of at least `bytes`, for work on one queue of the device. Earlier work on that queue may still use
-  // it, so the host itself reads and writes the buffer only after a wait for the queue. Host memory is shared with the
-  // node if there is enough shared memory, else private.
+  // it, so the host must wait for the queue before it reads or writes the buffer. Host memory is shared with the node
+  // if there is enough shared memory, else private.
   std::shared_ptr<Buffer> take(const std::shared_ptr<Device>& device, Where where, std::size_t bytes, Stream queue);
   // Gives a buffer back. The device is done with it after the event.
   void give_back(const std::shared_ptr<Buffer>& buffer, std::shared_ptr<Event> busy);

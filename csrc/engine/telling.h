@@ -1,4 +1,4 @@
-// Helpers that put deadlines and losses into words.
+// Helpers that format ranks, numbers and deadlines for messages.
 #pragma once
 
 #include <chrono>
@@ -27,7 +27,7 @@ inline std::string brief(double value) {
 
 inline double seconds(AwakeTime from, AwakeTime to) { return std::chrono::duration<double>(to - from).count(); }
 
-// End of the error of an operation that has waited too long. `timeout_s`: the timeout of its process set, or 0.
+// End of the error of an operation that has waited too long. `timeout_s`: the timeout of its process set in s; 0: none.
 inline std::string beyond(double timeout_s) {
   if (timeout_s == 0) return ", more than SORDINO_TIMEOUT_S";
   return ", more than the timeout of its process set (" + brief(timeout_s) + " s)";

@@ -1,5 +1,5 @@
-// Waits of a rank, for `sordino inspect`: the operations that are not over, and the ranks that hold them up, as far as
-// this rank knows. A thread asks; the polling thread answers, because only it may read that state.
+// Waits of a rank, for `sordino inspect`: its unfinished operations, and the ranks that hold each up, as far as this
+// rank knows. Another thread asks; the polling thread answers, because only it may read that state.
 #pragma once
 
 #include <atomic>
@@ -17,14 +17,14 @@ namespace sordino {
 struct Wait {
   enum class Stage {
     kCalled,     // `ranks` have not called it
-    kUndecided,  // called here; only the rank in `ranks`, which coordinates it, knows who has not called it
+    kUndecided,  // called here; only the rank in `ranks`, which coordinates it, knows which ranks have not called it
     kRunning,    // it moves data, and waits for `ranks`
     kOnDevice,   // its work is on the GPU
     kMessage,    // a message between two ranks
   };
   Stage stage;
   std::string what;  // such as "'allreduce.loss'"
-  double seconds;    // since this rank has called it, or heard of it
+  double seconds;    // since this rank called it, or heard of it
   std::vector<int> ranks;
 };
 
@@ -39,7 +39,7 @@ class WaitsQuestion {
     asked_ = false;
     answered_.notify_all();
   }
-  // From any other thread. None if no thread polls within `limit`. `wake` is called once.
+  // From any other thread. nullopt if no thread polls within `limit`. `wake` is called once.
   std::optional<std::vector<Wait>> ask(std::chrono::milliseconds limit, const std::function<void()>& wake) {
     const std::lock_guard alone(askers_);
     std::unique_lock lock(mutex_);

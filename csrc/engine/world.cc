@@ -21,7 +21,7 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kWatchEvery{10};
 
-// Ranks that have a core each may spin while they wait. Ranks that outnumber the cores must leave them to each other.
+// Ranks spin while they wait if there is a core for each of them. Otherwise they must leave the cores to each other.
 std::chrono::microseconds spin_for(const Transport& transport, const Config& config) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -30,9 +30,9 @@ std::chrono::microseconds spin_for(const Transport& transport, const Config& con
   return std::chrono::microseconds(transport.machine_size() <= available ? config.spin_us : 0);
 }
 
-// Ranks that crowd the machine's cores wake by themselves less often: each of them after this time for every rank of a
-// core, so that waking (about 15 us) takes at most a twentieth of it. All cores count, because each rank may be bound
-// to others. The clocks of deadlines must see much shorter steps than they count.
+// Time after which a sleeping rank wakes by itself: kForEachRank (in s) times the number of ranks per core, so that
+// waking (about 15 us) takes at most 1/20 of a core's time. All cores of the machine count, because each rank may be
+// bound to different ones. The time must be much shorter than the longest step that the clock of deadlines counts.
 std::chrono::microseconds nap_for(const Transport& transport, const Config& config) {
   constexpr double kForEachRank = 300e-6, kMost = 0.1;
   static_assert(std::chrono::duration<double>(2 * kMost) <= AwakeClock::kLongestStep);
@@ -92,7 +92,7 @@ std::shared_ptr<World> World::successor(std::exception_ptr error) {
   if (!membership_ || forked() || shut_down_) std::rethrow_exception(error);
   progress_->alone([&] { failures_->fail(error, true); });
   progress_->wait([this] { return retired_ || may_go_on_; }, interrupt_);
-  // Before the next world's first operation, because work still on the device writes to tensors that all worlds share.
+  // Must precede the next world's first operation: work still on the device writes to tensors that all worlds share.
   if (!drain_devices(std::chrono::seconds(30)))
     throw DeviceError("the GPU hangs: it did not finish the work of a failed world within 30 s");
   std::shared_ptr<World> next;
@@ -101,7 +101,7 @@ std::shared_ptr<World> World::successor(std::exception_ptr error) {
     if (membership_->ended()) std::rethrow_exception(membership_->reason(view_));
     next = std::shared_ptr<World>(new World(position_in(membership_), config_, services_->tags()));
     next->interrupt_ = interrupt_;
-    retired_ = true;  // not before: if there is no memory for the next world, this one still tells the others it leaves
+    retired_ = true;  // only now: if there is no memory for the next world, this one still announces that it leaves
   });
   progress_->stop();
   return next;
@@ -175,7 +175,7 @@ void World::wait(const Handle& handle) {
     if (!membership_ || handle.error || !handle.event || handle.undone) return true;
     if (!handle.event->done()) return false;
     const auto barrier = handle.barrier.lock();
-    return !barrier || barrier->let_go().empty();  // else this world is about to fail, too
+    return !barrier || barrier->let_go().empty();  // otherwise this world is about to fail, so wait for that
   };
   progress_->note_wait();
   if (over()) return;
@@ -192,7 +192,7 @@ void World::wait(const Handle& handle) {
   count_wait(begin);
 }
 
-// Ends the world because a wait for this operation was given up.
+// Ends the world because a wait for this operation was interrupted.
 void World::interrupted(const std::string& operation) {
   const auto failure = std::make_exception_ptr(TransportError(
       "rank " + std::to_string(rank()) + " was interrupted by a signal while it waited for '" + operation +
@@ -278,7 +278,7 @@ void World::close_service(int number) {
   progress_->alone([&] { services_->close(number, !shut_down_ && !failed()); });
 }
 
-// First waits until no work is in flight on devices: such work ends as in a world that fails as a whole.
+// First waits until no work is in flight on devices: a loss during such work would still fail the whole world.
 void World::tolerate_losses() {
   require_own_process();
   progress_->wait([this] { return common_.failure.latched() || scheduler_->device_in_flight().empty(); }, interrupt_);
@@ -349,16 +349,16 @@ void World::receive(int from, std::span<const std::byte> bytes) {
 
 Work World::work() const {
   if (scheduler_->busy() || scheduler_->posting() || services_->any() || messages_->busy()) return Work::kUnderWay;
-  // Without bells, messages that MPI has buffered leave only when a thread polls. So polling goes on for a while after
-  // the last move.
+  // Without bells, messages that MPI has buffered leave only when a thread polls. So polling continues for a while
+  // after the last move.
   constexpr milliseconds kLinger{5};
   const bool remains =
       scheduler_->awaited() || (!transport_->rings_always() && steady_clock::now() - last_move_.load() < kLinger);
   return remains ? Work::kRemains : Work::kNone;
 }
 
-// Tells node peers to unmap memory of this rank that has been freed. They ignore messages of a world that has failed,
-// so the next one does it.
+// Tells node peers to unmap memory of this rank that has been freed. They ignore messages of a failed world, so then
+// the next world does this.
 void World::tell_freed() {
   if (failed()) return;
   const std::vector<std::uint64_t> freed = node_memory().take_freed();

@@ -1,8 +1,8 @@
 // World: one transport, its process sets, and all operations in flight on them. It is the only object that users of the
-// core hold. None is global, so a test can run many worlds in one process.
+// core hold. No world is global, so a test can run many worlds in one process.
 //
-// It owns the objects that do the work (Scheduler, ServiceHost, FailureDetector). The threads that wait run them, or a
-// thread of the world's own (Progress).
+// A world owns the objects that do the work (Scheduler, ServiceHost, PointToPoint, FailureDetector). They run in the
+// threads that wait, or in a thread of the world's own (Progress).
 #pragma once
 
 #include <atomic>
@@ -33,9 +33,9 @@ class World {
   World(std::unique_ptr<Transport> transport, const Config& config);
   ~World();
 
-  // Returns the world of the remaining ranks once they have agreed on it, where ranks survive losses
-  // (Config::survive_losses). This world has failed, or fails now with `error`; its holder then releases it. Throws
-  // NoQuorum or Evicted if this rank cannot go on, and `error` itself in a world that ends with its first loss.
+  // Where ranks survive losses (Config::survive_losses): returns the world of the remaining ranks once they have agreed
+  // on it. This world has failed, or fails now with `error`; its holder then releases it. Throws NoQuorum or Evicted if
+  // this rank cannot continue. A world that ends with its first loss throws `error` itself.
   std::shared_ptr<World> successor(std::exception_ptr error);
   // Number of worlds before this one.
   std::uint32_t epoch() const { return view_.epoch; }
@@ -55,21 +55,21 @@ class World {
   // Returns what this rank knows of an operation that all ranks have done before. Null if it knows nothing, or if
   // another thread polls.
   std::shared_ptr<const Repeat> find(int set, std::string_view name, const Signature& what);
-  // Does a small operation again (collectives/one_shot.h). It is done when this returns, without a handle. False if the
-  // operation has to be submitted instead, also while another thread polls; errors are reported there.
+  // Repeats a small operation (collectives/one_shot.h). There is no handle: the operation is done when this returns
+  // true. False if it has to be submitted instead, also while another thread polls; submit() then reports errors.
   bool repeat(int set, const std::shared_ptr<const Repeat>& what, const std::byte* input, std::byte* output);
   // Returns when the handle is done, whether or not it succeeded (see Handle::error). Where ranks survive losses, it
-  // also waits for the device's work, because there a rank that has results reports that to the others.
+  // also waits for the device's work, because a rank there reports to the others that it has its results.
   void wait(const Handle& handle);
   // Sets a function that a waiting thread calls about every 50 ms without holding a lock, to handle signals. An
   // exception that it throws ends the wait and with it the world: TransportError on this rank, PeerLost on the others.
-  // The reason: the result is lost here, so ranks would go on from different places.
+  // The reason: the result is lost here, so ranks would continue from different points of the program.
   void on_wait(std::function<void()> interrupt) { interrupt_ = std::move(interrupt); }
 
   // Starts to send or to receive a message (engine/point_to_point.h). Throws UsageError for a process set without this
-  // rank or the peer, or a negative tag. All other errors are the handle's.
+  // rank or the peer, or a negative tag, and the failure of a failed world. The handle reports all other errors.
   std::shared_ptr<Handle> start_message(std::shared_ptr<Posting> call);
-  // The same, and waits until the handle is done.
+  // As start_message(), but waits until the handle is done.
   std::shared_ptr<Handle> run_message(std::shared_ptr<Posting> call);
 
   // True if this world has failed rather than been shut down. Every operation raises the failure, and transfers may
@@ -78,13 +78,13 @@ class World {
   // Throws the failure, if one is latched.
   void rethrow() const { common_.failure.rethrow(); }
 
-  // Members of a process set in order; UsageError if there is no such set. These three throw UsageError in a forked
-  // child. There they could wait forever, because a thread that the child does not have may have held their lock.
+  // Members of a process set in order; UsageError if there is no such set. These three functions also throw UsageError
+  // in a forked child. There they could wait forever: a thread that only the parent has may have held their lock.
   std::vector<int> members(int set) const;
   std::vector<int> sets() const;
   std::vector<std::string> names_in_flight() const;
 
-  // The operations of this rank that are not over, and the ranks that they wait for. None if no thread of this process
+  // The unfinished operations of this rank, and the ranks that each waits for. nullopt if no thread of this process
   // polls within `limit`, because it is stopped or the world has been shut down.
   std::optional<std::vector<Wait>> waits(std::chrono::milliseconds limit) {
     return waits_.ask(limit, [this] { progress_->notify(); });
@@ -97,24 +97,24 @@ class World {
 
   NodeMemory& node_memory() { return transport_->node_memory(); }
   bool in_shared_memory(const void* data, std::size_t bytes) { return node_memory().locate(data, bytes).segment != 0; }
-  // True if this rank can map that memory of a node peer.
+  // True if this rank can map the memory `place` of the node peer `rank`.
   bool reaches(int rank, const Location& place, const std::shared_ptr<Device>& device);
 
-  // Tells all ranks that this one leaves, fails its operations in flight, and stops. Idempotent. `cause`: the error
-  // that makes it leave, and the ranks that this error calls lost, for the errors of ranks that wait for it. Empty if
-  // it leaves without an error.
+  // Tells all ranks that this one leaves, fails its operations in flight, and stops. Idempotent. `cause`, `lost`: the
+  // error that makes it leave, and the ranks that the error names as lost; errors of ranks that wait for this one
+  // repeat them. Empty if it leaves without an error.
   void shutdown(const std::string& cause = "", const std::vector<int>& lost = {});
-  // This rank is about to end because of `cause`: all others fail with PeerLost, which names this rank, or the ranks
-  // `lost` if it ends because these are lost. Waits for no rank.
+  // For a rank that is about to end because of `cause`: all others fail with PeerLost. It names this rank, or the ranks
+  // `lost` if this rank ends because of their loss. Waits for no rank.
   void abort(const std::string& cause, const std::vector<int>& lost = {});
   // Sets the timeout of this rank's operations on a process set, in seconds, instead of SORDINO_TIMEOUT_S. Throws
   // UsageError if there is no such set, or if `seconds` is not above 0.
   void set_timeout(int set, double seconds);
-  // From now on a lost rank counts as one that has left: only operations that need it fail, and this rank goes on.
+  // From now on a lost rank counts as one that has left: only operations that need it fail, and this rank continues.
   void tolerate_losses();
 
   const TrafficCounters& traffic() const { return common_.traffic; }
-  // Seconds in which this rank ran, since an arbitrary moment: the clock of its deadlines. From any thread.
+  // Seconds for which this rank has run since an arbitrary moment: the clock of its deadlines. From any thread.
   double awake_seconds() const {
     const auto now = common_.clock.now(std::chrono::steady_clock::now());
     return std::chrono::duration<double>(now.time_since_epoch()).count();
@@ -127,22 +127,22 @@ class World {
   void open_ledger(bool opened);
   Ledger& ledger() { return common_.ledger; }
 
-  // The context that services are made with.
+  // The context that the constructors of services take.
   ServiceContext& service_context() { return *services_; }
   // Lets a service answer messages until close_service() or the end of the world. A service has the same number on all
-  // ranks. Messages for a number that is not open are dropped. A rank that closes its service is lost to it on the
-  // others.
+  // ranks. Messages for a number that is not open are dropped. When a rank closes a service, the same service of the
+  // other ranks treats it as lost.
   void open_service(int number, std::shared_ptr<Service> service);
   void close_service(int number);
   // Makes waiting threads check again whether they are done. From any thread.
   void wake() { progress_->notify(); }
 
  private:
-  // Number of looks at memory that other ranks write, between two polls of a waiting thread: a poll costs as much as
-  // some yields.
+  // How often a waiting thread reads memory that other ranks write, between two polls: a poll costs as much as several
+  // yields.
   static constexpr int kLooks = 8;
 
-  // The part of this rank in the job: its own transport, or one of the membership's newest epoch.
+  // This rank's place in the job: its own transport, or the transport of the membership's newest epoch.
   struct Position {
     std::shared_ptr<membership::Membership> membership;
     membership::View view;
@@ -180,9 +180,9 @@ class World {
   std::unique_ptr<FailureDetector> failures_;
 
   std::function<void()> interrupt_;
-  int patience_;  // how many times a rank looks at its peers' progress before it does something else
+  int patience_;  // how many times a rank reads its peers' progress before it does something else
   std::atomic<std::uint64_t> waited_ns_{0};
-  std::atomic<bool> may_go_on_{false};  // the membership has reached the next epoch, or cannot
+  std::atomic<bool> may_go_on_{false};  // the membership has reached the next epoch, or never will
   std::atomic<bool> retired_{false};    // another world has replaced this one
   std::atomic<bool> shut_down_{false};
   Time last_watch_{};

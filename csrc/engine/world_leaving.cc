@@ -1,4 +1,4 @@
-// The end of a rank in a world: properly, with an error, or without the ranks that it has lost.
+// How a rank leaves a world: in order, because of an error, or after losses.
 #include <thread>
 
 #include "engine/control.h"
@@ -10,7 +10,7 @@ using std::chrono::milliseconds;
 
 namespace {
 
-// Without ranks that do not exist: the program may have made the error.
+// Drops ranks that do not exist: the program may have created the error that names them.
 std::vector<int> existing(std::vector<int> ranks, int size) {
   std::erase_if(ranks, [size](int rank) { return rank < 0 || rank >= size; });
   return ranks;
@@ -24,15 +24,15 @@ void World::shutdown(const std::string& cause, const std::vector<int>& lost) {
   if (retired_) return;
   const bool failed = common_.failure.latched();
   if (!failed) {
-    // Completes all decided operations, so that no peer waits for this rank's part of them. Fails operations that this
-    // rank has announced, or entered in a turn, and others have not: they fail on all ranks.
+    // Completes all decided operations, so that no peer waits for this rank's part of them. Operations that this rank
+    // has announced or entered in a turn, but others have not, fail on all ranks.
     Deadline limit(std::chrono::seconds(1));
     progress_->alone([this] {
       poll();
       if (!common_.failure.latched()) scheduler_->withdraw();
     });
     progress_->wait([&] { return common_.failure.latched() || scheduler_->settled() || limit.passed(); });
-    // The same for work on devices, which needs nothing of this thread; its own deadline limits that wait.
+    // Then waits for work on devices, which does not need this thread; its own deadline limits that wait.
     progress_->wait([this] { return common_.failure.latched() || scheduler_->device_in_flight().empty(); });
     progress_->alone([&] { say_goodbye(cause, lost); });
     flush(milliseconds(1000));
@@ -70,7 +70,7 @@ void World::abort(const std::string& cause, const std::vector<int>& lost) {
     if (membership_) scheduler_->abort_devices();
   });
   if (membership_) {
-    drain_devices(milliseconds(1000));  // before the other ranks go on
+    drain_devices(milliseconds(1000));  // before the other ranks continue
     progress_->alone([&] { membership_->depart("it has ended: " + cause); });
   }
   flush(milliseconds(200));
@@ -90,7 +90,7 @@ bool World::drain_devices(milliseconds limit) {
   return idle;
 }
 
-// Waits until all posted messages have left.
+// Waits, for at most `limit`, until all posted messages have been sent.
 void World::flush(milliseconds limit) {
   Deadline end(limit);
   const bool was_failed = failed();
