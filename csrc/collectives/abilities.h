@@ -1,4 +1,4 @@
-// Abilities of a rank with its devices' memory. Ranks exchange them: an operation takes the same route on all ranks.
+// Abilities of a rank with its devices' memory. Ranks exchange them to choose the same route for an operation.
 #pragma once
 
 #include <cstdint>

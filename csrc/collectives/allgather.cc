@@ -1,5 +1,5 @@
 // All-gather: each rank gets the values of all ranks, one after the other. A block goes to one rank of each other node,
-// and the ranks of a node copy from each other's memory. So a link carries the blocks that its node needs once. Few
+// and the ranks of a node copy from each other's memory. So a link carries each block that its node needs once. Few
 // bytes among many nodes go by recursive doubling between the first ranks of the nodes (topology::gathers_by_doubling).
 // If no ranks share memory, or the memory is a device's, blocks go by messages along a ring, or by NCCL.
 #include <algorithm>
@@ -27,7 +27,7 @@ struct Blocks {
   std::vector<std::size_t> starts;
 };
 
-// Exchanges the blocks of nodes between their first ranks. `whole` has the blocks of this node, and then all.
+// Exchanges the blocks of nodes between their first ranks. `whole` has the blocks of this node; at the end, all blocks.
 Task double_blocks(Participants& participants, const Sites& sites, const Blocks& blocks, std::byte* whole) {
   const auto size = static_cast<int>(sites.all.size()), mine = static_cast<int>(sites.mine);
   // Calls visit(block) for all blocks of the nodes that `site` has combined before a round.
@@ -72,7 +72,7 @@ Task gather_by_doubling(Participants& participants, const Sites& sites, const st
   const int first = sites.own().front();
   const bool leads = participants.me == first;
   const std::size_t offered = leads ? blocks.bytes() : own;
-  std::byte* memory = nullptr;  // all blocks on the first rank, else this rank's
+  std::byte* memory = nullptr;  // for all blocks on the first rank, else for this rank's block
   co_await take_staging(participants, std::max<std::size_t>(offered, 1), memory);
   std::copy_n(input, own, leads ? blocks.in(memory, first).data() : memory);
   participants.reach(&SharedBlock::offered, kStage);

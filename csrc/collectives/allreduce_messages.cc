@@ -1,4 +1,4 @@
-// All-reduce by messages, among ranks of which no two share memory or whose memory is a device's.
+// All-reduce by messages, if no two ranks share memory, or if the memory is a device's.
 #include <algorithm>
 #include <utility>
 

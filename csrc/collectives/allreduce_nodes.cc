@@ -1,11 +1,11 @@
 // All-reduce among several nodes, some of which have several participants. Each participant has a stripe of the vector,
-// together with one participant of each other node. It folds the values of its node in shared memory, then those of all
-// nodes by messages, and its node takes the result from it. So a node's link carries as much as with one rank per node,
-// 2(H-1)/H of the vector for H nodes, and all ranks of a node keep it busy.
+// together with one participant of each other node. It folds the stripe's values of its node in shared memory, then
+// those of all nodes by messages, and its node copies the result from it. So a node's link carries as much as with one
+// rank per node, 2(H-1)/H of the vector for H nodes, and all ranks of a node keep the link busy.
 //
-// The vector goes in parts, some of them side by side. If all tensors of a node lie in shared segments, they are folded
-// there, and results are written to all of them. Other tensors pass through memory that the node maps, where part k
-// takes the room of part k - kRooms:
+// The vector is reduced in parts, several of them side by side. If all tensors of a node lie in shared segments, they
+// are folded there, and results are written to all of them. Other tensors pass through memory that the node maps, where
+// part k takes the room of part k - kRooms:
 //
 //   copy in    my input of the part, except my own stripe  -> my memory    offered  = stage(part)
 //   fold       my stripe: my input and the peers' memory   -> my memory
@@ -143,7 +143,7 @@ class Striped {
                   });
   }
 
-  // The counter stands for all parts up to one, so they are counted in order.
+  // The counter stands for all parts up to its value, so parts are counted in order.
   void say_reduced(std::size_t part) {
     ahead_.insert(part);
     while (ahead_.erase(reduced_)) participants_.reach(&SharedBlock::reduced, stage(reduced_++));

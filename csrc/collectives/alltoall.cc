@@ -54,7 +54,7 @@ Task alltoall(Participants& participants, const std::byte* input, std::vector<st
   const auto in = cut(output, receive_sizes);
   co_await participants.compute->copy(in[participants.me].data(), out[participants.me].data(),
                                       out[participants.me].size());
-  // Some steps at a time, so that links are busy in both directions while ranks of a node exchange, too.
+  // Several steps at a time, so that links are busy in both directions even while ranks of a node exchange.
   constexpr std::size_t kTransfers = 16;
   std::deque<std::pair<int, std::unique_ptr<Transfer>>> pending;
   for (int step = 1; step < size; ++step) {

@@ -10,7 +10,7 @@
 
 namespace sordino {
 
-// Process sets that a member has, announced with a set to be added: the new id and tags must differ from theirs.
+// Process sets of a member. It announces them with a set to be added, whose id and tags must differ from theirs.
 struct KnownSets {
   int newest = 0;        // largest id that the member has ever had
   std::vector<int> ids;  // of its present sets
@@ -42,8 +42,7 @@ inline constexpr Verdict kLastVerdict = Verdict::kPeerLost;
 
 // Facts that no participant knows by itself, merged from all announcements.
 struct Merged {
-  // Numbers of rows of all participants, in the order that the operation's `merge` defines; of operations that have
-  // them.
+  // For operations with rows: the numbers of rows of all participants, in the order that `merge` defines.
   std::vector<std::int64_t> rows;
   int last_rank = -1;  // world rank that has joined last
   int set_id = 0;      // of the new process set

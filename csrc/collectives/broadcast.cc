@@ -1,5 +1,5 @@
 // Broadcast: all participants get the values of the root, by messages along a tree (topology/schedule.h), or by NCCL.
-// Each node gets them once.
+// The values travel to each node once.
 #include <algorithm>
 
 #include "collectives/collective.h"
@@ -11,7 +11,7 @@ namespace sordino {
 namespace {
 
 constexpr std::size_t kSegment = std::size_t{1} << 20;  // bytes of a segment
-constexpr std::size_t kSegmentsOfChain = 4;             // segments from which on nodes form a chain
+constexpr std::size_t kSegmentsOfChain = 4;             // from this number of segments on, nodes form a chain
 
 topology::Branch branch_of(const Participants& participants, int root, bool is_long) {
   const Sites sites(participants);

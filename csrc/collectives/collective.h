@@ -79,7 +79,7 @@ struct Collective {
   bool repeats = false;          // members that have done it before may agree on it in a turn (one_shot.h)
 
   // Returns why a member cannot take part, as the text after "rank 3 ", or "" if it can. Null: every member can.
-  // Announcements come from other processes: the number of tensors is not checked.
+  // Announcements come from other processes: their numbers of tensors have not been checked.
   std::string (*complaint)(const Announcement& said, std::size_t members) = nullptr;
   // Adds the facts of all announcements to `merged`. Null: no facts to merge.
   void (*merge)(const Announced& announced, Merged& merged) = nullptr;

@@ -28,7 +28,7 @@ class Compute {
   virtual Until unflatten(const std::byte* flat, std::span<const kernels::Span> tensors) = 0;
   virtual Until mix(DType type, std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
                     std::span<const kernels::Average> averages, std::size_t count) = 0;
-  // Memory that lives as long as a reference to it. Others than this object may use it once idle() is over. Throws
+  // Memory that lives as long as a reference to it. Until idle() is over, only this object may use it. Throws
   // TransportError if there is no room.
   virtual std::shared_ptr<std::byte> scratch(std::size_t bytes) = 0;
   // Is over once all work started so far is over.

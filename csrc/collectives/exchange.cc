@@ -75,7 +75,7 @@ class Mixing {
       }
       co_await mix(plan);
     }
-    // A rank that goes on may change its arena, so all shards of it must be done.
+    // A rank that continues may change its arena, so all shards of it must be done.
     const std::uint64_t last = kReady + plan_.groups().size() + 1;
     if (plan_.together()) co_await participants_.meet(&SharedBlock::reduced, last);
     participants_.stages_used += last;
@@ -164,8 +164,8 @@ class Mixing {
   std::vector<std::byte*> results_, buffers_;
 };
 
-// The mean of all is an all-reduce, which sends less than all values to all ranks. On one node, both are one pass over
-// memory.
+// The mean of all is an all-reduce, which sends fewer bytes than an exchange of all values between all ranks. On one
+// node, both are one pass over memory.
 bool is_all_reduce(const Participants& participants, const Exchange& what) {
   return what.topology->is_mean_of_all() && !what.without_own && !participants.one_node;
 }

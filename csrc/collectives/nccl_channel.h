@@ -16,8 +16,8 @@ class Channel {
       : communicator_(std::move(communicator)), device_(std::move(device)), queue_(make_owned_queue(device_)) {}
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
-  // Closes the communicator. The queue is dropped if nothing else refers to it. Memory that unfinished work may still
-  // use is not freed, and the queue of such work not dropped.
+  // Closes the communicator, frees the scratch memory, and drops the queue if nothing else refers to it. Leaks the
+  // memory and the queue if unfinished work may still use them.
   ~Channel();
 
   Communicator& communicator() { return *communicator_; }

@@ -11,7 +11,7 @@
 namespace sordino::nccl {
 
 // Arguments are those of operations.h. Participants are the communicator's ranks. Reductions need supports(type, op) to
-// hold. Averages are sums with a `post` of 1 / ranks. Those without other scaling use NCCL's own average, which divides
+// hold. An average is a sum with a `post` of 1 / ranks. Without other scaling it uses NCCL's own average, which divides
 // before it adds. Several pieces travel as one, through scratch memory. More than `most` bytes take several calls.
 inline constexpr std::size_t kMostAtOnce = std::size_t{256} << 20;
 Task allreduce(Channel& channel, Pieces pieces, ReduceOp op, double pre, double post, std::size_t most = kMostAtOnce);

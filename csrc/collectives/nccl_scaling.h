@@ -1,4 +1,4 @@
-// Scaling by kernels before and after NCCL's reductions. NCCL folds, and scales nothing but averages.
+// Scaling by kernels before and after NCCL's reductions. NCCL itself only folds, or averages.
 #pragma once
 
 #include "collectives/nccl_channel.h"

@@ -28,7 +28,7 @@ std::shared_ptr<const NodeBlocks> NodeBlocks::of(const Repeat& repeat, const Sit
       place_of[member] = place;
     }
   }
-  // Offsets of parts in the blocks, by the member that gives them: if the operation folds, the first of the node.
+  // Offsets of parts in the blocks, by the member that gives them (if the operation folds: the first one of the node).
   std::map<std::tuple<std::size_t, std::size_t, std::size_t>, std::size_t> offsets;
   for (std::size_t site = 0; site < sites.all.size(); ++site) {
     const std::size_t begin = made->total_, givers = made->folds_ ? 1 : sites.all[site].size();

@@ -36,7 +36,7 @@ class NodeBlocks {
   // Bytes of the blocks of some nodes, given by site.
   std::size_t bytes(std::span<const int> sites) const;
   std::size_t bytes() const { return total_; }
-  // Bytes of the results on this node, and the result of the member at a place of its node among them.
+  // Bytes of the results on this node, and which of these bytes are the result of the member at a place.
   std::size_t result_bytes() const { return result_bytes_; }
   Recipe::Part result(std::size_t place) const;
 
@@ -54,7 +54,8 @@ class NodeBlocks {
 
  private:
   using Part = Recipe::Part;
-  // A part of the input of the member at a place of this node. If the operation folds: of the inputs of all of them.
+  // A part of the input of the member at a place of this node. If the operation folds: of the inputs of all members of
+  // the node.
   struct Piece {
     std::size_t place;
     Part part;

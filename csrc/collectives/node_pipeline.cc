@@ -27,7 +27,7 @@ class NodePipeline {
       most_ = std::max(most_, most);
     }
     const std::size_t room = participants.slot_bytes / lanes_ / kLine * kLine;
-    // With one giver, there are enough chunks that it fills while the others take. If all give, all have work anyway.
+    // A single giver needs enough chunks to fill some while the others take. If all give, all have work anyway.
     const std::size_t parts = givers == 1 ? SharedBlock::kSlots : 2;
     const std::size_t wanted = (most_ / parts + kLine - 1) / kLine * kLine;
     chunk_ = std::clamp(wanted, std::min(std::max(kLeastChunk / lanes_ / kLine * kLine, kLine), room), room);
@@ -110,7 +110,8 @@ Task offered(Participants& participants, const NodePipeline& line, std::uint64_t
   }
 }
 
-// Offers this rank's location, and returns those of all that give data. Empty if one of them is not in shared memory.
+// Offers the location of this rank's input, and finds the inputs of all participants that give data. `inputs` stays
+// empty if one of them is not in shared memory.
 Task find_inputs(Participants& participants, const NodeMove& move, const NodePipeline& line,
                  std::vector<const std::byte*>& inputs) {
   NodeMemory& memory = participants.transport.node_memory();

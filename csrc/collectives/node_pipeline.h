@@ -1,8 +1,8 @@
-// Data that the participants of one node give each other: all-gather, all-to-all, broadcast and reduce-scatter.
+// Data exchange between the participants of one node: all-gather, all-to-all, broadcast and reduce-scatter.
 //
 // Each participant's input has a part for each participant, or one part that all take. Inputs in shared memory are read
-// where they are. Others pass through slots of their ranks, in chunks that stay in the cache. A slot has a lane for
-// each part:
+// where they are. Other inputs pass through slots of their ranks, in chunks that stay in the cache. A slot has a lane
+// for each part:
 //
 //   fill   the chunk of each part of my input   -> the lanes of my slot   offered  = stage(chunk)
 //   take   my lane of each peer's slot          -> my output              finished = stage(chunk)
@@ -27,13 +27,13 @@ struct NodeMove {
 
   const std::byte* input;
   std::vector<std::vector<Part>> parts;  // by giver, by taker; or one part that all take. Equal on all participants
-  // Called with the bytes from `at` on of all participants' parts for this rank, in order, until their ends. The
-  // source of a participant that has no more is empty; this rank's own source is its input.
+  // Called repeatedly with the next bytes, from offset `at` on, of each participant's part for this rank. The source of
+  // a participant whose part has ended is empty; this rank's own source is its input.
   std::function<void(std::size_t at, const std::vector<Source>& sources)> take;
 };
 
-// Whether the participants can give each other data in this way: they share memory, the data is the host's, and a slot
-// has room for a lane of each (if `lanes`).
+// Whether the participants can exchange data in this way: they share memory, the data is the host's, and a slot has
+// room for a lane of each (if `lanes`).
 bool moves_in_node(const Participants& participants, bool lanes);
 // Also counts the bytes that this rank gives as sent.
 Task move_in_node(Participants& participants, NodeMove move);

@@ -20,8 +20,8 @@ void OneShot::remember(Repeat repeat) {
   numbered_.emplace(known->number, known);
 }
 
-// Drops the operations that have not repeated, so that endless new names displace none that does. If ranks drop
-// different ones, the next turn has no result, and all remember the operation anew.
+// Drops the operations that have not repeated, so that a stream of new names displaces none that repeats. If ranks drop
+// different operations, the next turn has no result, and all remember the operation anew.
 void OneShot::drop_unused() {
   for (auto place = known_.begin(); place != known_.end();) {
     if (std::exchange(place->second.found, false)) {

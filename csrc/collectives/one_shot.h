@@ -4,12 +4,12 @@
 // same sequence of turns. In a turn, each rank publishes once, in a slot that its node peers map:
 //
 //   enter     the number of the operation, and its input if that is small
-//   decline   number 0: it has submitted the operation to the negotiation, has joined, or is late
+//   decline   number 0: the rank has submitted the operation to the negotiation, has joined, or is late
 //
 // If all ranks enter the same number, they have agreed. Then a small operation is done in one shot: each rank takes its
 // result from the published inputs. A larger one runs as if it had been decided (Scheduler). It has a place in the
-// order of the set's operations, so ranks agree on it only if they have run equally many: they publish this number,
-// too.
+// order of the set's operations, so ranks agree on it only if each has run the same number of operations. They publish
+// this number, too.
 //
 // Otherwise the turn has no result, and the ranks that entered submit their operation to the negotiation, which also
 // reports any error.
@@ -78,7 +78,7 @@ struct OneShotSlots {
 };
 static_assert(offsetof(OneShotSlots, some) == OneShotSlots::kHead);
 
-// An operation that a rank enters for a turn. Ranks agree if all are equal.
+// An operation that a rank enters for a turn. Ranks agree if all entries are equal.
 struct Entry {
   std::uint64_t number = 0;  // 0: none
   std::uint64_t after = 0;   // see OneShotSlots
@@ -136,7 +136,7 @@ class OneShot {
   virtual bool advance(Time) { return false; }
   virtual void receive(int member, const Partial& what, std::span<const std::byte> data);
 
-  // A member has left: nothing is agreed on in turns any more, except operations that it has already entered.
+  // A member has left: from now on ranks agree in turns only on operations that it has already entered.
   virtual void leave(int) { closed_ = true; }
   bool closed() const { return closed_; }
   // The set has been removed, or the world has failed: the peers' slots are not read any more.
@@ -171,8 +171,8 @@ class OneShot {
   }
   // Number of an entry that counts from now on, even if its rank is leaving.
   Number counted(std::size_t place, std::uint64_t turn) const;
-  // Takes back this rank's published entry, unless `may_be_counted()`, which runs once others can see that this rank is
-  // leaving.
+  // Takes back this rank's published entry, unless may_be_counted(), which is called once others can see that this rank
+  // is leaving. Returns whether the entry was taken back.
   template <class MayBeCounted>
   bool withdraw_unless(MayBeCounted&& may_be_counted) {
     std::atomic<Number>& own = slot(me_, turn_).operation;

@@ -31,7 +31,7 @@ class OneShotAlone : public OneShot {
   std::shared_ptr<const Repeat> make(std::string_view name, const Signature& what) const;
 
   const std::vector<int> ranks_;
-  // Operations of late, by the hashes of their names. Any of them may be dropped: making one again takes less than a
+  // Recent operations, by the hashes of their names. Any of them may be dropped: making one again takes less than a
   // microsecond.
   std::array<std::shared_ptr<const Repeat>, 64> recent_;
 };

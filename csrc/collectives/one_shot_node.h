@@ -9,7 +9,7 @@
 // inputs of turn t. So once all have published for turn t + 1, no rank reads the slots of turn t any more, and turn
 // t + 2 reuses them.
 //
-// A rank that leaves while the turn is open takes its entry back (withdraw). It first marks the entry, and then looks
+// A rank that leaves while the turn is open takes its entry back (withdraw). It first marks the entry, and then checks
 // whether all have entered:
 //
 //   not all have   it sets its number to 0. A rank that closes the turn later has seen all stamps, so it sees the mark,

@@ -10,7 +10,7 @@
 namespace sordino {
 namespace {
 
-// A rank that has not published for this long may be stopped, and not decline. Its leader then declines for it.
+// A rank that has not published for this long may be stopped, so that it cannot decline. Its leader declines for it.
 constexpr std::chrono::milliseconds kStandsStill{500};
 
 struct Scaling {
@@ -28,7 +28,7 @@ Scaling scaling_of(const Signature& what, std::size_t ranks) {
 
 }  // namespace
 
-// All ranks come to the same result: it depends on the sizes of all inputs and nodes only.
+// The answer is the same on all ranks: it depends only on the sizes of all inputs and nodes.
 bool OneShotNodes::carries(Repeat& repeat, const std::function<Recipe(std::size_t)>& recipe_of) const {
   if (repeat.recipe.most > OneShotSlots::kMostBytes) return false;
   if (repeat.what.opcode == Opcode::kAllreduce) return true;
@@ -175,7 +175,7 @@ bool OneShotLeader::show_call(Time now) {
   return true;
 }
 
-// Begins the turn if the outcome of this node is known: a partial result, or "no result". Returns whether it is.
+// Begins the turn if the outcome of this node is known: a partial result, or "no result". Returns whether it began.
 bool OneShotLeader::begin(Time now) {
   if (!show_call(now)) return false;
   bool complete = own_ == Own::kEntered, none = own_ == Own::kDeclined;

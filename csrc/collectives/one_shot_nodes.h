@@ -3,13 +3,13 @@
 //   enter    follower: the number of the operation, and its input -> its slot, which its leader maps
 //   fold     leader, once all of its node have entered: their inputs -> the node's partial result
 //   double   leaders: exchange numbers and partial results in the tree of recursive_doubling.h, so that all get the
-//            same bits, which are those of a negotiated operation
+//            same bits as from a negotiated operation
 //   tell     leader: the results -> memory that the followers of its node map
 //
-// The partial result of an all-reduce is the fold of the inputs, in rank order, and partial results are folded. The
-// result lies in the leader's slot. The partial results of other operations are the blocks of node_blocks.h, and the
-// tree gathers the blocks of all nodes. Their results lie in memory behind the slots of the leader's block, where the
-// leader writes only if all of its node have entered the turn: so they have read the results of earlier turns.
+// The partial result of an all-reduce is the fold of the node's inputs, in rank order. Partial results are folded, too,
+// and the result lies in the leader's slot. The partial results of other operations are the blocks of node_blocks.h,
+// and the tree gathers the blocks of all nodes. Their results lie in memory behind the slots of the leader's block. The
+// leader writes there only if all of its node have entered the turn: so they have read the results of earlier turns.
 //
 // A turn at its leader:
 //
@@ -18,21 +18,21 @@
 //   told_ == turn_   tell() has published the outcome. If the leader itself has entered, close() ends the turn
 //
 // In a turn, a leader sends each partner one partial result, or "no result" if a rank declined or numbers differ. A
-// leader that receives "no result" forwards it, so all leaders agree on the outcome. None starts turn t + 1 before all
-// have begun turn t; messages for turn t + 1 wait until then.
+// leader that receives "no result" forwards it, so all leaders agree on the outcome. No leader starts turn t + 1 before
+// all have begun turn t; messages for turn t + 1 wait until then.
 //
 // No rank waits for a node that does not know of the turn. A leader shows its followers that some rank waits, and they
-// enter or decline. It sends a call to each partner that it waits for before it sends to it.
+// enter or decline. A leader that must wait for a partner before it can send to that partner sends it a call first.
 //
 // If the outcome is "no result", a leader does not wait for the rest of its node; a rank that has not entered passes
 // over the turn. A leader begins turn t once all of its node have entered, declined or passed over turn t - 1. By then
 // they have read the slot that turn t reuses.
 //
-// A leader that has waited long names the missing member to the ranks that wait for it, so that all name the same.
+// A leader that has waited long names the missing member to the ranks that wait for it, so that all name the same one.
 //
-// A rank leaves only when it waits for nothing. Data that it has published stays valid; the rest is "no result". If it
-// leaves while it waits in a turn, it takes its entry back (withdraw) until the turn has begun: a leader declines, and
-// a follower marks its entry as in one_shot_node.h. A leader shows that it has begun before it counts the entries.
+// Data that a rank has published before it leaves stays valid; the rest is "no result". A rank that leaves while it
+// waits in a turn takes its entry back (withdraw) unless the turn has begun: a leader declines, and a follower marks
+// its entry as in one_shot_node.h. A leader shows that it has begun before it counts the entries.
 #pragma once
 
 #include <optional>
@@ -50,8 +50,8 @@ class OneShotNodes : public OneShot {
   bool carries(Repeat& repeat, const std::function<Recipe(std::size_t member)>& recipe_of) const override;
 
  protected:
-  // `slots`: of the members on this node. `results`: memory of the leader for NodeBlocks::kMostBytes, which all of them
-  // map; null if there are no others.
+  // `slots`: of the members on this node. `results`: NodeBlocks::kMostBytes bytes of the leader's memory, which all of
+  // them map; null if this rank is alone on its node.
   OneShotNodes(std::vector<OneShotSlots*> slots, Sites sites, std::size_t ranks, std::byte* results)
       : OneShot(std::move(slots), sites.own(), sites.place, ranks), sites_(std::move(sites)), results_(results) {}
   // Copies the result of this rank from the leader's memory.
@@ -148,7 +148,7 @@ class OneShotLeader : public OneShotNodes {
 
   // State of this turn.
   Own own_ = Own::kNothing;
-  std::shared_ptr<const Repeat> repeat_;  // that this rank has entered
+  std::shared_ptr<const Repeat> repeat_;  // the operation that this rank has entered
   const std::byte* input_ = nullptr;
   std::optional<Time> since_;  // when a rank was first seen to wait
   bool begun_ = false;         // the outcome of this node is known

@@ -38,9 +38,9 @@ Task alltoall(Participants& participants, const std::byte* input, std::vector<st
 Task reducescatter(Participants& participants, DType dtype, const std::byte* input, std::vector<std::size_t> bounds,
                    std::byte* output, ReduceOp op, double pre, double post);
 
-// Gossip: each segment becomes an average of some participants' (exchange.h), as the topology says for the round.
+// Gossip: each segment becomes an average over some participants (exchange.h), as the topology says for the round.
 Task exchange(Participants& participants, const Exchange& what, std::uint64_t round);
-// The same by NCCL. Is over once all its work is on the device's queue. The channel's ranks are the participants.
+// As exchange(), by NCCL. Is over once all its work is on the device's queue. The channel's ranks are the participants.
 Task exchange_by_nccl(Participants& participants, const Exchange& what, std::uint64_t round, nccl::Channel& channel);
 
 }  // namespace sordino

@@ -59,8 +59,8 @@ class Participants {
   Task reached(int index, std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage);
   // Sets this rank's own counter, and rings the ranks that may wait for it.
   void reach(std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage);
-  // A barrier: reach(), then all_reached(). All that follows comes after all that each participant did before. If
-  // devices meet (`barrier`), this holds for the work on their queues, and no thread waits here.
+  // A barrier: reach(), then all_reached(). Whatever follows comes after everything that each participant did before.
+  // If devices meet (`barrier`), this holds for the work on their queues, and no thread waits here.
   Task meet(std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage);
   // Lets the devices meet before inputs are read: a counter has said where the inputs are, not that devices have
   // written them.
@@ -92,8 +92,8 @@ class Participants {
   int patience = 0;                  // re-reads of a peer's counter before doing something else
   SlotUse slot_use;                  // of the set: by the previous operation, then by this one
   ReceiveBuffer* staging = nullptr;  // of the set: memory that the node maps
-  // Set when a transfer could not begin, or failed, because of a lost rank. The task goes on waiting, because its
-  // memory and its other transfers may be in use. Its caller throws this.
+  // Set when a transfer could not begin, or failed, because of a lost rank. The task keeps waiting, because its memory
+  // and its other transfers may be in use. Its caller throws this error.
   std::exception_ptr lost;
 
   // World ranks that the operation waits for right now.

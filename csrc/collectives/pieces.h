@@ -45,7 +45,7 @@ class Pieces {
   std::size_t bytes() const { return total_ * size_of(dtype_); }
   const std::vector<Piece>& all() const { return pieces_; }
 
-  // The only piece, if it is one tensor averaged in place.
+  // The only piece, if its input is its output. Null otherwise, or if there are several pieces.
   const Piece* in_place() const {
     return pieces_.size() == 1 && pieces_[0].input == pieces_[0].output ? &pieces_[0] : nullptr;
   }

@@ -1,6 +1,6 @@
-// Barrier at which the devices of a node's ranks meet on their queues, while the ranks' threads go on. So an operation
-// can be put on the queues as a whole before its inputs exist, and no thread waits for a GPU. In `told`, each rank has
-// a word for every member of the set:
+// Barrier at which the devices of a node's ranks meet on their queues, while the ranks' threads continue. So a whole
+// operation can be put on the queues before its inputs exist, and no thread waits for a GPU. In `told`, each rank has a
+// word for every member of the set:
 //
 //   meet      my device: writes the stamp to told[me] of each peer
 //             my device: waits until my told[peer] has reached the stamp, for each peer
@@ -43,7 +43,7 @@ class QueueBarrier {
   void meet(std::span<const int> members, std::uint64_t stamp);
   // World ranks whose devices are furthest behind, if not all have reached the latest meeting. May include this rank.
   std::vector<int> late() const;
-  // World ranks of the set that have let go, this one included. From any thread, while the set exists.
+  // World ranks of the set that have called abandon(), this one included. From any thread, while the set exists.
   std::vector<int> let_go() const;
   // The set has failed: from now on, work on the queue waits for no peer.
   void abandon() noexcept;

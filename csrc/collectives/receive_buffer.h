@@ -1,4 +1,4 @@
-// Memory for values of other nodes, kept from one exchange to the next.
+// Memory for values of other nodes, or for staging, kept from one operation to the next.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Reduce-scatter: each rank gets a part of the values that all ranks fold. The ranks of one node give each other their
+// Reduce-scatter: each rank gets a part of the fold of all ranks' values. The ranks of one node give each other their
 // parts through shared memory. With more nodes, the ranks of a node fold in their memory first, and the node's values
 // of a part go to its receiver once. So a link carries as much as with one rank per node. If no ranks share memory, or
 // the memory is a device's, parts go by messages between pairs, or by NCCL.
@@ -99,7 +99,7 @@ Task reducescatter_on_nodes(Participants& participants, const Sites& sites, cons
 
 }  // namespace
 
-// Each rank sends each rank its part. Each folds its part once, in rank order, at full precision.
+// Each rank sends its values of a part to the part's rank, which folds them once, in rank order, at full precision.
 Task reducescatter(Participants& participants, DType dtype, const std::byte* input, std::vector<std::size_t> bounds,
                    std::byte* output, ReduceOp op, double pre, double post) {
   if (participants.channel) {

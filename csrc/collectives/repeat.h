@@ -27,12 +27,12 @@
 
 namespace sordino {
 
-// An operation apart from its name and its memory. If ranks differ in it, they have different operations.
+// An operation without its name and its memory. Ranks whose signatures differ have different operations.
 struct Signature {
   ReduceOp op = ReduceOp::kSum;
   DType dtype = DType::kUInt8;
   double prescale = 1, postscale = 1;
-  std::vector<std::int64_t> shape{0};  // of the first tensor, or of none
+  std::vector<std::int64_t> shape{0};  // of the first tensor; {0} without a tensor
   Opcode opcode = Opcode::kAllreduce;
   int root = 0;
   std::vector<std::int64_t> splits{};
@@ -42,8 +42,8 @@ struct Signature {
   bool operator==(const Signature&) const = default;
 };
 
-// Whether the set with these ranks can do the operation, of one tensor at most, unless members differ in it. If not,
-// the usual path does it, or refuses it with an error.
+// Whether the set with these ranks can repeat an operation with this signature, of one tensor at most. If not, the
+// negotiation runs it, or refuses it with an error.
 bool is_valid(const Signature& what, std::span<const int> ranks);
 // A `Collective::valid`: the tensor has rows.
 bool has_rows(const Signature& what, std::span<const int> ranks);
@@ -55,13 +55,13 @@ struct Recipe {
     bool operator==(const Part&) const = default;
   };
   bool folds = false;
-  std::size_t me = 0;               // this rank, as a member
+  std::size_t me = 0;               // index of this rank among the members
   std::vector<Part> takes;          // by member: the part of its input that this rank takes
   std::vector<std::size_t> gives;   // by member: bytes of this rank's input that it takes
   std::size_t published = 0;        // bytes of this rank's input
   std::size_t most = 0;             // bytes of the largest input
   std::vector<std::int64_t> shape;  // of the result
-  std::vector<std::int64_t> rows;   // received from each member, of operations that count them
+  std::vector<std::int64_t> rows;   // received from each member; for operations that count them
 
   std::size_t result_bytes() const;
 };
@@ -73,7 +73,7 @@ void assemble(const Signature& what, const Recipe& recipe, std::span<const std::
 class NodeBlocks;
 
 struct Repeat {
-  std::string name;  // that of the request; without its number if the user gave it none
+  std::string name;  // of the request; without its number if the user gave no name
   Signature what;
   std::uint64_t number = 0;  // equal on all ranks, never 0
   Merged merged;
@@ -83,7 +83,7 @@ struct Repeat {
   std::shared_ptr<const NodeBlocks> blocks{};
 };
 
-// Unnamed operations have names such as "allreduce.noname.0.7". They are matched by their order, whatever their number.
+// Unnamed operations have names such as "allreduce.noname.0.7". They match by their order, whatever their numbers.
 inline constexpr std::string_view kUnnamed = ".noname.";
 // The name of a repeat of an operation with this name.
 std::string_view name_of_repeats(std::string_view name);

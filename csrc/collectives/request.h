@@ -15,7 +15,7 @@
 namespace sordino {
 
 // One tensor of a request: contiguous, row-major. `output` is null where the core allocates the result. Where the
-// members' inputs determine its size, the core also allocates it if `output_bytes` is another size.
+// members' inputs determine the result's size, the core also allocates it if that size is not `output_bytes`.
 struct Tensor {
   DType dtype;
   std::vector<std::int64_t> shape;
@@ -32,7 +32,7 @@ struct Exchange;
 class QueueBarrier;
 class Handle;
 
-// A process set to make, of these world ranks, or to remove, by its id.
+// A process set to add, given by its world ranks, or to remove, given by its id.
 struct SetChange {
   std::vector<int> ranks;
   int removed = 0;
@@ -46,21 +46,21 @@ struct Request {
   int set = 0;
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1, postscale = 1;
-  int root = 0;                      // world rank, of operations that have one
+  int root = 0;                      // world rank; for operations with a root
   std::vector<Tensor> tensors;       // several: a grouped operation
-  std::vector<std::int64_t> splits;  // rows for each member, of operations that have them
-  SetChange set_change;              // of operations that add or remove a process set
-  // For an exchange: its data, its round, and the operation that it comes after. On this rank it begins when that
-  // operation is done, and fails if that failed. So no thread has to wait in between.
+  std::vector<std::int64_t> splits;  // rows for each member; for operations with splits
+  SetChange set_change;              // for operations that add or remove a process set
+  // For an exchange: its data, its round, and the operation that it comes after. On this rank the exchange begins when
+  // that operation is done, and fails if that operation failed. So no thread has to wait in between.
   std::shared_ptr<const Exchange> exchange;
   std::uint64_t round = 0;
   std::shared_ptr<const Handle> after;
-  // This rank only serves the other ranks. It waits for them without a deadline. If one leaves instead of coming, this
-  // request alone fails, with PeerLost.
+  // This rank only serves the other ranks. It waits for them without a deadline. If one of them leaves instead, only
+  // this request fails, with PeerLost.
   bool serving = false;
-  // On device memory: the request may complete for its ranks' threads before the devices have done it.
+  // On device memory: the request may complete for the ranks' threads before the devices have done its work.
   bool runs_ahead = false;
-  // Device that owns the tensors' memory; null for the host. They may be read, and written, after all events of
+  // Device that owns the tensors' memory; null for the host. The tensors may be read and written after all events of
   // `ready`.
   std::shared_ptr<Device> device;
   std::vector<std::shared_ptr<Event>> ready;
@@ -84,20 +84,19 @@ class Handle {
     done_.store(true, std::memory_order_release);
   }
 
-  bool submitted = false;  // false for a mere promise of an operation; constant once other threads see it
+  bool submitted = false;  // false for a promise, which has no operation; constant once other threads see it
   std::exception_ptr error;
   std::vector<Result> results;
-  std::vector<std::int64_t> rows;  // received from each member, tensor by tensor, of operations that count them
+  std::vector<std::int64_t> rows;  // received from each member, tensor by tensor; for operations that count them
   int last_rank = -1;              // rank that joined last (join)
   int set_id = 0;                  // of the new process set
-  int source = -1;                 // rank whose message a receive has got
+  int source = -1;                 // for a receive: world rank that sent the message
   // For an operation on device memory: its results are valid after the event.
   std::shared_ptr<Device> device;
   std::shared_ptr<Event> event;
-  std::weak_ptr<QueueBarrier> barrier;  // at which devices have met for it, if they have
+  std::weak_ptr<QueueBarrier> barrier;  // at which the devices met for it, if they did
   std::atomic<bool> undone{false};      // the work on the device was given up, and the results are invalid
-  // The operation was given up because of a lost rank. The remaining ranks may read and write its memory as long as
-  // they live.
+  // The operation was given up while it ran. Other ranks may read and write its memory as long as they live.
   std::atomic<bool> given_up{false};
 
  private:

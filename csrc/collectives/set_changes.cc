@@ -1,5 +1,5 @@
-// Process sets are added and removed by all members of their parent. The new set's id is new to all members. Its
-// messages have tags that no set of a member has.
+// Addition and removal of process sets by all members of their parent. The id of an added set is new to all members.
+// Its messages have tags that no other set of a member has.
 #include <algorithm>
 #include <set>
 

@@ -4,7 +4,7 @@
 //
 //   0               counters, locations, words                  memory from the beginning
 //   kOneShotBegin   heads of the slots for turns                memory from the beginning
-//   kUnusedEnd      data of turns, of more than some bytes      memory once ranks know of such an operation
+//   kUnusedEnd      data of turns, of more than kBeside bytes   memory once ranks know of such an operation
 //   kSlotsBegin     slots for tensors                           memory once the rank fills them
 //
 // So a set that is not used needs 8 KiB per rank. Each rank gives memory to its own block (Segment::reserve), and its
@@ -29,7 +29,7 @@ struct alignas(64) SharedBlock {
   // Up to this stage, this rank has read all that it needs of its peers' data.
   alignas(64) std::atomic<std::uint64_t> finished;
   alignas(64) Location location;            // where the operation's tensor lies, if in shared memory
-  Location result, buffer;                  // of an exchange: its result, and the data of other nodes
+  Location result, buffer;                  // of an exchange's result; of data of other nodes, or staging memory
   bool crowded;                             // this rank shares its core with others
   bool reaches_devices, waits_for_devices;  // this rank's device could map, and wait for, all peers' devices
   std::atomic<bool> let_go;                 // this rank's device waits for no peer, and its results are invalid

@@ -12,8 +12,9 @@ namespace sordino {
 inline constexpr std::size_t kLeastInPlace = 32 * 1024;
 inline constexpr std::size_t kLine = 64;  // bytes of a cache line
 
-// Publishes the location of this rank's tensor, at stage kOfferStage of `offered`. Then finds the tensors of all, in
-// order of the participants. If one is not averaged in place, or not in memory that all map, `tensors` stays empty.
+// Publishes the location of this rank's tensor, at stage kOfferStage of `offered`. Then finds the tensors of all
+// participants of this node, in order. If one is not averaged in place, or not in memory that all map, `tensors` stays
+// empty.
 inline constexpr std::uint64_t kOfferStage = 1;
 Task find_shared(Participants& participants, const Pieces& pieces, std::vector<std::byte*>& tensors);
 
@@ -30,7 +31,7 @@ class Slots {
   // `bytes`: of a chunk, at most slot_bytes; equal on all participants.
   Slots(const Participants& participants, std::size_t bytes);
 
-  // Takes cells of this rank for that many chunks, and gives memory to them. Call it after slots_free(), and before the
+  // Takes cells of this rank for `chunks` chunks, and reserves their memory. Call it after slots_free(), and before the
   // rank offers a chunk. Throws TransportError if the machine has too little memory.
   void take(Participants& participants, std::uint64_t chunks);
   // Place of a chunk of a participant, which has taken its cells.
@@ -46,12 +47,12 @@ class Slots {
 
 // Records that this operation has used the block, up to a stage of `finished`.
 void slots_used(Participants& participants, std::uint64_t stage);
-// The same for an operation at whose end only the devices meet. Says that this rank has read all locations.
+// As slots_used(), for an operation at whose end only devices meet: tells peers that this rank has read all locations.
 void locations_read(Participants& participants, std::uint64_t stage);
 
-// Calls slots_free(), then provides memory of this rank, for this operation, that its node maps.
+// Calls slots_free(), then sets `data` to memory of this rank that its node maps, for this operation.
 Task take_staging(Participants& participants, std::size_t bytes, std::byte*& data);
-// That memory of a participant of this node, once the participant has taken it and reached a later stage.
+// Staging memory of a participant of this node, once the participant has taken it and reached a later stage.
 std::byte* staging_of(Participants& participants, int index);
 
 }  // namespace sordino

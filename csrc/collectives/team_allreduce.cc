@@ -7,8 +7,8 @@
 namespace sordino {
 namespace {
 
-// Approximate bytes of a message: enough to keep a link busy. A message must be folded while it is still in cache, and
-// its memory soon reused, so it must not be long. It is shorter if there would be too few messages, or too long parts.
+// Approximate bytes of a message: enough to keep a link busy, but so few that it is folded while it is still in cache,
+// and its memory is soon reused. It is shorter if there would be too few messages, or too long parts.
 constexpr std::size_t kLeastOfMessage = 256 * 1024, kMostOfMessage = 1024 * 1024, kMessages = 8;
 constexpr std::size_t kMostOfPart = std::size_t{4} << 20, kLeastOfAny = 64 * 1024;
 

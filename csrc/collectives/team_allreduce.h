@@ -4,8 +4,8 @@
 //   two members     one swap of the whole vector
 //   more            a ring: reduce-scatter, then all-gather; 2(N-1)/N of the bytes, the least possible
 //
-// Each element is folded once and then copied, or folded in the same tree on all members: equal bits everywhere. A
-// large vector is cut into parts, which go in several lanes side by side: while one folds, the others keep the link
+// Each element is folded once and then copied, or folded in the same tree on all members. So all get the same bits. A
+// large vector is cut into parts, which several lanes reduce side by side: while one folds, the others keep the link
 // busy.
 #pragma once
 
@@ -21,7 +21,7 @@ class TeamAllreduce {
   // Replaces each member's data by `post` times the fold of all members' data. small: use recursive doubling.
   TeamAllreduce(Team team, DType dtype, ReduceOp op, double post, bool small);
 
-  // Cut of a vector of `count` elements, whose parts are shared out among `teams` teams of `size` members each.
+  // Cut of a vector of `count` elements into parts. `teams` teams of `size` members each share the work on a part.
   struct Cut {
     std::size_t most;   // elements of a part, of all teams together
     std::size_t lanes;  // parts in flight at a time
