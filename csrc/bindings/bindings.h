@@ -1,4 +1,4 @@
-// Shared by the binding files: one registration function each, and memory that Python sees as a buffer.
+// Declarations that the binding files share: their registration functions, and conversions of addresses and buffers.
 #pragma once
 
 #include <pybind11/pybind11.h>

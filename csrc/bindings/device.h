@@ -14,15 +14,15 @@ struct PyDevice {
   std::shared_ptr<Device> device;
   // Called without arguments; returns the queue that the calling thread puts its work on: torch.cuda's current stream.
   py::object current_stream;
-  // Memory that the device may still read and write, until its events have come.
+  // Owners of memory that the device may still read and write until their events are done.
   std::vector<std::pair<std::shared_ptr<Event>, py::object>> kept = {};
 
   Stream stream() const { return current_stream.is_none() ? 0 : current_stream().cast<Stream>(); }
-  // The same. Throws UsageError if the stream is being captured, where `what` is impossible.
+  // As stream(), but throws UsageError if the stream is being captured. `what`: the beginning of the error message.
   Stream running_stream(const std::string& what) const;
-  // Keeps the owner of some memory until the event has come: until the first release_kept() after that.
+  // Keeps the owner of some memory until the first release_kept() after the event is done.
   void keep_until(std::shared_ptr<Event> event, py::object owner);
-  // Called wherever operations of the device are started, polled and waited for.
+  // Releases owners whose events are done. Called wherever operations of the device are started, polled and waited for.
   void release_kept() noexcept;
 };
 

@@ -19,7 +19,7 @@ struct DataType {
   bool operator==(const DataType&) const = default;
 };
 
-// Everything in it belongs to the tensor that it describes.
+// Description of a tensor. Its pointers are valid as long as the tensor is.
 struct Tensor {
   void* data;
   std::int32_t device_type, device;

@@ -1,4 +1,4 @@
-// Counts the gradients that a backward has completed, so that Python is called once per bucket, not once per tensor.
+// Counts the gradients that a backward pass has completed, so that Python is called once per bucket, not per tensor.
 //
 // Each parameter has two hooks, both C functions:
 //
@@ -6,10 +6,10 @@
 //   note_hook     the tensor (post-accumulate-grad)  after the gradient was added to            notes the gradient
 //   count_hook    the AccumulateGrad node (post)     after all post-accumulate-grad hooks       counts the gradient
 //
-// Only the second may call a bucket complete, because the user's hooks that change a gradient run before it, whenever
-// they were registered. The first finds gradients that were not counted: a cast gives a parameter another node, but
-// keeps the hooks of its tensor. Python is called for the first gradient of a backward pass, for a gradient that comes
-// once too often, and when the last gradient of a set is complete.
+// Only count_hook may complete a bucket, because the user's hooks that change a gradient run before it, whenever they
+// were registered. note_hook finds gradients that were not counted: a cast gives a parameter another AccumulateGrad
+// node, but keeps the hooks of its tensor. Python is called for the first gradient of a backward pass, for a gradient
+// that comes once too often, and when the last gradient of a set is complete.
 //
 // Autograd may produce the gradients of a set on several streams of a GPU. count_hook runs where the stream of its
 // gradient is the current one, so it notes that stream, for the reduction to wait for.
@@ -68,8 +68,8 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
     return number;
   }
 
-  // Streams that have produced gradients of the parameter's set. At the end of a backward, the caller's stream comes
-  // after all of them, and they need not live any longer.
+  // Streams that have produced gradients of the parameter's set. At the end of a backward pass, autograd lets the
+  // caller's stream wait for all of them, and they need not live any longer.
   std::vector<Stream> streams(std::size_t index) const {
     const long set = set_of_.at(index);
     return set >= 0 ? sets_[static_cast<std::size_t>(set)].streams : std::vector<Stream>{};
@@ -95,7 +95,6 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
 
   std::vector<std::size_t> order() const { return order_; }
 
-  // Parameters whose gradients were noted but not counted.
   std::vector<std::size_t> uncounted() const {
     std::vector<std::size_t> found;
     for (std::size_t index = 0; index < counts_.size(); ++index)

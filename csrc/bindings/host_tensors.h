@@ -24,10 +24,10 @@ class HostTensors {
   // `codes`: the core's code of each dtype.
   HostTensors(py::object tensor_type, const py::dict& codes);
 
-  // False for a tensor that has no storage, or is not a row-major one of the host. A Python error may be set then.
+  // False for a tensor that has no storage, is not row-major, or is not on the host. A Python error may be set then.
   bool describe(PyObject* tensor, HostTensor& out) const;
-  // The same for an object that a caller has given. Also false if it is no ordinary tensor, or its values are negated
-  // in memory: then Python has to handle it, or refuse it with an error.
+  // As describe(), for any object of a caller. Also false if it is not an ordinary tensor, or its values are negated in
+  // memory: then Python has to handle it, or refuse it with an error.
   bool describe_given(PyObject* tensor, HostTensor& out) const;
 
  private:

@@ -203,7 +203,7 @@ void PyHandle::wait() {
     throw PeerLost("an operation on the GPU was given up, because a rank was lost", {});
   }
   if (!world->failed() && !handle->given_up && !(handle->error && handle->event)) {
-    // PyTorch reuses freed memory on the stream that it was allocated for, which may be another one than this.
+    // PyTorch reuses freed memory on the stream that it was allocated for, which may not be this one.
     const bool elsewhere =
         std::any_of(origins.begin(), origins.end(), [stream](Stream origin) { return origin != stream; });
     if (handle->event && elsewhere && !handle->event->done()) device->keep_until(handle->event, keep);

@@ -26,7 +26,7 @@ struct PyExchange {
   std::shared_ptr<PyDevice> device;
 };
 
-// Handle. `keep`: objects that own the memory in use. If the last reference to an unfinished handle goes, if the
+// Handle. `keep`: objects that own the memory in use. If the handle is destroyed before the operation is over, if the
 // operation was given up, or if the world has failed, they are never released: the memory may still be read or written.
 struct PyHandle {
   std::shared_ptr<World> world;
@@ -47,13 +47,14 @@ struct PyHandle {
   ~PyHandle();
   // True when nothing uses the memory any more.
   bool over() const { return handle->done() && (!handle->event || handle->event->done()); }
-  // On a device, later work of the caller sees the results: its thread waits for peers, not for the device.
+  // Waits for the operation, and throws its error. On a device, the caller's later work on its queue sees the results:
+  // the thread waits for peers, not for the device.
   void wait();
   // The caller's queue on that device. UsageError if it is being captured, where waiting is impossible.
   Stream check_wait() const;
 };
 
-// These start an operation. With `wait` it is over on return; PyHandle::wait() raises its errors.
+// Start an operation. With `wait` it is over on return; PyHandle::wait() raises its errors.
 // `streams`: queues of the device on which the tensors were computed, besides the current one.
 std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, const PyRequest& what, bool wait,
                                 std::vector<Stream> streams = {});

@@ -22,7 +22,6 @@
 namespace sordino::bindings {
 namespace {
 
-// State of the function.
 struct Caller {
   std::shared_ptr<World> world;
   HostTensors tensors;
@@ -69,7 +68,7 @@ bool read_splits(PyObject* given, std::vector<std::int64_t>& splits) {
   return PyErr_Occurred() == nullptr;
 }
 
-// The name of the request, such as "allreduce.loss", or that of its repeats if it is unnamed. False if it is no name.
+// Reads the name of the request, such as "allreduce.loss", or of its repeats if it is unnamed. False without a string.
 bool read_name(PyObject* given, Opcode opcode, std::string& name) {
   name = collective(opcode).name;
   if (given == Py_None) {
@@ -130,7 +129,7 @@ struct Call {
     return what.opcode != Opcode::kAlltoall || given[kSplits] != Py_None || divide_evenly(*caller.world);
   }
 
-  // Whether this rank can submit the operation. Used if it does not know the operation.
+  // Whether this rank can submit the operation. For operations that it does not know from before.
   bool is_valid(const World& world) const {
     try {
       const std::vector<int> members = world.members(set);

@@ -12,7 +12,7 @@
 namespace sordino::bindings {
 namespace {
 
-// A service in Python: open until the object goes. `keep` owns memory that it works on.
+// A service in Python: open until the object is destroyed or closed. `keep` owns memory that it works on.
 template <class Service>
 struct Open {
   std::shared_ptr<World> world;

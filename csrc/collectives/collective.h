@@ -107,7 +107,6 @@ const Collective& collective(Opcode opcode);
 // TransportError if there is no room.
 Result& new_result(Handle& handle, const Operation& operation, std::vector<std::int64_t> shape, std::size_t bytes);
 
-// A result in host memory.
 Result host_result(std::vector<std::int64_t> shape, std::size_t bytes);
 
 // Memory for the result of a tensor: its output if that has the right size, else a new result.

@@ -8,8 +8,7 @@
 //
 // If all ranks enter the same number, they have agreed. Then a small operation is done in one shot: each rank takes its
 // result from the published inputs. A larger one runs as if it had been decided (Scheduler). It has a place in the
-// order of the set's operations, so ranks agree on it only if each has run the same number of operations. They publish
-// this number, too.
+// order of the set's operations, so ranks agree on it only if they publish the same number of operations run so far.
 //
 // Otherwise the turn has no result, and the ranks that entered submit their operation to the negotiation, which also
 // reports any error.

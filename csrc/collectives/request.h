@@ -55,8 +55,8 @@ struct Request {
   std::shared_ptr<const Exchange> exchange;
   std::uint64_t round = 0;
   std::shared_ptr<const Handle> after;
-  // This rank only serves the other ranks. It waits for them without a deadline. If one of them leaves instead, only
-  // this request fails, with PeerLost.
+  // This rank only serves the other ranks. It waits for them without a deadline. If one leaves, only this request
+  // fails, with PeerLost.
   bool serving = false;
   // On device memory: the request may complete for the ranks' threads before the devices have done its work.
   bool runs_ahead = false;

@@ -12,9 +12,8 @@ namespace sordino {
 inline constexpr std::size_t kLeastInPlace = 32 * 1024;
 inline constexpr std::size_t kLine = 64;  // bytes of a cache line
 
-// Publishes the location of this rank's tensor, at stage kOfferStage of `offered`. Then finds the tensors of all
-// participants of this node, in order. If one is not averaged in place, or not in memory that all map, `tensors` stays
-// empty.
+// Publishes the location of this rank's tensor, at stage kOfferStage of `offered`. Then finds the tensors of this
+// node's participants, in order. `tensors` stays empty unless all are averaged in place, in memory that all map.
 inline constexpr std::uint64_t kOfferStage = 1;
 Task find_shared(Participants& participants, const Pieces& pieces, std::vector<std::byte*>& tensors);
 

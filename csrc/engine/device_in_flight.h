@@ -18,7 +18,7 @@ class DeviceInFlight {
       : rank_(rank), stall_warn_s_(stall_warn_s), timeout_s_(timeout_s) {}
 
   // Adds an operation that used NCCL or a barrier of queues, and has put all its work on the device.
-  // `timeout_s`: its own limit in s; 0: the limit of all work.
+  // `timeout_s`: its own limit; 0: the limit of all work.
   void add(const Running& over, double timeout_s);
   // Removes work that has ended. Warns if work takes long. Throws Timeout after the deadline, and the error of failed
   // work.

@@ -41,7 +41,6 @@ class FailureDetector {
 
   // Checks for losses, stalls and deadlines. Throws the error that ends the world.
   void watch(AwakeTime now);
-  // The unfinished operations, and the ranks that each waits for.
   std::vector<Wait> waits(AwakeTime now);
   // Handles the departure or loss of a rank; `certain` is false if it cannot be reached but may be alive. `cause`,
   // `lost`: the error that made it shut down, if any, and the ranks that the error names as lost.

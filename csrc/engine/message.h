@@ -72,7 +72,7 @@ struct Arrival {
   Bytes data = {};                      // the payload, unless it goes to the taker's memory at once
   std::byte* into = nullptr;            // memory of the payload
   std::size_t arrived = 0;              // bytes of the payload that have arrived
-  std::shared_ptr<Posting> own = {};    // the send, which keeps the data, of a large message of this rank to itself
+  std::shared_ptr<Posting> own = {};    // of a large message of this rank to itself: its send, which keeps the data
 
   bool complete() const { return own || arrived == envelope.payload(); }
 };

@@ -8,7 +8,6 @@ namespace {
 
 bool fits(const Posting& receive, int from) { return receive.peer == Posting::kAnySource || receive.peer == from; }
 
-// Takes the first member of a queue for which the condition holds; null if there is none.
 template <class Member, class Condition>
 std::shared_ptr<Member> take_first(std::deque<std::shared_ptr<Member>>& queue, const Condition& condition) {
   const auto found = std::find_if(queue.begin(), queue.end(), [&](const auto& one) { return condition(*one); });

@@ -29,7 +29,7 @@ Envelope PointToPoint::describe(const Posting& send, Outgoing& out, bool whole) 
           .unused = 0};
 }
 
-// A large message of this rank to itself stays in the caller's memory until a receive takes it.
+// A large message stays in the caller's memory until a receive takes it.
 void PointToPoint::send_to_self(const std::shared_ptr<Posting>& send) {
   Outgoing& out = out_[rank_];
   const bool whole = send->bytes <= kWholeBytes && buffered(out) + kOverhead + send->bytes <= kBufferedBytes;

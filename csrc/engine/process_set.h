@@ -59,9 +59,7 @@ class ProcessSet {
   void remember(Running& over);
   // Null until the blocks of all members of this node are mapped.
   OneShot* one_shot() { return one_shot_.get(); }
-  // Notes that a member has left the world.
   void leave(int index, const Departure& departure);
-  // Handles a one-shot message.
   void receive(int member, const OneShot::Partial& what, std::span<const std::byte> data);
 
   int index_of(int rank) const {

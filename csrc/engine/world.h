@@ -75,7 +75,6 @@ class World {
   // True if this world has failed rather than been shut down. Every operation raises the failure, and transfers may
   // still be under way.
   bool failed() const { return common_.failure.broken(); }
-  // Throws the failure, if one is latched.
   void rethrow() const { common_.failure.rethrow(); }
 
   // Members of a process set in order; UsageError if there is no such set. These three functions also throw UsageError

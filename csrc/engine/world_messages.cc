@@ -29,7 +29,7 @@ void World::check(Posting& call) const {
   }
 }
 
-// Calls a function that moves messages, in the thread that has the turn to poll. Its exception ends the world.
+// Calls a function that moves messages. The thread must have the turn to poll. An exception ends the world.
 void World::move_messages(const std::function<void()>& move) {
   if (retired_) return;
   try {

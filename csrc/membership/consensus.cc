@@ -28,7 +28,7 @@ std::vector<int> members_without_fault(const std::vector<int>& ranks, const std:
     const auto found = waits.find(rank);
     return found == waits.end() ? std::set<int>{} : found->second;
   };
-  std::map<int, int> suspects;  // by rank, how many have accused it; 0: only as the end of a chain of waits
+  std::map<int, int> suspects;  // by rank, how many have accused it; 0: none, but a suspect waits for it
   std::set<int> excused;
   const auto follow = [&](std::vector<int> next, auto&& neighbors_of, auto&& add) {
     while (!next.empty()) {
@@ -60,7 +60,7 @@ std::vector<int> members_without_fault(const std::vector<int>& ranks, const std:
     }
   }
   while (kept.size() > 1) {
-    // By what tells whom to leave out first: ranks that wait for nobody, then those that most have accused.
+    // The greatest entry is left out first: a rank that waits for no other, then the most accused one.
     std::vector<std::tuple<bool, int, int>> at_fault;
     for (const auto& [rank, count] : suspects) {
       if (!kept.contains(rank) || excused.contains(rank)) continue;
@@ -342,8 +342,8 @@ void Consensus::lead() {
   if (most(accepted)) decide(proposed_);
 }
 
-// Chooses the proposal: the view that an earlier leader may already have decided on. Otherwise all ranks that answer
-// and that are not at fault.
+// Chooses the proposal: the view that an earlier leader may already have decided on, if there is one; else all ranks
+// that have promised and are not at fault.
 View Consensus::choose() const {
   Ballot highest = 0;
   View view{from_.epoch + 1, {}, 0};
@@ -365,7 +365,7 @@ View Consensus::choose() const {
     if (rank == self_) continue;
     for (const int other : promise.accused) ++accused[other];
   }
-  for (const auto& [rank, cause] : accused_) ++accused[rank];  // also those since this rank's own promise
+  for (const auto& [rank, cause] : accused_) ++accused[rank];  // including those since this rank's own promise
   if (!comes_) ++accused[self_];
   view.members = members_without_fault(ranks, accused, waits);
   return view;

@@ -1,8 +1,8 @@
 // Consensus of an epoch's members on the next epoch: Paxos for a single decision (Lamport, Paxos Made Simple, 2001).
 // The acceptors are the members that have not certainly died. So a leader decides only after more than half of them
-// have answered it, and the parts of a divided world never both go on. Pure state machine without clock or network: it
-// takes facts and messages, and returns messages through `send`. Phases of the leader, the first rank that it does not
-// count as lost:
+// have answered it, and two parts of a partitioned network never both continue. Pure state machine without clock or
+// network: it takes facts and messages, and returns messages through `send`. Phases of the leader, the first rank that
+// is neither dead nor silent nor accused:
 //
 //   kIdle       --(begun, and this rank leads: kPrepare to all)-->                              kPreparing
 //   kPreparing  --(all that are not silent have promised, more than half: kAccept to all)-->    kProposing
@@ -28,11 +28,11 @@ namespace sordino::membership {
 
 using Waits = std::map<int, std::set<int>>;  // by rank, the ranks that it waits for
 
-// Returns which of these ranks, in ascending order, can go on together. `accused`: by rank, how many have accused it.
-// `waits`: long waits, which may make an accused rank late itself. Then the rank that it waits for counts as accused,
-// too. At fault is a rank at the end of such a chain, which waits for no other; ranks that wait for it are excused, and
-// so are those that wait for a rank that is not among `ranks`. In a circle of waits it is the most accused rank, of
-// these the last one. One rank always stays.
+// Returns which of these ranks, in ascending order, can continue together. `accused`: by rank, how many have accused
+// it. `waits`: long waits, which may be why an accused rank is late itself. Then the rank that it waits for counts as
+// accused, too. The rank at the end of such a chain, which waits for no other, is at fault. Ranks that wait for it are
+// excused, and so are ranks that wait for a rank that is not among `ranks`. In a cycle of waits, the most accused rank
+// is at fault (of several, the highest). One rank always stays.
 std::vector<int> members_without_fault(const std::vector<int>& ranks, const std::map<int, int>& accused,
                                        const Waits& waits);
 
@@ -44,28 +44,28 @@ class Consensus {
   Consensus(View from, int self, Send send);
 
   // Facts about ranks. Dead: the rank has certainly ended, or has said that it leaves. Silent: it does not answer.
-  // Accused: it answers, but has not come to an operation in which this rank waits, within its deadline. A rank can
-  // accuse itself: it coordinates an operation to which it does not come itself.
+  // Accused: it answers, but did not reach an operation in which this rank waits, within the operation's deadline. A
+  // rank can accuse itself if it coordinates an operation that it does not reach itself.
   void bury(int rank, const std::string& cause);
   void silence(int rank, const std::string& cause);
   void accuse(int rank, const std::string& cause);
-  // A message of this rank has come: it is not silent.
+  // Notes a message of `rank`, which is therefore not silent.
   void hear(int rank);
-  // The long waits that this rank knows of now: its own, and those in operations that it coordinates.
+  // Sets the long waits that this rank knows of now: its own, and waits in operations that it coordinates.
   void set_waits(Waits waits) { waits_ = std::move(waits); }
   // This rank has used no tag from `next` on.
   void count_tags(int next) { next_tag_ = std::max(next_tag_, next); }
 
-  // This rank wants another epoch. Every rank that receives a message of the consensus then begins, too.
+  // Begins to agree on the next epoch. Every rank that receives a message of the consensus then begins, too.
   void begin();
   bool begun() const { return begun_; }
   void receive(int from, Reader& message);
-  // Call this regularly. A leader that was refused tries again, and repeats its message to ranks that have not
-  // answered. The other ranks tell the leader again that there is something to agree on.
+  // Call this regularly. A leader that was refused starts a new ballot; else it repeats its message to ranks that have
+  // not answered. The other ranks tell the leader again that there is something to agree on.
   void retry();
 
   const std::optional<View>& decided() const { return decided_; }
-  // True while this rank hears of more than half of the ranks that have not certainly died.
+  // True while this rank hears from more than half of the ranks that have not certainly died.
   bool has_quorum() const;
   const View& from() const { return from_; }
   bool is_silent(int rank) const { return silent_.contains(rank); }

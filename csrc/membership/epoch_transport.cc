@@ -81,11 +81,10 @@ bool EpochTransport::poll(const Sink& sink) {
   return moved;
 }
 
-// Gives the tags of an epoch values that no earlier epoch has used, so that its messages never match leftovers of
-// those.
+// Maps the tags of an epoch to values that no earlier epoch has used, so that its transfers never match leftovers.
 Tag EpochTransport::shifted(Tag tag) {
   const auto set = static_cast<int>(tag >> kTagSequenceBits);
-  if (set == kTagSets) return tag;  // a service's tag; these are counted through all epochs
+  if (set == kTagSets) return tag;  // a service's tag, which is counted through all epochs
   membership_->count_tags(view_.first_tag + set + 1);
   const auto moved = static_cast<Tag>((view_.first_tag + set) % kTagSets);
   return moved << kTagSequenceBits | (tag & ((1u << kTagSequenceBits) - 1));

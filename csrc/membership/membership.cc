@@ -13,9 +13,9 @@ using std::chrono::steady_clock;
 
 constexpr std::uint32_t kNotices = 0xFFFFFFFF;  // instead of an epoch: a message between memberships
 constexpr std::chrono::milliseconds kTick{10};
-// Number of neighbours that each rank tells that it is alive, while no rank is missed.
+// Number of neighbors to which a rank reports that it is alive. While ranks agree on a new epoch, it reports to all.
 constexpr int kNeighbours = 2;
-// Number of such messages within the deadline.
+// Number of such reports within the deadline.
 constexpr double kOften = 20;
 
 using Seconds = std::chrono::duration<double>;
@@ -121,7 +121,7 @@ void Membership::notice(int from, Reader& reader) {
   if (epoch < view_.epoch) {
     // Otherwise two ranks that know the decision would answer each other forever.
     if (kind == Notice::kAgree && Consensus::is_verdict(reader)) return;
-    // The sender has not heard the decision: the next epoch, which may be without it.
+    // The sender has not received the decision: the next epoch, which may be without it.
     send(from, Notice::kAgree, epoch, Consensus::verdict(history_[epoch + 1]));
   } else if (epoch > view_.epoch) {
     if (steady_clock::now() - last_ask_ > kTick) {
@@ -134,7 +134,7 @@ void Membership::notice(int from, Reader& reader) {
   }
 }
 
-// Goes on to the epoch that was agreed on.
+// Moves to the epoch that was agreed on.
 void Membership::follow() {
   if (!consensus_->decided() || ended()) return;
   blamed_ = consensus_->blamed();
@@ -147,7 +147,7 @@ void Membership::follow() {
     ending_ = "the other ranks have continued without this rank: it was silent, or they could not communicate with it";
     return;
   }
-  for (const int rank : view_.members) {  // a rank that others have accused
+  for (const int rank : view_.members) {  // adds ranks that others have accused
     if (next.place_of(rank) < 0) blamed_.try_emplace(rank, "the others continue without it, as it did not come");
   }
   view_ = next;

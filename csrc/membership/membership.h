@@ -4,7 +4,7 @@
 //   in an epoch    a world uses the transport that enter() gives; messages of the epoch are delivered
 //   agreeing       begun by a loss (consensus.h); the epoch is over(), and its messages are dropped
 //   next epoch     view() is the agreed one; the old epoch is past()
-//   ended          kEvicted: the others go on without this rank, or it has departed; kNoQuorum: too few ranks answer it
+//   ended          kEvicted: the others continue without this rank, or it has left; kNoQuorum: too few ranks answer it
 //
 // A death is certain if the kernel has seen the process end, or if the rank has said that it leaves. It is suspected if
 // a rank has been silent for longer than the deadline. Within the deadline, all ranks report several times that they
@@ -28,7 +28,7 @@ class Membership : public std::enable_shared_from_this<Membership> {
   // silence_s: seconds of silence after which a rank counts as lost.
   Membership(std::unique_ptr<Transport> transport, double silence_s);
 
-  // Makes a transport between the members of the newest epoch. Older ones must not be used from then on.
+  // Makes a transport between the members of the newest epoch. Older transports must not be used from then on.
   std::unique_ptr<Transport> enter();
 
   Transport& transport() { return *transport_; }
@@ -45,7 +45,7 @@ class Membership : public std::enable_shared_from_this<Membership> {
   bool past(std::uint32_t epoch) const { return view_.epoch > epoch && !consensus_->begun(); }
   // Reason why `epoch` is over, as the error that its operations raise.
   std::exception_ptr reason(const View& of) const;
-  // True if this rank cannot go on: too few ranks are left, or the others have gone on without it.
+  // True if this rank cannot continue: too few ranks are left, the others have continued without it, or it has left.
   bool ended() const { return end_ != End::kNone; }
 
   // Facts reported by the world, about ranks numbered as in epoch 0.
@@ -92,7 +92,7 @@ class Membership : public std::enable_shared_from_this<Membership> {
   std::unique_ptr<Consensus> consensus_;  // on the epoch after view_
   std::vector<View> history_;             // by epoch
   std::map<int, std::string> dead_;       // in any epoch
-  std::map<int, std::string> blamed_;     // causes of the end of the last epoch
+  std::map<int, std::string> blamed_;     // by rank: causes of the end of the last epoch
   std::vector<Held> held_;
   End end_ = End::kNone;
   std::string ending_;

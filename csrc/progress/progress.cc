@@ -13,20 +13,21 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-// Poll intervals of the thread. kTick: while nothing is under way, for lost peers, stalled operations that this rank
-// coordinates, and the clock of deadlines (the clock counts a much longer interval as time in which the process was
-// stopped). kTickForRemains: while work may remain. It is not shorter because a thread that has just waited is likely
-// to poll again, and should not be disturbed.
+// Poll intervals of the thread. kTick: while nothing is under way, to notice lost peers and stalled operations that
+// this rank coordinates, and to tick the clock of deadlines (which counts a much longer interval as time in which the
+// process was stopped). kTickForRemains: while work may remain. It is not shorter because a thread that has just waited
+// is likely to poll again, and should not be disturbed.
 constexpr microseconds kTick{50000}, kTickForRemains{1000};
 // Sleep of a thread that a bell wakes if something has come; it wakes by itself for lost peers and deadlines.
 constexpr microseconds kSleepWithBell{2000};
-// If ranks outnumber cores, a thread that waits for a computing rank first yields the core to it. It then goes on as
-// soon as that rank's time slice ends. Waking a sleeping thread by a bell takes longer than most operations.
+// If ranks outnumber cores, a thread that waits for a computing rank first yields the core to it. It continues as soon
+// as that rank's time slice ends. Waking a sleeping thread by a bell takes longer than most operations.
 constexpr microseconds kYield{2000};
 // Sleep without a bell: messages of other nodes ring none, nor do devices. Work that has not moved for long is polled
 // less often, which makes a wait at most 1/64 longer and leaves the core to the thread that moves the bytes.
 constexpr microseconds kLeastSleep{20}, kMostSleep{500};
-// A wait that begins this soon after its work came is at once. Without such work for kForget, the next is not expected.
+// A wait that begins within kAtOnce of its work's arrival is "at once". After kForget without new work, no such wait is
+// expected.
 constexpr microseconds kAtOnce{100};
 constexpr milliseconds kForget{100};
 // Interval between two checks for signals in a wait. Ctrl-C must end a wait within 200 ms.
@@ -66,13 +67,13 @@ void Progress::rest(std::uint32_t ticket, Clock::time_point idle_since) {
   }
 }
 
-// Marks a thread that waits, and polls meanwhile. When it has ended, another waiter or the thread has to poll.
+// Marks a thread that waits, and polls meanwhile. After its wait, another waiter or Progress's thread has to poll.
 class Progress::Waiter {
  public:
   explicit Waiter(Progress& progress) : progress_(progress) { begin(); }
   Waiter(const Waiter&) = delete;
   ~Waiter() { end(); }
-  // Calls a function during which this thread does not poll, because a signal handler may take long.
+  // Calls a function that may take long (a signal handler). This thread does not poll meanwhile.
   void away(const std::function<void()>& function) {
     struct Back {
       Waiter& waiter;
@@ -141,7 +142,7 @@ void Progress::wait(const std::function<bool()>& done, const std::function<void(
     if (interrupts.due()) interrupts.call(waiter);
     std::unique_lock turn(turn_, std::defer_lock);
     if (wanted_.load() > 0 || !turn.try_lock()) {
-      // Another waiter polls, or the world's thread, which is about to notice this waiter and stop.
+      // Another waiter polls, or Progress's thread, which is about to notice this waiter and stop.
       give_way();
       continue;
     }
@@ -187,7 +188,7 @@ void Progress::give_way() {
   changed_.wait_for(lock, microseconds(50));
 }
 
-// Waits for the turn, for which the thread that has it makes way.
+// Waits for the turn. The thread that has it gives way.
 void Progress::take(std::unique_lock<std::mutex>& turn) {
   if (turn.try_lock()) return;
   wanted_.fetch_add(1);

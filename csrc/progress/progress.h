@@ -1,6 +1,6 @@
-// Progress: calls poll(), the one function that moves all work of a rank forward. A thread that waits calls it, or a
-// thread of ours while no thread waits and work is under way. So a blocking call needs no hand-over to another thread,
-// and an asynchronous one proceeds while the caller computes. Knows no collective.
+// Progress: calls poll(), the one function that moves all work of a rank forward. A waiting thread calls it. While no
+// thread waits and work is under way, Progress's own thread does. So a blocking call needs no hand-over to another
+// thread, and an asynchronous one proceeds while the caller computes. Knows no collective.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ enum class Work { kNone, kRemains, kUnderWay };
 class Progress {
  public:
   // `poll` returns whether anything moved, and must not throw. No two threads run it at once. `work` returns what needs
-  // polling. `rings` returns whether all events that move it ring this rank's bell; otherwise it is polled more often.
+  // polling. `rings` returns whether all events that move work ring this rank's bell; if not, polls are more frequent.
   // `spin`: how long to poll before offering the core to other threads. `nap`: how long a waiting thread sleeps at
   // least, unless its bell rings; 0 for the usual time.
   Progress(Transport& transport, std::function<bool()> poll, std::function<Work()> work, std::function<bool()> rings,
@@ -30,8 +30,8 @@ class Progress {
   // Polls until done() is true. Several threads may call done() at once. `interrupt` is called about every 50 ms by the
   // waiting thread, which then holds no lock; an exception that it throws ends the wait. Empty: never.
   void wait(const std::function<bool()>& done, const std::function<void()>& interrupt = {});
-  // Only the thread that holds the turn polls. The lock is not owned if another thread has the turn for more than about
-  // a microsecond: it may wait in it.
+  // Takes the turn; only the thread that holds it polls. The lock is not owned if another thread keeps the turn for
+  // more than about a microsecond: that thread may be waiting.
   std::unique_lock<std::mutex> try_turn();
   // Polls until done() is true, and holds the turn except during calls of `interrupt`. `looks`: number of calls of
   // done() between two polls, if it can become true without a poll.
@@ -39,17 +39,16 @@ class Progress {
                   const std::function<void()>& interrupt);
   // Runs `action` while no thread polls.
   void alone(const std::function<void()>& action);
-  // The same, unless a thread polls, maybe for long. Returns whether it ran.
+  // As alone(), but only if try_turn() succeeds. Returns whether `action` ran.
   bool try_alone(const std::function<void()>& action) {
     const std::unique_lock turn = try_turn();
     if (turn) action();
     return turn.owns_lock();
   }
-  // There is new work: wakes a thread that is to poll.
+  // Reports new work: wakes a thread that then polls.
   void notify();
-  // There is new work for which the caller may wait soon. Returns whether it is likely to wait at once, since it did so
-  // the last time: then no thread is woken, which would compete with the caller. The thread notices the work within a
-  // millisecond by itself.
+  // Reports new work that the caller may wait for soon. Returns whether it is likely to wait at once, as it did last
+  // time. Then no thread is woken to compete with it; Progress's own thread notices the work within a millisecond.
   bool expects_wait();
   // The caller waits for such work now.
   void note_wait();

@@ -1,5 +1,5 @@
-// Task: an operation as a coroutine. It states the condition that it waits for, and the engine resumes it once that is
-// true.
+// Task: an operation as a coroutine. It states the condition that it waits for, and the engine resumes it once the
+// condition is true.
 //
 //   Task step() { ...; co_await until([&] { return has_come(); }); ...; co_await another_task(); }
 //
@@ -22,7 +22,7 @@ struct Until {
 };
 inline Until until(std::function<bool()> ready) { return Until{std::move(ready)}; }
 
-// Lets the tasks that run together with this one go on first.
+// Lets the tasks that run together with this one continue first.
 inline Until others_first() {
   return until([asked = false]() mutable { return std::exchange(asked, true); });
 }
@@ -128,7 +128,7 @@ class Task {
   Handle handle_;
 };
 
-// Runs tasks concurrently: each goes on whenever its condition is true. Done when all are; the first exception ends it.
+// Runs tasks concurrently: each continues once its condition is true. Done when all are; the first exception ends it.
 inline Task together(std::vector<Task> tasks) {
   for (bool over = false; !over;) {
     co_await until([&tasks, &over] {

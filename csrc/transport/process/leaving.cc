@@ -46,7 +46,7 @@ namespace {
 
 // Memory of a world that this process has left.
 struct Kept {
-  std::vector<std::pair<std::shared_ptr<Peer>, std::uint64_t>> peers;  // with their numbers of the world
+  std::vector<std::pair<std::shared_ptr<Peer>, std::uint64_t>> peers;  // and their numbers of the world
   std::vector<std::shared_ptr<Segment>> segments;
 };
 
@@ -166,7 +166,7 @@ void Presence::share_with(pid_t peer, const Location& board, std::uint64_t numbe
     try {
       if (board.segment != 0) made->board = reinterpret_cast<const Board*>(self.memory.map(peer, board));
     } catch (const MemoryGone&) {
-      // It has ended meanwhile, or counts as in this world until it ends.
+      // It has ended meanwhile; or else it counts as a member of this world until it ends.
     }
     known = self.peers.emplace(peer, std::move(made)).first;
   }

@@ -264,7 +264,7 @@ class ProcessTransport : public Transport {
     throw TransportError("rank " + std::to_string(peer) + " is in another process namespace");
   }
 
-  Presence presence_;  // the first member, so that it ends when nothing of this transport is left
+  Presence presence_;  // the first member, so destroyed last, when nothing of this transport is left
   const int rank_, size_;
   const bool is_local_;
   int machine_size_ = 0;

@@ -1,5 +1,5 @@
 // Transport between processes, however they were started and whatever carries their bytes. Ranks that can prove to
-// share a machine use shared memory, and a link (MPI or UCX) leads to all others. Without such a link all ranks must
+// share a machine use shared memory, and a link (MPI or UCX) reaches all others. Without such a link all ranks must
 // share one machine.
 #pragma once
 

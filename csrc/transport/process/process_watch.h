@@ -8,7 +8,7 @@
 namespace sordino::process {
 
 // Uses a pidfd. If the kernel gives none (limit on open files, sandbox, kernel before 5.3), it reads /proc and sends
-// signal 0, which is as certain and costs some microseconds per look.
+// signal 0, which is as certain and costs a few microseconds per check.
 class ProcessWatch {
  public:
   explicit ProcessWatch(pid_t pid);

@@ -14,7 +14,7 @@ std::string oversized(std::size_t size) {
   return "a control message of " + std::to_string(size) + " bytes, but the limit is " + std::to_string(kMostBytes);
 }
 
-// On destruction, drops the consumed bytes of a stream, also if the sink has thrown: a message is delivered only once.
+// On destruction, drops the consumed bytes of a stream, even if the sink has thrown: a message is delivered only once.
 struct Taken {
   explicit Taken(Bytes& of) : stream(of) {}
   ~Taken() { stream.erase(stream.begin(), stream.begin() + static_cast<std::ptrdiff_t>(bytes)); }

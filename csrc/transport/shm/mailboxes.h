@@ -14,8 +14,8 @@ namespace sordino::shm {
 
 class Mailboxes {
  public:
-  // `here`: world ranks that have a box, in order. `boxes[i]`: address of the box of rank here[i], which has
-  // bytes_for() bytes.
+  // `here`: world ranks that have a box, in order. `self`: index of this rank in `here`. `boxes[i]`: address of the box
+  // of rank here[i], which has bytes_for() bytes.
   static std::size_t bytes_for(std::size_t ranks);
   Mailboxes(std::vector<int> here, int self, std::vector<std::byte*> boxes);
 

@@ -29,8 +29,8 @@ constexpr int MADV_POPULATE_WRITE = 23;
 // A sparse segment takes memory in steps of this size, so that it grows only a few times.
 constexpr std::size_t kStep = std::size_t{64} << 10;
 
-// Empty if the kernel could still give `size` bytes, which the caller is about to take; else why not. Reading the
-// limits takes longer than making a small segment. So a recent look counts while it leaves much more than that.
+// Empty if the kernel could still give `size` bytes, which the caller is about to take; else the reason. Reading the
+// limits takes longer than making a small segment. So a recent reading is reused while it leaves kMuch more than that.
 std::string lacks(std::size_t size) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kRecent{100};
@@ -49,7 +49,7 @@ std::string lacks(std::size_t size) {
   return {};
 }
 
-// Location of the beginning of a file, by which peers open it. Its table adds the segment.
+// Location of the beginning of a file, by which peers open it. SegmentTable::add() adds the number of the segment.
 Location location_of(int fd) {
   struct stat file{};
   if (fstat(fd, &file) != 0) throw TransportError("no shared memory behind a file descriptor: " + explained(errno));

@@ -26,7 +26,7 @@ class ShmMemory : public NodeMemory {
   std::shared_ptr<Segment> allocate_sparse(std::size_t bytes, std::size_t reserved) override;
   std::shared_ptr<Segment> adopt(std::byte* data, std::size_t bytes, int fd) override;
 
-  // Gives the process of `rank`; call this before its memory is mapped. This process itself counts as a peer.
+  // Sets the process of `rank`. Call it before memory of that rank is mapped, also if `rank` is this process's own.
   void introduce(int rank, pid_t pid) { pids_[rank] = pid; }
   ~ShmMemory() override;
 

@@ -3,7 +3,7 @@
 //
 // A message is sent in chunks: a head (tag, total length, and offset of the chunk), then the bytes. A message that is
 // given up half way ends with an empty chunk, and is never received. A message counts as sent once its receiver has
-// taken all of it out of the ring. So a rank that then leaves, and takes its ring along, loses no message.
+// taken all of it out of the ring. So a rank that then leaves, whose ring ends with it, loses no message.
 #pragma once
 
 #include <deque>
@@ -28,7 +28,7 @@ class Pipes {
 
   std::unique_ptr<Transfer> send(int to, Tag tag, std::span<const std::byte> data);
   std::unique_ptr<Transfer> receive(int from, Tag tag, std::span<std::byte> data);
-  // here[from] has created its pipe to this rank.
+  // Maps the pipe that here[from] has created to this rank.
   void open(int from, const Location& place);
   bool poll();
 
@@ -48,7 +48,7 @@ class Pipes {
   };
   struct Head {
     Tag tag;
-    std::uint32_t bytes;  // of this chunk; 0 although the message is not complete: it has been given up
+    std::uint32_t bytes;  // of this chunk; 0 before the end of a message: it has been given up
     std::uint64_t offset, total;
   };
   struct Message {
