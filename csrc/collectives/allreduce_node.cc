@@ -8,8 +8,8 @@
 //   reduce     my shard: my input and the peers' slots     -> output, my slot  reduced  = stage(chunk)
 //   copy out   the peers' shards from their slots          -> output           finished = stage(chunk)
 //
-// A rank needs no wait for a free slot of its own: it copies chunk k + 1 in once all ranks have reduced chunk k - 1,
-// and so have copied out all chunks up to k - 2. Its slot held chunk k + 1 - kSlots, which is one of these.
+// A rank never waits for a free slot of its own: it copies chunk k + 1 in once all ranks have reduced chunk k - 1, and
+// so have copied out all chunks up to k - 2. Its slot held chunk k + 1 - kSlots, which is one of them.
 #include <array>
 
 #include "collectives/operations.h"

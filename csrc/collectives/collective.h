@@ -113,7 +113,7 @@ Result host_result(std::vector<std::int64_t> shape, std::size_t bytes);
 std::byte* result_memory(Handle& handle, const Operation& operation, const Tensor& tensor,
                          std::vector<std::int64_t> shape, std::size_t bytes);
 
-// Whether these numbers of rows of the tensor have at most 2^62 bytes in all, so that their sum cannot overflow.
+// Whether these numbers of rows of the tensor take at most 2^62 bytes in total, so that their sum cannot overflow.
 bool rows_fit(const Tensor& tensor, std::span<const std::int64_t> rows);
 
 // The `run` of operations that are over once all members have agreed.

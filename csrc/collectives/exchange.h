@@ -1,5 +1,5 @@
-// Gossip of flat parameters. In each segment, each participant's values become an average of its own and of some
-// others', as the topology says. All averages use the values from before the exchange.
+// Gossip of flat parameters. In each segment, each participant's values become an average of its own and some other
+// participants' values, as the topology says. All averages use the values from before the exchange.
 #pragma once
 
 #include <memory>

@@ -46,7 +46,7 @@ class NodeBlocks {
   void write_own(const Signature& what, std::span<const std::byte* const> inputs, std::byte* blocks) const;
   // The blocks of some nodes, one after the other. `joined` is memory that may be used for that.
   std::span<const std::byte> join(std::span<const int> sites, const std::byte* blocks, Bytes& joined) const;
-  // The reverse: writes blocks that another leader has joined.
+  // Writes blocks that another leader has joined.
   void split(std::span<const int> sites, std::span<const std::byte> joined, std::byte* blocks) const;
   // Writes the results on this node once all blocks are there.
   void write_results(const Signature& what, std::span<const std::byte* const> inputs, const std::byte* blocks,

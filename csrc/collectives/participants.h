@@ -55,7 +55,7 @@ class Participants {
 
   // Waits until `counter` of every other block has reached (sequence, stage).
   Task all_reached(std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage);
-  // The same for one participant.
+  // Waits for the counter of one participant.
   Task reached(int index, std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage);
   // Sets this rank's own counter, and rings the ranks that may wait for it.
   void reach(std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage);

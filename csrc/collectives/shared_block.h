@@ -7,8 +7,8 @@
 //   kUnusedEnd      data of turns, of more than kBeside bytes   memory once ranks know of such an operation
 //   kSlotsBegin     slots for tensors                           memory once the rank fills them
 //
-// So a set that is not used needs 8 KiB per rank. Each rank gives memory to its own block (Segment::reserve), and its
-// peers read only what it has published.
+// So a set that is not used needs 8 KiB per rank. Each rank allocates memory for its own block (Segment::reserve), and
+// its peers read only what it has published.
 #pragma once
 
 #include <atomic>

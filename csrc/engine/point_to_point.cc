@@ -98,7 +98,7 @@ bool PointToPoint::move(const std::shared_ptr<Posting>& posting, int peer,
     finish(*posting, std::current_exception());
     if (!common_.peers.tolerates_losses()) throw;
     return false;
-  } catch (...) {  // for instance, out of memory; no list has the call, so end() would miss it
+  } catch (...) {  // for instance, out of memory; end() would miss it, because no list has the call now
     finish(*posting, std::current_exception());
     throw;
   }

@@ -1,5 +1,5 @@
-// Operations on device memory take one of these routes. The choice rests on negotiated facts, so it is the same on all
-// ranks:
+// Operations on device memory take one of these routes. The choice depends on negotiated facts, so it is the same on
+// all ranks:
 //
 //   ALONE    one rank
 //   NCCL     no two ranks share a device (collectives/nccl_operations.h)

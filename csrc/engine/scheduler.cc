@@ -258,7 +258,7 @@ void Scheduler::end(const std::exception_ptr& failure, bool broken) {
     for (Submission& submission : submitted_) lost.push_back(submission);
     submitted_.clear();
   }
-  removals_.clear();  // outstanding_ has them, too
+  removals_.clear();  // they are outstanding, too
   for (auto& [id, set] : sets_) {
     if (set->entered && !set->entered->name.empty()) give_up_entered(*set);
     // Transfers may still be under way into memory that a task or a caller owns, so both have to survive the failure.

@@ -110,7 +110,7 @@ class Scheduler {
   void finish(Submission& submission, std::exception_ptr error);
   // Gives up the operation that runs on a set, and only that one.
   void give_up(ProcessSet& set, const std::exception_ptr& error);
-  // The same because of lost ranks. Tells the other participants, which may be waiting only for this rank's part.
+  // Gives it up because of lost ranks. Tells the other participants, which may be waiting only for this rank's part.
   void give_up(ProcessSet& set, const PeerLost& error);
   // Fails all submissions. `broken`: also gives up the work that is on devices.
   void end(const std::exception_ptr& failure, bool broken);

@@ -18,8 +18,8 @@
 namespace sordino {
 namespace {
 
-// Longest wait of other ranks for a rank that is not in the library. Then the operation is done the usual way, which
-// reports stalls and losses.
+// Longest wait of other ranks for a rank that is not in the library. Then the operation is negotiated, which reports
+// stalls and losses.
 constexpr std::chrono::milliseconds kPatience{10};
 // Longest wait for a rank that has other operations in flight, if the entered one needs a place in the order. The other
 // operations may be about to end, or may need a rank that has entered.

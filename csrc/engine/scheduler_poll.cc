@@ -103,7 +103,7 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
   };
   const int id = reader.get<int>();
   if (!made_.contains(id)) {
-    early_.push_back({from, Bytes(bytes.begin(), bytes.end())});  // its sender made the set before this rank does
+    early_.push_back({from, Bytes(bytes.begin(), bytes.end())});  // its sender has made the set sooner
     return;
   }
   if (message == Message::kReleased) {  // valid whether or not this rank has removed the set

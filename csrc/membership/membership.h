@@ -1,5 +1,5 @@
 // Membership of one rank: its transport for the whole job, and the epoch that it is in. Every message carries its
-// epoch. Messages of an older epoch are dropped, and those of a later epoch are held.
+// epoch. Messages of an older epoch are dropped, and messages of a later one are kept until then.
 //
 //   in an epoch    a world uses the transport that enter() gives; messages of the epoch are delivered
 //   agreeing       begun by a loss (consensus.h); the epoch is over(), and its messages are dropped

@@ -1,6 +1,6 @@
-// Transport between processes, however they were started and whatever carries their bytes. Ranks that can prove to
-// share a machine use shared memory, and a link (MPI or UCX) reaches all others. Without such a link all ranks must
-// share one machine.
+// Transport between processes, independent of how they were started and of what carries their bytes. Ranks that can
+// prove to share a machine use shared memory, and a link (MPI or UCX) reaches all others. Without such a link all ranks
+// must share one machine.
 #pragma once
 
 #include <memory>

@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::size_t kCapacity = 64 * 1024 - 128;  // bytes of a ring
 // A control message takes some kilobytes, or some megabytes with thousands of tensors. A longer one is an error:
-// waiting for its end would take forever, and hold up all later messages.
+// waiting for its end would take forever, and block all later messages.
 constexpr std::size_t kMostBytes = std::size_t{1} << 28;
 
 std::string oversized(std::size_t size) {

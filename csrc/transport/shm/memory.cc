@@ -98,8 +98,8 @@ class MemfdSegment : public Segment {
   }
   void give_memory(std::size_t end) {
     const std::size_t size = end - reserved_;
-    // A memfd has no size limit of its own. Reserving more than there is would not fail, but wake the out-of-memory
-    // killer.
+    // A memfd has no size limit of its own. Reserving more than is available would not fail, but trigger the
+    // out-of-memory killer.
     if (const std::string why = lacks(size); !why.empty()) throw no_room(size, why);
     // Reserving the pages now turns "no memory left" into an error here instead of a SIGBUS at the first write.
     if (const int error = shm::reserve(fd_, reserved_, end); error != 0) throw no_room(size, explained(error));
@@ -175,7 +175,7 @@ std::byte* ShmMemory::map_host(int rank, const Location& location) {
       if (known && file.st_ino != location.file) throw MemoryGone(whose + " is another file by now", rank);
       throw TransportError(whose + " is smaller than the rank announced");
     }
-    // Populating the mapping of a sparse segment would give memory to all of it.
+    // Populating the mapping of a sparse segment would allocate all of it.
     const bool whole = static_cast<std::uint64_t>(file.st_blocks) * kBlock >= location.bytes;
     void* address =
         mmap(nullptr, location.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (whole ? MAP_POPULATE : 0), fd, 0);
