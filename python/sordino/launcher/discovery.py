@@ -67,7 +67,7 @@ def surplus(hosts: Iterable[Host], taken: Iterable[Slot]) -> list[Slot]:
 
 @dataclass
 class Cooldowns:
-    """Waits of hosts: after a process has failed soon after its start, its host gets none for 1 s, 2 s, ... 60 s."""
+    """Waiting times of hosts. If a process fails soon after its start, its host gets none for 1 s, 2 s, ... 60 s."""
 
     _until: dict[str, float] = field(default_factory=dict)
     _wait: dict[str, float] = field(default_factory=dict)

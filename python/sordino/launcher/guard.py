@@ -1,7 +1,7 @@
 """Guard of a job: two processes, so that no process of the job remains if a launcher is killed in any way.
 
 The process that the user started (the first) passes on signals and input. Its child (the copy) does the work. To clear
-means to remove the files of the work.
+means to remove the job's files.
 
 | event | reaction |
 |---|---|

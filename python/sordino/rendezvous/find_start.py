@@ -75,7 +75,7 @@ def find_start(
 
 
 _GROUP, _GIVEN = _BY_SCRIPTS = ("group",), ("given",)
-"""Kinds of starts at the store of a script: that of torch's default group, or an argument of `init`."""
+"""Kinds of starts at a script's store: the store of torch's default group, or the argument of `init`."""
 _starts: dict[tuple[object, ...], ProcessStart] = {}
 """Starts of this process. Each counts the worlds that it has made, because their entries in a store are not removed."""
 

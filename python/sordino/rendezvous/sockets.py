@@ -16,7 +16,7 @@ taken for another one.
 | rank | join: any | | asks how many newcomers wait |
 | rank | join: who | | asks which newcomers wait |
 | rank | join: invited or refused, to (a number) | plan or reason | answers a newcomer |
-| launcher | | a value | one frame for each rank of the round, in order, when all have come |
+| launcher | | a value | one frame for each rank of the round, in order, when all have sent a value |
 | launcher | lost (a rank) | | a rank ended before it came to the round |
 | launcher | missing (ranks) | | answer |
 | launcher | decided | | outcome of a vote |

@@ -8,7 +8,7 @@ is final.
 | job | number of ranks, and whether processes may join | first rank, when all have met |
 | alive | a count that grows while the job runs | first rank |
 | over | "yes" or "no"; valid while `alive` does not grow | first rank, at the beginning and the end of the job |
-| numbers | count of processes that have come later | each of these |
+| numbers | count of processes that have come later | each such process |
 | requests | count of join requests | newcomer |
 | request/K | number of the newcomer, and its introduction | newcomer |
 | request/K/beat | a count that grows while the newcomer waits | newcomer |

@@ -216,8 +216,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of the wrapped optimizer. Reductions in flight are completed first.
 
-        Residuals of error feedback become those of the state, or 0. A warning names residuals that are lost: a state
-        has those of the rank that has saved it. Collective if each rank has a shard of the optimizer's state
+        Residuals of error feedback are loaded from the state, or become 0. A state has only the residuals of the rank
+        that has saved it; a warning names lost residuals. Collective if each rank has a shard of the optimizer's state
         (`LocalSGD`).
 
         Raises:

@@ -32,7 +32,7 @@ _SHARDED = (
 def unscales() -> bool:
     """Return whether a GradScaler reads the property that calls this function, to unscale gradients.
 
-    It does so in the same step on all ranks, unlike other readers, so gradients can be reduced for it.
+    Unlike other readers, it unscales in the same step on all ranks, so gradients can be reduced for it.
     """
     return sys._getframe(2).f_code.co_name == "_unscale_grads_"
 

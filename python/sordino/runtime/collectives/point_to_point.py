@@ -74,8 +74,8 @@ def recv(
         OperationMismatch: the message has another number of bytes or another dtype. The message is dropped, and later
             ones are not affected. Also an error of an earlier message to `src`, see `send`.
         PeerLost, Timeout, TransportError: the source is lost, or has left before it sent, or does not send in time.
-            Without `src`: the same of all other ranks of the set. With on_peer_lost="continue" also if another rank is
-            lost.
+            Without `src`: this applies to all other ranks of the set. With on_peer_lost="continue" also if another rank
+            is lost.
     """
     context = current()
     source = context.message(False, True, tensor, src, tag, process_set.process_set_id)

@@ -119,7 +119,7 @@ class Channel:
             others_only: leave this rank's own values out of the sum. The weights stay, so along `RandomCycle` the
                 result is half of the peer's value.
             wait: return only when the exchange is complete.
-            layout: division into segments; None: that of `values`.
+            layout: division into segments; None: the layout of `values`.
             after: operation after which the exchange begins on this rank. If it fails, the exchange fails.
             serving: this rank waits for the others without a deadline, until they leave.
         """
@@ -169,7 +169,7 @@ class Channel:
 
 
 def wait_for_all(handles: Sequence[Handle]) -> None:
-    """Wait for all, then raise the error of the first handle that failed."""
+    """Wait for all handles, then raise the error of the first one that failed."""
     failure: Exception | None = None
     for handle in handles:
         try:

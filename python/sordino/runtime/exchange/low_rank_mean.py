@@ -56,7 +56,7 @@ class LowRankMean:
 
     Args:
         codec: the codec, the same on all ranks.
-        tensors: tensors with the shapes and the device of those that will be averaged, the same on all ranks.
+        tensors: tensors with the shapes and the device of the tensors to average, the same on all ranks.
         name: what the tensors are, for errors.
         transfers: the collectives of the ranks.
     """

@@ -11,7 +11,7 @@ under "by_rank" in whole, so the shards of all ranks together have the residuals
 
 | the state has | this rank |
 |---|---|
-| its residuals, of the same ranks, codec and pieces | copies them, so training goes on bit for bit |
+| its residuals, of the same ranks, codec and pieces | copies them, so training continues with the same bits |
 | its residuals, of other ranks, another codec or other pieces | *moves* them: what is still owed is sent, see below |
 | residuals of a rank that no longer exists | rank number % size moves these to its own |
 | residuals of other ranks only | starts from 0, with a warning |

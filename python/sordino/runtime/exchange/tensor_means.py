@@ -51,7 +51,7 @@ def mean_of(codec: Codec, tensors: Sequence[torch.Tensor], name: str, transfers:
 
     Args:
         codec: the codec, the same on all ranks.
-        tensors: tensors with the shapes and the device of those that will be averaged.
+        tensors: tensors with the shapes and the device of the tensors to average.
         name: what the tensors are, for errors.
         transfers: the collectives of the ranks.
 

@@ -35,7 +35,7 @@ from sordino.runtime.tensors import Described, check, dense_strides, describe
 
 
 class WhenWaited:
-    """Handle of a reduction that runs when it is waited for."""
+    """Handle of a reduction that runs when `wait()` is called."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         self.wait = run

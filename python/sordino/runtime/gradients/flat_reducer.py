@@ -23,7 +23,7 @@ from sordino.runtime.gradients.reducer import GradientReducer, versions_of
 from sordino.runtime.gradients.settings import Settings
 
 _NAMED = 8  # maximum number of tensors in an error
-ALIGNMENT = 64  # bytes; that of arenas, so that parts of equal size are adjacent
+ALIGNMENT = 64  # bytes, as in arenas, so that parts of equal size are adjacent
 
 
 def part_length(count: int, parts: int, itemsize: int) -> int:

@@ -1,7 +1,7 @@
 """Detection of NaN and Inf (`check_finite`): if some rank has them, all ranks refuse the step.
 
 A sum is finite only if all its terms are, so a tensor is checked by its sum: one pass at the speed of memory. Two sets
-of values are checked: those that a rank is about to send, so that an error can name the rank, and those that the
+of values are checked: values that a rank is about to send, so that an error can name the rank, and values that the
 optimizer is about to use. If the latter are an average that all ranks share, all ranks find the same without
 communication. Otherwise (`asks`) a flag is reduced before every step, so that no rank takes a step that others refuse.
 """

@@ -73,7 +73,7 @@ class SettingsCheck:
 
         Args:
             context: the context of this rank.
-            frozen: indices of the parameters that count as frozen; None: of those that are frozen now.
+            frozen: indices of the parameters that count as frozen; None: the parameters that are frozen now.
 
         Raises:
             ConfigurationMismatch: settings differ. Raised on all ranks.

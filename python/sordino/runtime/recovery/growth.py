@@ -107,7 +107,7 @@ def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> None
 
     Args:
         context: the context of this rank, which adopts the next world.
-        layout: lines that must be the same on a newcomer, besides those of the optimizers.
+        layout: lines that must be the same on a newcomer, besides the lines of the optimizers.
         leaves: whether this rank wants to leave.
 
     Raises:
@@ -190,7 +190,7 @@ def join(context: Context, layout: Sequence[str]) -> None:
 def _admission(context: Context) -> Admission | None:
     """Return the rendezvous at which processes can join; None without one, or if a loss ends the job.
 
-    Also None if only some of the job's ranks form the world, because identities are not those of the rendezvous then.
+    Also None if only some of the job's ranks form the world, because the rendezvous has other numbers for them then.
     """
     start = context.start
     if not isinstance(start, ProcessStart) or not context.survives_losses:

@@ -29,7 +29,7 @@ class _Division:
     epoch: int
     done: torch.Tensor  # bool by index: processed before this division
     left: torch.Tensor  # int64, in the order in which indices are dealt
-    dealt: torch.Tensor  # `left`, with its beginning repeated until all ranks have equally many
+    dealt: torch.Tensor  # `left`, with its beginning repeated until all ranks have the same number
     ranks: int
     rank: int  # this rank
 
@@ -56,7 +56,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     Give it to the `DataLoader` and, under any name, to `TorchState`, and call `record_batch` after each batch.
     `state.commit()` tells all ranks what each has processed. After a fault, the indices of this epoch that were in no
     committed batch are divided among the current ranks. Each is visited once, except a few that are repeated so that
-    all ranks have equally many.
+    all ranks have the same number.
 
     Args:
         dataset: a dataset of constant length, the same on all ranks.
