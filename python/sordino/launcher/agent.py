@@ -3,8 +3,8 @@
   python -I -S agent.py
 
 The launcher writes to its stdin: a line of JSON with the process to start, then lines with numbers of signals for it.
-So the environment, which has the job's secret, is in no list of processes. It uses the standard library only, so that
-it starts in milliseconds.
+So the environment, which has the job's secret, does not appear in process lists. The agent uses the standard library
+only, so that it starts in milliseconds.
 
 | event | reaction |
 |---|---|
@@ -82,7 +82,7 @@ def _start(job: dict[str, Any]) -> subprocess.Popen[bytes]:
             environment[name] = value
     # Otherwise each process computes with one thread per core of its host.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // job["slots"])))
-    environment.setdefault("PYTHONUNBUFFERED", "1")  # its output is a pipe, which would keep lines back
+    environment.setdefault("PYTHONUNBUFFERED", "1")  # its output is a pipe, for which Python would buffer lines
     # Python finds the program in its own PATH, not in that of `environment`.
     os.environ["PATH"] = environment.get("PATH", os.defpath)
     return subprocess.Popen(

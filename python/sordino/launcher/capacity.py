@@ -1,6 +1,6 @@
 """Capacity of the hosts of a job, in ranks.
 
-An absurd number of ranks is refused before mpirun starts, which would use all memory for it.
+An absurd number of ranks is refused before mpirun starts, because mpirun would use up all memory.
 
 Without --oversubscribe a machine takes 4 ranks per core, and at least 8; with it, 64 per core. In either case each rank
 needs 100 MiB of its memory. Cores and memory of other hosts are not known here: their slots, at most 1024, count as
@@ -22,7 +22,7 @@ AT_LEAST = 8
 OVERSUBSCRIBED = 64
 BYTES_PER_RANK = 100 << 20
 MOST_SLOTS = 1024
-# Options and variables by which others give hosts to mpirun. Their number is unknown, except for Slurm's nodes.
+# Other options and variables that give hosts to mpirun. The number of these hosts is unknown, except for Slurm's nodes.
 _HOST_OPTIONS = re.compile(r"--?(hosts?|H|f|hostfile|machinefile|default-hostfile|add-hosts?|add-hostfile)")
 _HOST_VARIABLES = (
     *("PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE", "HYDRA_HOST_FILE"),

@@ -14,7 +14,7 @@ from sordino.errors import UsageError
 
 @contextlib.contextmanager
 def allowed(needed: int, users: str) -> Iterator[None]:
-    """Let this process open that many files within the block.
+    """Let this process open `needed` files within the block.
 
     Args:
         needed: number of files.
@@ -38,9 +38,9 @@ def allowed(needed: int, users: str) -> Iterator[None]:
 
 
 def write(descriptor: int, data: bytes) -> None:
-    """Write all data, also if another process has made the pipe or the terminal non-blocking.
+    """Write all data, even if another process has made the pipe or the terminal non-blocking.
 
-    If the reader has gone, they are lost, as with mpirun.
+    If the reader is gone, the data are lost, as with mpirun.
     """
     writable = select.poll()
     writable.register(descriptor, select.POLLOUT)

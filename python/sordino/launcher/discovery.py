@@ -1,7 +1,7 @@
-"""Hosts of an elastic job, as a script of the user's prints them, and where its processes run.
+"""Hosts of an elastic job, as a user's script prints them, and the slots of its processes.
 
-The script prints a line `name:slots` (or `name`, for one slot) for each host that may have processes now. The order of
-the lines is that in which hosts get processes.
+The script prints a line `name:slots` (or `name`, for one slot) for each host that may have processes now. Hosts get
+processes in the order of the lines.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sordino.errors import UsageError
 from sordino.launcher.restarts import next_wait
 
 _EVERY_S = 1.0
-_LONGEST_S = 60.0  # for the script
-_KILLED_S = 0.5  # for its end after SIGKILL
+_LONGEST_S = 60.0  # time limit of the script
+_KILLED_S = 0.5  # time to wait for its end after SIGKILL
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def surplus(hosts: Iterable[Host], taken: Iterable[Slot]) -> list[Slot]:
 
 @dataclass
 class Cooldowns:
-    """Hosts on which a process has failed soon after its start get no other one for 1 s, 2 s, 4 s, up to a minute."""
+    """Waiting times of hosts. If a process fails soon after its start, its host gets none for 1 s, 2 s, ... 60 s."""
 
     _until: dict[str, float] = field(default_factory=dict)
     _wait: dict[str, float] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Discovery:
         """Start the script if it is time, and take the hosts from a run that has ended.
 
         Returns:
-            a problem that the run before did not have; "" if there is none. The hosts stay as they were.
+            a problem that the run before did not have; "" if there is none. After a problem, the hosts stay unchanged.
         """
         now = self._clock.now()
         if self._running is None and now >= self._next:
@@ -130,7 +130,7 @@ class Discovery:
         return [] if self._running is None else [self._running.pid]
 
     def close(self) -> None:
-        """End a run."""
+        """End the current run, if there is one."""
         if self._running is not None:
             self._kill()
         self._output.close()

@@ -1,8 +1,8 @@
-"""Elastic job: its processes run on the hosts that a script of the user's names, and follow changes of that list.
+"""Elastic job: its processes run on the hosts that a user's script names, and follow changes of that list.
 
 This process opens the store at which they meet (rendezvous/store_admission.py), so the job survives the loss of any of
-its processes. Each runs under an agent (agent.py) on its host. The ranks do the rest: they continue without those that
-are lost, and let newcomers in at their next commit. So this launcher only starts and ends processes:
+its processes. Each runs under an agent (agent.py) on its host. The ranks themselves continue without lost ranks, and
+let newcomers in at their next commit. So this launcher only starts and ends processes:
 
 | event | reaction |
 |---|---|
@@ -12,7 +12,7 @@ are lost, and let newcomers in at their next commit. So this launcher only start
 | a process fails later | its host gets no process for a moment if the process has not lived long |
 | a host or slot is gone | its process gets SIGTERM, and SIGKILL `grace` seconds later |
 | for `patience` seconds, fewer than `least` processes run | the job ends with status 1 |
-| a process ends with status 0 by itself | it has left, or finished before others: none starts for 5 s |
+| a process ends with status 0 by itself | it has left, or finished before others: no process starts for 5 s |
 | the first rank has written that the job is over | no process starts any more |
 """
 
@@ -47,9 +47,9 @@ _LOOK_S = 0.05
 _SAY_S = 0.3  # from a failure that ends the job to SIGTERM, so that the others can print their errors
 _GRACE_S = 1.0  # from SIGTERM to SIGKILL
 _LEFT_S = 5.0  # after a process has ended with status 0; the others may be about to finish, too
-_DEADLINE_S = 60.0  # for the store, which is in this process
+_DEADLINE_S = 60.0  # time limit of the store, which is in this process
 FILES_PER_PROCESS, OTHER_FILES = 4, 64
-"""Open files of the launcher, at most."""
+"""Maximum numbers of open files of the launcher."""
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -95,7 +95,7 @@ class ElasticJob:
         words: command of each process.
         environment: environment of the processes on this machine.
         exported: variables for those on other hosts, added to the environment that ssh gives them.
-        discovery: knows the hosts.
+        discovery: source of the hosts.
         limits: numbers of processes.
         grace: seconds from SIGTERM to SIGKILL for processes whose host is gone.
         ssh: command that runs another command on the host whose name follows.
@@ -111,7 +111,7 @@ class ElasticJob:
         grace: float,
         ssh: str = SSH,
     ) -> None:
-        import torch.distributed as dist  # takes seconds, so only where it is needed
+        import torch.distributed as dist  # the import takes seconds, so it is done only if needed
 
         self._words, self._environment, self._exported = list(words), dict(environment), dict(exported)
         self._discovery, self._limits, self._grace, self._ssh = discovery, limits, grace, shlex.split(ssh)
@@ -121,14 +121,14 @@ class ElasticJob:
         self._token = secrets.token_hex(32)
         self._names = {*_LOCAL, socket.gethostname(), socket.getfqdn()}  # of this machine
         self._events = selectors.DefaultSelector()
-        self._stop = StopSignals()  # those of `run`
+        self._stop = StopSignals()  # replaced by the argument of `run`
         self._clock = AwakeClock()
         self._living: dict[int, _Process] = {}  # by number of the start
         self._started = 0
         self._size = 0  # number of ranks with which the job has begun
         self._met = False
         self._ended_well: float | None = None  # when a process last ended with status 0 by itself
-        self._failures: list[tuple[str, int]] = []  # description and status of those that were not replaced
+        self._failures: list[tuple[str, int]] = []  # description and status of failed processes that were not replaced
         self._lost = 0  # number of processes that have failed
         self._cooldowns = Cooldowns()
         self._short_since: float | None = None  # when there were too few slots or processes
@@ -248,7 +248,7 @@ class ElasticJob:
     # ---- processes
 
     def _start(self, slot: Slot, rank: int | None) -> bool:
-        """Start a process, as a rank of the beginning or (None) as a newcomer. Return whether that succeeded."""
+        """Start a process, as a rank of the start or (`rank` None) as a newcomer. Return whether that succeeded."""
         with self._stop.deferred():
             return self._start_now(slot, rank)
 

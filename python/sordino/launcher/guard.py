@@ -1,6 +1,7 @@
 """Guard of a job: two processes, so that no process of the job remains if a launcher is killed in any way.
 
-The process that the user started (the first) passes on signals and input. Its child (the copy) does the work.
+The process that the user started (the first) passes on signals and input. Its child (the copy) does the work. To clear
+means to remove the job's files.
 
 | event | reaction |
 |---|---|
@@ -30,10 +31,9 @@ def guarded(work: Callable[[StopSignals], int], clear: Callable[[], None], grace
     """Call `work` in a child process and return its status; 128 + N if signal N ended it.
 
     Args:
-        work: gets the signals for the job. An exception is printed and gives status 1, a UsageError
-            status 2.
+        work: gets the signals for the job. An exception is printed and gives status 1, a UsageError status 2.
         clear: removes files of `work`; called after it by both processes, because either may have been killed.
-        grace: seconds from such a signal until the job is killed.
+        grace: seconds from a stop signal until the job is killed.
     """
     sys.stdout.flush()
     sys.stderr.flush()

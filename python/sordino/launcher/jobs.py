@@ -80,8 +80,8 @@ def place_for(launcher: mpi.Launcher, job: mpi.Job) -> Iterator[JobFolder | None
 
     It is None if the launcher has no options for it, or uses other hosts, which would not have the folder.
 
-    A killed mpirun leaves its session files and 16 MiB of shared memory for each rank. So they go to a folder that is
-    removed.
+    A killed mpirun leaves its session files and 16 MiB of shared memory for each rank. So these files go to a folder
+    that is removed.
     """
     if launcher.family != "openmpi" or job.hosts:
         yield None

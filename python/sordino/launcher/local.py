@@ -39,7 +39,7 @@ from sordino.rendezvous.server import RendezvousServer
 
 _LOOK_S = 0.05
 _SAY_S = 0.3  # from the first failure to SIGTERM, so that the others can print their errors
-_NOTICE_S = 10.0  # for ranks that wait for an ended rank to get an error, and to end by themselves
+_NOTICE_S = 10.0  # in which ranks that wait for an ended rank get an error, and end by themselves
 _GRACE_S = 1.0  # from SIGTERM to SIGKILL
 _FILES_PER_RANK, _OTHER_FILES = 6, 64  # open files of the launcher, at most
 
@@ -84,7 +84,7 @@ class LocalJob:
         self._targets = (output.fileno(), output.fileno()) if output else (1, 2)
         self._events = selectors.DefaultSelector()
         self._server = RendezvousServer(folder / "meet", token.encode(), self._events, ranks)
-        self._stop = StopSignals()  # those of `run`
+        self._stop = StopSignals()  # replaced by the argument of `run`
         self._respawns, self._respawned = respawns, 0
         self._due: list[tuple[float, int]] = []  # times of replacements, and the ranks that they replace
         self._wait_s = 0.0  # before the next replacement
@@ -106,7 +106,7 @@ class LocalJob:
         late, self._stop = False, stop
         with contextlib.ExitStack() as stack:
             stack.callback(self._close)
-            # A rank is replaced when its files are closed. Others may join by themselves.
+            # A rank is replaced after its files are closed. A process that joins by itself takes one of _OTHER_FILES.
             needed = _FILES_PER_RANK * self._size + _OTHER_FILES
             stack.enter_context(descriptors.allowed(needed, f"{self._size} rank{'s' * (self._size > 1)}"))
             reap = stack.enter_context(subreaper())
@@ -225,7 +225,7 @@ class LocalJob:
         for happened in events:
             if not isinstance(happened, Rank):
                 happened()
-        # If the ends of two ranks are seen at once, the rank that a signal ended is the cause of the other's end.
+        # If two ends are seen at once, the end of a rank that a signal ended counts as the cause of the other.
         for rank in sorted(ended, key=lambda rank: rank.process.wait() >= 0):
             self._collect(rank)
         if not events:

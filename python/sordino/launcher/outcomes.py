@@ -1,7 +1,7 @@
-"""Outcomes of the ranks of a job, from which follow when the job is over, and its status.
+"""Outcomes of the ranks of a job. They determine when the job is over, and its status.
 
 The sources are notices of ranks (waits, survives, met, left, fails, exits; rendezvous/notices.py) and reports of their
-ends. Under fault tolerance these come from a supervisor, because mpirun's status is 0 then even if every rank was
+ends. With mpirun's fault tolerance, reports come from a supervisor, because mpirun's status is 0 even if every rank was
 killed. The job is over if all ranks have ended, or if one of these conditions (`_hopeless`) has held for a time:
 
 | cause | condition | time | then |
@@ -36,7 +36,7 @@ _START = "start"
 _GONE, _STOPPED = ("", "Z"), "T"  # states of processes
 _PATIENCE_S = 0.5
 _LOOK_S = 0.5
-_LEFT_OUT_S = 10.0  # for a lost rank that still runs to notice that, and to end by itself
+_LEFT_OUT_S = 10.0  # in which a lost rank that still runs notices that it is lost, and ends by itself
 
 
 @dataclass(frozen=True, order=True)
@@ -123,7 +123,7 @@ class Outcomes:
 
     def note(self, rank: int, code: int, at: float) -> None:
         """Record the end of a rank: its status or -signal, and the time in seconds since the epoch."""
-        self._known = {**self._known, rank: Outcome(at, rank, code)}  # a new one: other threads iterate over the old
+        self._known = {**self._known, rank: Outcome(at, rank, code)}  # a new dict: other threads iterate over the old
 
     def replace(self, lost: int, number: int) -> None:
         """Note that process `number` replaces a rank that has ended, which no longer counts as failed."""
@@ -215,8 +215,8 @@ class Outcomes:
         waiting = notices["waits"] - notices["met"] - known.keys()
         missed = min((outcome for rank, outcome in known.items() if rank not in notices["met"]), default=None)
         if missed and waiting:
-            # The patience allows for a rank that started MPI by other means, so has met the others without a notice.
-            # The others are about to send theirs.
+            # The patience is for a rank that started MPI by other means. It has met the others without a notice, and
+            # they are about to send theirs.
             text = f"{missed} before all ranks had met, and the others cannot start without it"
             return _Hopeless("missed", text, self.patience_s, missed.status or 1)
         if waiting:
@@ -268,7 +268,7 @@ class Outcomes:
         """Return the status of the job and a message, which may be "".
 
         A rank is lost if a signal ended it, or if its end is unknown. The job succeeds if some rank finished with
-        status 0 (one that left before the end has not finished), and so did all ranks that are not lost or replaced.
+        status 0 (a rank that left before the end has not finished), and no rank failed except lost and replaced ones.
         Else it has the status of the rank that failed first. A condition with its own status (see the module's table)
         takes precedence.
 
@@ -337,7 +337,7 @@ def over_stderr(ranks: int, deadlines: Deadlines | None = None) -> Iterator[tupl
         yield outcomes, f"stderr:{token}", writing
     finally:
         os.close(writing)
-        thread.join(5)  # limited: a process that stays after the job may have the pipe
+        thread.join(5)  # limited: a process that stays after the job may hold the pipe open
 
 
 def _pass_on(reading: int, token: str, outcomes: Outcomes) -> None:
@@ -359,7 +359,7 @@ def _pass_on(reading: int, token: str, outcomes: Outcomes) -> None:
 
 
 def signal_of(status: int) -> int:
-    """Return the signal that an exit status means in a shell; 0 for none, as for 255, which ssh and mpirun have."""
+    """Return the signal that an exit status means in a shell; 0 for none, as for 255, which ssh and mpirun return."""
     return status - 128 if 128 < status <= 128 + signal.SIGRTMAX else 0
 
 

@@ -1,7 +1,7 @@
 """Probes of installed libraries in a child process.
 
-A compiled library may crash or hang while it is loaded, or be overwritten by a new build while a job runs for days. It
-must not affect the doctor or the launcher, so these do not load it.
+A compiled library may crash or hang while it is loaded, or be overwritten by a new build while a job runs for days.
+This must not affect the doctor or the launcher, so they do not load it.
 """
 
 from __future__ import annotations

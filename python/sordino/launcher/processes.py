@@ -1,4 +1,4 @@
-"""Processes of a job: signals are passed on to it, mpirun runs to its end, and no process remains."""
+"""Processes of a job: signals are passed on to them, mpirun runs to its end, and no process remains."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class StopSignals:
         send = self._send
         if send is not None:
             send(signal.SIGTSTP)
-            # It must not stop itself after it was continued.
+            # Wait until it has stopped, because otherwise it could stop itself after it was continued.
             limit = time.monotonic() + _MOMENT_S
             while self._stops and time.monotonic() < limit and state_and_parent(self._stops)[0] not in ("T", "Z", ""):
                 time.sleep(0.01)
@@ -121,7 +121,7 @@ class StopSignals:
         signal.signal(signal.SIGTSTP, own)
         if send is not None:
             send(signal.SIGCONT)
-            for _ in range(_LOOKS):  # a slow one may have stopped itself after that
+            for _ in range(_LOOKS):  # a slow process may have stopped itself after SIGCONT
                 if not self._stops:
                     break
                 time.sleep(_LOOK_S)
@@ -148,7 +148,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Send signals that come within the block at its end, so that a process that it starts gets them, too.
+        """Defer signals to the end of the block, so that a process that the block starts gets them, too.
 
         SIGTSTP is not deferred, because this process stops at once.
         """
@@ -274,7 +274,7 @@ def subreaper() -> Iterator[Callable[[Collection[int]], None]]:
         with contextlib.suppress(ChildProcessError):  # there is no child
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 if ended.si_pid in own or ended.si_pid in others:
-                    break  # the rest comes when this one has been reaped
+                    break  # a later call reaps the rest, when the caller has reaped this one
                 os.waitpid(ended.si_pid, os.WNOHANG)
 
     try:

@@ -21,9 +21,9 @@ class Rank:
     Args:
         number: number of the rank in its job.
         process: its process, which leads a process group.
-        events: where output and the end of the process are awaited. The data of an event is a function to call, or, at
-            the end of the process, this object.
-        outputs: by the descriptor of an output of the process, that of the file to which its lines are written.
+        events: selector for output and the end of the process. The data of an event is a function to call, or, at the
+            end of the process, this object.
+        outputs: by the descriptor of an output of the process: the descriptor to which its lines are written.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Rank:
         events.register(self._pidfd, selectors.EVENT_READ, self)
 
     def send(self, number: int) -> None:
-        """Send a signal to the rank's process group; one for the program to the rank only, not to its children."""
+        """Send a signal to the rank's process group. A signal for the program goes to the rank only."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             (os.kill if number in FOR_THE_PROGRAM else os.killpg)(self.process.pid, number)
 

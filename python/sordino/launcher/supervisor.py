@@ -1,4 +1,4 @@
-"""Supervisor: parent process of a rank, which reports how the rank ended. Open MPI with fault tolerance does not.
+"""Supervisor: parent process of a rank, which reports how the rank ended. Fault-tolerant Open MPI does not report it.
 
   python -I -S supervisor.py FOLDER COMMAND [ARGUMENT ...]       as a link in FOLDER, for ranks on this machine
   python -I -S supervisor.py stderr:TOKEN COMMAND [ARGUMENT ...] as a line on stderr, for others
@@ -37,10 +37,10 @@ _LOOK_S = 0.01
 def main() -> None:
     """Run the command to its end, report how it ended, and end in the same way."""
     where, *command = sys.argv[1:]
-    wire = runpy.run_path(str(Path(__file__).parents[1] / "rendezvous" / "wire.py"))  # now: it may be replaced later
+    wire = runpy.run_path(str(Path(__file__).parents[1] / "rendezvous" / "wire.py"))  # now: a new build may replace it
     launcher, me = os.getppid(), os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    # Also sent when only a thread of the launcher ends, so the parent is checked on receipt.
+    # The kernel also sends it when only a thread of the launcher ends, so the parent is checked on receipt.
     _at_parents_death(signal.SIGTERM)
     rank = os.fork()
     if rank == 0:
@@ -80,7 +80,7 @@ def _end_the_group(rank: int) -> None:
 
     If the supervisor leads the group, SIGKILL ends the supervisor, too.
     """
-    leads = os.getpgrp() == os.getpid()  # so under Open MPI
+    leads = os.getpgrp() == os.getpid()  # true under Open MPI
     end = functools.partial(os.killpg, os.getpid()) if leads else functools.partial(os.kill, rank)
     end(signal.SIGTERM)
     for _ in range(round(_GRACE_S / _LOOK_S)):  # counts sleeps, as a clock includes stopped time

@@ -1,4 +1,4 @@
-"""Processes that ranks start, such as workers of a DataLoader: they inherit their rank's variables, but are no ranks.
+"""Processes that ranks start, such as workers of a DataLoader: they inherit their rank's variables, but are not ranks.
 
 A process of `multiprocessing` also runs the top of the rank's script, which may call `init()`, so `init()` does nothing
 there. Any other program that calls `init()` with the variables of the rank that started it gets an error.
@@ -24,7 +24,8 @@ def started_by_a_rank(environment: Mapping[str, str] = os.environ) -> str:
     has noted these variables. A process whose parent is not a rank may be a rank.
 
     Raises:
-        UsageError: launchers contradict each other; or a rank has started this program otherwise, with its variables.
+        UsageError: launchers contradict each other; or a rank has started this program in another way, with its
+            variables.
     """
     mpi_size, variable = _core.launcher()
     place = launched_rank(environment, mpi_size, variable)
@@ -78,7 +79,7 @@ def _noted(environment: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def _meeting(place: LaunchedRank, environment: Mapping[str, str]) -> str:
-    """Return where and as which rank a process meets the others. A job that a rank starts has another one."""
+    """Return as text a process's rank and where it meets the others. They differ in a job that a rank starts."""
     return json.dumps([place.rank, place.size, place.address or environment.get(RENDEZVOUS, ""), place.run])
 
 

@@ -17,9 +17,9 @@ RENDEZVOUS = "SORDINO_RENDEZVOUS"  # socket at which ranks of `sordino run` meet
 RANK, SIZE = "SORDINO_RANK", "SORDINO_SIZE"
 TOKEN = "SORDINO_TOKEN"
 ON_PEER_LOST = "SORDINO_ON_PEER_LOST"
-NEWCOMER = "SORDINO_NEWCOMER"  # set for a process that joins a running job; if a launcher numbers it, from the size on
+NEWCOMER = "SORDINO_NEWCOMER"  # set for a process that joins a running job; a launcher's number for it is >= SIZE
 MIN_RANKS = "SORDINO_MIN_RANKS"  # number of ranks below which hvd.elastic.run waits
-RANK_VARIABLES = "SORDINO_RANK_VARIABLES"  # what made the process a rank that started this one (children.py)
+RANK_VARIABLES = "SORDINO_RANK_VARIABLES"  # notes of the rank that started this process (children.py)
 _TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun only; Accelerate starts torchrun
 _LIKE_TORCHRUN = "a launcher for torch.distributed (torchrun, Accelerate, DeepSpeed, Ray, Kubeflow)"
 _LAUNCHERS = (
@@ -67,8 +67,8 @@ class LaunchedRank:
         address: host and port of the store at which the ranks meet; None for the socket of `sordino run`.
         hosts_store: whether rank 0 opens that store; else the launcher has opened it.
         run: name of the job at the store.
-        restarts: whether the launcher restarts all ranks at the same store, so that these have to agree which entries
-            there are of their start. Then no process can join.
+        restarts: whether the launcher restarts all ranks at the same store, so that ranks must agree which entries
+            belong to their start. Then no process can join.
         newcomer: whether this process joins a running job. Its rank is the number that the launcher gave it; at a store
             rank and size are 0, because only the store knows them.
     """
@@ -107,7 +107,7 @@ def launches(environment: Mapping[str, str]) -> Iterator[Launch]:
 
 
 def launched_rank(environment: Mapping[str, str], mpi_size: int, mpi_variable: str) -> LaunchedRank | None:
-    """Return the place of this process if a launcher without MPI has started it; None for MPI's or no launcher.
+    """Return the place of this process if a launcher without MPI has started it, else None.
 
     Args:
         environment: environment of this process.
@@ -186,7 +186,7 @@ def _agents(environment: Mapping[str, str]) -> bool:
 
 
 def _address(environment: Mapping[str, str], launch: Launch, *others: str) -> tuple[str, int]:
-    """Return the address of the store. UsageError if it, or one of the other variables, is not set."""
+    """Return the address of the store. Raises UsageError if it, or one of the other variables, is not set."""
     missing = [name for name in (*others, *_STORE) if not environment.get(name)]
     if missing:
         raise UsageError(
@@ -202,7 +202,7 @@ def _address(environment: Mapping[str, str], launch: Launch, *others: str) -> tu
 
 
 def _in_slurm(environment: Mapping[str, str]) -> LaunchedRank:
-    """Return the place from srun's variables. The first node has the store, at a port made from the job id."""
+    """Return the place from srun's variables. The first node has the store, at a port derived from the job id."""
     launch = _launch(environment, "srun", *_SRUN)
     assert launch is not None
     job, step = environment.get("SLURM_JOB_ID", "0"), environment.get("SLURM_STEP_ID", "0")

@@ -1,4 +1,4 @@
-"""Finds the start of this process (starts.py): from arguments of `init`, torch.distributed, or the environment."""
+"""Search for the start of this process (starts.py): in arguments of `init`, torch.distributed, or the environment."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def find_start(
 
 
 _GROUP, _GIVEN = _BY_SCRIPTS = ("group",), ("given",)
-"""Kinds of starts at the store of a script: that of torch's default group, or an argument of `init`."""
+"""Kinds of starts at a script's store: the store of torch's default group, or the argument of `init`."""
 _starts: dict[tuple[object, ...], ProcessStart] = {}
 """Starts of this process. Each counts the worlds that it has made, because their entries in a store are not removed."""
 
@@ -92,7 +92,7 @@ def _at_the_launcher(place: LaunchedRank, chosen: str, environment: Mapping[str,
 
 
 def _at_an_address(place: LaunchedRank, chosen: str, environment: Mapping[str, str]) -> ProcessStart:
-    """Return the start at the store of the environment. If the job has begun before, this process joins it."""
+    """Return the start at the store of the environment. If the job has already begun, this process joins it."""
     assert place.address is not None
     store = open_store(place.address, place.hosts_store and place.rank == 0, _core.deadlines()[0])
     key = (os.getpid(), store, place.run, place.rank, place.size)
@@ -238,7 +238,7 @@ def _default_group() -> _Group | None:
 
 
 def _mpi_in_use() -> bool:
-    # Only a script that uses mpi4py has MPI initialized without a launcher. The check for it loads the library.
+    # Without a launcher, only a script that uses mpi4py initializes MPI. mpi_initialized() loads the MPI library.
     return _core.build_info()["mpi"] is not None and "mpi4py.MPI" in sys.modules and _core.mpi_initialized()
 
 

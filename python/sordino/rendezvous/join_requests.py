@@ -1,14 +1,14 @@
 """Requests of processes that want to join a running job, and the answers of its first rank.
 
-`Admission` is what ranks and newcomers use, at the launcher's socket (sockets.py) or a store (store_admission.py). The
-launcher passes questions and answers on, and does not decide anything; `JoinRequests` is its side:
+Ranks and newcomers use an `Admission`, at the launcher's socket (sockets.py) or a store (store_admission.py). The
+launcher only passes questions and answers on; `JoinRequests` is its side:
 
 | newcomer | launcher | first rank |
 |---|---|---|
 | asks to join, with its introduction | keeps it | |
 | | tells whether a process waits, or sends the introductions | asks for that |
 | invited, with the plan of the next world; or refused, with the reason | passes it on | answers one of them |
-| over | when no process is left but newcomers that wait | |
+| told that the job is over | when only waiting newcomers are left | |
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Admission(Protocol):
         """Return the values of these ranks for this key, in the order of `ranks`. Collective over them."""
 
     def vote(self, key: str, ranks: Sequence[int], agrees: bool, seconds: float) -> bool:
-        """Return whether all these ranks have agreed. All that ask get the same answer. Collective over them."""
+        """Return whether all these ranks have agreed. All of them get the same answer. Collective over them."""
 
     def waits(self) -> bool:
         """Return whether a process waits to join."""
@@ -60,7 +60,7 @@ class JoinRequests:
     waiting: dict[int, tuple[Say, bytes]] = field(default_factory=dict)
 
     def take(self, number: int, say: Say, head: dict[str, Any], payload: bytes) -> None:
-        """Handle a frame of process `number`. ValueError, KeyError or TypeError if it is malformed."""
+        """Handle a frame of process `number`. Raises ValueError, KeyError or TypeError if it is malformed."""
         what = head["join"]
         if what == "ask":
             self.waiting[number] = say, payload
@@ -75,7 +75,7 @@ class JoinRequests:
                 to[0]({"verdict": verdict.value}, payload)
 
     def left(self, number: int) -> None:
-        """Note that a process has gone."""
+        """Note that a process has ended."""
         self.waiting.pop(number, None)
 
     def close(self) -> None:

@@ -8,10 +8,10 @@
 | left | the remaining ranks continue without the given rank |
 | fails | an error of this rank ends it |
 | exits | this rank exits |
-| departs | this rank leaves in good order, or could not join: how it ends says nothing about the job |
+| departs | this rank leaves in good order, or could not join: its exit status says nothing about the job |
 
-They are needed because ranks would wait at the start or at the end for ranks that are gone or stopped, and only the
-launcher can end them.
+Without notices, ranks could wait forever, at the start or the end, for ranks that are gone or stopped. Only the
+launcher can end such a wait.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from sordino.rendezvous.wire import Message, send
 
 # Variables with the rank's number at the launcher and the number of ranks, of `sordino run` and Open MPI's mpirun.
 _NUMBERS = (("SORDINO_RANK", "SORDINO_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
-_rank_process = 0  # its children have its environment, but are not ranks
+_rank_process = 0  # id of the rank's process; its children have its environment, but are not ranks
 
 
 @contextmanager
 def awaited_by_the_launcher(met: Callable[[], bool], survives_losses: bool = False) -> Iterator[None]:
     """Tell the launcher that this rank waits and, after the block in which the ranks meet, that they have met.
 
-    Tells nothing if they have met already, or no launcher listens.
+    Sends nothing if they have met already, or no launcher listens.
 
     Args:
         met: returns whether the ranks have met, including ranks with different settings.
@@ -75,7 +75,7 @@ def tell_of_the_lost(identities: Iterable[int], identity: int, started: int) -> 
     Args:
         identities: numbers of the lost ranks in the first world.
         identity: number of this rank in the first world.
-        started: number of ranks of the first world. The launcher uses the same numbers only if it started just these.
+        started: number of ranks of the first world. The launcher has the same numbers only if it started these ranks.
     """
     known = ((os.environ.get(rank), os.environ.get(size)) for rank, size in _NUMBERS)
     if (str(identity), str(started)) in known:
@@ -84,7 +84,7 @@ def tell_of_the_lost(identities: Iterable[int], identity: int, started: int) -> 
 
 
 def tell_of_the_failure() -> None:
-    """Tell the launcher that an error of this rank ends it, before the others fail because of that."""
+    """Tell the launcher that an error of this rank ends it, before other ranks fail because of that."""
     if os.getpid() == _rank_process:
         _tell("fails", _own_number())
 

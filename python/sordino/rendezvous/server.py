@@ -19,7 +19,7 @@ from sordino.rendezvous.votes import Votes
 
 _MOST_BYTES = 1 << 20
 _LONGEST_PATH = 107  # of a socket, in bytes
-_MOST_OF_STRANGERS = 1 << 10  # maximum size of a frame before the token
+_MOST_OF_STRANGERS = 1 << 10  # maximum size in bytes of a frame before the token
 
 
 class RendezvousServer:
@@ -155,7 +155,7 @@ class RendezvousServer:
                     visitor.say(request, {}, shown[rank][2])
 
     def _dismiss_newcomers_if_alone(self) -> None:
-        """If no rank is left that could let newcomers in, tell them. Ranks of the start may have yet to connect."""
+        """Tell newcomers if no rank remains that could let them in. Ranks of the start count before they connect."""
         connected = {visitor.rank for visitor in self._visitors if visitor.rank not in (None, NO_NUMBER)}
         if self._started | connected <= self._gone | self._join_requests.waiting.keys():
             self._join_requests.close()
@@ -176,7 +176,7 @@ class _Visitor:
         self.rank: int | None = None
 
     def next(self) -> tuple[dict[str, Any], bytes] | None:
-        """Return the next frame; None if it is not complete yet. ValueError if it is invalid."""
+        """Return the next frame; None if it is not complete yet. Raises ValueError if it is invalid."""
         return self.frames.next(_MOST_OF_STRANGERS if self.rank is None else _MOST_BYTES)
 
     def say(self, request: int, head: dict[str, Any], payload: bytes) -> None:

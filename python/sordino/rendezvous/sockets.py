@@ -16,7 +16,7 @@ taken for another one.
 | rank | join: any | | asks how many newcomers wait |
 | rank | join: who | | asks which newcomers wait |
 | rank | join: invited or refused, to (a number) | plan or reason | answers a newcomer |
-| launcher | | a value | one frame for each rank of the round, in order, when all have come |
+| launcher | | a value | one frame for each rank of the round, in order, when all have sent a value |
 | launcher | lost (a rank) | | a rank ended before it came to the round |
 | launcher | missing (ranks) | | answer |
 | launcher | decided | | outcome of a vote |
@@ -79,7 +79,7 @@ class SocketRendezvous:
             key: name of the round.
             ranks: ranks of the round, including this rank.
             mine: value of this rank.
-            timeout: seconds to wait for the other ranks; None: those of this rendezvous.
+            timeout: seconds to wait for the other ranks; None: the timeout of this rendezvous.
 
         Raises:
             Timeout: some ranks have not come in time. The error has their numbers.
@@ -110,7 +110,7 @@ class SocketRendezvous:
             return []
 
     def vote(self, key: str, ranks: Sequence[int], agrees: bool, seconds: float) -> bool:
-        """Return whether all these ranks have agreed. All that ask get the same answer. Collective over them.
+        """Return whether all these ranks have agreed. All of them get the same answer. Collective over them.
 
         Args:
             key: name of the vote, used once.
@@ -176,7 +176,7 @@ class SocketRendezvous:
             )
 
     def new_number(self) -> int:
-        """Return a number for a process that shall join the job, and that the launcher does not start."""
+        """Return a number for a process that is to join the job, and that the launcher does not start."""
         return int(self._soon({"join": "number"}, self._timeout)[0]["number"])
 
     # ---- frames ------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class SocketRendezvous:
         return self._requests
 
     def _answer(self, request: int, deadline: Deadline) -> tuple[dict[str, Any], bytes]:
-        """Return the next frame that answers a request. Drops answers to others. TimeoutError after the deadline."""
+        """Return the next answer to a request, and drop answers to others. Raises TimeoutError after the deadline."""
         while True:
             while (found := self._frames.next()) is not None:
                 if found[0].get("n") == request:

@@ -132,7 +132,7 @@ class ProcessStart:
     def grown_world(self, members: Sequence[int], key: str, timeout: float) -> _core.World:
         """Return a world with processes that join. Collective over its ranks.
 
-        No launcher waits for them as at the start: without them the job goes on.
+        Unlike at the start, no launcher waits for the ranks: if they do not meet, the job continues without newcomers.
 
         Args:
             members: numbers of its ranks at the launcher or the store.
@@ -155,7 +155,7 @@ class ProcessStart:
         survive_losses: bool,
         show: Callable[[int, bytes], list[bytes]],
     ) -> _core.World:
-        """Return a world of these ranks, which show each other their values by `show` in numbered turns."""
+        """Return a world of these ranks, which exchange values by `show` in numbered turns."""
         turns = itertools.count()
 
         def gather(mine: bytes) -> list[bytes]:

@@ -1,11 +1,11 @@
 """Rendezvous of ranks that torchrun and similar launchers have started: through a torch.distributed store.
 
-In a round every rank writes its value. The first rank reads them all, and writes them as one, which the others read. So
-N ranks make about 4 N requests, not one for each pair.
+In a round every rank writes its value. The first rank reads all values, and writes them as one entry, which the others
+read. So N ranks make about 4 N requests, not one for each pair.
 
 A store may outlive a start: torchrun restarts ranks, and scripts make one group after the other. The entries of earlier
-starts stay, and ranks cannot count their starts, because some may have ended before they came to the store. So a roll
-call gives each start a prefix of its own (`StoreRendezvous.call_roll`):
+starts stay, and ranks cannot count starts, because some may have ended before they reached the store. So a roll call
+gives each start a prefix of its own (`StoreRendezvous.call_roll`):
 
 | entry | written by | value |
 |---|---|---|
@@ -36,7 +36,7 @@ from sordino.log import logger
 _log = logger(__name__)
 _LOOK_S = 1.0  # interval of checks whether another rank has given up
 _NAP_S = 0.05  # longest sleep between requests; short, so that signals are handled, which the store's wait() defers
-_opened: dict[tuple[str, int], Any] = {}  # by address; kept open, because rank 0's serves the others
+_opened: dict[tuple[str, int], Any] = {}  # by address; kept open, because the store of rank 0 serves the others
 
 
 class StoreRendezvous:
@@ -70,7 +70,7 @@ class StoreRendezvous:
             key: name of the round. Rounds of other ranks may have the same name.
             ranks: ranks of the round, including this rank.
             mine: value of this rank.
-            timeout: seconds to wait for the other ranks; None: those of this rendezvous.
+            timeout: seconds to wait for the other ranks; None: the timeout of this rendezvous.
 
         Raises:
             Timeout: some ranks have not come in time. The error has their numbers.
@@ -91,7 +91,7 @@ class StoreRendezvous:
             return [self._checked(rank, names[rank], one) for rank, one in zip(names, signed)]
 
     def call_roll(self, size: int) -> None:
-        """Change the prefix, with all ranks, to one that no other start at the store has. Collective.
+        """Agree with all ranks on a new prefix, which no other start at the store has. Collective.
 
         Args:
             size: number of ranks.
@@ -143,7 +143,7 @@ class StoreRendezvous:
         def follows() -> bool:
             nonlocal roll
             if roll and self._store.check([f"{place}/go/{roll.hex()}"]):
-                return True  # before the next look at the roll: the first rank may be in its next start
+                return True  # checked before the roll, because the first rank may be in its next start
             name = f"{place}/roll/{number.hex()}"
             if not self._store.check([name]):
                 return False
@@ -179,10 +179,10 @@ class StoreRendezvous:
         Args:
             names: by rank, the entries that the ranks write, to name missing ranks.
             over: returns whether the wait is over.
-            first: rank that goes on when all have come.
+            first: rank that completes the round when all have come.
             given_up: entry that tells that a rank has given up this wait.
             before: value of that entry before the wait; b"" without one.
-            timeout: seconds to wait; None: those of this rendezvous.
+            timeout: seconds to wait; None: the timeout of this rendezvous.
             mine: value for that entry, if this rank gives up.
         """
         clock, warned, looked = AwakeClock(2 * _LOOK_S), False, 0.0
@@ -208,7 +208,7 @@ class StoreRendezvous:
                 text = f"waits for rank {missing[0]}, which has come to init() and does not go on"
             if late:
                 self._store.set(given_up, mine)
-                time.sleep(2 * _LOOK_S)  # the store may end with this process; the others need time to read it
+                time.sleep(2 * _LOOK_S)  # the store may end with this process; the others need time to read the entry
                 limit = f" ({self._limit})" if timeout is None else ""
                 raise Timeout(f"rank {self._rank} {text}, for more than {most:g} s{limit}", "init", missing)
             warned = True

@@ -1,14 +1,14 @@
 """Join requests at a torch.distributed store, at which the ranks of a running job have met.
 
-The store only handles requests one after the other. So no number is assigned twice, and the first decision written for
-a vote is final.
+The store handles one request after the other. So no number is assigned twice, and the first decision written for a vote
+is final.
 
 | key | value | written by |
 |---|---|---|
 | job | number of ranks, and whether processes may join | first rank, when all have met |
 | alive | a count that grows while the job runs | first rank |
-| over | "yes" or "no"; counts while `alive` does not grow | first rank, at the beginning and the end of the job |
-| numbers | count of processes that have come later | each of these |
+| over | "yes" or "no"; valid while `alive` does not grow | first rank, at the beginning and the end of the job |
+| numbers | count of processes that have come later | each such process |
 | requests | count of join requests | newcomer |
 | request/K | number of the newcomer, and its introduction | newcomer |
 | request/K/beat | a count that grows while the newcomer waits | newcomer |
@@ -46,8 +46,8 @@ _NAP_S = 0.05
 _LOOK_S = 0.2  # interval at which the first rank reads the join requests
 _BEAT_S = 0.25
 _STALE_S = 5.0  # a process without a beat for this time counts as gone
-_MOST_REQUESTS = 64  # that the first rank follows at a time
-_STEP_S = 2.0  # longest time between two looks at a clock that counts
+_MOST_REQUESTS = 64  # maximum number that the first rank follows at a time
+_STEP_S = 2.0  # maximum time that an AwakeClock counts between two readings
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class StoreAdmission(StoreRendezvous):
     # ---- the job -----------------------------------------------------------------------------------------------
 
     def begin(self, size: int, grows: bool) -> None:
-        """Write that all ranks of the job have met. On the first rank."""
+        """Write that all ranks of the job have met. Called on the first rank."""
         with self._store_answers():
             self._write("over", "no")  # an earlier job of the same processes may have written "yes"
             self._write("job", json.dumps([size, grows]))
@@ -201,7 +201,7 @@ class StoreAdmission(StoreRendezvous):
                 self._write(f"request/{request}/verdict", f"{verdict.value} {text.decode()}")
 
     def _look(self) -> None:
-        """Poll the join requests, and count `alive` up."""
+        """Poll the join requests, and increment `alive`."""
         clock, following = AwakeClock(_STEP_S), 0
         beats: dict[int, tuple[int, float, bool]] = {}  # open requests: count, time of the last change, whether it grew
         try:
@@ -241,7 +241,7 @@ class StoreAdmission(StoreRendezvous):
             warning: seconds until a warning that no rank answers.
 
         Raises:
-            TransportError: the store is gone, the job is over, or no rank shows that it runs.
+            TransportError: the store is gone, the job is over, or no rank has answered in time.
         """
         clock, warned = AwakeClock(_STEP_S), False
         with self._store_answers():

@@ -1,7 +1,7 @@
 """Messages to `sordino run` about a rank: how they are written and read. Uses the standard library only.
 
 `SORDINO_LAUNCHER` is a folder on this machine, where every message is a link (made atomically, even on a full disk), or
-`stderr:TOKEN`. Then a message is a line on stderr, which the launcher removes.
+`stderr:TOKEN`. With the latter, a message is a line on stderr, which the launcher removes.
 
 | message | link | line on stderr |
 |---|---|---|

@@ -17,7 +17,7 @@ class WeakMethods:
         """Add a bound method. It replaces the object's earlier one."""
         owner = id(method.__self__)  # type: ignore[attr-defined]
         if owner in self._methods and self._methods[owner]() is None:
-            del self._methods[owner]  # of a former object, whose place in the order is not this one's
+            del self._methods[owner]  # of a former object with the same id; this one comes last in the order
         self._methods[owner] = weakref.WeakMethod(method)
 
     def discard(self, owner: object) -> None:
@@ -25,7 +25,7 @@ class WeakMethods:
         self._methods.pop(id(owner), None)
 
     def __bool__(self) -> bool:
-        """Whether there are methods, also of objects that no longer exist."""
+        """Return whether there are methods, including those of objects that no longer exist."""
         return bool(self._methods)
 
     def living(self) -> list[Callable[[], None]]:

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 def text_of(cause: str | BaseException) -> str:
-    """Return the last line of an error's traceback: its class and its message. A text stays as it is."""
+    """Return the last line of an error's traceback: its class and its message. A text is returned unchanged."""
     return cause if isinstance(cause, str) else "".join(traceback.format_exception_only(cause)).strip()
 
 
 def _decline(*_: object) -> None:
-    """Replace `Context.repeat` and `Context.message` where Python has to do all operations."""
+    """Return None. Replaces `Context.repeat` and `Context.message` where Python must execute all operations."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class InternalSets:
         channels: for the exchanges of a process set, by the number of that set.
         groups: for the groups of a process set: number and members, by the number of that set and a key.
         exchanges: number of exchanges begun on each set that is for one object.
-        idle: sets that no object on this rank uses any more, by the number of the parent and the ranks.
+        idle: sets that no object on this rank uses any more, by the number of the parent set and the ranks.
         services: first free number of a service of the core.
     """
 
@@ -66,18 +66,18 @@ class Context:
 
     Attributes:
         world: the core's world.
-        process_sets: process sets that the user has registered. A removed one stays, because names contain the places.
-        members_of: identities of their members, by id().
+        process_sets: process sets that the user has registered. A removed set stays: names contain places in this list.
+        members_of: identities of the members of process sets, by id() of the set.
         pending: operations that have started.
         callbacks: called when this rank joins or leaves.
         losses: state for the recovery from losses.
         internal: process sets of the core that only the library uses.
         names: names of operations and objects.
-        arguments: of `init()`, if it made this context.
+        arguments: arguments of `init()`, if it made this context.
         helpers: `sordino.runtime.exchange.helpers.Helpers`, if some ranks only help.
         recorder: writes the run record of this rank.
         start: `sordino.rendezvous.starts.Start` by which `init()` made this context.
-        newcomer: identity of this process if it is about to join a running job, and alone until then; else None.
+        newcomer: identity of this process while it waits to join a running job, alone in its world; else None.
     """
 
     world: World
@@ -96,7 +96,7 @@ class Context:
     def __post_init__(self) -> None:
         self.names = Names(self.process_sets)
         self._host_device: Device | None = None
-        # Identities in the world that was last formed at the launcher. Smaller worlds follow it after losses.
+        # Identities of the world that was last formed at the launcher or store. Smaller worlds follow it after losses.
         self._founders = list(range(self.world.size)) if self.newcomer is None else [self.newcomer]
         self._first_epoch = 0
         self._take_place()
@@ -127,8 +127,8 @@ class Context:
         """Number of this rank in the first world, or from the launcher if it joined later. It never changes."""
 
     def _choose_repeat(self) -> None:
-        # The core's function repeats an operation without Python. It cannot be used where ranks survive losses, because
-        # they must agree before they do an operation again, nor with a `host_device`, because it reads host memory.
+        # The core's function repeats an operation without Python. It cannot be used if ranks survive losses, because
+        # they must agree before they repeat an operation, nor with a `host_device`, because it reads host memory.
         self.messenger = self.message = self.world.messages(torch.Tensor, DTYPE_CODES, note_change)
         if self.survives_losses or self._host_device is not None:
             self.repeat = self.message = _decline
@@ -148,7 +148,7 @@ class Context:
         self._choose_repeat()
 
     def adopt(self, world: World) -> None:
-        """Continue in another world with some of the ranks. Objects of the old world must be made again."""
+        """Continue in another world with some of the ranks. Objects of the old world must be renewed."""
         world.take_over_trace(self.world)
         self.world = world
         self.internal = InternalSets()
@@ -158,18 +158,18 @@ class Context:
     def adopt_grown(self, world: World, founders: Sequence[int], epoch: int, started: int, job_id: str) -> None:
         """Continue in another world with more ranks, among which this rank may be new.
 
-        Objects of the old world must be made again. Ranks may have counted operations differently, so all start anew.
+        Objects of the old world must be renewed. Ranks may have counted operations differently, so counts start anew.
 
         Args:
             world: the world.
             founders: identities of its ranks.
             epoch: its epoch, later than all before.
             started: number of ranks of the first world of the job.
-            job_id: that of the job.
+            job_id: `job_id` of the job.
         """
         self._founders, self._first_epoch = list(founders), epoch
         self.started, self.job_id, self.newcomer = started, job_id, None
-        self.process_sets.clear()  # none is registered, and a new rank does not know the places of those before
+        self.process_sets.clear()  # none is registered, and a new rank does not know the places of earlier sets
         self.members_of.clear()
         self.losses.forget()
         self.losses.unsettled = True
@@ -181,7 +181,7 @@ class Context:
         return any(one.process_set_id is not None for one in self.process_sets)
 
     def lockstep(self, key: str, process_set: Any) -> Lockstep:
-        """Return the sequence with the name `key` of operations that the ranks of a process set do together.
+        """Return the sequence, named `key`, of operations that the ranks of a process set execute together.
 
         After a loss the same name and process set give the same sequence.
         """
@@ -194,7 +194,7 @@ class Context:
 
         Args:
             cause: error because of which this rank leaves, which is sent to the other ranks; "" without an error.
-                Operations that need this rank then name it as lost, or the ranks that a `PeerLost` names.
+                Operations that need this rank then report it as lost; after a `PeerLost`, the ranks that it names.
         """
         failures: list[Exception] = []
         _living.pop(id(self), None)
@@ -228,7 +228,7 @@ class Context:
             self.helpers.context.world.abort(text)
 
     def _lost_by(self, cause: str | BaseException) -> tuple[int, ...]:
-        """Return the ranks that an error names as lost. Where ranks survive losses, it may be of an earlier world."""
+        """Return the ranks that an error names as lost; () if ranks survive losses: it may be of an earlier world."""
         return cause.ranks if isinstance(cause, PeerLost) and not self.survives_losses else ()
 
     def rank_of(self, identity: int, what: str) -> int:

@@ -34,7 +34,7 @@ def _gpu(index: int) -> Device:
     device = cuda_device(index)
     # Called for each gradient: torch.cuda.current_stream() takes ten times as long.
     device.current_stream = partial(torch._C._cuda_getCurrentRawStream, index)
-    device.on_no_room(torch.cuda.empty_cache)  # torch keeps freed memory, which this releases
+    device.on_no_room(torch.cuda.empty_cache)  # releases memory that torch has freed but keeps
     return device
 
 
@@ -57,7 +57,7 @@ def core_device(device: torch.device, context: Context | None = None) -> Device 
 
 
 def encoding_device(device: torch.device) -> torch.device:
-    """Return the device on which tensors of a device are encoded: the CPU if the core does not know the device."""
+    """Return the device on which tensors of a device are encoded: the CPU if the core does not support the device."""
     return device if device.type in ("cpu", "cuda") else HOST
 
 

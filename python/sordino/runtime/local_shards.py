@@ -81,12 +81,12 @@ class ShardHooks:
     """Hook of one DTensor that counts its gradient.
 
     FSDP2 sets gradients itself. It calls post-accumulate-grad hooks, but no AccumulateGrad node runs. A hook that the
-    user registers later, and that changes the gradient, comes too late.
+    user registers later runs too late to change the gradient that is reduced.
 
     Args:
         shard: the local shard of the DTensor.
         noted: called with the shard when a gradient has been added.
-        counted: called after it.
+        counted: called after `noted`.
     """
 
     def __init__(self, shard: LocalShard, noted: Callable[..., None], counted: Callable[..., None]) -> None:

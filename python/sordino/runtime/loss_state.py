@@ -27,8 +27,8 @@ class Lockstep:
         received_part: the last part whose results this rank has.
         committed_part: the last part whose results all ranks are known to have.
         completed_part: the last complete part, as determined by the remaining ranks after a loss.
-        undo: restores the state of this rank before the part in progress. `nothing` between parts, because it may hold
-            an optimizer that the user has dropped.
+        undo: restores the state of this rank before the part in progress. `nothing` between parts, because a reference
+            to it could keep an optimizer alive that the user has dropped.
     """
 
     key: str
@@ -83,16 +83,16 @@ class Recoverable:
 
 
 class Growing(Protocol):
-    """An object that all ranks have made, in the same order, and that must be made again when ranks join."""
+    """An object that all ranks have made, in the same order, and that must be renewed when ranks join."""
 
     def layout(self) -> list[str]:
         """Return lines that must be the same on a process that wants to join."""
 
     def before_growth(self) -> None:
-        """Leave this object in a state from which a new rank can start. Collective over the ranks so far."""
+        """Bring this object into a state from which a new rank can start. Collective over the old world."""
 
     def after_growth(self) -> None:
-        """Continue in the grown world. Collective over all its ranks."""
+        """Continue in the grown world. Collective over it."""
 
 
 @dataclass
@@ -112,11 +112,12 @@ class LossState:
         locksteps: sequences of parts, by their names.
         recoverables: objects to renew, by id().
         on_resize: callbacks for changes of the number of ranks.
-        told_size: number of ranks that the callbacks were told last; 0 before the first change.
-        tells_in_growth: whether a growth calls the callbacks. Until it ends, recoveries leave that to it.
-        unsettled: whether a rank has joined whose model is not that of the job yet, as far as this rank knows.
+        told_size: number of ranks that was last reported to the callbacks; 0 before the first change.
+        tells_in_growth: whether this rank is in a growth, which calls the callbacks. Recoveries call them only if some
+            rank is not in a growth.
+        unsettled: whether, as far as this rank knows, a rank has joined that does not have the job's model yet.
         levels: whether recovery may take the mean of all models, as the ranks have agreed after the last loss.
-        recovering: held by the thread that recovers.
+        recovering: lock held by the thread that recovers.
         empty_recoveries: number of successive recoveries without a lost rank.
     """
 
@@ -134,7 +135,7 @@ class LossState:
     _thread: threading.local = field(default_factory=threading.local)
 
     def living_recoverables(self) -> list[Recoverable]:
-        """Return the objects to renew after a loss that still exist, in the order in which to renew them.
+        """Return the existing objects to renew after a loss, in the order in which to renew them.
 
         Objects that ranks renew together come first, by name. The order of registration may differ between ranks,
         because a loss may interrupt a meeting, in which objects register again.
@@ -143,11 +144,11 @@ class LossState:
         return sorted(self.recoverables.values(), key=lambda one: (not one.name, one.name))
 
     def living_growing(self) -> list[Growing]:
-        """Return the objects to make again when ranks join that still exist."""
+        """Return the existing objects to renew when ranks join."""
         return [one for reference in self._growing if (one := reference()) is not None]
 
     def grows(self, thing: Growing) -> None:
-        """Register an object to make again when ranks join. All ranks do so in the same order."""
+        """Register an object to renew when ranks join. All ranks register their objects in the same order."""
         living = self.living_growing()
         if all(one is not thing for one in living):
             self._growing = [weakref.ref(one) for one in (*living, thing)]

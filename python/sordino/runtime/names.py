@@ -1,4 +1,4 @@
-"""Names by which ranks match operations, and objects that they use together."""
+"""Names by which ranks match operations and shared objects."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Names:
 
     @contextmanager
     def of_epoch(self) -> Iterator[None]:
-        """Give plans and operations within the block names that contain the epoch.
+        """Within the block, count plans and operations from 0, and begin the names of plans with the epoch.
 
         The remaining ranks may be at different places in their programs, so their counters may differ.
         """
@@ -68,7 +68,7 @@ class Names:
             self._plans, self._operations, self._prefix = before
 
     def until_now(self) -> Callable[[], None]:
-        """Return a function that resets the counters to now, for work that is repeated."""
+        """Return a function that resets the counters to their present values, for work that is repeated."""
         plans, operations = self._plans.copy(), self._operations.copy()
 
         def go_back() -> None:

@@ -1,4 +1,4 @@
-"""Names of parameters: those that wrappers change, and those of parameters without a name."""
+"""Names of parameters: names changed by wrappers, and names for nameless parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def without_wrappers(name: str) -> str:
 def finder(saved: Mapping[str, T]) -> Callable[[str], T | None]:
     """Return a function that returns the saved value of a parameter by its present name, or None.
 
-    That is the value with this name, or else the only one whose name differs by wrappers.
+    It is the value saved under this name, or else the only value whose name differs just by wrappers.
     """
     plain: dict[str, list[T]] = {}
     for name, value in saved.items():
@@ -41,7 +41,7 @@ def finder(saved: Mapping[str, T]) -> Callable[[str], T | None]:
 
 
 def may_be_one(name: str, other: str) -> bool:
-    """Return whether two names may belong to the same parameter: only one is a place, or only wrappers differ."""
+    """Return whether two names may belong to one parameter: one of them is from `nameless`, or only wrappers differ."""
     if bool(_NAMELESS.fullmatch(name)) != bool(_NAMELESS.fullmatch(other)):
         return True
     return without_wrappers(name) == without_wrappers(other)

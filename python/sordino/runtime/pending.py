@@ -23,11 +23,11 @@ class Pending:
 class PendingOperations:
     """The operations of a context by their tickets, which are the handles that users get.
 
-    All contexts of a process share one count of tickets. So a handle from before `shutdown()` is no handle after the
-    next `init()`.
+    All contexts of a process share one count of tickets. So a handle from before `shutdown()` is invalid after the next
+    `init()`.
 
     Attributes:
-        taken: reserved names, with the ticket of the operation, until its end has been observed.
+        taken: tickets of operations by their reserved names, until `poll` or `synchronize` has seen their end.
     """
 
     _counting = threading.Lock()
@@ -68,9 +68,9 @@ class PendingOperations:
     def free_all_names(self) -> None:
         """Release all names, because the world of their operations has ended.
 
-        Handles stay valid. A script that an error has interrupted may have lost them, and starts its operations again.
+        Handles stay valid. A script that an error has interrupted may have lost them, and start its operations again.
         """
-        self.taken.clear()  # the core has this dict
+        self.taken.clear()  # not replaced, because the core has a reference to this dict
 
     def has_given(self, ticket: object) -> bool:
         """Return whether `add` has ever returned this number, or has returned an earlier and a later one."""

@@ -114,7 +114,7 @@ def remove_set(identity: int) -> None:
 
 
 def register_again(context: Context, process_set: ProcessSet) -> None:
-    """Register a set again with its remaining members, in the world of all remaining ranks. Collective over these.
+    """Register a set again with its remaining members. Collective over all remaining ranks.
 
     A set without remaining members becomes unregistered.
     """

@@ -1,8 +1,8 @@
 """Recorder: writes the run record of one rank, step by step, if enabled (`init(record=...)`, SORDINO_RECORD).
 
-All time, and all bytes sent, belong either to a step or to "besides", the time between steps. Calls of the script
-before its next gradients (an evaluation, a broadcast, a checkpoint) are besides, from the end of the last step to the
-return of the last such call. All other time belongs to the step that follows.
+All time, and all bytes sent, belong either to a step or to "besides": the time from the end of a step to the return of
+the last call of Sordino that the script makes before its next gradients (an evaluation, a broadcast, a checkpoint). All
+other time belongs to the step that follows.
 
 A rank without a recorder only checks for it in each step and call. With a recorder, a step costs the core's counting
 and a line in the rank's file. Lines become rarer in the course of a run, so that a record of any run stays small.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _LINES = 1000  # after each 1000 lines, a line covers twice as many steps
 _FIRST = 32  # number of steps at the beginning whose spans are kept ...
 _LATER = 8  # ... and number of steps from each later power of two on, except the first
-_EARLIER = ("SORDINO_RESTART", "TORCHELASTIC_RESTART_COUNT")  # number of this start of the job, of torchrun too
+_EARLIER = ("SORDINO_RESTART", "TORCHELASTIC_RESTART_COUNT")  # number of this start of the job; second: torchrun's
 
 
 def folder_of(record: str | os.PathLike[str] | None) -> str:
@@ -96,7 +96,7 @@ class Recorder:
         self._wrapped: list[dict[str, Any]] = []  # optimizers that were wrapped before this rank's first line
         self._open = _Sums()  # of steps that are not in a line yet
         self._besides, self._after = _Sums(), 0  # time besides steps, and the step before it
-        # Set when the next step's own work has begun. Hooks of parameters have it, which may exist longer than this.
+        # Set when the next step's own work has begun. Hooks of parameters refer to it, and may outlast this recorder.
         self._begun = threading.Event()
         self._since = self._now()  # everything before this time is counted
         self._spans: list[list[Any]] = []
@@ -106,7 +106,7 @@ class Recorder:
             self._begin()
 
     def _begin(self) -> None:
-        """Write the first lines of this rank, and begin to count. A process that joins later does so when it has."""
+        """Write the first lines of this rank, and begin to count. A newcomer does so after it has joined."""
         context = self._context
         begin_rank(
             self._file,
@@ -307,7 +307,7 @@ class Recorder:
 
     @contextmanager
     def _other_world(self, kind: str) -> Iterator[dict[str, Any]]:
-        """Yield further values of the line that is written at the end of the block."""
+        """Yield a dict for further values of the line that is written at the end of the block."""
         values: dict[str, Any] = {}
         began = time.monotonic()
         in_step = self._begun.is_set()

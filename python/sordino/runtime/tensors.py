@@ -36,7 +36,7 @@ def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
 
 @torch.no_grad()
 def match_memory_formats(optimizer: torch.optim.Optimizer) -> None:
-    """Give tensors in an optimizer's state that have the shape of their parameter its memory format, too.
+    """Give tensors in an optimizer's state the memory format of their parameter, if they have its shape.
 
     A state that was sent or loaded is row-major. torch's fused optimizers, and kernels of the core, take the elements
     of a parameter and of its state in memory order, whatever their strides.
@@ -77,7 +77,7 @@ def as_tensor(array: Any) -> torch.Tensor:
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements that a tensor has in memory: all of a dense one, the entries of a sparse COO one."""
+    """Return the elements that a tensor has in memory: all of a dense tensor, the entries of a sparse COO tensor."""
     return tensor._values() if tensor.is_sparse else tensor
 
 

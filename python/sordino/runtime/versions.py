@@ -1,4 +1,4 @@
-"""Version counters of tensors that the core changes in place, which torch does not notice."""
+"""Version counters of tensors: torch does not notice the core's changes in place, so they are counted here."""
 
 from __future__ import annotations
 

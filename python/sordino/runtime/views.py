@@ -1,4 +1,4 @@
-"""Views of tensors whose dtype the core does not know, as tensors whose dtype it knows."""
+"""Views of tensors with a dtype that the core does not support, as tensors with one that it supports."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sordino.runtime.dtypes import DTYPE_CODES
 def movable(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with the same memory that the core can send and receive; most often the tensor itself.
 
-    Complex numbers are pairs of real ones, in one more dimension, so a sum of pairs is a sum of the numbers. A dtype of
-    one byte, such as float8, is uint8, which can be moved, but not added up.
+    Complex numbers become pairs of real numbers, in one more dimension, so a sum of pairs is a sum of the numbers. A
+    dtype of one byte, such as float8, becomes uint8, which can be moved, but not added.
 
     Args:
         tensor: tensor of any dtype and strides, detached.

@@ -23,7 +23,7 @@ def compression_of(given: type[Compressor] | Codec | str) -> tuple[type[Compress
     With a codec the cast is `Compression.none`; with a cast the codec is None.
 
     Raises:
-        UsageError: `compression=` is neither.
+        UsageError: `given` is neither a cast nor a codec.
     """
     if isinstance(given, type) and issubclass(given, Compressor):
         return given, None
@@ -38,7 +38,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def name_parameters(optimizer: torch.optim.Optimizer, named: Named | None) -> dict[torch.Tensor, str]:
-    """Return the name of each of the optimizer's parameters. UsageError for names that repeat or are missing."""
+    """Return the names of the optimizer's parameters. Raises UsageError for names that repeat or are missing."""
     if named is None:
         return _names_in(optimizer)
     if isinstance(named, torch.nn.Module) or not isinstance(named, Iterable):

@@ -1,4 +1,4 @@
-"""Horovod's functions about what a build contains, and which of it this world uses."""
+"""Horovod's functions that tell what a build contains, and what this world uses."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """Return the NCCL version code; 0 if NCCL is not built in."""
+    """Return 0 always: NCCL is not built in, but loaded at run time."""
     return 0
 
 

@@ -1,7 +1,7 @@
 """Claims: each parameter belongs to at most one living `DistributedOptimizer`, and only that one steps it.
 
 A second wrapper would reduce the same gradients at the same time, and so would DistributedDataParallel. A bare
-optimizer would take steps in which other ranks do not take part. Each of these is an error where it is made or called.
+optimizer would take steps in which other ranks do not take part. Making or calling one of these raises an error.
 """
 
 from __future__ import annotations

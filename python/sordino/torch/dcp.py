@@ -28,7 +28,7 @@ MODULE = "torch.distributed.checkpoint.state_dict"
 """Module that a program imports to use torch's checkpoints. Callers check first whether it is loaded."""
 FUNCTIONS = ("_init_optim_state", "_unflatten_optim_state_dict", "_get_optim_state_dict")
 """Functions of that module that are recognized. A test fails if torch has other ones."""
-_NEAR = 8  # frames: a scheduler wraps step()
+_NEAR = 8  # maximum number of frames to the caller: a scheduler wraps step()
 _REPEATED = 1 << 20  # bytes of a state that may be written once for each parameter
 
 
@@ -54,7 +54,7 @@ def makes_state() -> bool:
 def with_key(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the parameter groups in the form that the caller needs.
 
-    A caller that reads a flattened state with an algorithm's own state finds its key in a group.
+    If it reads a flattened state that has an algorithm's own state, a group has the key of that state.
     """
     frame = _call_by("_unflatten_optim_state_dict")
     if frame is None or not any(key.endswith(f".{KEY}") for key in frame.f_locals.get("state_dict", ())):
@@ -63,7 +63,7 @@ def with_key(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _with(data: bytes, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return these groups with `data` in one of them: the first that has parameters, as torch drops all others."""
+    """Return these groups with `data` in the first group that has parameters, as torch drops groups without."""
     place = next((number for number, group in enumerate(groups) if group["params"]), 0)
     return [*groups[:place], {**groups[place], KEY: data}, *groups[place + 1 :]]
 

@@ -19,7 +19,7 @@ from sordino.torch.arguments import group_indices
 from sordino.torch.mesh import local_shards
 from sordino.torch.start import INSTEAD
 
-# Options that must be the same on all ranks, in addition to those that are compared by names of their own.
+# Options that must be the same on all ranks, in addition to those that `_check` lists.
 _COMPARED = ("backward_passes_per_step", "gradient_predivide_factor", "sparse_as_dense", "check_finite")
 
 
@@ -93,7 +93,7 @@ def _finite_check(
 ) -> FiniteCheck:
     """Return the check for gradients that are not finite."""
     context, traits, process_set = current(), options.algorithm.traits, options.process_set
-    folds = options.averages or options.op in (Sum, Product)  # one infinite or NaN input makes the result so
+    folds = options.averages or options.op in (Sum, Product)  # an infinite or NaN input makes the result not finite
     same = traits.same_gradients and folds
     return FiniteCheck(
         context,
@@ -115,7 +115,7 @@ def _check(
     groups: tuple[tuple[int, ...], ...],
     options: Options,
 ) -> SettingsCheck:
-    """Return the properties that all ranks of this optimizer must have in common."""
+    """Return the check of the properties that all ranks of this optimizer must have in common."""
     settings = {
         "optimizer": type(optimizer).__name__,
         "op": name_of_op(options.op),

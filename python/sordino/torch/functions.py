@@ -137,8 +137,8 @@ def _broadcast_optimizer_state(
 def _mapped(state: Mapping[Any, Any], change: Callable[[Any], Any]) -> dict[Any, Any]:
     """Return the state dict of an optimizer with `change` applied to each value of its state and its groups.
 
-    An entry of a parameter is a dict of values. An entry that belongs to no parameter may be a value itself. So may a
-    hyper-parameter be a tensor, or a tuple of tensors.
+    An entry of a parameter is a dict of values. An entry that belongs to no parameter may be a value itself. A
+    hyper-parameter may be a tensor, or a tuple of tensors.
     """
 
     def changed(entry: Any) -> Any:

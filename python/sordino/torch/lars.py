@@ -147,7 +147,7 @@ class LARS(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: _Group) -> None:
-        """Add parameters. Keys that the group lacks are the constructor's arguments. UsageError adds nothing."""
+        """Add parameters. Missing keys are taken from the constructor. A UsageError means that nothing was added."""
         _check_group({**self.defaults, **param_group}, len(self.param_groups))
         super().add_param_group(param_group)
 
@@ -232,6 +232,6 @@ class LARS(torch.optim.Optimizer):
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         velocity: torch.Tensor = state["momentum_buffer"]
-        if velocity.stride() != parameter.stride():  # of a checkpoint, or the model's memory format has changed
+        if velocity.stride() != parameter.stride():  # loaded, or the model's memory format has changed
             velocity = state["momentum_buffer"] = torch.empty_like(parameter).copy_(velocity)
         return velocity

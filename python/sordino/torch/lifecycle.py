@@ -57,9 +57,9 @@ def init(
         process_sets: process sets to register at once, the same list on all ranks. ("dynamic" is accepted for
             compatibility with Horovod: sets can always be added later.)
         algorithm: the algorithm to be used. Only some algorithms need it: with `Layered(communicator="rank")` the last
-            rank of each group has no model, with `CaPS(dedicated_servers=True)` the last ranks of all have
-            none. There init() serves the workers until they shut down, and then ends the script with status 0. `rank()`
-            and `size()` count workers only. Possible once per process.
+            rank of each group has no model, with `CaPS(dedicated_servers=True)` the last ranks of the job have none. On
+            these ranks, init() serves the workers until they shut down, and then ends the script with status 0.
+            `rank()` and `size()` count workers only. Possible once per process.
         on_peer_lost: effect of a lost rank on the others. "raise": every operation raises `PeerLost`. "continue": the
             remaining ranks continue; `rank()` and `size()` change, and `on_resize()` reports it (docs/faults.md). None:
             the value of `SORDINO_ON_PEER_LOST`, by default "raise".
@@ -139,7 +139,7 @@ def init(
     if context.newcomer is None:
         context.world.start_trace_of_settings()
         _let_others_look(context)
-    else:  # its place on the node, by which it is found, is known when it has joined
+    else:  # its local rank, by which it is found, is known only after it has joined
         context.losses.on_resize.append(Resized(lambda *_: _let_others_look(context, joined=True), context.size))
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":
@@ -222,7 +222,7 @@ def _with_helpers(start: Start, ranks: tuple[int, ...], algorithm: Algorithm) ->
         helpers.serve()
     except BaseException as error:
         if isinstance(error, UsageError) or all_ranks.world.failed:
-            all_ranks.shutdown()  # the other ranks know
+            all_ranks.shutdown()  # the other ranks know of the error
         else:
             all_ranks.abort(error)
         raise
@@ -244,7 +244,7 @@ def shutdown() -> None:
 
     Operations that still wait for this rank fail on the others. If an error is being handled, such as in a `finally:`
     block, it is reported to the other ranks. `init()` may follow, except after an init with ranks that have no model,
-    because those have ended.
+    because the processes of these ranks have ended.
     """
     context = current_or_none()
     if context is None:
@@ -274,8 +274,8 @@ def shutdown() -> None:
 def on_resize(callback: Callable[[int, int], None]) -> None:
     """Register `callback(before, now)`, called with numbers of ranks when ranks were lost, have joined or have left.
 
-    It is called on every rank, before the operation that noticed the loss returns. It may call operations, like all
-    ranks. If another rank is lost in one of them, it is called again, with the same `before`.
+    All ranks call it, before the operation that noticed the loss returns, so it may call collective operations. If
+    another rank is lost in one of them, it is called again, with the same `before`.
     """
     context = current()
     context.losses.on_resize.append(Resized(callback, context.size))

@@ -33,11 +33,11 @@ _EXAMPLE = 'fully_shard(model, mesh=device_mesh["shard"]) and DistributedOptimiz
 
 
 def ranks_along(mesh: Any, process_set: ProcessSet = global_process_set) -> ProcessSet:
-    """Return the ranks along a dimension of a device mesh that contain this one. Collective over all ranks.
+    """Return this rank and the others along a dimension of a device mesh. Collective over all ranks.
 
     Args:
         mesh: a `torch.distributed.device_mesh.DeviceMesh` with one dimension.
-        process_set: the argument of the same name, which excludes `mesh`.
+        process_set: the argument of the same name, which cannot be combined with `mesh`.
 
     Raises:
         UsageError: `mesh` is no such mesh, or does not belong to a mesh of all ranks; or it cannot be used, because

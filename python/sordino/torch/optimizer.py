@@ -146,9 +146,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        # GradScaler.unscale_ and others get the gradients through this after backward, so they must be reduced: each
-        # rank would decide by its own gradients whether to step. Not with `partial_state`, where reducing takes more
-        # exchanges than step(): a single rank that reads this would wait for the others.
+        # GradScaler.unscale_ and others get the gradients through this after backward, so they must be reduced: else
+        # each rank would decide by its own gradients whether to step. Not with `partial_state`, where reducing takes
+        # more exchanges than step(): a single rank that reads this would wait for the others.
         strategy = self._wrapping.strategy
         if self._may_synchronize and not strategy.partial_state:
             if unscales():
@@ -216,8 +216,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of the wrapped optimizer. Reductions in flight are completed first.
 
-        Residuals of error feedback become those of the state, or 0. A warning names residuals that are lost: a state
-        has those of the rank that has saved it. Collective if each rank has a shard of the optimizer's state
+        Residuals of error feedback are loaded from the state, or become 0. A state has only the residuals of the rank
+        that has saved it; a warning names lost residuals. Collective if each rank has a shard of the optimizer's state
         (`LocalSGD`).
 
         Raises:
@@ -336,8 +336,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def flush(self) -> None:
         """Apply everything that is in flight, so that the parameters are the complete state of the model. Collective.
 
-        Between steps, `PushSum(overlap=...)`, `ADPSGD` and `LocalSGD(overlap=True)` have parameters in flight, and
-        `AllReduce(double_buffering=True)` a gradient, `DiLoCo(overlap=...)` an outer gradient. `CaPS` has skipped
+        Between steps, `PushSum(overlap=...)`, `ADPSGD` and `LocalSGD(overlap=True)` have parameters in flight,
+        `AllReduce(double_buffering=True)` a gradient, and `DiLoCo(overlap=...)` an outer gradient. `CaPS` has skipped
         parameters, which are averaged here.
         """
         strategy = self._strategy
@@ -350,11 +350,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Put the outer parameters of `DiLoCo` or `NoLoCo` into the model within the block, to evaluate or save them.
 
         They are the same on all ranks with `DiLoCo`. With `NoLoCo` each worker has its own. After the block the model
-        has this rank's own parameters again; do not train within it.
-        With `DiLoCo(overlap=...)` an outer gradient in flight does not count; `flush()` applies it.
+        has this rank's own parameters again; do not train within it. With `DiLoCo(overlap=...)`, an outer gradient in
+        flight is not included; `flush()` applies it.
 
         Raises:
-            UsageError: another algorithm, which has no outer parameters.
+            UsageError: the algorithm has no outer parameters.
         """
         with self._strategy.outer_parameters():
             yield
@@ -366,22 +366,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def statistics(self) -> Any:
-        """Statistics of the algorithm. NoSuchAttribute if it keeps no statistics.
+        """Statistics of the algorithm. Raises NoSuchAttribute if it keeps no statistics.
 
-        `CaPS` (`CaPSStatistics`): unchanged, skipped and sent elements. `ScheduledPull`
-        (`PullStatistics`) and `ADPSGD` (`PairStatistics`): averagings, and their cost on this rank. Gossip with
-        `compression` (`MixingStatistics`): blocks of values that were received, and those that could not be decoded.
+        `CaPS` (`CaPSStatistics`): unchanged, skipped and sent elements. `ScheduledPull` (`PullStatistics`) and `ADPSGD`
+        (`PairStatistics`): averagings, and their cost on this rank. Gossip with `compression` (`MixingStatistics`):
+        blocks of values that were received, and those that could not be decoded.
         """
         return self._strategy.statistics
 
     def report_metric(self, metric: float) -> None:
         """Report a metric of the training to an adaptive algorithm. Collective.
 
-        For `LocalSGD(adaptive=...)` this is the loss, whenever it is known. For `CaPS` it is the metric of
-        its scheduler, at the end of each epoch.
+        For `LocalSGD(adaptive=...)` this is the loss, whenever it is known. For `CaPS` it is the metric of its
+        scheduler, at the end of each epoch.
 
         Args:
-            metric: the value on this rank. The mean over all ranks counts.
+            metric: the value on this rank. The algorithm gets the mean over all ranks.
         """
         rate = self._inner.param_groups[0].get("lr")
         self._strategy.report_metric(metric, None if rate is None else float(rate))
@@ -448,7 +448,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients like the wrapped optimizer.
 
-        StepOrderError while gradients are being reduced (`gradients_ready()`).
+        Raises StepOrderError while gradients are being reduced (`gradients_ready()`).
         """
         reducer = self._wrapping.strategy.reducer
         if reducer is not None and reducer.touched:

@@ -54,7 +54,7 @@ def load_state(strategy: Strategy, optimizer: torch.optim.Optimizer, state: dict
 
 
 def _without_name(strategy: Strategy, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the algorithm's state without its name. UsageError if it is another algorithm's state."""
+    """Return the algorithm's state without its name. Raises UsageError if it is another algorithm's state."""
     algorithm, named = strategy.algorithm, state.get("algorithm", "another algorithm")
     foreign = "algorithm" in state and named not in (algorithm.label, *algorithm.former_labels)
     more = state.keys() - {"algorithm", _RESIDUALS}

@@ -32,7 +32,7 @@ _SHARDED = (
 def unscales() -> bool:
     """Return whether a GradScaler reads the property that calls this function, to unscale gradients.
 
-    It does so in the same step on all ranks, unlike other readers, so gradients can be reduced for it.
+    Unlike other readers, it unscales in the same step on all ranks, so gradients can be reduced for it.
     """
     return sys._getframe(2).f_code.co_name == "_unscale_grads_"
 
@@ -86,7 +86,7 @@ def _step(
     gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
     infinite = float(found) > 0  # torch gives the number 0 if no parameter has a gradient
     if strategy.reducer is not None and strategy.reducer.active:
-        # The members of a group must make the same decision, so the reduced gradients count, which they have in common.
+        # The members of a group must make the same decision, so it depends on the reduced gradients, which all have.
         strategy.synchronize()
         gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
         infinite = not all(bool(stored_values(gradient).isfinite().all()) for gradient in gradients)

@@ -10,7 +10,7 @@ INSTEAD = 'use on_peer_lost="raise", and start the job with `sordino run --resta
 
 
 def helped(algorithm: Algorithm | str | None) -> Algorithm | None:
-    """Return the algorithm if it gives some ranks no model, else None. UsageError if there is no such algorithm."""
+    """Return the algorithm if it gives some ranks no model, else None. Raises UsageError if it is unknown."""
     chosen = resolve(algorithm)
     return chosen if chosen.dedicated else None
 

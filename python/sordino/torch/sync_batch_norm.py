@@ -106,7 +106,7 @@ class SyncBatchNorm(_BatchNorm):
             return super().forward(input)
         recorder = current().recorder
         if recorder is not None and self.training and torch.is_grad_enabled():
-            recorder.begins()  # this is the forward pass of a step, not something besides
+            recorder.begins()  # this is the forward pass of a step, not besides the steps
         factor = 0.0 if self.momentum is None else self.momentum
         if self.training and self.track_running_stats:
             assert self.num_batches_tracked is not None

@@ -144,7 +144,7 @@ class Wrapping:
     def _new_strategy(self) -> Iterator[None]:
         """Replace the strategy. After the block a new one continues, with the changes made in the block.
 
-        If the ranks refuse these, a new one continues without them.
+        If the ranks refuse the changes, a new one continues without them.
         """
         old, options, names, known = self.strategy, self.options, self.names, len(self.optimizer.param_groups)
         old.do_together(lambda: old.settle(self.optimizer))
@@ -174,7 +174,7 @@ class Wrapping:
     def _update_names(self) -> None:
         """Name the parameters that are new in the optimizer, and forget those that it no longer has.
 
-        A name is that of a parameter's place, so a removed parameter may leave another one with the name of a new one.
+        A new parameter is named after its place. If parameters were removed, another one may already have that name.
         """
         current = parameters_of(self.optimizer)
         gone = self.claim.keys - {id(parameter) for parameter in current}
@@ -194,14 +194,14 @@ class Wrapping:
         return self.strategy.settings.check.lines()
 
     def before_growth(self) -> None:
-        """Leave parameters and optimizer in a state from which a new rank can start. Collective."""
+        """Bring parameters and optimizer into a state from which a new rank can start. Collective."""
         strategy = self.strategy
         with self.claim.stepping():
             strategy.do_together(lambda: strategy.prepare_growth(self.optimizer))
 
     def after_growth(self) -> None:
         """Continue in the grown world. Collective over all its ranks."""
-        # A newcomer was alone when it chose the algorithm. The first rank was there before, or has the answer from it.
+        # A newcomer was alone when it chose the algorithm. Rank 0 has been in the job before, so its `members` count.
         members = broadcast_object(self.options.members, root_rank=0)
         self.options = replace(self.options, members=members)
         self._replace_strategy()

@@ -1,7 +1,7 @@
 """Blocking, out-of-place collectives. They are differentiable, with the same gradients as Horovod's.
 
 The same functions work in code that torch.compile traces, as operators of torch (traced.py), and within transforms of
-torch.func (transforms.py). nodes.py has what autograd needs otherwise.
+torch.func (transforms.py). Otherwise they use the autograd functions in nodes.py.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def alltoall(
     process_set: ProcessSet = global_process_set,
     out: torch.Tensor | None = None,
 ) -> Any:
-    """Send `splits[i]` rows to rank i and return the rows received; (output, received_splits) if splits were given.
+    """Send `splits[i]` rows to rank i of the set. Return the rows received, or (rows, received splits) given splits.
 
     Args:
         tensor: rows along the first dimension; the other dimensions agree between ranks.

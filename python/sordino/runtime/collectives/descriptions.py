@@ -1,7 +1,7 @@
-"""Descriptions of the collectives: each function checks the arguments of one, and returns its `Operation`, not started.
+"""Descriptions of collectives: each function checks the arguments of a collective, and returns its `Operation`.
 
-`ops.py`, `nodes.py`, `transforms.py` and `traced.py` start them for their callers. `collect` arguments are functions
-that make the result for the caller from the outputs.
+`ops.py`, `nodes.py`, `transforms.py` and `traced.py` start the operations for their callers. `collect` arguments are
+functions that make the result for the caller from the outputs.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _even_splits(tensor: torch.Tensor, process_set: ProcessSet) -> list[int]:
 
 
 def splits_of(splits: Any) -> torch.Tensor | None:
-    """Return the splits of an all-to-all as a tensor: int32 if they are whole numbers, and no tensor before."""
+    """Return the splits of an all-to-all as a tensor. Whole numbers become int32; a tensor is returned unchanged."""
     if splits is None or isinstance(splits, torch.Tensor):
         return splits
     table = torch.tensor(splits, device=HOST)

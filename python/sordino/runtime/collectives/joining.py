@@ -46,7 +46,7 @@ def join(device: int = -1) -> int:
     """
     context = current()
     if context.survives_losses:
-        # Ranks that have taken different numbers of steps could not agree on the one to repeat after a loss.
+        # Ranks that have taken different numbers of steps could not agree on the step to repeat after a loss.
         raise UsageError(
             "join() cannot be used with on_peer_lost='continue', with which all ranks take the same steps; use "
             "on_peer_lost='raise', or an hvd.elastic.ElasticSampler, which gives each rank equally many batches"

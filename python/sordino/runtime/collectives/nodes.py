@@ -1,6 +1,6 @@
 """Nodes of autograd's graph for collectives of eager code.
 
-A backward uses nodes again, so gradients of any order work (`create_graph=True`).
+A backward uses the same nodes, so gradients of any order work (`create_graph=True`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Broadcast(BackwardOnly):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         (average,) = Allreduce.apply(None, Reduction(Average, 1.0, 1.0, ctx.process_set), grad)
-        # Not zeros_like: the next derivative has the same operations on all ranks, so it must lead through `average`.
+        # Not zeros_like: the result must depend on `average`, so that the next derivative communicates on all ranks.
         everywhere = torch.ones((), dtype=torch.bool, device=average.device)
         return (average if ctx.is_root else average.masked_fill(everywhere, 0), None, None, None)
 

@@ -23,7 +23,7 @@ except ImportError:  # pickle handles everything except lambdas and local classe
 
 
 class Root:
-    """The rank that sends. Its number changes when other ranks are lost."""
+    """The rank that sends. Its number may change when other ranks are lost."""
 
     def __init__(self, rank: int) -> None:
         self._context = current()
@@ -58,7 +58,7 @@ def broadcast_object(
 ) -> Any:
     """Send a Python object from `root_rank` and return it on every rank (on the root: `obj` itself). Collective.
 
-    It is unpickled on the other ranks, which can run code there. Only ranks of one job can communicate.
+    The other ranks unpickle it, which can run code there. Only ranks of one job can communicate.
 
     Args:
         obj: the object on the root; ignored on other ranks, which may pass None.

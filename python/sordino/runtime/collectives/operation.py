@@ -1,8 +1,8 @@
 """Description of one collective operation: its name, its tensors, and how to wait for it.
 
 Ranks match operations by name, so they may submit them in any order. A difference between ranks (shape, dtype,
-reduction, root) is an error on all of them. A name is taken from the start of an operation until this rank has waited
-for it (`synchronize`, or a `poll` that returns True), even if the operation has ended before.
+reduction, root) is an error on all of them. A name is in use from the start of an operation until this rank has waited
+for it (`synchronize`, or a `poll` that returns True), even if the operation is complete before.
 """
 
 from __future__ import annotations
@@ -223,8 +223,7 @@ def synchronize(handle: int) -> Any:
     Return None if it was waited for before, as in Horovod.
 
     Raises:
-        UsageError: `handle` has never been a handle since `init()`. Horovod returns None, although it has waited for
-            nothing.
+        UsageError: no operation has returned this handle since `init()`. Horovod returns None in this case.
         OperationMismatch, PeerLost, Timeout, TransportError: the operation failed.
     """
     context = current()
@@ -256,7 +255,7 @@ def synchronize(handle: int) -> Any:
 def synchronize_all(handles: Iterable[int]) -> list[Any]:
     """Wait for all of these operations and return their results, or raise the first error after that.
 
-    So none of them is left pending, which would reserve its name.
+    So none of them stays pending, which would keep its name in use.
     """
     results, failures = [], []
     for handle in handles:
@@ -271,7 +270,7 @@ def synchronize_all(handles: Iterable[int]) -> list[Any]:
 
 @contextmanager
 def raising_recovered(context: Context, epoch: int) -> Iterator[None]:
-    """Delay an error about a loss, if ranks survive losses, until the remaining ranks have met."""
+    """If ranks survive losses, delay an error about a loss until the remaining ranks have recovered."""
     try:
         yield
     except LOSSES as error:

@@ -1,9 +1,9 @@
-"""Definition of operators of torch whose order compilers keep.
+"""Definition of torch operators that compilers do not reorder.
 
-An operator is an effect in order. torch keeps effects in order in its graphs, but Inductor, its default compiler, loses
-the order in torch 2.13: it notes the order by the names of buffers, and looks it up by the names of operations. Then it
-reorders operators to save memory, in another way on ranks with other shapes. So each operator has a lowering that notes
-the order in the right way.
+An operator is registered as an ordered effect. torch keeps the order of effects in its graphs, but Inductor, its
+default compiler, loses it in torch 2.13: it stores the order under the names of buffers, and looks it up under the
+names of operations. Then it reorders operators to save memory, in different ways on ranks with different shapes. So
+each operator has a lowering that stores the order correctly.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> An
     """Define an operator in the namespace "sordino", and return it.
 
     Args:
-        schema: its name, arguments and result. There must be one result, because torch 2.13 takes effects for having no
-            more; it may be a list.
-        run: does it, on any device.
+        schema: its name, arguments and result. There must be one result, which may be a list, because torch 2.13
+            expects that of effects.
+        run: executes it, on any device.
         fake: returns results that have only shapes and dtypes.
     """
     name = schema.partition("(")[0]
@@ -50,7 +50,7 @@ def differentiate(operator: Any, backward: Callable[..., Any], setup: Callable[.
 
 
 def _keep_order_in_inductor() -> None:
-    """Give Inductor lowerings of all operators, if it is loaded. It has fakes of operators before it lowers them."""
+    """Give Inductor, if it is loaded, lowerings of all operators. Called by fakes, which run before lowerings."""
     lowering: Any = sys.modules.get("torch._inductor.lowering")
     for operator in _operators if lowering is not None else ():
         if operator not in lowering.lowerings:
@@ -58,7 +58,7 @@ def _keep_order_in_inductor() -> None:
 
 
 def _in_order(lower: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a lowering like `lower`, whose kernels run after the previous one with an effect."""
+    """Return a lowering like `lower`, whose kernels run after the previous kernel with an effect."""
     from torch._higher_order_ops.effects import _EffectType
     from torch._inductor.ir import FallbackKernel
     from torch._inductor.virtualized import V

@@ -32,8 +32,8 @@ def send(tensor: torch.Tensor, dst: int, tag: int = 0, process_set: ProcessSet =
     """Send a tensor to the rank `dst`, which calls `recv` or `recv_async` with the same tag and process set.
 
     Messages with the same source, destination, process set and tag arrive in the order of the calls. Returns when
-    `tensor` may be changed. Up to 64 KiB that can be before the receiver has called, because it buffers up to 1 MiB of
-    messages of each sender; a larger message waits for its receive.
+    `tensor` may be changed. For a message of up to 64 KiB, this may be before the receiver's call, because a receiver
+    buffers up to 1 MiB of messages of each sender. A larger message waits for its receive.
 
     Args:
         tensor: any shape, every dtype of the collectives; an array with `__dlpack__`, too. A tensor that is not
@@ -44,7 +44,7 @@ def send(tensor: torch.Tensor, dst: int, tag: int = 0, process_set: ProcessSet =
 
     Raises:
         UsageError: `dst` or this rank is not in the set, or the tag or the tensor is not valid. Nothing was sent.
-        OperationMismatch: the receive has another number of bytes or another dtype. Both calls are over then, and later
+        OperationMismatch: the receive has another number of bytes or another dtype. Both calls have ended, and later
             messages are not affected. If the message was small, and sent before its receive was called, a later call of
             this rank that names the receiver raises this error instead, and does nothing else.
         PeerLost, Timeout, TransportError: the receiver is lost or has left, or does not receive in time. With
@@ -65,8 +65,7 @@ def recv(
     Args:
         tensor: gets the values; its dtype and number of bytes must be those of the sent tensor. A tensor that is not
             contiguous, or is on a GPU, gets them by a copy.
-        src: rank in the world, also this rank itself. None: any rank of the set. The first message that has come is
-            taken.
+        src: rank in the world, also this rank itself. None: any rank of the set, the one whose message arrives first.
         tag: number from 0 to 2^63 - 1; only messages with this tag are received.
         process_set: the set that both ranks belong to. Tags of different sets are separate.
 
@@ -75,8 +74,8 @@ def recv(
         OperationMismatch: the message has another number of bytes or another dtype. The message is dropped, and later
             ones are not affected. Also an error of an earlier message to `src`, see `send`.
         PeerLost, Timeout, TransportError: the source is lost, or has left before it sent, or does not send in time.
-            Without `src`: the same of all other ranks of the set. With on_peer_lost="continue" also if another rank is
-            lost.
+            Without `src`: this applies to all other ranks of the set. With on_peer_lost="continue" also if another rank
+            is lost.
     """
     context = current()
     source = context.message(False, True, tensor, src, tag, process_set.process_set_id)
@@ -127,9 +126,10 @@ def _source(handle: Handle) -> int:
 
 
 class _Message:
-    """A call with a tensor or an argument that needs a conversion, or where ranks survive losses.
+    """A call with a tensor or an argument that needs a conversion, or in a job whose ranks survive losses.
 
-    A receive then writes to its own tensor, because data of a world that has ended may still arrive.
+    If ranks survive losses, a receive writes to its own tensor, because data of a world that has ended may still
+    arrive.
     """
 
     def __init__(

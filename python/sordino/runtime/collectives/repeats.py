@@ -1,4 +1,4 @@
-"""Operations on ordinary tensors, which one function of the core does. Repeats of small ones need no negotiation.
+"""Operations on ordinary tensors, by one function of the core. Repeated small operations need no negotiation.
 
 `context.repeat` is that function (csrc/bindings/repeat.cc):
 
@@ -32,11 +32,11 @@ def _never() -> bool:
 
 # Dynamo knows this function, so it costs eager code only a call. torch before 2.13 loses operators in backward graphs.
 is_traced = torch.compiler.is_dynamo_compiling if torch.__version__ >= (2, 13) else _never  # type: ignore[operator]
-"""Return whether Dynamo traces, and a collective has to be an operator of torch (traced.py)."""
+"""Return whether Dynamo is tracing, so that a collective must be an operator of torch (traced.py)."""
 
 
 def repeated(context: Context, result: Any, tensor: torch.Tensor | None, out: torch.Tensor | None = None) -> Any:
-    """Return the result of an operation that has waited, from that of `context.repeat`.
+    """Return the result of a blocking operation, given the result of `context.repeat`.
 
     `tensor` is the input (None: a barrier), `out` the caller's tensor for the result, if any.
     """
@@ -80,9 +80,8 @@ def _result(handle: Handle, tensor: torch.Tensor, expected: Any) -> Any:
 def is_constant(tensor: object, out: torch.Tensor | None = None) -> bool:
     """Return whether no gradient flows through an input or `out`, so that autograd's graph needs no node for it.
 
-    False for a dual tensor of forward mode, which the node refuses.
-
-    False while Dynamo traces, because it cannot trace the core's function.
+    False for a dual tensor of forward mode, which the node refuses; also while Dynamo traces, because it cannot trace
+    the core's function.
     """
     if not isinstance(tensor, _Tensor) or is_traced():
         return False

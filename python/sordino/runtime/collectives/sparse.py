@@ -35,8 +35,8 @@ def sparse_allreduce_async(
     """Start an all-reduce of a sparse COO tensor.
 
     Indices and values are gathered. So the result is uncoalesced: entries of several ranks at one index are separate,
-    and count as their sum. Average divides the values by the number of ranks; of integers, the sum at each index, and
-    the result is the quotient, as in `allreduce`.
+    and count as their sum. Average divides the values by the number of ranks. For integers, it divides the sum at each
+    index, and rounds toward zero, as in `allreduce`.
 
     Args:
         tensor: sparse COO, the same shape on all ranks.
@@ -50,7 +50,7 @@ def sparse_allreduce_async(
     if op not in (Average, Sum):
         raise UsageError("a sparse all-reduce supports op=Sum and op=Average only")
     coalesced = tensor.coalesce() if not tensor.is_coalesced() else tensor
-    check(coalesced.values())  # before the first of the two operations has begun
+    check(coalesced.values())  # before either of the two operations begins
     indices = allgather_async(coalesced.indices().t().contiguous(), name=f"{name}.indices", process_set=process_set)
     values = allgather_async(coalesced.values(), name=f"{name}.values", process_set=process_set)
 

@@ -4,7 +4,7 @@ The functions in autograd.py use an operator while Dynamo traces them. When comp
 collective. So unnamed operations are counted when they run, as in eager code, and it does not matter how often a rank
 compiles.
 
-Operators are effects in order: compilers neither reorder them nor remove one whose result is not used, because other
+Operators are ordered effects: compilers neither reorder them nor remove one whose result is not used, because other
 ranks take part in it (operators.py).
 
 | operator | result | operator for the gradient |
@@ -15,7 +15,7 @@ ranks take part in it (operators.py).
 | `alltoall` | a tensor, then its rows from each rank (int32, on the CPU) | `alltoall_backward` |
 | `reducescatter` | tensors with this rank's rows | `reducescatter_backward` |
 
-The other ranks determine the number of rows that allgather and alltoall return. A compiler takes it for unknown.
+The number of rows that allgather and alltoall return depends on other ranks, so a compiler treats it as unknown.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def number_of(op: int | None, average: bool | None) -> int:
 def place_of(process_set: ProcessSet) -> list[int]:
     """Return the number of a process set (-1: not registered), this rank and the number of ranks, for an operator.
 
-    Graphs depend on all of them, so each makes another graph. Dynamo traces this function.
+    Graphs depend on these numbers, so other numbers need another graph. Dynamo traces this function.
     """
     context, number = current(), process_set.process_set_id
     return [-1 if number is None else number, context.rank, context.size]
 
 
 def _set_of(place: Place) -> ProcessSet:
-    """Return the process set of a `place_of`."""
+    """Return the process set of a result of `place_of`."""
     number = place[0]
     if number == 0:
         return global_process_set
@@ -84,7 +84,7 @@ def _member(place: Place) -> tuple[int, int]:
 
 
 def _unknown_rows() -> Any:
-    """Return the number of rows of a result as a compiler knows it: not at all."""
+    """Return a symbol for a number of rows that the compiler does not know."""
     return torch.library.get_ctx().new_dynamic_size()
 
 

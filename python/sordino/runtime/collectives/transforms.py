@@ -1,8 +1,8 @@
 """Collectives within transforms of torch.func (grad, vjp, jacrev, vmap, ...).
 
-These are the functions in autograd.py once more, in the form that torch.func needs. It costs some microseconds more, so
-they are only used within a transform. A backward uses the same functions, so gradients of any order work. With vmap,
-one operation serves all examples: their dimension becomes an ordinary dimension of the tensor. Rows are those of each
+These are the autograd functions of nodes.py in the form that torch.func needs. It costs some microseconds more, so it
+is only used within a transform. A backward uses the same functions, so gradients of any order work. With vmap, one
+operation serves all examples: their dimension becomes an ordinary dimension of the tensor. Rows are those of each
 example, and all ranks must have the same number of examples.
 """
 
@@ -41,7 +41,7 @@ class Rows:
 
 
 def _with_examples_second(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
-    """Return a tensor with the examples in the second dimension, so that rows stay first. None: without examples."""
+    """Return a tensor with its examples moved from dimension `dim` to the second (None: it has no examples)."""
     if dim is None:
         return tensor
     return tensor.unsqueeze(0) if tensor.dim() == 1 else tensor.movedim(dim, 1)
@@ -89,7 +89,7 @@ class Broadcast(BackwardOnly):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         (average,) = Allreduce.apply(None, Reduction(Average, 1.0, 1.0, ctx.process_set), grad)
-        # Not zeros_like: the next derivative has the same operations on all ranks, so it must lead through `average`.
+        # Not zeros_like: the result must depend on `average`, so that the next derivative communicates on all ranks.
         everywhere = torch.ones((), dtype=torch.bool, device=average.device)
         return (average if ctx.is_root else average.masked_fill(everywhere, 0), None, None, None)
 

@@ -20,7 +20,7 @@ class Tell(NamedTuple):
 
 
 class Wake(NamedTuple):
-    """Call `alarm` at this time. Replaces the time of the last `Wake`."""
+    """Call `alarm` at this time, in seconds. Replaces the time of the last `Wake`."""
 
     at: float
 

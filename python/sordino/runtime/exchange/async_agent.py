@@ -126,7 +126,7 @@ class Agent(ABC):
             self._thread.join()
 
     def now(self) -> float:
-        """Return the time in seconds on the clock of this rank's deadlines, which excludes time while stopped."""
+        """Return the seconds of this rank's clock for deadlines, which does not run while the process is stopped."""
         return self._world.awake_seconds
 
     # ---- to be overridden by algorithms ------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Agent(ABC):
             return self._sleeps_until
 
     def take(self, events: Sequence[tuple[str, int, str, int]]) -> bool:
-        """Handle these events, an alarm and a deadline that are due. Return False if that failed."""
+        """Handle these events, and the alarm and the deadline if they are due. Return False on failure."""
         with self.lock:
             try:
                 for event in events:

@@ -1,4 +1,4 @@
-"""Number of blocks or values that are not finite, which is counted on a device, and which the host reads later."""
+"""Count of blocks or values that are not finite, made on a device and read by the host later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class BlockCount:
     """A number on a device, with a copy for the host.
 
     On a GPU the copy is made in the order of the current stream. The host waits for the copy only when it reads it, and
-    never for work that the stream has got after `send`.
+    never for work that was queued after `send`.
 
     Args:
         device: device of the number.

@@ -1,8 +1,8 @@
 """Repeated communication of the same tensors among the same ranks, which is described to the core only once.
 
 A channel's exchanges run on a separate process set, in the order of the calls, without a coordinator. A prepared
-reduction is an ordinary operation, which repeats in turns where it can. All ranks of a channel take the same route if
-the tensors are in GPU memory:
+reduction is an ordinary operation. Ranks may agree on its repetitions in a turn (one_shot.h), without a coordinator.
+All ranks of a channel take the same route if the tensors are in GPU memory:
 
 | route | taken if |
 |---|---|
@@ -37,7 +37,7 @@ class Channel:
 
     Args:
         context: the context of this rank.
-        members: ranks that make channels together.
+        members: ranks that create channels together.
         number: process set that the exchanges run on, which has all or some of these ranks; None on a rank that is not
             in it.
     """
@@ -118,9 +118,9 @@ class Channel:
             round: round of the topology.
             others_only: leave this rank's own values out of the sum. The weights stay, so along `RandomCycle` the
                 result is half of the peer's value.
-            wait: return only when the exchange is over.
-            layout: division into segments; None: that of `values`.
-            after: the exchange begins on this rank when this operation is done, and fails if it failed.
+            wait: return only when the exchange is complete.
+            layout: division into segments; None: the layout of `values`.
+            after: operation after which the exchange begins on this rank. If it fails, the exchange fails.
             serving: this rank waits for the others without a deadline, until they leave.
         """
         assert self._number is not None
@@ -137,7 +137,7 @@ class Channel:
         """Begin to send a message to another rank of the channel, or to receive one from it.
 
         Args:
-            sends: whether to send, or to receive.
+            sends: whether to send; False: receive.
             message: contiguous tensor in host memory. It must not be changed, or used, until the handle's `wait()`
                 returns.
             rank: the other rank, in the world.
@@ -169,7 +169,7 @@ class Channel:
 
 
 def wait_for_all(handles: Sequence[Handle]) -> None:
-    """Wait for all, then raise the error of the first handle that failed."""
+    """Wait for all handles, then raise the error of the first one that failed."""
     failure: Exception | None = None
     for handle in handles:
         try:
@@ -202,7 +202,7 @@ class PreparedReduction:
 
     def run(self) -> None:
         """Reduce the tensors, and wait. Collective."""
-        if self._context.survives_losses:  # then the result needs separate memory, so that it can be repeated
+        if self._context.survives_losses:  # needs a result in separate memory, so that the reduction can be repeated
             grouped_allreduce_(self._tensors, op=self._op, name=self._name, process_set=self._process_set)
         else:
             self._context.world.run(self._request()).wait()

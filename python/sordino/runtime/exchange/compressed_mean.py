@@ -1,18 +1,19 @@
 """Mean over ranks of values that are sent encoded.
 
-    values + what was lost before -> encoded -> all-to-all -> decoded and added in float32 -> mean of this rank's shard
-    mean + what was lost before   -> encoded -> all-gather -> decoded by every rank
+    values + residual -> encoded -> all-to-all -> decoded and added in float32 -> mean of this rank's shard
+    mean + residual   -> encoded -> all-gather -> decoded by every rank
 
-So a value is encoded at most twice, and all ranks decode the same bytes: the mean has the same bits everywhere. A codec
-whose sums are no smaller than their parts (`FlatCodec.gathered`) is encoded once, and every rank decodes those of all.
+So a value is encoded at most twice, and all ranks decode the same bytes: the mean has the same bits everywhere. With a
+codec whose sums are no smaller than their parts (`FlatCodec.gathered`), values are encoded once, and every rank decodes
+the values of all ranks.
 
-*Residuals* are what encodings have lost (error feedback). They change only when the mean is complete: an operation that
-fails loses nothing. An exception is the work of a GPU by NCCL: an operation returns when it is on the queue. If it
+*Residuals* are what encodings have lost so far (error feedback). They change only when the mean is complete: an
+operation that fails loses nothing. NCCL is an exception: its operations return when they are queued on the GPU. If one
 fails later, residuals have changed, and means may be wrong.
 
-All of this happens on the device of the values, or on the CPU if the core does not know the device. On a GPU the work
-is put on the current stream. Only `report` waits for a GPU: for the encoding of this rank's values. So a caller with
-several means finishes all of them first.
+All of this happens on the device of the values, or on the CPU if the core does not support the device. On a GPU the
+work is queued on the current stream. Only `report` waits for a GPU: for the encoding of this rank's values. So a caller
+with several means finishes all of them before it calls `report`.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class CompressedMean:
         codec: the codec, the same on all ranks.
         name: what the values are, for errors.
         transfers: the collectives of the ranks.
-        kept: factor of what was lost before, from 0 to 1; β in SparseLoCo.
-        device: device of the values. Those of a device that is neither a CPU nor a CUDA device are encoded and sent on
-            the CPU.
+        kept: factor of the residuals when they are added, from 0 to 1; β in SparseLoCo.
+        device: device of the values. Unless it is a CPU or a CUDA device, values are encoded on the CPU, and sent from
+            its memory.
 
     Raises:
         NotBuilt: the codec needs kernels of the core for a CUDA device, and this build has none.
@@ -60,10 +61,10 @@ class CompressedMean:
         device = self._place
         self._coder = codec.coder(core_device(device) if self._sends and codec.in_core else None)
         self._shard = count if codec.gathered else -(-count // (self._size * codec.unit)) * codec.unit
-        """Values of a rank's shard. All ranks' shards together may be longer than the values: their end is padding."""
+        """Number of values of a rank's shard. All shards together may have more than `count`: the rest is padding."""
         total = count if codec.gathered else self._shard * self._size
         self._own = min(max(count - transfers.place * self._shard, 0), self._shard)
-        """Values of this rank's shard without padding, which would lower the scale of the last block."""
+        """Number of values of this rank's shard without padding, which would lower the scale of the last block."""
         self._work = torch.zeros(total, dtype=torch.float32, device=device)
         """The values to be sent, and later their means."""
         self._sent = torch.zeros(self._coder.bytes(total), dtype=torch.uint8, device=device)
@@ -72,8 +73,8 @@ class CompressedMean:
         self._mean = torch.empty(0 if codec.gathered else self._shard, dtype=torch.float32, device=device)
         self._received: Received | None = None  # None: nothing is in flight
         self._infinite = BlockCount(device)
-        self._unreported = False  # whether a mean is complete whose count `report` has not read
-        self._of_means = torch.zeros(1, dtype=torch.int32, device=device)  # counts that no one reads
+        self._unreported = False  # whether `report` has not read the count of the last complete mean
+        self._of_means = torch.zeros(1, dtype=torch.int32, device=device)  # a count that is never read
         self.residuals: list[torch.Tensor] = []
         """Values that this rank still has to send, for each of the encodings."""
         if codec.feedback:
@@ -84,15 +85,15 @@ class CompressedMean:
     def begin(self, values: torch.Tensor) -> None:
         """Encode values, and start to send them. Collective.
 
-        A NaN or an infinity makes the means of its block NaN on all ranks (with TopK those of values that are sent),
-        with a warning on the rank that has it (`report`), and their residuals become 0. With a cast, means of values
-        that are not finite in its dtype are not finite on any rank, with the same warning.
+        A NaN or an infinity makes the means of its block (with TopK, of its values that are sent) NaN on all ranks, and
+        their residuals 0. The rank that has it warns (`report`). With a cast, means of values that are not finite in
+        its dtype are not finite on any rank, with the same warning.
 
         Args:
             values: float32 tensor [count] on the device. The caller may change it afterwards.
 
         Raises:
-            UsageError: `values` are other than described.
+            UsageError: `values` has another dtype, shape or device, or is not contiguous.
             PeerLost, Timeout, TransportError: the operation has failed.
         """
         fits = values.dtype == torch.float32 and values.shape == (self.count,) and values.is_contiguous()
@@ -115,15 +116,15 @@ class CompressedMean:
 
     @torch.no_grad()
     def finish(self) -> torch.Tensor:
-        """Wait for what `begin` has sent, and return the means. Collective. With one rank they are its values.
+        """Wait for the transfer that `begin` started, and return the means; with one rank, its values. Collective.
 
         Returns:
-            float32 tensor [count] where it was encoded (`encoding_device`), valid until the next `begin`.
+            float32 tensor [count] on the device of the encoding (`encoding_device`), valid until the next `begin`.
 
         Raises:
-            PeerLost, Timeout, TransportError: the operation has failed. The residuals are unchanged. If a later
-                operation raises what has failed on a GPU after `finish` had returned, residuals and means must not be
-                used.
+            PeerLost, Timeout, TransportError: the operation has failed. The residuals are unchanged. If it fails on a
+                GPU after `finish` has returned, a later operation raises the error. Then residuals and means must not
+                be used.
         """
         if not self._sends:
             return self._work[: self.count]
@@ -140,8 +141,8 @@ class CompressedMean:
     def report(self) -> None:
         """Warn if some values of the last complete mean were not finite. Not collective.
 
-        It waits for the encoding of these values, which a GPU does behind all earlier work of its stream. The caller
-        calls it once for each mean, when everything else is on the queue. Otherwise the next `begin` does.
+        It waits for the encoding of these values, which a GPU does after all earlier work of its stream. So call it
+        once for each mean, when all other work is queued. Otherwise the next `begin` calls it.
         """
         if not self._unreported:
             return
@@ -155,14 +156,14 @@ class CompressedMean:
             )
 
     def give_up(self) -> None:
-        """Wait for what `begin` has sent, and drop it. Not collective, once all ranks have begun."""
+        """Wait for the transfer that `begin` started, and drop its result. Not collective if all ranks have begun."""
         if self._received is not None:
             with suppress(*LOSSES):
                 self._received()
             self._received = None
 
     def _arrived(self) -> torch.Tensor:
-        """Wait for the bytes that ranks have sent to this one, and return them, without a reference to them here."""
+        """Wait for the bytes that ranks have sent to this one. Return them, and keep no reference to them."""
         received, self._received = self._received, None
         assert received is not None
         return received()
@@ -172,7 +173,7 @@ class CompressedMean:
         return self._size > 1 and self.count > 0
 
     def _add_up(self, received: torch.Tensor, mean: torch.Tensor) -> None:
-        """Decode what all ranks have sent, and write its mean."""
+        """Decode the values that all ranks have sent, and write their mean."""
         given = self._given
         if given is not None:
             given.zero_()
@@ -183,7 +184,7 @@ class CompressedMean:
             mean.div_(given.clamp_(min=1))
 
     def _encoded_means(self) -> torch.Tensor:
-        """Compute the mean of this rank's shard, send it to all, and return those of all shards, encoded."""
+        """Compute the mean of this rank's shard, and send it to all ranks. Return the encoded means of all shards."""
         mean = self._mean
         self._add_up(self._arrived(), mean)  # the parts are freed before the means arrive
         if self.residuals:
@@ -201,11 +202,11 @@ class CompressedMean:
             self._coder.encode(values, encoded[: self._coder.bytes(len(values))], infinite)
 
     def _still_owed(self, residual: torch.Tensor) -> torch.Tensor:
-        """Return a residual times its factor. Rounded apart from the sum, so that all devices get the same bits."""
+        """Return a residual times its factor, rounded before the sum, so that all devices get the same bits."""
         return residual if self._kept == 1 else residual * self._kept
 
     def _keep_rest(self, values: torch.Tensor, encoded: torch.Tensor, residual: torch.Tensor, count: int) -> None:
-        """Keep what an encoding has lost: the first `count` values less what all decode. The others are padding."""
+        """Store what an encoding has lost: the first `count` values minus their decoded values. The rest is padding."""
         if count > 0:
             rest = values[:count]
             self._coder.decode(encoded[: self._coder.bytes(count)], rest, -1.0, True)

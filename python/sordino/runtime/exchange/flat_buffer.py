@@ -41,7 +41,7 @@ def require_unchanged(tensor: torch.Tensor, view: torch.Tensor) -> None:
 
 
 BUFFER = "buffer "
-"""Beginning of the name of an exchanged buffer of the model, before its own name."""
+"""Prefix of the names of exchanged buffers of the model."""
 
 
 class FlatBuffer:
@@ -52,7 +52,7 @@ class FlatBuffer:
         self.layout = layout
         self.device = device
         self.core_device = core_device(device, context)
-        """Device whose memory has the arena; None: the host."""
+        """Device whose memory contains the arena; None: the host."""
         self.arena = Arena(context.world, layout, self.core_device)
         self._memory = self.arena.memory if layout.bytes else None
         self.runs: list[tuple[int, torch.Tensor]] = []
@@ -108,8 +108,8 @@ class ParameterBuffer(FlatBuffer):
 
     Attributes:
         tensors: the tensors, in the order of the arena.
-        names: their labels. A label has the memory order, unless that is row-major.
-        plain_names: their names without it; "" for weights.
+        names: their labels. A label includes the memory order, unless that is row-major.
+        plain_names: their names without the memory order; "" for weights.
         are_buffers: whether they are buffers of the model.
 
     Args:
@@ -174,7 +174,7 @@ class ParameterBuffer(FlatBuffer):
         self.adopt()
 
     def adopt(self) -> None:
-        """Copy local shards to the arena, and move tensors back to it whose memory was replaced.
+        """Copy local shards to the arena, and move tensors whose memory was replaced back to it.
 
         Raises:
             UsageError: a tensor has another shape, dtype or device than before.
@@ -189,7 +189,7 @@ class ParameterBuffer(FlatBuffer):
 
     @contextmanager
     def restoring(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Give tensors of the arena their present values again after the block, in which the model uses the arena."""
+        """Restore the present values of tensors in the arena after the block, in which the model uses the arena."""
         self.adopt()
         before = [tensor.detach().clone() for tensor in tensors]
         try:

@@ -1,7 +1,7 @@
-"""Internal process sets of algorithms. All ranks of the parent make them; only the core knows them.
+"""Internal process sets of algorithms. All ranks of the parent set create them; only the core knows them.
 
 A set has memory and is never removed, because ranks release objects at different times. A set that all of its ranks
-have released is used for the next object.
+have released is reused for the next object.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def _idle_or_new_set(context: Context, ranks: Sequence[int], parent: ProcessSet)
             mine, name=context.names.plan("idle_channels", key[0]), process_set=parent
         )
         first, *others = [one for one in gathered if one is not None]
-        # A set on which some ranks have begun more exchanges cannot be used: the others would take these for the next
-        # object's.
+        # A set on which some ranks have begun more exchanges cannot be used: the other ranks would match these with
+        # exchanges of the next object.
         numbers = [number for number, begun in first.items() if all(one.get(number) == begun for one in others)]
         if numbers:
             idle.discard(min(numbers))
@@ -53,7 +53,7 @@ def new_channel(context: Context, process_set: ProcessSet) -> Channel:
 
 
 def own_channel(context: Context, process_set: ProcessSet, parts: Sequence[Sequence[int]]) -> Channel:
-    """Make a channel as `new_channel` for each of some parts of a process set. Return that of this rank's part.
+    """Make a channel, as `new_channel`, for each of these parts of a process set. Return that of this rank's part.
 
     Collective over the process set.
     """
@@ -110,7 +110,7 @@ def group_of(context: Context, process_set: ProcessSet, size: int) -> ProcessSet
 
 
 def peers_of(context: Context, process_set: ProcessSet, size: int) -> ProcessSet:
-    """Return the set of ranks that have this rank's number within their groups of `size`.
+    """Return the set of ranks that have the same number within their groups of `size` as this rank.
 
     Collective over `process_set` the first time.
     """

@@ -69,7 +69,7 @@ class Helpers:
         """Start a service of the helpers, and return this worker's part of it. Collective over all workers.
 
         Args:
-            description: description for the helpers, which is pickled. That of the first worker is used.
+            description: description for the helpers, which is pickled. The first worker's description is used.
             make: makes the result from the description. Collective over workers and helpers.
         """
         with use(self.context):
@@ -85,7 +85,7 @@ class Helpers:
         return self.algorithm.open_service(self, self._tell(None))
 
     def serve(self) -> None:
-        """Serve the workers until they have left. For helpers.
+        """Serve the workers until they have left. Called on helpers only.
 
         Raises:
             SordinoError: a rank is lost, or something else failed.

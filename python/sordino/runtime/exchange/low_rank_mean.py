@@ -1,7 +1,8 @@
 """Mean over ranks of matrices that are sent as low-rank factors (`PowerSGD`).
 
-Rank i has the matrix M_i = G_i + E_i, n x m: what it is to send, and its *residual*, what it still has to send. All
-ranks have the same factor Q, m x r, with r much less than n and m. <...> is the mean over ranks, an all-reduce:
+Rank i has the matrix M_i = G_i + E_i, n x m: its values, and its *residual*, the part of earlier M_i that it has not
+sent. All ranks have the same factor Q, m x r, with r much less than n and m. <...> is the mean over ranks, an
+all-reduce:
 
     P = orthonormal columns of <M_i Q>              n x r, power iteration
     R = <M_i' P>                                    m x r
@@ -9,12 +10,12 @@ ranks have the same factor Q, m x r, with r much less than n and m. <...> is the
     E_i <- M_i - P (M_i' P)'                        the other part of this rank's own matrix
     Q <- R / largest element of R                   warm start: the next iteration continues from this one
 
-So all means so far, plus the mean of the residuals, are the means of all G_i so far. An E_i is a part of M_i, so ranks
-whose gradients always differ have no growing residuals. The scale of Q would not matter in exact arithmetic. It keeps
-the products of very small or large gradients in the range of float32.
+So the sum of all results so far, plus the mean of the residuals, is the sum of the means of all G_i so far. E_i is a
+projection of M_i, so residuals do not grow if the gradients of ranks always differ. The scale of Q would not matter in
+exact arithmetic. It keeps the products of very small or large gradients in the range of float32.
 
-All P of the matrices travel in one all-reduce, and all R in another, together with the tensors that are sent whole.
-Source: Vogels et al. 2019, Algorithms 1 and 2.
+The products M_i Q of all matrices travel in one all-reduce, and the products M_i' P in another, together with the
+tensors that are sent whole. Source: Vogels et al. 2019, Algorithms 1 and 2.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class LowRankMean:
 
     Args:
         codec: the codec, the same on all ranks.
-        tensors: tensors with the shapes and the device of those that will be averaged, the same on all ranks.
+        tensors: tensors with the shapes and the device of the tensors to average, the same on all ranks.
         name: what the tensors are, for errors.
         transfers: the collectives of the ranks.
     """
@@ -67,13 +68,13 @@ class LowRankMean:
         self.residuals: list[torch.Tensor] = []
         """Residuals of this rank for all elements of the tensors, in one float32 tensor; [] if there are no tensors.
 
-        Those of tensors that are sent whole are 0, except after loading a state in which they were not.
+        Residuals of tensors that are sent whole are 0, unless a loaded state has others.
         """
         self._whole: list[tuple[int, torch.Tensor]] = []
         """Numbers of the tensors that are sent whole, and views of their residuals."""
         self._bad = BlockCount(tensors[0].device if tensors else HOST)
         """Number of tensors of this rank that were not finite."""
-        self._unreported = False  # whether a mean is complete whose number `report` has not read
+        self._unreported = False  # whether `report` has not read the count of the last complete mean
         generator = torch.Generator().manual_seed(0)  # the same numbers on all ranks
         every = [codec.factors(tensor.shape) for tensor in tensors]
         counts = [tensor.numel() for tensor in tensors]
@@ -96,8 +97,8 @@ class LowRankMean:
     def run(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replace tensors by their means over all ranks. Collective. With one rank they stay as they are.
 
-        A tensor with a NaN or an infinity becomes NaN on all ranks if it is sent in factors, with a warning on the rank
-        that has it (`report`). Its residual and its factor stay as they were.
+        A tensor with a NaN or an infinity becomes NaN on all ranks if it is sent in factors. Its residual and its
+        factor stay unchanged, and the rank that has it warns (`report`).
 
         Args:
             tensors: floating-point tensors with the shapes of this object, of any strides.
@@ -105,7 +106,7 @@ class LowRankMean:
         Raises:
             UsageError: a tensor has another shape.
             PeerLost, Timeout, TransportError: the operation has failed. Tensors, residuals and factors are unchanged,
-                with the exception for GPUs in `TensorMean.run`.
+                except after a late failure on a GPU (`TensorMean.run`).
         """
         shapes = [tensor.shape for tensor in tensors]
         if shapes != self._shapes:
@@ -113,7 +114,7 @@ class LowRankMean:
         if self._transfers.size == 1 or not tensors:
             return
         self.report()
-        with torch.autocast(tensors[0].device.type, enabled=False):  # the caller's would multiply in 16 bits
+        with torch.autocast(tensors[0].device.type, enabled=False):  # the caller's autocast would multiply in 16 bits
             self._run(tensors)
 
     def report(self) -> None:
@@ -195,10 +196,10 @@ class LowRankMean:
 def orthonormal(values: torch.Tensor) -> torch.Tensor:
     """Return an orthonormal basis of a space that contains the columns of a matrix.
 
-    It is computed in float64. So ranks whose libraries round differently nearly always get the same float32 values.
+    Computed in float64, so that ranks whose libraries round differently nearly always get the same float32 values.
 
     Args:
-        values: float32 [n, r], with n at least r. Columns may depend on each other, or be 0.
+        values: float32 [n, r], with n at least r. Columns may be linearly dependent, or 0.
 
     Returns:
         float32 [n, r]; NaN unless all values are finite.

@@ -1,7 +1,7 @@
 """Order of the elements of parameters in flat tensors: as they lie in memory, or row-major for checkpoints.
 
 A checkpoint does not depend on the memory format of the model: training with `torch.channels_last` can continue without
-it, and the other way round.
+it, and vice versa.
 """
 
 from __future__ import annotations

@@ -7,21 +7,21 @@ Residuals belong to one rank, so a state has them under the rank's number:
     {"by_rank": {3: {"ranks": [2, 3], "workers": 4, "size": 4, "codec": "Sign(block=128)", "means": [mean, ...]}}}
 
 A mean is {"pieces": [[name, begin, end, at, whole], ...], "residuals": [tensor, ...]}. `checkpoint.share` saves values
-under "by_rank" whole, so shards of all ranks together have the residuals of all ranks. Each rank loads its own:
+under "by_rank" in whole, so the shards of all ranks together have the residuals of all ranks. Each rank loads its own:
 
 | the state has | this rank |
 |---|---|
-| its residuals, of the same ranks, codec and pieces | copies them, so training goes on bit for bit |
+| its residuals, of the same ranks, codec and pieces | copies them, so training continues with the same bits |
 | its residuals, of other ranks, another codec or other pieces | *moves* them: what is still owed is sent, see below |
 | residuals of a rank that no longer exists | rank number % size moves these to its own |
 | residuals of other ranks only | starts from 0, with a warning |
 | residuals of parameters that are unknown or have another size | drops these, with a warning |
 
-What rank r of N owes to the mean is (own residual + N times the residual of its shard) / N. If N becomes M, the moved
-residual is M / N times that, so that the mean of M ranks owes the same. Ranks may also divide into groups that take a
-mean each. Then N and M are the numbers of ranks of all groups together (`workers`), so that the mean of all groups owes
-the same. Sums, and means over the ranks that have sent a value (`TopK(contributors=True)`), do not depend on the number
-of ranks. Their residuals are moved as they are.
+A rank of N owes the mean (own residual + N times the residual of its shard) / N. If N becomes M, the moved residual is
+M / N times the sum in parentheses, so that the mean of M ranks owes the same. If the ranks are divided into groups with
+a mean each, the factor M / N counts the ranks of all groups (`workers`), so that the mean of all groups owes the same.
+Sums, and means over the ranks that have sent a value (`TopK(contributors=True)`), do not depend on the number of ranks.
+Their residuals are moved without a factor.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Sender:
         size: number of ranks of the world.
         codec: the codec.
         sums: whether the result is the number of ranks times the mean.
-        workers: number of ranks that send the same elements, to this mean or to that of another group; None: `ranks`.
+        workers: number of ranks that send the same elements, to this mean or to that of another group; None: all
+            `ranks` and no others.
     """
 
     rank: int
@@ -91,7 +92,7 @@ class Sender:
 
     @property
     def factor(self) -> int:
-        """Factor of the residuals in relation to what this rank owes."""
+        """Ratio of the residuals to what this rank owes the result."""
         by_sender = isinstance(self.codec, TopK) and self.codec.contributors
         return 1 if self.sums or by_sender else self.count
 
@@ -125,7 +126,7 @@ class Feedback:
         self._means = []
 
     def state(self) -> dict[str, Any]:
-        """Return copies of this rank's residuals, also of those without a mean yet; {} without residuals."""
+        """Return copies of this rank's residuals, also of loaded ones that no mean has taken; {} without residuals."""
         found = [(pieces, mean.residuals) for pieces, mean in self._means]
         found += [(saved.pieces, saved.residuals) for saved in self._saved]
         if not found:
@@ -152,7 +153,7 @@ class Feedback:
             sizes: numbers of elements of the parameters that this rank has, by their names.
 
         Raises:
-            UsageError: this is no such state. Nothing is changed.
+            UsageError: `state` has another form. Nothing is changed.
         """
         entries = checked(state, self._what)
         self._saved = []
@@ -191,7 +192,7 @@ class Feedback:
             warnings.warn(f"{self._what}: {lost} residuals are lost, because {why}", RuntimeWarning, stacklevel=2)
 
     def _heir(self, rank: int) -> int:
-        """Return the rank that takes the residuals of a rank of the job that has saved them."""
+        """Return the rank of this job that takes the residuals that `rank` of the saving job has saved."""
         return rank if rank < self._sender.size else rank % self._sender.size
 
     def _take(self, rank: int, entry: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
@@ -216,7 +217,7 @@ class Feedback:
     def _warn_of_missing(self, entries: Mapping[int, Mapping[str, Any]]) -> None:
         """Warn of residuals that this rank would have taken, but that are not in the state.
 
-        From its own state a rank takes its own residuals, also if its number has changed.
+        None are missing from a state of this rank itself (`WAS`), even if its number has changed.
         """
         if any(WAS in entry for entry in entries.values()):
             return
@@ -263,7 +264,7 @@ class Feedback:
         self._forget_empty()
 
     def _move(self, saved: Saved) -> None:
-        """Move residuals that this rank has saved itself, with the same ranks and codec."""
+        """Move residuals that this rank has saved itself, among the same ranks and with the same codec."""
         if not saved.moved:
             sender = self._sender
             saved.move(sender.ranks.index(sender.rank), len(sender.ranks), 1.0)

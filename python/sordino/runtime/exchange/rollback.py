@@ -1,4 +1,4 @@
-"""Rollback of an exchange in which a rank is lost: tensors are copied before the exchange, and restored."""
+"""Rollback of an exchange in which a rank is lost, from copies of the tensors that are made before the exchange."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from sordino.errors import UsageError
 BY_RANK = "by_rank"
 """Key of a dict whose values belong to one rank each, by the rank's number."""
 WAS = "was"
-"""Key of the number under which a rank has saved its values, if it has another one now."""
+"""Key of the number under which a rank has saved its values, if its number has changed since."""
 
 
 class Piece(NamedTuple):
@@ -34,22 +34,22 @@ class Piece(NamedTuple):
 
 
 class Saved:
-    """Residuals of a mean of a state that no mean has taken yet.
+    """Residuals of one mean in a loaded state, which no mean has taken yet.
 
     Attributes:
         pieces: the parameters in the values of the mean.
-        residuals: the residuals; if `moved` one, which includes that of the shard.
-        moved: whether they are to be added to the residuals of a mean; otherwise they can replace them.
+        residuals: the residuals; if `moved`, one tensor that includes the residual of the shard.
+        moved: whether they must be added to the residuals of a mean; False: they can replace them.
     """
 
     def __init__(self, pieces: Sequence[Piece], residuals: Sequence[torch.Tensor]) -> None:
         self.pieces, self.residuals, self.moved = list(pieces), list(residuals), False
 
     def move(self, place: int, ranks: int, scale: float) -> None:
-        """Add the residual of the shard to that of all values, and forget those of padding.
+        """Add the residual of the shard to the residual of all values, and drop the residuals of padding.
 
         Args:
-            place: position among its ranks of the rank that has saved the residuals.
+            place: position of the rank that has saved the residuals, among the ranks of its mean.
             ranks: number of these ranks.
             scale: factor of the result.
         """
@@ -69,7 +69,7 @@ class Saved:
 
 
 def with_own(state: Any, own: Any, rank: int) -> Any:
-    """Return a state in which the values under "by_rank" are those of another state; all others are the same.
+    """Return a copy of a state, with the values under "by_rank" from another state.
 
     Args:
         state: a state with dicts, such as another rank's.
@@ -98,7 +98,7 @@ def renumbered(state: Any, before: int, now: int) -> Any:
 
     Args:
         state: a state with dicts. It may be a loaded one that is not in use yet. Residuals of other ranks in it stay.
-        before: the number of this rank when the residuals came about.
+        before: the number of this rank when the residuals were computed.
         now: its present number.
     """
     if before == now or not isinstance(state, dict):
@@ -130,7 +130,7 @@ def drop(state: Mapping[str, Any], what: str, why: str) -> None:
 
 
 def checked(state: Mapping[str, Any], what: str) -> Mapping[int, Mapping[str, Any]]:
-    """Return the residuals of a state, by rank. UsageError if it has another form."""
+    """Return the residuals of a state, by rank. Raises UsageError if it has another form."""
     entries: Mapping[int, Mapping[str, Any]] = state.get(BY_RANK, {} if not state else None)
     try:
         fits = all(_is_entry(rank, entry) for rank, entry in entries.items())
@@ -145,7 +145,7 @@ def checked(state: Mapping[str, Any], what: str) -> Mapping[int, Mapping[str, An
 
 
 def _is_entry(rank: object, entry: Mapping[str, Any]) -> bool:
-    """Return whether a value has the form of the residuals of a rank. It may raise other errors if it has not."""
+    """Return whether a value has the form of the residuals of a rank. Other values may raise errors."""
     for mean in entry["means"]:
         pieces = [Piece(*piece) for piece in mean["pieces"]]
         count = max((piece.at + piece.end - piece.begin for piece in pieces), default=0)

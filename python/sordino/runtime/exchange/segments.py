@@ -77,8 +77,8 @@ def _up_to(sizes: Sequence[float], limit: float) -> list[int]:
 def blocks_of(names: Sequence[str]) -> list[str]:
     """Return the block of each parameter, by the parameters' names.
 
-    A block is a member of the outermost numbered container that has several, wherever in the model it is
-    ("model.layers.3", "layer1.0"), or else the outermost module that holds no such container ("model.embed_tokens").
+    A block is a member of the outermost numbered container with several members, at any depth ("model.layers.3",
+    "layer1.0"), or else the outermost module that holds no such container ("model.embed_tokens").
     Names inserted by wrappers (torch.compile, DistributedDataParallel) are ignored.
     """
     paths = [tuple(without_wrappers(name).split(".")[:-1]) for name in names]

@@ -24,24 +24,24 @@ class TensorMean(Encoded, Protocol):
     def run(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replace tensors by their means over all ranks. Collective.
 
-        All ranks get the same bits. A mean of values of which one is not finite is not finite either, with a warning
-        (`report`) on the rank that has the value.
+        All ranks get the same bits. If one of its values is not finite, a mean is not finite, and the rank that has the
+        value warns (`report`).
 
         Args:
             tensors: floating-point tensors with the shapes of this object, of any strides, on one device.
 
         Raises:
             PeerLost, Timeout, TransportError: the operation has failed. The tensors and this object are unchanged. On a
-                GPU `run` may return before the operation is over. If a later operation raises its failure, the tensors
-                and residuals must not be used.
+                GPU `run` may return before the operation is complete. If it fails then, a later operation raises the
+                error, and the tensors and residuals must not be used.
         """
         ...
 
     def report(self) -> None:
         """Warn if the tensors of the last complete `run` were not finite. Not collective.
 
-        It waits for the first part of that `run` on a GPU. The caller calls it after each `run`, or after several of
-        different objects, so that the GPU has work meanwhile.
+        It waits for the first part of that `run` on a GPU. Call it after each `run`, or after the `run`s of several
+        objects, so that the GPU has work meanwhile.
         """
         ...
 
@@ -51,12 +51,12 @@ def mean_of(codec: Codec, tensors: Sequence[torch.Tensor], name: str, transfers:
 
     Args:
         codec: the codec, the same on all ranks.
-        tensors: tensors with the shapes and the device of those that will be averaged.
+        tensors: tensors with the shapes and the device of the tensors to average.
         name: what the tensors are, for errors.
         transfers: the collectives of the ranks.
 
     Raises:
-        UsageError: a tensor is complex.
+        UsageError: a tensor is not floating-point.
     """
     for tensor in tensors:
         if not tensor.is_floating_point():

@@ -1,4 +1,4 @@
-"""Collectives of the means of compressed values (compressed_mean.py, low_rank_mean.py), over any ranks."""
+"""Collectives that means of compressed values use (compressed_mean.py, low_rank_mean.py), over any ranks."""
 
 from __future__ import annotations
 

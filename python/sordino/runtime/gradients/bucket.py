@@ -35,7 +35,7 @@ from sordino.runtime.tensors import Described, check, dense_strides, describe
 
 
 class WhenWaited:
-    """Handle of a reduction that runs when it is waited for."""
+    """Handle of a reduction that runs when `wait()` is called."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         self.wait = run
@@ -62,7 +62,7 @@ class Bucket:
     sent: list[torch.Tensor] = field(default_factory=list)  # tensors being reduced, by member
     states: list[Any] = field(default_factory=list)  # state for decompression
     versions: list[int] = field(default_factory=list)  # torch's version counters of `sent` at the start
-    looked: Evidence | None = None  # for the gradients sent last, with check_finite
+    looked: Evidence | None = None  # about the gradients sent last, with check_finite
     handle: Handle | WhenWaited | None = None
     results: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # reduced outside of `places`
 
@@ -76,7 +76,7 @@ class Bucket:
         parameters: Sequence[torch.Tensor],
         settings: Settings,
     ) -> Bucket:
-        """Return a bucket without gradients.
+        """Return a new bucket.
 
         Args:
             context: the context of this rank.
@@ -101,7 +101,7 @@ class Bucket:
     def request(self, context: Context, name: str, repeated: bool, stays: bool = False) -> Request:
         """Return the request that reduces the gradients.
 
-        While they stay in their places, the same request is used in every step.
+        While the gradients stay in their places, every step uses the same request.
 
         Args:
             context: the context of this rank.
@@ -133,7 +133,7 @@ class Bucket:
         return requests[name]
 
     def gather(self) -> list[torch.Tensor]:
-        """Set the flags, and return the gradients of the members where they are, or zeros for missing ones."""
+        """Set the flags, and return the members' gradients (not copies), with zeros for missing ones."""
         self._describe()
         self.flags.fill_(1)
         self.flags[self.missing] = 0
@@ -147,12 +147,12 @@ class Bucket:
         )
 
     def sends_as_produced(self) -> bool:
-        """Return whether `request` will describe the gradients where autograd has put them, and compute on none."""
+        """Return whether `request` will use the gradients where autograd has put them, without computing on them."""
         moves = self.places is not None or (not (self.private or self.changed) and self._persists())
         return not moves and self.settings.compression is Compression.none and self._gradients() is not None
 
     def send_change(self, changed: bool) -> None:
-        """Send one more flag from now on if `changed`. The operation fails on all ranks unless all of them do so."""
+        """From now on, send one more flag if `changed`. If only some ranks do, the operation fails on all ranks."""
         self.changed = changed
         self.flags, self.templates = self.flags.new_zeros(len(self.members) + changed), []
 
@@ -185,7 +185,7 @@ class Bucket:
         return self.places
 
     def _persists(self) -> bool:
-        """Return whether every member still has the gradient from the last reduction, and no other object has it."""
+        """Return whether all members still have the gradients of the last reduction, and no other object has them."""
         for i, kept in self.results.items():
             gradient = self.parameters[i].grad
             if gradient is None or gradient is not kept():
@@ -253,7 +253,7 @@ class Bucket:
         return grad
 
     def _pack(self, grads: Sequence[torch.Tensor | None]) -> list[Described]:
-        """Compress the gradients; zeros for a missing one."""
+        """Compress the gradients, with zeros for missing ones."""
         packed = [
             self.settings.compression.compress(torch.zeros_like(self.parameters[i]) if grad is None else check(grad))
             for i, grad in zip(self.members, grads)
@@ -270,7 +270,7 @@ class Bucket:
         if not self.missing and not states:
             return dict(zip(self.members, sent))
         # A flag is above zero if some rank had a gradient. Reductions other than sums make flags meaningless, so every
-        # parameter counts as used then. A rank that had all gradients skips the flags, as it would wait for its GPU.
+        # parameter counts as used then. A rank that had all gradients does not read the flags: that waits for a GPU.
         all_used = not self.missing or self.settings.op not in (Average, Sum)
         used = [True] * len(self.members) if all_used else (self.flags > 0).tolist()
         return {
@@ -280,7 +280,7 @@ class Bucket:
         }
 
     def hand_out(self) -> list[int]:
-        """Make the reduced gradients those of the members. Return the members that no rank used."""
+        """Give the members their reduced gradients. Return the members that no rank used."""
         in_places = not self.missing and self.places is not None and self.sent is self.places.views
         found = self.collect()
         if in_places:
@@ -292,7 +292,7 @@ class Bucket:
             if parameter.grad is None:
                 parameter.grad = grad
             elif parameter.grad.is_sparse:
-                # Optimizers of sparse gradients need them sparse.
+                # Optimizers for sparse gradients need a sparse result.
                 parameter.grad = grad.to_sparse(parameter.grad.sparse_dim())
             elif parameter.grad is not grad and grad.data_ptr() != parameter.grad.data_ptr():
                 parameter.grad.copy_(grad)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def reducing(reducer: GradientReducer, closure: Callable[[], Any], synchronize: bool) -> Callable[[], Any]:
     """Return a closure that evaluates `closure` and then, if `synchronize`, reduces the gradients.
 
-    An optimizer that evaluates it several times (a line search) may decide by the loss, and all ranks must make the
-    same decision. So the losses are reduced, too, unless the optimizer is known to evaluate a closure once.
+    An optimizer that evaluates it several times (a line search) may base decisions on the loss, and all ranks must
+    decide the same. So the losses are reduced, too, unless the optimizer is known to evaluate a closure once.
     """
 
     def evaluate() -> Any:

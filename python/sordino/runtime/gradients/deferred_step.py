@@ -1,8 +1,8 @@
 """Deferred steps: a step is taken when a torch call of its thread first uses one of its parameters.
 
 Each thread has a watch, a `TorchFunctionMode`, which sees every torch call of Python with tensors, including attributes
-and methods. A call of a module with such parameters completes the step, too. It precedes the forward pass, also of a
-compiled one, and happens outside of the mode, which can end there.
+and methods. A call of a module with such parameters completes the step, too, before the forward pass, compiled or not.
+This happens outside of the mode, so the mode can end there.
 
 | `waiting` | `_entered` | state |
 |---|---|---|
@@ -10,7 +10,7 @@ compiled one, and happens outside of the mode, which can end there.
 | steps | True | every torch call completes the steps that change one of its tensors |
 | empty | True | `leave` was called within a watched call; the next module call leaves |
 
-The mode lies below the modes of users on the stack, because those may end while it lasts.
+On the stack of modes, the watch lies below the user's modes, because they may end before it does.
 """
 
 from __future__ import annotations
@@ -196,5 +196,5 @@ def watch() -> Watch:
     return found
 
 
-# A forked child has copies of the parameters, but no rank that could complete their steps.
+# A forked child has copies of the parameters, but is not a rank, so it cannot complete their steps.
 os.register_at_fork(before=lambda: watch().complete_all())

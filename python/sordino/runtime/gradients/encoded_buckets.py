@@ -1,11 +1,11 @@
 """Reduction of buckets with a codec (`compression=Int8()`), with error feedback for the codecs that need it.
 
 An encoded mean has two parts, the second of which depends on the first (compressed_mean.py, low_rank_mean.py). So the
-reductions run when they are waited for: when backward has ended, one bucket after the other, in the order of the plan.
-Backward hides none.
+reductions run when the reducer waits for them: after backward, one bucket after the other, in the order of the plan.
+Backward does not hide them.
 
-A parameter that no rank has used gets no gradient, so its mean is dropped. Its residuals are set apart meanwhile:
-otherwise what they owe would be sent, and lost.
+A parameter that no rank has used gets no gradient, so its mean is dropped. Its residuals are kept out of that mean:
+otherwise they would be sent with it, and lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sordino.runtime.process_set import ProcessSet
 
 
 class EncodedBuckets:
-    """The encoded means of one reducer's buckets, with what their encodings have lost so far.
+    """Encoded means of the buckets of one reducer, and their residuals.
 
     Attributes:
         feedback: the residuals, for checkpoints.
@@ -72,10 +72,10 @@ class EncodedBuckets:
 
     @contextmanager
     def _set_apart(self, mean: Encoded, pieces: Sequence[Piece]) -> Iterator[None]:
-        """Keep residuals of these pieces out of a mean that is computed within the context. They stay unchanged."""
+        """Keep residuals of these pieces, unchanged, out of a mean that is computed within the context."""
         parts: list[torch.Tensor] = []
         for number, residual in enumerate(mean.residuals):
-            first = number * self._place * len(residual)  # of the values; the second residual is that of a shard
+            first = number * self._place * len(residual)  # its first value; the second residual is that of a shard
             parts += [residual[max(one.at - first, 0) : max(one.at + one.whole - first, 0)] for one in pieces]
         kept = [part.clone() for part in parts]
         for part in parts:
@@ -89,8 +89,8 @@ class EncodedBuckets:
     def report(self) -> None:
         """Warn of gradients of this rank that were not finite, once all buckets are reduced. Not collective.
 
-        On a GPU this waits for the encodings. Reading a count after each bucket would keep the next bucket from the
-        queue until the transfers of the former are over.
+        On a GPU this waits for the encodings. If it were called after each bucket, the next bucket could not be queued
+        before the transfers of that bucket are complete.
         """
         for mean in self._means.values():
             mean.report()

@@ -1,4 +1,4 @@
-"""Reducer of gradients in flat memory, by exchanges.
+"""Reducer that averages gradients in flat memory by exchanges.
 
 Exchanges are not negotiated, so buckets start in the order of the plan, even if their gradients come in another order.
 The end of backward does not wait for them. Until they are done, gradients must not be used: `.grad` is a stand-in with
@@ -23,7 +23,7 @@ from sordino.runtime.gradients.reducer import GradientReducer, versions_of
 from sordino.runtime.gradients.settings import Settings
 
 _NAMED = 8  # maximum number of tensors in an error
-ALIGNMENT = 64  # bytes; that of arenas, so that parts of equal size are adjacent
+ALIGNMENT = 64  # bytes, as in arenas, so that parts of equal size are adjacent
 
 
 def part_length(count: int, parts: int, itemsize: int) -> int:
@@ -40,8 +40,8 @@ class FlatGradients:
         complete: whether each member has a gradient on this rank.
 
     Args:
-        flags: tensors with one flag per member, which are averaged like the gradients; one tensor for each part with
-            its own owner.
+        flags: tensors with one flag per member, which are averaged like the gradients; one tensor for each part that
+            has an owner of its own.
     """
 
     def __init__(self, views: list[torch.Tensor], flags: list[torch.Tensor]) -> None:
@@ -72,7 +72,7 @@ class PendingGradient(torch.Tensor):
     """Stand-in for a gradient, which raises when it is used."""
 
     of_parameter: str
-    is_used: bool  # by step() already, so it may be cleared
+    is_used: bool  # step() has used the gradient, so it may be cleared
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -218,7 +218,7 @@ class FlatReducer(GradientReducer):
                 view.zero_()
             elif grad is not view:
                 view.copy_(grad.to_dense() if grad.is_sparse else grad)
-                if grad.is_cuda and not grad.is_sparse:  # or torch may reuse its memory before this stream has read it
+                if grad.is_cuda and not grad.is_sparse:  # else torch may reuse its memory before this stream reads it
                     grad.record_stream(torch.cuda.current_stream(grad.device))
                 self.parameters[i].grad = view
         flat.say_used(used)

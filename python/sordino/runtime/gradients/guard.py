@@ -1,8 +1,8 @@
 """Guards of tensors whose values are not final yet. A use of such a tensor in any thread first calls a function.
 
 A guarded tensor has a special class, which sees every torch call that Python makes with it. A call of a module with
-guarded parameters is seen, too (`before_call`), because the module may use them outside of Python. References to the
-memory that exist before the guard can be used unseen; `uses_of` detects such references.
+guarded parameters is seen, too (`before_call`), because the module may use them outside of Python. The guard does not
+see uses of references to the memory that are older than itself; `uses_of` detects such references.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Guarded:
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
-    # Copies and pickles have the class and attributes of the tensor, so the guard must be taken off before.
+    # Copies and pickles have the class and attributes of the tensor, so the guard must be taken off first.
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         _use(self)
         return copy.deepcopy(self, memo)
@@ -104,7 +104,7 @@ def _guarded_in(value: Any) -> Iterator[_Guarded]:
 
 
 def before_call(module: torch.nn.Module) -> None:
-    """Call the guards of a module's own parameters before its call; of all parameters if Python cannot see its work."""
+    """Call the guards of a module's own parameters, or of all its parameters if it may compute outside of Python."""
     if _in_place:
         for parameter in module.parameters() if _is_opaque(module) else module._parameters.values():
             if isinstance(parameter, _Guarded):

@@ -1,6 +1,6 @@
 """Hooks that detect complete gradients.
 
-Hooks in C count the backward passes that have added to each gradient, and call Python when all gradients of a bucket
+Hooks in C++ count the backward passes that have added to each gradient, and call Python when all gradients of a bucket
 are complete (GradientCounter). The post hook of a parameter's AccumulateGrad node counts, as in DDP. Hooks of the
 tensor run before it, so their changes of a gradient are reduced, too. A DTensor has one hook (local_shards.py). At the
 end of a backward that has completed a gradient, all gradients must have the values that `step()` will use.
@@ -67,7 +67,7 @@ def _tell(watcher: weakref.ref[GradientHooks], method: str, number: int) -> None
 def _untraced_tell() -> Callable[[weakref.ref[GradientHooks], str, int], None]:
     """Return `_tell` in a form that Dynamo does not trace, for compiled autograd.
 
-    It is made on first use, because torch loads Dynamo for it, as for every optimizer.
+    It is created on first use, because `torch.compiler.disable` loads Dynamo. Every torch optimizer loads it, too.
     """
     untraced: Callable[[weakref.ref[GradientHooks], str, int], None] = torch.compiler.disable(_tell)
     return untraced
@@ -93,7 +93,7 @@ class GradientHooks(ABC):
         )
         self.touched = False
         """Whether backward or a reduction has begun in this cycle."""
-        self._has_end = True  # the current backward calls a callback at its end
+        self._has_end = True  # whether the current backward calls callbacks at its end
         self._has_shards = any(isinstance(parameter, LocalShard) for parameter in self.parameters)
         self._hooked: dict[int, ParameterHooks | ShardHooks] = {}
         weakref.finalize(self, _remove_all, self._hooked)
@@ -126,7 +126,7 @@ class GradientHooks(ABC):
 
     @abstractmethod
     def completed(self, number: int) -> None:
-        """Handle, during backward, that all gradients of the counter's set with this number are complete."""
+        """Handle the completion, during backward, of all gradients in the counter's set with this number."""
 
     @abstractmethod
     def _backward_ended(self) -> None:
@@ -167,7 +167,7 @@ class GradientHooks(ABC):
         self.touched = True
         if not self._counter.accumulates:
             # Compiled autograd evaluates no nodes, and does not call callbacks at the end. FSDP2 sets gradients outside
-            # of nodes, too, but its backward has an end.
+            # of nodes, too, but its backward calls them.
             self._has_end = self._has_shards or torch._C._current_autograd_node() is not None
             if self._has_end:
                 self._watch_end(torch._C._current_graph_task_id(), last=not self._has_shards)
@@ -189,7 +189,7 @@ class GradientHooks(ABC):
     def _watch_end(self, number: int, last: bool = True) -> None:
         """Let autograd call `_ended` at the end of backward `number`, which runs in this thread.
 
-        `last` is False if callbacks that autograd gets during this backward must come before.
+        `last` is False if callbacks that are queued during this backward must run first.
         """
         if number < 0 or number in self.backwards:
             return

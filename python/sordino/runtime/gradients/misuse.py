@@ -1,4 +1,4 @@
-"""Errors and warnings about scripts that compute, change or clear gradients at a time at which ranks use them."""
+"""Errors and warnings about scripts that compute, change or clear gradients while ranks use them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def changed_in_flight(names: Sequence[str]) -> StepOrderError:
 
 
 def changed_on_some_ranks(error: OperationMismatch) -> OperationMismatch:
-    """Return the error of ranks whose optimizers have different parameters, from that of their reduction."""
+    """Return the error of ranks whose optimizers have different parameters, given the error of the reduction."""
     return OperationMismatch(
         f"{error}. These are gradients: some ranks have changed the parameters of their optimizers "
         "(param_groups, a cast), and others have not. Change them on all ranks, before the same step"

@@ -1,8 +1,8 @@
 """Detection of NaN and Inf (`check_finite`): if some rank has them, all ranks refuse the step.
 
 A sum is finite only if all its terms are, so a tensor is checked by its sum: one pass at the speed of memory. Two sets
-of values are checked: those that a rank is about to send, so that an error can name the rank, and those that the
-optimizer is about to use. If the latter are an average that all ranks share, all ranks see the same, and need no
+of values are checked: values that a rank is about to send, so that an error can name the rank, and values that the
+optimizer is about to use. If the latter are an average that all ranks share, all ranks find the same without
 communication. Otherwise (`asks`) a flag is reduced before every step, so that no rank takes a step that others refuse.
 """
 
@@ -31,7 +31,7 @@ _WHAT = ("", "Inf", "NaN")
 def largest_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the largest absolute value of each of some tensors of one dtype.
 
-    A GPU does this in one pass over all tensors, and is not waited for.
+    On a GPU this is one pass over all tensors, and does not wait for the result.
     """
     return torch.stack(torch._foreach_norm(list(tensors), math.inf))
 
@@ -56,7 +56,7 @@ class Evidence:
                 if values.device.type != "cpu":
                     on_devices[values.device, values.dtype].append((number, values))
                 elif not math.isfinite(values.sum().item()):
-                    self._note(number, max(map(abs, map(float, values.aminmax()))))  # finite sums can overflow
+                    self._note(number, max(map(abs, map(float, values.aminmax()))))  # sums of finite values overflow
             for entries in on_devices.values():
                 largest = largest_of([values for _, values in entries])
                 self._pending.append(([number for number, _ in entries], largest))
@@ -82,7 +82,7 @@ def look(numbers: Sequence[int], tensors: Sequence[torch.Tensor | None]) -> Evid
 
 
 class FiniteCheck:
-    """Check of one optimizer.
+    """Check that the gradients and parameters of one optimizer are finite.
 
     Args:
         context: the context of this rank.
@@ -112,12 +112,12 @@ class FiniteCheck:
         self._check = check
         self._alone, self._asks, self._at_once = alone, asks and not alone, at_once
         self.sent: list[Evidence] = []
-        """Evidence of what this rank has sent of the gradients to be checked next. Empty if they are not averaged."""
+        """Evidence about this rank's contribution to the gradients to be checked next; empty if nothing was sent."""
 
     # ---- gradients ---------------------------------------------------------------------------------------------
 
     def verdict(self, sent: Iterable[Evidence | None]) -> list[Exception]:
-        """Record the evidence of what this rank had sent of gradients that have been reduced.
+        """Record the evidence about this rank's contribution to gradients that have been reduced.
 
         Returns:
             the errors to raise, if gradients are checked at once; else none.

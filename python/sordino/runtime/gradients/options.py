@@ -23,7 +23,7 @@ class Options:
 
     Attributes:
         algorithm: a `sordino.algorithms.Algorithm`.
-        codec: the codec in the place of a compression, which is then `Compression.none`; None: no codec.
+        codec: the codec given as `compression=`, in which case `compression` is `Compression.none`; None: no codec.
         members: identities of the process set's members when the algorithm was chosen.
         mesh: whether the process set is a dimension of a device mesh (`mesh=`), so that parameters may be DTensors.
 

@@ -1,4 +1,4 @@
-"""Copies of a rank's own gradients during their reduction, so that it can be repeated without lost ranks."""
+"""Copies of a rank's own gradients during their reduction, so that it can be repeated after a loss."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OwnGradients:
         self._parameters = parameters
         self._lockstep: Lockstep | None = None
         self._values: dict[int, torch.Tensor | None] = {}
-        self._room: dict[int, torch.Tensor] = {}  # memory for copies, by parameter
+        self._room: dict[int, torch.Tensor] = {}  # unused memory for copies, by parameter
 
     @property
     def take_part(self) -> bool:
@@ -77,7 +77,7 @@ class OwnGradients:
     def leave_world(self) -> None:
         """Restore gradients whose reduction a loss has interrupted, and move all gradients to new memory.
 
-        A rank of an older world cannot write there, even if it was stopped and continues.
+        So a stopped rank of an older world cannot write to them when it continues.
         """
         if self._lockstep is None or self._lockstep.received_part == self._lockstep.committed_part:
             self.give_back()

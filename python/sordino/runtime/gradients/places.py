@@ -1,6 +1,6 @@
 """Shared memory for gradients that persist from step to step. Each has a place: its part of an arena of the node.
 
-A gradient that is elsewhere is moved to its place. `.grad` is a view of the place then. A gradient that another object
+A gradient that is elsewhere is moved to its place; then `.grad` is a view of the place. A gradient that another object
 refers to, such as the script's flat buffer of all gradients, stays where it is, because the script may clear or read it
 there.
 """
@@ -93,7 +93,7 @@ class Places:
         self._members, self._parameters = members, parameters
         self._addresses = list(map(torch.Tensor.data_ptr, views))
         self._storages = [view.untyped_storage() for view in views]
-        # Reference counts of each view, of its storage, and of that memory, when only this object refers to them.
+        # Reference counts of each view, of its storage, and of its memory, when only this object refers to them.
         stores = self._storages
         self._counts_when_unused = [
             (_count(views[k]), _count(stores[k]), _sharers(stores[k]._cdata)) for k in range(len(views))
@@ -105,7 +105,7 @@ class Places:
 
     @torch.no_grad()
     def take(self, persist: Callable[[], bool]) -> list[int] | None:
-        """Move gradients to their places, unless all are elsewhere and do not `persist()` from the last reduction.
+        """Move gradients to their places. If all are elsewhere, move them only if `persist()` returns True.
 
         Returns:
             the members without a gradient, whose places are zero now; None if nothing was moved.
@@ -117,7 +117,7 @@ class Places:
         none: list[int] = []
         views, stores = self.views, self._storages
         for k, i in enumerate(self._members):
-            parameter = self._parameters[i]  # no variable refers to a gradient or a view, because these are counted
+            parameter = self._parameters[i]  # a variable for the gradient or view would count as a reference
             if parameter.grad is views[k]:
                 continue
             if not _fits(parameter if parameter.grad is None else parameter.grad, views[k]):
@@ -130,7 +130,7 @@ class Places:
                 moving.append((parameter, views[k]))
         if len(moving) + len(none) == len(views) and not persist():
             return None
-        # A cast of the model gives `.grad` other memory, although it stays the same object.
+        # A cast of the model changes the memory of `.grad`, but not the object.
         if list(map(torch.Tensor.data_ptr, views)) != self._addresses or any(is_shared(one) for one, _ in moving):
             raise Unfit
         for k in none:
@@ -142,5 +142,5 @@ class Places:
 
 
 def _fits(tensor: torch.Tensor, place: torch.Tensor) -> bool:
-    """Return whether a gradient can be moved to a place. A sparse one must become sparse again, so it cannot."""
+    """Return whether a gradient can be moved to a place. A sparse gradient cannot: its result must be sparse, too."""
     return not tensor.is_sparse and tensor.shape == place.shape and tensor.dtype == place.dtype

@@ -49,7 +49,7 @@ def agree_on_order(
 def divide(
     order: Sequence[int], names: Sequence[str], parameters: Sequence[torch.Tensor], settings: Settings
 ) -> list[list[int]]:
-    """Divide dense gradients into buckets: the user's groups, then the others in order, by their bytes.
+    """Divide dense gradients into buckets: the user's groups, then the other gradients in order, by size.
 
     A bucket has gradients of one device and dtype, so a group may be several buckets.
 
@@ -60,7 +60,7 @@ def divide(
         settings: settings of the reduction.
 
     Returns:
-        the indices of the members of each bucket. A bucket without members does not exist, but counts in the names.
+        the indices of the members of each bucket. An empty list is not a bucket, but counts in the names of buckets.
     """
 
     def kind(index: int) -> tuple[torch.device, torch.dtype]:

@@ -1,9 +1,10 @@
 """Reducer: reduces gradients during backward, in buckets.
 
-The plan (the gradients of each bucket, and the order of buckets; plan.py) is agreed at the first synchronization, when
-the order in which backward produces gradients is known. A bucket (bucket.py) has one flag per parameter: whether this
-rank had a gradient for it. A parameter that no rank used keeps `grad = None`, as it would without Sordino. A parameter
-that some rank used gets the same gradient on all ranks. A cycle, from one step to the next, has these events:
+The ranks agree on the plan (the gradients of each bucket, and the order of buckets; plan.py) when they synchronize
+first, because the order in which backward produces gradients is known then. A bucket (bucket.py) has one flag per
+parameter: whether this rank had a gradient for it. A parameter that no rank used keeps `grad = None`, as it would
+without Sordino. A parameter that some rank used gets the same gradient on all ranks. A cycle, from one step to the
+next, has these events:
 
 | event | method | effect |
 |---|---|---|
@@ -70,8 +71,8 @@ class GradientReducer(GradientHooks):
         names: names of the parameters, the same on all ranks.
         parameters: the parameters.
         settings: settings of the reduction.
-        compare: whether to meet the other ranks now (collective), or at the first synchronization: a copy of an
-            optimizer may exist on one rank only and never be used.
+        compare: whether to meet the other ranks now (collective); False: at the first synchronization. A copy of an
+            optimizer needs False, because it may exist on one rank only and never be used.
         in_step: the ranks that take their steps together, although each group of them reduces its own gradients; None:
             the process set of `settings`.
     """
@@ -91,14 +92,14 @@ class GradientReducer(GradientHooks):
         super().__init__(names, parameters, settings.passes)
         self.context = context
         self.settings = settings
-        self.number = context.rank  # under which its residuals are
+        self.number = context.rank  # rank in this world, the key of its residuals
         self.active = context.size > 1 and bool(settings.process_set.included())
         self._buckets: list[Bucket] | None = None
         self._sparse = SparseGradients(self.parameters, settings)
         self._in_step = in_step or settings.process_set
         self._encoded = self._encoder()
         self._unused: set[int] = set()  # parameters that no rank used in the last cycle
-        # By number of the counter's set: its bucket, or the index of a parameter with sparse gradients.
+        # For each set of the counter, by its number: the bucket, or the index of a parameter with sparse gradients.
         self._watched: list[Bucket | int] = []
         self._refused: NonFinite | None = None  # to be raised by step()
         self.plan = ""  # name of the plan
@@ -126,7 +127,7 @@ class GradientReducer(GradientHooks):
         return {} if self._encoded is None else self._encoded.feedback.state()
 
     def load_residuals(self, state: dict[str, Any]) -> None:
-        """Replace the residuals by those of `residuals()`; they become 0 if `state` is empty. Not collective."""
+        """Load what `residuals()` returned. All residuals become 0 if `state` is empty. Not collective."""
         if self._encoded is not None:
             sizes = {name: parameter.numel() for name, parameter in zip(self.names, self.parameters)}
             self._encoded.feedback.load(state, sizes)
@@ -153,7 +154,7 @@ class GradientReducer(GradientHooks):
         super()._forget_cut_off()
 
     def require_whole(self, what: str) -> None:
-        """Raise StepOrderError if an exception has ended a backward, so that the call `what` is not allowed."""
+        """Raise StepOrderError, for the call `what`, if an exception has ended a backward of this cycle."""
         if self.cut_off:
             raise misuse.after_cut_off(f"{what} is not possible yet")
 
@@ -180,7 +181,7 @@ class GradientReducer(GradientHooks):
 
     def _begin_again(self, index: int) -> None:
         self._again += 1
-        # Ranks may reduce the gradients of one step a different number of times. Different steps must not match.
+        # Ranks may reduce the gradients of a step different numbers of times. Operations of two steps must not match.
         self._suffix = f".again{self._again}"
         if not (self._sparse.has_reduced() or any(bucket.has_reduced() for bucket in self._buckets or ())):
             misuse.warn_of_unused(self.names[index])
@@ -203,7 +204,7 @@ class GradientReducer(GradientHooks):
             self._agree(list(self._hooked))
 
     def prepare(self) -> None:
-        """Make the plan, or add parameters that have been unfrozen to it. Collective."""
+        """Make the plan, or add newly unfrozen parameters to it. Collective."""
         if not self.active or (self._buckets is not None and len(self._hooked) == len(self.parameters)):
             return
         found = self._watch_new()
@@ -268,7 +269,7 @@ class GradientReducer(GradientHooks):
         if self._encoded is not None:
             bucket.handle = WhenWaited(partial(self._encoded.average, bucket, name))
             return
-        # A graph that was captured writes to gradients without hooks, and always to the same memory.
+        # A captured CUDA graph writes gradients without calling hooks, and always to the same memory.
         stays = bucket.device is not None and not self._counter.has_all(bucket.members[:1])
         request = bucket.request(self.context, name, repeated=self._again > 0, stays=stays)
         if self.settings.finite is not None:
@@ -361,7 +362,7 @@ class GradientReducer(GradientHooks):
         return self.active and not self._counter.done and self._has_all(but=self._unused)
 
     def synchronize(self) -> None:
-        """Reduce all gradients that are not reduced yet, and wait. Collective. Has no effect twice in a cycle."""
+        """Reduce all gradients that are not reduced yet, and wait. Collective. Idempotent within a cycle."""
         if self._refused is not None:
             error = self._refused
             self.begin_cycle()
@@ -406,7 +407,7 @@ class GradientReducer(GradientHooks):
         return clip_grad_norm(self.parameters, limit, norm_type, strict)
 
     def regroup(self, process_set: ProcessSet) -> None:
-        """Use another process set from now on. What encodings have lost is sent to it."""
+        """Use another process set from now on. Residuals are kept, and sent to it."""
         residuals = self.residuals()
         self.settings = replace(self.settings, process_set=process_set)
         self.renew()

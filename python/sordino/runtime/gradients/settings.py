@@ -33,11 +33,11 @@ class Settings:
     sparse_as_dense: bool = False
     groups: tuple[tuple[int, ...], ...] = ()  # parameter indices that the user wants reduced together
     finite: FiniteCheck | None = None
-    members: tuple[int, ...] = ()  # identities in the process set when the algorithm was chosen
+    members: tuple[int, ...] = ()  # identities of the process set's members when the algorithm was chosen
     evaluates_once: bool = False  # the optimizer is known to evaluate a closure once in each step
 
     def look(self, members: Sequence[int], gradients: Sequence[torch.Tensor]) -> Evidence | None:
-        """Return, with check_finite, which of the gradients to be sent are not finite; else None."""
+        """Return evidence about gradients that are about to be sent; None without check_finite."""
         return None if self.finite is None else Evidence(members, gradients)
 
     def judge(self, names: Sequence[str], tensors: Sequence[torch.Tensor], together: bool = False) -> None:
@@ -56,9 +56,9 @@ class Settings:
         return optimizer if self.finite is None else self.finite.guard(optimizer, refused)
 
     def refusals(self, sent: Iterable[Evidence | None]) -> list[Exception]:
-        """Return, with check_finite, the errors to raise after gradients have been reduced.
+        """Return the errors to raise after gradients have been reduced; none without check_finite.
 
         Args:
-            sent: evidence of the gradients that this rank has sent.
+            sent: evidence about the gradients that this rank has sent.
         """
         return [] if self.finite is None else self.finite.verdict(sent)

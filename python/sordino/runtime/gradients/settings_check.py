@@ -1,7 +1,7 @@
 """Comparison of the ranks' models and settings, when an optimizer first meets the other ranks.
 
 The ranks must have the same layout of the model and the same settings. The comparison has the same name and shape on
-all ranks even if these differ, so it cannot hang.
+all ranks even if models or settings differ, so it cannot hang.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SettingsCheck:
 
         Args:
             context: the context of this rank.
-            frozen: indices of the parameters that count as frozen; None: of those that are frozen now.
+            frozen: indices of the parameters that count as frozen; None: the parameters that are frozen now.
 
         Raises:
             ConfigurationMismatch: settings differ. Raised on all ranks.
@@ -109,7 +109,7 @@ class SettingsCheck:
         self._met = False
 
     def _explain(self, name: str, model: list[str]) -> None:
-        """Raise the error for what differs. Collective."""
+        """Raise the error that shows the differences. Collective."""
         ranks = self._process_set.ranks or []
         mine = (fingerprint.encode(self._mine), model)
         gathered = allgather_object(mine, name=f"{name}.said", process_set=self._process_set)

@@ -1,8 +1,8 @@
 """Sparse gradients, each of which is reduced by an operation of its own.
 
-A rank without a gradient sends no rows. A gradient without rows, such as that of a batch without words, is something
-else: optimizers with momentum take a step with it. It is sent as a marker, one row of zeros with the index -1. So a
-result has no rows if no rank had a gradient.
+A rank without a gradient sends no rows. A gradient without rows, as from a batch without words, is different:
+optimizers with momentum take a step with it. It is sent as a marker, one row of zeros with the index -1. So a result
+without rows means that no rank had a gradient.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class SparseGradients:
 
 
 def _marker(gradient: torch.Tensor) -> torch.Tensor:
-    """Return what a rank sends for a gradient without rows."""
+    """Return the marker that a rank sends for a gradient without rows."""
     index = gradient.indices().new_full((gradient.sparse_dim(), 1), -1)
     zeros = gradient.values().new_zeros(1, *gradient.values().shape[1:])
     return torch.sparse_coo_tensor(index, zeros, gradient.shape, check_invariants=False)

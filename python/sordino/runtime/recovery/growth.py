@@ -2,20 +2,21 @@
 
 The ranks form the next world while they keep the old one. A vote at the launcher (rendezvous/votes.py) or at the store
 where the ranks meet (rendezvous/store_admission.py) decides which of the two they use. Its outcome is the same on all
-ranks, also if a rank is lost meanwhile.
+ranks, even if a rank is lost meanwhile.
 
 | step | ranks | newcomer |
 |---|---|---|
 | 1 | | asks to join, with its settings and the layout of its model (`join`) |
 | 2 | the first rank refuses newcomers that do not fit; all agree on the plan of the next world (`admit`) | waits |
-| 3 | they leave their optimizers in a state from which a newcomer can start | |
-| 4 | the first rank invites the newcomers; all meet there, and form the next world | meets them |
+| 3 | they bring their optimizers into a state from which a newcomer can start | |
+| 4 | the first rank invites the newcomers; all meet at the launcher or store, and form the next world | meets them |
 | 5 | they vote whether they have formed it | votes, too |
 | 6 | if not: they drop it, and continue in the old world | if not: drops it, and asks again |
-| 7 | if so: they adopt it, leave the old world, and make their optimizers again | if so: the same |
+| 7 | if so: they adopt it, leave the old world, and renew their optimizers | if so: the same |
 
-A rank that wants to leave takes part until the vote, and is not in the next world. Its model is in the mean of all
-models then. The last rank cannot leave, as nothing of the job would remain: it stays until others have joined.
+A rank that wants to leave takes part until the vote, and is not in the next world. In step 3 its model has become part
+of the mean of all models. If all ranks want to leave, none does, because nothing of the job would remain: they stay
+until others have joined.
 
 Until a newcomer has synchronized its state, no recovery may take the mean of all models (`LossState.unsettled`).
 """
@@ -45,7 +46,7 @@ from sordino.runtime.process_set import global_process_set
 from sordino.runtime.recovery.losses import gather_by_core, together
 
 _log = logger(__name__)
-_MEETING_S = 10.0  # for newcomers that were invited to come; ranks wait meanwhile
+_MEETING_S = 10.0  # time limit of invited newcomers; ranks wait meanwhile
 _LONGEST_LAYOUT = 1 << 18  # characters; of a longer one only the hash is sent
 
 
@@ -84,35 +85,35 @@ class Plan:
 
     @property
     def voters(self) -> list[int]:
-        """Identities of the ranks that must have formed the world, or agree to leave."""
+        """Identities of the ranks that must form the world or agree to leave."""
         return [*self.members, *self.leavers]
 
 
 def wait_outside(context: Context) -> bool:
-    """Return whether processes wait to join, as far as this rank knows: only the first one reads the join requests."""
+    """Return whether processes wait to join. False on all ranks but the first, which alone reads the requests."""
     admission = _admission(context)
     if context.rank != 0 or admission is None:
         return False
     try:
         return admission.waits()
-    except TransportError:  # the launcher has no time, or it has gone and ends the ranks; or the store has gone
+    except TransportError:  # the launcher is busy, or the launcher or the store is gone
         return False
 
 
 def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> None:
-    """Let processes join that wait for it, and ranks leave that want to. Collective over the ranks, between steps.
+    """Let waiting processes join, and let ranks leave that want to. Collective over the ranks, between steps.
 
     On a rank that leaves, this raises SystemExit with status 0.
 
     Args:
         context: the context of this rank, which adopts the next world.
-        layout: lines that must be the same on a newcomer, besides those of the optimizers.
+        layout: lines that must be the same on a newcomer, besides the lines of the optimizers.
         leaves: whether this rank wants to leave.
 
     Raises:
-        SordinoError: this rank cannot go on without lost ranks.
+        SordinoError: this rank cannot continue after a loss.
     """
-    gc.collect()  # an optimizer that is only held by a cycle would be renewed on some ranks, and not on others
+    gc.collect()  # an optimizer that only a reference cycle keeps alive would be renewed on some ranks only
     lines = _layout(context, layout)
     plan = together(context, global_process_set, lambda: _agreed_plan(context, lines, leaves))
     if plan is None:
@@ -189,7 +190,7 @@ def join(context: Context, layout: Sequence[str]) -> None:
 def _admission(context: Context) -> Admission | None:
     """Return the rendezvous at which processes can join; None without one, or if a loss ends the job.
 
-    Also None if only some of the job's ranks form the world, because identities are not those of the rendezvous then.
+    Also None if only some of the job's ranks form the world, because the rendezvous has other numbers for them then.
     """
     start = context.start
     if not isinstance(start, ProcessStart) or not context.survives_losses:
@@ -233,7 +234,7 @@ def _fitting(context: Context, admission: Admission, layout: Sequence[str]) -> l
     """Refuse newcomers that do not fit, and return the numbers of the others."""
     try:
         newcomers = admission.newcomers()
-    except TransportError:  # the launcher has no time now
+    except TransportError:  # the launcher is busy now
         return []
     fit: list[int] = []
     for number, introduction in newcomers:
@@ -242,7 +243,7 @@ def _fitting(context: Context, admission: Admission, layout: Sequence[str]) -> l
             problem = f"{number} is the number of another process"
         if problem:
             _log.warning("process %d was refused: %s", number, problem)
-            with suppress(TransportError):  # it notices that the rendezvous is gone
+            with suppress(TransportError):  # the newcomer notices, too, that the rendezvous is gone
                 admission.answer(number, Verdict.REFUSED, problem.encode())
         else:
             fit.append(number)
@@ -268,10 +269,10 @@ def _problem(context: Context, introduction: bytes, layout: Sequence[str]) -> st
 
 
 def _elected(context: Context, admission: Admission, plan: Plan) -> tuple[World | None, str]:
-    """Form the next world, and vote for it. Return as `_formed`; the problem may be that of another rank.
+    """Form the next world, and vote for it. Return the same as `_formed`; the problem may be that of another rank.
 
-    Collective over the plan's voters. If the decision cannot be known, this rank must not go on in either world: it
-    tells the others that it ends, and raises TransportError.
+    Collective over the plan's voters. If this rank cannot learn the decision, it must not continue in either world: it
+    tells the other ranks that it ends, and raises TransportError.
     """
     world, problem = _formed(context, admission, plan)
     try:
@@ -291,7 +292,7 @@ def _elected(context: Context, admission: Admission, plan: Plan) -> tuple[World 
 
 
 def _formed(context: Context, admission: Admission, plan: Plan) -> tuple[World | None, str]:
-    """Return the next world and the problem: None on a rank that leaves or has a problem, and "" without one.
+    """Return the next world (None on a rank that leaves or has a problem), and the problem ("" without one).
 
     Collective over the plan's members.
     """
@@ -321,10 +322,11 @@ def _move(context: Context, world: World, plan: Plan) -> None:
 
 
 def _make_again(context: Context) -> None:
-    """Make the objects of all ranks again, and report the change of size. Collective over the grown world.
+    """Renew the objects of all ranks, and report the change of size. Collective over the grown world.
 
-    If a rank is lost meanwhile, some ranks have completed a callback that others are in. All complete it, and only then
-    report the loss. So callbacks get the same sizes in the same order on all ranks, and can be collective.
+    If a rank is lost meanwhile, some ranks may have completed a callback that others are still in. All ranks complete
+    it before they report the loss. So callbacks get the same sizes in the same order on all ranks, and can be
+    collective.
     """
     losses = context.losses
 
@@ -341,7 +343,7 @@ def _make_again(context: Context) -> None:
                 one.callback(one.size, size)
                 one.size = size
             losses.told_size = size
-            together(context, global_process_set, nothing)  # no rank goes on before all have called the callbacks
+            together(context, global_process_set, nothing)  # no rank continues before all have called the callbacks
             if losses.told_size == context.size:
                 break
             size = together(context, global_process_set, lambda: context.size)

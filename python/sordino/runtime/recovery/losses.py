@@ -48,7 +48,7 @@ _log = logger(__name__)
 LOSSES = (PeerLost, Timeout, TransportError)
 """Errors that end a world but that its remaining ranks can survive."""
 _OF_ALL = (OperationMismatch, ConfigurationMismatch, LayoutMismatch, NonFinite)  # errors that all ranks raise together
-_EMPTY_RECOVERIES = 3  # maximum of successive recoveries without a lost rank
+_EMPTY_RECOVERIES = 3  # maximum number of successive recoveries without a lost rank
 
 Result = TypeVar("Result")
 
@@ -67,7 +67,7 @@ def together(
         process_set: the ranks that call this.
         work: called again, in a smaller world, if a rank is lost before all have their results.
         undo: called before the repetition; restores what `work` has changed.
-        lockstep: the sequence of which this is the next part; None: that of all operations of these ranks.
+        lockstep: the sequence of which this is the next part; None: the sequence of all operations of these ranks.
 
     Returns:
         the result of `work`.
@@ -101,7 +101,7 @@ def together(
 
 
 def _outcome_of(work: Callable[[], Result]) -> Callable[[], Result]:
-    """Call `work()`. Return a function that returns its result, or raises its error if all ranks raise that."""
+    """Call `work()`. Return a function that returns its result, or raises its error if all ranks raise that error."""
     try:
         result = work()
     except _OF_ALL as error:
@@ -121,9 +121,9 @@ def _say_arrived(context: Context, lockstep: Lockstep, number: int, process_set:
 
 
 def again(context: Context, work: Callable[[], Result]) -> Result:
-    """Call `work()`, and again in a smaller world if a rank is lost meanwhile.
+    """Call `work()`, and repeat it in a smaller world if a rank is lost meanwhile.
 
-    There is no barrier after it, so after a loss some ranks may have completed `work` that others repeat.
+    No barrier follows, so after a loss some ranks may have completed `work` while others repeat it.
     """
     if context.losses.raises_on_loss:
         return work()
@@ -143,12 +143,12 @@ def again(context: Context, work: Callable[[], Result]) -> Result:
 def recover(context: Context, error: SordinoError, epoch: int) -> None:
     """Continue in the world of the remaining ranks.
 
-    Collective over these: each calls this when one of its operations fails, wherever it is in its program.
+    Collective over the remaining ranks: each calls this when one of its operations fails, at any place in its program.
 
     Args:
         context: the context of this rank, which adopts the next world.
         error: the error that has ended the world of `epoch`. It is raised again if ranks do not survive losses, or
-            after too many recoveries without a lost rank.
+            after more than 3 successive recoveries without a lost rank.
         epoch: epoch of the context when the failed operation began. If it has changed, this returns at once.
 
     Raises:
@@ -229,12 +229,12 @@ def gather_by_core(context: Context, value: Any, name: str) -> list[Any]:
 def _meet_again(context: Context) -> bool:
     """Compare the counters of the remaining ranks, and renew objects. Collective over the remaining ranks.
 
-    An object is renewed if all of its ranks still have it. Some ranks may have released an optimizer that others are
-    about to release; then these only give up its interrupted work.
+    An object is renewed if all of its ranks still have it. If some ranks have already released an optimizer, the other
+    ranks are about to release it: they only give up its interrupted work.
 
     Returns:
-        whether recovery calls the callbacks for changes of size: not if all ranks are about to do so in a growth. If
-        only some are, the callbacks of the growth have ended on all.
+        whether recovery calls the callbacks for changes of size. If all ranks are in a growth, the growth calls them.
+        If only some are, the callbacks of the growth have ended on all ranks, so recovery calls them.
     """
     mine = {key: (one.received_part, one.committed_part) for key, one in context.losses.locksteps.items()}
     recoverables = context.losses.living_recoverables()

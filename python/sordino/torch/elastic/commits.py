@@ -7,7 +7,7 @@ In a commit, ranks exchange notes of what they have processed, and save only aft
   in the exchange or save      True       v            saves it now if another rank has saved, else goes back
   after save                   False      v + 1        keeps commit v + 1
 
-So a rank that has saved a commit knows that all ranks had come to it, and interrupted ranks can still save it. All
+So a rank that has saved a commit knows that all ranks had reached it, and interrupted ranks can still save it. All
 ranks resume from the same commit, and no rank's state has to replace another's.
 """
 
@@ -61,7 +61,7 @@ class State(ABC):
     `ObjectState` and `TorchState` are complete. A user's subclass defines how it is saved, restored and synchronized.
 
     Args:
-        bcast_object, get_rank: functions for subclasses, as `_bcast_object` and `_rank`; None for Sordino's.
+        bcast_object, get_rank: functions that subclasses use as `_bcast_object` and `_rank`; None: Sordino's.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class State(ABC):
         self._stamp = 0  # of the last change that all ranks know
         self._token = random.SystemRandom().getrandbits(62)  # identifies this rank, whose number may change
         self._version = 0  # number of commits and completed syncs; 0: no sync yet
-        self._stopped = False  # in a commit, after all that this rank had to do for the others
+        self._stopped = False  # whether this rank is in a commit, and has done its part for the other ranks
         self._size: int | None = None  # of the world at the last sync
         self.leaves = False  # whether this rank leaves after the next commit
-        self._stays_at = 0  # number of ranks at which it could not leave
+        self._stays_at = 0  # number of ranks when this rank last could not leave; 0: never
         self._looked = 0.0  # time of the last check for newcomers
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._parts: dict[str, Part[Any]] = {}  # in the same order on all ranks
@@ -127,12 +127,12 @@ class State(ABC):
     def leave(self) -> None:
         """Let this rank leave the job in good order, after its next `commit` or `check_host_updates`.
 
-        There its process ends with status 0, and the others go on without it. Algorithms whose ranks have different
-        models take the mean of all models first, so nothing that this rank has learned is lost. Can be called in a
-        signal handler: `signal.signal(signal.SIGTERM, lambda *_: state.leave())`.
+        There its process ends with status 0, and the other ranks continue without it. Algorithms whose ranks have
+        different models take the mean of all models first, so nothing that this rank has learned is lost. Can be called
+        in a signal handler: `signal.signal(signal.SIGTERM, lambda *_: state.leave())`.
 
         Raises:
-            UsageError: without `on_peer_lost="continue"`, with which the others can go on.
+            UsageError: without `on_peer_lost="continue"`, the other ranks cannot continue.
         """
         if not current().survives_losses:
             raise UsageError("state.leave() needs init(on_peer_lost='continue'), so that the other ranks can go on")
@@ -141,7 +141,7 @@ class State(ABC):
     def commit(self) -> None:
         """Save the state on all ranks, in one copy in memory. After a fault, changes since the last commit are lost.
 
-        Collective, so with algorithms in which ranks do not wait for each other the fastest rank waits here.
+        Collective, so with algorithms whose ranks do not wait for each other, the fastest rank waits here.
 
         Raises:
             HostsUpdatedInterrupt: ranks or hosts have changed. The state is saved.
@@ -204,8 +204,8 @@ class State(ABC):
     def rejoin(self, undo: bool) -> None:
         """Agree with the other ranks on the last commit and, with `undo`, go back to it.
 
-        Collective, before each `sync`. Ranks that were interrupted in a commit that another rank has saved, save it
-        too. Only a rank that completed the commit knows what all ranks had processed, so `sync` prefers its state.
+        Collective, before each `sync`. A rank that was interrupted in a commit saves it, too, if another rank has saved
+        it. Only a rank that completed the commit knows what all ranks had processed, so `sync` prefers its state.
         """
         reports = self._exchange("rejoin")
         self._size = len(reports)
@@ -220,7 +220,7 @@ class State(ABC):
     # ---- exchange between ranks --------------------------------------------------------------------------------
 
     def _exchange(self, when: str) -> list[RankReport]:
-        """Return the messages of all ranks about themselves, in rank order. Collective."""
+        """Return the reports of all ranks, in rank order. Collective."""
         context = current()
         self._hear_of_hosts(context)
         stamp, changes = self._news
@@ -247,7 +247,7 @@ class State(ABC):
     def _hear(self, reports: Sequence[RankReport], strict: bool) -> None:
         """Pass the ranks' notes to the parts. With `strict`, raise UsageError for notes of another epoch.
 
-        Ranks that have not synchronized yet have processed nothing, unless none has.
+        Notes of ranks that have not synchronized yet are skipped, unless no rank has.
         """
         under_way = any(one.version > 0 for one in reports)
         for rank, one in enumerate(reports):
@@ -262,7 +262,7 @@ class State(ABC):
 
 
 class RankReport:
-    """Message of a rank about itself."""
+    """Report of a rank: its token and version, the stamp of the last change it knows, its changes, and its notes."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self.token = numbers[0]

@@ -40,7 +40,7 @@ class StateHandler:
 
 
 class _PartHandler(StateHandler):
-    """Handler by the part that `TorchState` makes for the value."""
+    """Handler that uses the part that `TorchState` makes for the value."""
 
     def __init__(self, value: Any, make: Callable[[Any], Part[Any]]) -> None:
         super().__init__(value)
@@ -102,7 +102,7 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """Return the types with their handlers. The first one that fits a value counts."""
+    """Return the types with their handlers. The first type that fits a value is used."""
     return _registry
 
 

@@ -53,7 +53,7 @@ class Part(ABC, Generic[Read]):
 
     @abstractmethod
     def read(self) -> Read:
-        """Return the current values. It may fail, so that `keep` cannot."""
+        """Return the current values. This may fail; `keep` must not."""
 
     @abstractmethod
     def keep(self, read: Read) -> None:
@@ -190,8 +190,7 @@ class Sharing:
 def sharing_of(value: object, optimizers: Sequence[DistributedOptimizer]) -> Sharing:
     """Return which ranks share a value.
 
-    For an optimizer and a model that it steps this depends on the optimizer's algorithm. Other values are shared by
-    all.
+    For an optimizer and a model that it steps, this depends on the optimizer's algorithm. All ranks share other values.
     """
     if isinstance(value, torch.nn.Module):
         mine = set(map(id, value.parameters()))
@@ -204,6 +203,6 @@ def sharing_of(value: object, optimizers: Sequence[DistributedOptimizer]) -> Sha
 def _sharing_of_models(optimizer: DistributedOptimizer) -> Sharing:
     """Return which ranks share an optimizer's model.
 
-    Models are equal among ranks that average gradients. Algorithms that average parameters do so in groups.
+    Models are equal among ranks that average gradients. Algorithms that average parameters average gradients in groups.
     """
     return Sharing(optimizer._options.process_set, optimizer._strategy.ranks_of_model())

@@ -11,7 +11,7 @@ A process that joins a running job does so before its first rejoin.
 Before each call of func, the ranks wait for others while there are fewer than SORDINO_MIN_RANKS. Newcomers join
 meanwhile.
 
-More than `reset_limit` repetitions after a SordinoError end the run. Those after a HostsUpdatedInterrupt do not count.
+More than `reset_limit` repetitions after a SordinoError end the run. A HostsUpdatedInterrupt does not count.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _wait_for_enough(state: State) -> None:
     text = os.environ.get(MIN_RANKS, "1")
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"{MIN_RANKS}={text!r} is not a number of ranks, from 1; correct it or unset it")
-    # A rank that joined by itself may have another value. All must wait equally often.
+    # A process that joined the job may have another value, but all ranks must wait for the same number.
     least = max(allgather_object(int(text)))
     if current().size < least and current().rank == 0:
         _log.warning("training waits, because there are %d ranks and %s=%d", current().size, MIN_RANKS, least)

@@ -29,7 +29,7 @@ class _Division:
     epoch: int
     done: torch.Tensor  # bool by index: processed before this division
     left: torch.Tensor  # int64, in the order in which indices are dealt
-    dealt: torch.Tensor  # `left`, with its beginning repeated until all ranks have equally many
+    dealt: torch.Tensor  # `left`, with its beginning repeated until all ranks have the same number
     ranks: int
     rank: int  # this rank
 
@@ -43,7 +43,7 @@ class _Division:
 
     @property
     def mark(self) -> list[int]:
-        """Identification of the division. Within an epoch each division has less left than the previous one."""
+        """Identification of the division. Each division of an epoch has fewer indices left than the previous one."""
         return [self.epoch, self.ranks, len(self.left)]
 
 
@@ -56,7 +56,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     Give it to the `DataLoader` and, under any name, to `TorchState`, and call `record_batch` after each batch.
     `state.commit()` tells all ranks what each has processed. After a fault, the indices of this epoch that were in no
     committed batch are divided among the current ranks. Each is visited once, except a few that are repeated so that
-    all ranks have equally many.
+    all ranks have the same number.
 
     Args:
         dataset: a dataset of constant length, the same on all ranks.
@@ -97,7 +97,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self._taken: dict[int, Spans] = {}  # processed spans of each rank's list, as far as this rank knows
 
     def _order(self, epoch: int, length: int) -> torch.Tensor:
-        """Return the order of an epoch. It is Horovod's, so that counts in its checkpoints mean the same here."""
+        """Return the order of an epoch, the same as Horovod's, so that `processed_num` in its checkpoints fits."""
         order = list(range(length))
         if self.shuffle:
             random.Random(self.seed + epoch).shuffle(order)
@@ -167,7 +167,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
             _add(own, *span)
 
     def record_indices(self, indices: Iterable[int]) -> None:
-        """Note that this rank has processed these indices. UsageError for an index that is not in this rank's list."""
+        """Note that this rank has processed these indices. Raises UsageError for an index of another rank's list."""
         wanted, places = [int(index) for index in indices], self._division.places
         for index in wanted:
             if index not in places:
@@ -226,7 +226,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue in an epoch. Its rest is divided among the current ranks.
 
-        A state of Horovod's sampler has no indices: then the first `processed_num` of the epoch are processed.
+        A state of Horovod's sampler has no indices: then the first `processed_num` of the epoch are processed. Raises
         UsageError for indices that the dataset does not have, or if the state is not one of a sampler.
         """
         context = current()

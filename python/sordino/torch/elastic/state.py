@@ -49,7 +49,7 @@ class ObjectState(State):
 
     Args:
         bcast_object: None or `hvd.broadcast_object`; or a function that is called on all ranks with a dict of the
-            attributes, and returns the dict that all ranks shall have.
+            attributes, and returns the dict for all ranks.
         get_rank: see `State`.
         attributes: attributes by name.
 
@@ -100,9 +100,10 @@ class ObjectState(State):
         """Make the state equal on all ranks, as far as its values are shared. Collective.
 
         The first time, all ranks take rank 0's state. Later, a rank that has not synchronized yet takes the state of
-        the first rank that has. Ranks that have take shared values from the first of them. A model that differs between
-        ranks by its optimizer's algorithm is kept, with the optimizer's state. Within a group that averages gradients
-        all ranks take the model of the group's first rank. Everything is received before anything is replaced.
+        the first rank that has. The other ranks take shared values from that rank. A model that differs between ranks
+        because of its optimizer's algorithm is kept, with the optimizer's state. Within a group that averages
+        gradients, all ranks take the model of the group's first rank. Everything is received before anything is
+        replaced.
         """
         reports, received = together(current(), global_process_set, self._receive_all)
         rank = [one.token for one in reports].index(self._token)
