@@ -74,7 +74,7 @@ def names() -> list[str]:
 
 
 def current_name(name: str) -> str:
-    """Return the present name of an algorithm. A former name works with a FutureWarning, other names are returned."""
+    """Return the present name of an algorithm, with a FutureWarning for a former name. Others are returned as given."""
     if name in _FORMER:
         warnings.warn(f"algorithm {name!r} is called {_FORMER[name]!r} now", FutureWarning, stacklevel=3)
     return _FORMER.get(name, name)

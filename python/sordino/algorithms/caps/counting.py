@@ -37,15 +37,15 @@ class Detector(ABC):
 
     @abstractmethod
     def begin(self, step: int) -> None:
-        """Keep the parameters from before step number `step`, and forget those kept earlier."""
+        """Store the present parameters, from before step `step`, and forget those stored earlier."""
 
     @abstractmethod
     def count(self, step: int) -> None:
-        """Count the elements that step number `step` has left unchanged."""
+        """Count the elements that step `step` has left unchanged."""
 
     @abstractmethod
     def keep(self, step: int, sent: Sequence[Part]) -> None:
-        """Keep the parameters from after step number `step`, and after the exchange of the parts `sent`."""
+        """Store the present parameters, from after step `step` and the exchange of the parts `sent`."""
 
     def state(self) -> dict[str, Any]:
         """Return the state for checkpoints, without the values that `begin` creates."""
@@ -70,7 +70,7 @@ class Detector(ABC):
 
 
 class _Kernels:
-    """Kernels for some items: those of the CPU, or those of the device that holds the items."""
+    """Kernels for some items, on the CPU or on the device that holds the items."""
 
     def __init__(self, items: Any, device: Device | None) -> None:
         self.items = items
