@@ -212,7 +212,7 @@ class ExchangingStrategy(Strategy):
     @torch.no_grad()
     def renew(self) -> None:
         """Continue among the remaining ranks. Collective over them."""
-        self.round += int(self._exchanging)  # first, because a second loss may interrupt the rest
+        self.round += int(self._exchanging)  # before anything that a second loss may interrupt
         self.give_up()
         self._part(stays_registered=True)
         self._meet_all()
