@@ -14,7 +14,8 @@
      checkpoints
   4. all ranks exchange whether that succeeded
 
-A checkpoint that can be read and is incomplete is skipped. One that cannot be read may be complete, and is an error.
+A checkpoint that can be read but is incomplete is skipped. A checkpoint that cannot be read may be complete, so it is
+an error.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ class Folder:
         return [(path, int(found[1])) for path in paths if (found := _NAME.fullmatch(path.name))]
 
     def _remove_others(self, step: int, shards: Sequence[str], drop_newer: bool) -> None:
-        """Remove all but this checkpoint with its shards, the `keep - 1` before it, and those after it."""
+        """Remove other checkpoints, except the `keep - 1` before this one and, unless `drop_newer`, later ones."""
         kept = [number for number in self.steps() if number <= step][-self.keep :]
 
         def stays(path: Path, number: int) -> bool:
@@ -260,8 +261,9 @@ def _check_whole(outlines: Sequence[dict[str, Any]]) -> None:
 def _together(action: Callable[[], T], undo: Callable[[], None], process_set: ProcessSet | None) -> list[T]:
     """Return the results of `action` on all ranks. If it fails on one rank, all ranks call `undo` and raise.
 
-    The rank on which it fails raises what `action` has raised, unless that is an OSError. If a rank is lost, no rank
-    undoes anything: some ranks may know already that all went well, and have continued.
+    The error is a SordinoError that names the first rank on which it failed, but a rank on which `action` raised
+    anything else than a SordinoError or OSError raises that. If a rank is lost, no rank undoes anything, because some
+    ranks may know already that `action` succeeded on all ranks, and have continued.
     """
     # Imported here, because checkpoints can be read where the core, which `sordino.torch` needs, is not built.
     from sordino.runtime.process_set import global_process_set

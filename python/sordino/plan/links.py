@@ -38,7 +38,7 @@ def nodes_of_ranks() -> list[int]:
 
 
 def measure(count: int, budget: float) -> tuple[Rates, list[tuple[str, int, float]]]:
-    """Return the costs on this machine, and the samples they are from: (place, bytes, seconds). Collective.
+    """Return the costs on this machine, and the samples behind them: (place, bytes, seconds). Collective.
 
     All nodes exchange at the same time, each rank with its neighbors on a ring. A byte takes longer if the data exceed
     the caches. So the sizes are the model's, half of it, and a small one.
@@ -134,7 +134,7 @@ def _exchanges(
 
 
 def _copies(count: int) -> Line:
-    """Return the cost of a byte that a rank reads or writes alone: ranks on nodes of their own share no memory."""
+    """Return the cost of a byte that a rank reads or writes alone, for nodes of one rank each."""
     source = torch.ones(max(1, min(count, _MOST_COPIED) // 4))
     target = torch.empty_like(source)
     return Line(0.0, _median(lambda: target.copy_(source)) / (2 * source.nbytes))

@@ -228,7 +228,7 @@ class ShardedReducer(FlatReducer):
         if self._handed_out or not self.active:
             return super().clip(limit, norm_type, strict)
         self._reduce()
-        self._pending.hide()  # this rank has averages of its own part only
+        self._pending.hide()  # other parts than this rank's own are not averaged
         owned = [shards.owned_gradients[0] for shards in self.shards.values()]
         norms = [torch.linalg.vector_norm(one, norm_type).to(torch.float64) for one in owned]
         mine = torch.linalg.vector_norm(torch.stack(norms), norm_type)
