@@ -1,4 +1,4 @@
-"""Registry of algorithms: those of this package, those that other packages register, and any class as module:Class.
+"""Registry of algorithms: of this package, of other packages that register some, and any class as module:Class.
 
 A package registers an algorithm in its pyproject.toml:
 

@@ -31,7 +31,7 @@ _UNFOLDS = (b"c__builtin__\nbytearray\n", b"cbuiltins\nbytearray\n")
 _LONGEST_INT = 2000  # bits
 _KEY = "a key"
 _DEEPEST = 100  # nested containers
-_MOST = 50_000_000  # values; those of a container that occurs twice count twice
+_MOST = 50_000_000  # values; the values of a container that occurs twice count twice
 
 
 def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:

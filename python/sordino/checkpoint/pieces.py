@@ -1,4 +1,4 @@
-"""States in parts: each shard holds ranges of tensors. Together the shards make the whole state, for any number."""
+"""States in parts: each shard holds ranges of tensors. Together, any number of shards form the complete state."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _is_piece(piece: dict[str, Any]) -> bool:
 
 
 class Summary(NamedTuple):
-    """Short description of an encoded part, to find out cheaply that parts make a whole.
+    """Short description of an encoded part, for a cheap test whether parts form a complete state.
 
     The sum of edge(end) - edge(begin) over some ranges, with a random number for each edge, is edge(n) - edge(0) only
     if all other edges cancel out. The ranges, which all go forward, then lead from 0 to n without gap or overlap.
@@ -199,7 +199,7 @@ def _edge(piece: int, element: int) -> int:
 
 
 def make_a_whole(summaries: Sequence[Summary]) -> bool:
-    """Return whether parts with these summaries certainly make a whole. Otherwise `joined` decides."""
+    """Return whether parts with these summaries certainly form a complete state. Otherwise `joined` decides."""
     first, own = summaries[0], [place for one in summaries for place in one.own]
     return (
         all(one.digest == first.digest for one in summaries)
@@ -209,7 +209,7 @@ def make_a_whole(summaries: Sequence[Summary]) -> bool:
 
 
 def outline(value: Any) -> Any:
-    """Return an encoded part whose pieces have no values, for `joined` to find out whether parts make a whole."""
+    """Return an encoded part whose pieces have no values, for `joined` to test whether parts form a complete state."""
     if isinstance(value, dict) and _MARK in value:
         return {**value, _MARK: torch.empty_like(value[_MARK], device="meta")}
     return _each(value, outline)
@@ -303,7 +303,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], Any], change_own: Callable[[torch.Tensor], Any]) -> Any:
-    """Return the value with `change` applied to dense tensors, and `change_own` to those that belong to one rank."""
+    """Return the value with dense tensors replaced by `change`, or by `change_own` if they belong to one rank."""
     if isinstance(value, torch.Tensor):
         return change(value) if value.layout == torch.strided else value
     if type(value) in (dict, OrderedDict) and BY_RANK in value:

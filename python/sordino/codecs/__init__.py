@@ -331,7 +331,7 @@ def codec_of(given: Codec | str | None, owner: str) -> Codec | None:
 
 
 def flat_codec_of(given: Codec | str | None, owner: str) -> FlatCodec | None:
-    """Return the codec that a setting names, for values without shapes. Arguments and errors are those of `codec_of`.
+    """Return the codec that a setting names, for values without shapes. Arguments and errors as in `codec_of`.
 
     Raises:
         UsageError: the codec needs the shapes of gradients.

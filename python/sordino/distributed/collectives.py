@@ -171,7 +171,7 @@ class Collectives(Submissions):
         input_splits: Sequence[int] | None,
         waits: bool,
     ) -> Parts:
-        """Send rows (along the first dimension) to each rank: as many as its split, or equally many."""
+        """Send rows (along the first dimension) to each rank: the number in its split, or equal numbers."""
         size, rows = self.size, source.shape[0] if source.dim() else 1
         if not input_splits and rows % size:
             raise UsageError(f"all_to_all: {rows} rows cannot be divided among {size} ranks; give input_split_sizes")

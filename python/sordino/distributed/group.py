@@ -154,7 +154,7 @@ class SordinoProcessGroup(Operations, dist.ProcessGroup):  # type: ignore[misc]
         """Return a group of some of this group's ranks; None on others. Only the new group's ranks have to call it.
 
         Args:
-            new_ranks: numbers in this group. Their order is that of the ranks in the new group.
+            new_ranks: numbers in this group, in the order of the ranks in the new group.
             timeout: time limit of its operations, and for its ranks to meet.
             opts: not used; other backends' options are not this backend's.
             group_name: name of the new group, which no other group of the same ranks has.

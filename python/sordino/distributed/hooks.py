@@ -244,8 +244,8 @@ class SharedBuckets(BucketAverage):
 class PostLocalSGD(BucketAverage):
     """Post-local SGD: averages gradients in the first steps, and parameters every `interval` steps after that.
 
-    Like torch's `post_localSGD_hook` together with its `PeriodicModelAverager`. Steps are those of the optimizer. All
-    ranks must take the same steps, so GradScaler cannot be used. Momenta are not averaged. Source: Lin et al. 2018.
+    Like torch's `post_localSGD_hook` together with its `PeriodicModelAverager`. Steps are optimizer steps. All ranks
+    must take the same steps, so GradScaler cannot be used. Momenta are not averaged. Source: Lin et al. 2018.
 
     Args:
         optimizer: optimizer of the model's parameters, which are averaged after its steps.

@@ -99,7 +99,7 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
         parts: operations of the core that are in flight.
         results: tensors that hold the result once the parts have ended.
         source: returns the rank that has sent the message, for a receive from any rank.
-        timeout: time limit of the operation, from now on; None: that of its group.
+        timeout: time limit of the operation, from now on; None: the time limit of its group.
         completer: the thread of its group that completes futures; None: its future has a thread of its own.
     """
 

@@ -61,7 +61,7 @@ def start(address: str, local_rank: int, joined: bool = False) -> None:
         address: host and port, such as "127.0.0.1:9400" or "[::1]:9400".
         local_rank: number that is added to the port, so that each rank of a machine has its own.
         joined: whether this process has joined a running job, whose ranks keep their ports when they are renumbered.
-            Then it takes the first free port, such as that of the rank that it replaces.
+            Then it takes the first free port, such as the port of the rank that it replaces.
 
     Raises:
         UsageError: the address is wrong, or the port is taken.

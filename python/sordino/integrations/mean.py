@@ -115,7 +115,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _fill(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
-    """Copy tensors of a state dict into those of a module."""
+    """Copy the tensors of a state dict into a module's tensors."""
     with torch.inference_mode(False), torch.no_grad():
         for name, value in module.state_dict().items():
             if isinstance(value, torch.Tensor):

@@ -71,7 +71,7 @@ class Load:
     Attributes:
         sent: bytes that each rank sends to other nodes.
         memory: bytes that each rank reads and writes in the memory of its node.
-        messages: messages between nodes that follow one another, without those of rings.
+        messages: messages between nodes that follow one another, except in rings.
         hops: hops of rings.
         gradients: number of tensors.
         agreements: number of operations that need an agreement.

@@ -97,7 +97,7 @@ def _sizes(count: int) -> list[int]:
 
 
 def _layout(count: int) -> Layout:
-    """Return a layout of `count` bytes, in segments like those of a model."""
+    """Return a layout of `count` bytes, in segments like a model's."""
     code = dtype_code(torch.empty(0))
     pieces = [min(_SEGMENT, count - begin) // 4 for begin in range(0, count, _SEGMENT)]
     return Layout([(f"probe {k}", code, (piece,)) for k, piece in enumerate(pieces)], groups=list(range(len(pieces))))

@@ -3,7 +3,7 @@
 The simulation is run by `lockstep.run(job, progress)` if workers take their steps together, otherwise by `run()` of the
 class that the algorithm names (`Simulation.world`). Both call `progress` from time to time with the completed fraction,
 from 0 to 1. They evaluate at virtual time 0, then every `job.horizon / job.points` seconds (if workers step together:
-after the first step that ends at or after that time), and at the end.
+after each further 1 / `job.points` of the steps or, without `job.steps`, of the seconds), and at the end.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Pairing:
         """Whether an averaging that this worker has started is still pending."""
 
     def begin(self, now: float) -> list[Step]:
-        """Start to average with a random peer. `under_way` is True until that is over."""
+        """Start to average with a random peer. `under_way` is True until that averaging has ended."""
         self.under_way, self._declines = True, 0
         return self._ask(now) if self._peer is None else []
 
@@ -89,7 +89,7 @@ class Pairing:
         return self._ask(now) if self.under_way else []
 
     def exchanged(self, now: float) -> list[Step]:
-        """Note that the averaging is over."""
+        """Note that the averaging has ended."""
         self.under_way = self.under_way and not self._mine
         return self._next(now)
 

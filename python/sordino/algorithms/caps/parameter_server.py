@@ -36,6 +36,8 @@ class ParameterServer:
     Args:
         context: the context of all workers and servers.
         all_ranks: the workers and servers. Workers come first.
+        algorithm: the algorithm with its settings.
+        items: the items of the arena, the same on all ranks.
         values: the parameters of this rank; on a server without a model, a buffer with any content.
     """
 

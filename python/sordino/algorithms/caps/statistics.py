@@ -220,7 +220,7 @@ class CaPSStatistics:
             raise NotBuilt("plots need matplotlib (pip install matplotlib)")
 
     def write_to(self, writer: Writer) -> None:
-        """Write points to TensorBoard: the existing ones now, and each later one when it is made.
+        """Write points to TensorBoard: the existing points now, and each later point when it is complete.
 
         Args:
             writer: a torch.utils.tensorboard.SummaryWriter.

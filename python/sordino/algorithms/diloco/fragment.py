@@ -196,7 +196,7 @@ class Fragment:
                     carried.momentum[one.name] = self.momentum[place.number][place.range].clone()
 
     def take(self, elements: Iterable[Elements], carried: Carried) -> None:
-        """Replace the outer state of those of these elements that `carried` contains."""
+        """Replace the outer state of these elements, as far as `carried` contains it."""
         for one in elements:
             place = self.place_of(one.values)
             if place is None or one.name not in carried.outer:

@@ -135,7 +135,7 @@ class BackgroundMean:
         return self._values
 
     def finish(self) -> list[torch.Tensor]:
-        """Wait for the means, and return them, with the tensors and errors of `arrived`. Then nothing is pending."""
+        """Wait for the means and return them; tensors and errors as in `arrived`. Then nothing is pending."""
         if self._unsent is not None:
             self.begin(self._unsent)
             self._unsent = None

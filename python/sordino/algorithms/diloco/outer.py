@@ -202,7 +202,7 @@ class OuterStep:
                 target.zero_()
 
     def _copy(self, targets: Sequence[Sequence[torch.Tensor]], saved: Sequence[torch.Tensor]) -> None:
-        """Copy the tensors of a state to those of each fragment."""
+        """Copy the tensors of a state to the tensors of the fragments, in order."""
         rest = list(saved)
         for fragment, own in zip(self._fragments, targets):
             values, rest = rest[: len(own)], rest[len(own) :]

@@ -61,7 +61,7 @@ class _Run:
     Attributes:
         segment: its segment.
         count: number of values.
-        place: the bytes of the encoded run, among those of all runs.
+        place: range of the encoded run in the bytes of all encoded runs.
         distances: estimates of the distances between workers.
     """
 

@@ -79,7 +79,7 @@ class Mixing(Protocol):
         """Note that all ranks now have the same parameters, and no exchange is in flight. Not collective."""
 
     def exchange(self, round: int) -> None:
-        """Mix this rank's parameters with those of its peers in this round."""
+        """Mix this rank's parameters with the parameters of its peers in this round."""
 
     def flush(self) -> None:
         """Apply the exchanges that are still in flight."""

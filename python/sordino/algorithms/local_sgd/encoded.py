@@ -150,7 +150,7 @@ class EncodedAveraging(Averaging):
         self._feedback.load(state.get("residuals", {}), sizes)
 
     def restart(self) -> None:
-        """Forget all outer parameters. `note` makes them from the parameters, which are equal on all peers."""
+        """Forget all outer parameters. `note` sets them to the parameters, which are then equal on all peers."""
         for fragment in self._fragments:
             fragment.mean.continue_from([])
         self._fragments, self._known, self._loaded = [], 0, {}

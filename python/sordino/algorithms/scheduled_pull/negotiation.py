@@ -39,7 +39,7 @@ class Autonomous(LateStart):
     "move" worker to pull from instead      pulled worker     "moved" or "stay"
     "free"                                  puller            none: the reservation is over
 
-    Times are durations in seconds, "longest pull" is that of the answering worker.
+    Times are durations in seconds. "longest pull" is the longest pull of the answering worker.
     """
 
     def __init__(self, rank: int, size: int, seed: int, threshold: float, patience: float) -> None:
