@@ -1,10 +1,10 @@
 """Base class of algorithms, and the properties that the rest of the package reads from it.
 
-An algorithm is one module that describes itself completely. All other code uses two small classes, `Algorithm` and
-`Strategy` (strategy.py), and never tests which algorithm it has.
+An algorithm is one module that describes itself completely. All other code uses only two classes, `Algorithm` and
+`Strategy` (strategy.py), and never tests for a particular algorithm.
 
-`Algorithm` is a frozen dataclass whose fields are hyper-parameters. The user writes it, ranks compare it, and a
-checkpoint names it. Making one, and asking it for its traffic, needs neither torch nor a world.
+`Algorithm` is a frozen dataclass whose fields are hyper-parameters. The user constructs it, ranks compare it, and a
+checkpoint names it. Its constructor and `traffic` need neither torch nor a world.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Traits:
         takes_op: gradients can be reduced by any `op=`, not by the mean alone.
         sends_gradients: gradients are sent, so compression= and groups= have an effect.
         bucket_bytes: gradients are reduced in buckets of up to this many bytes.
-        ends_with: name, in an error message, of the setting with which the remaining ranks cannot continue after a
-            loss; None: they can.
-        whole_parameters: reason, in an error message, why the algorithm cannot train parameters that are sharded over a
-            device mesh (`mesh=`); None: it exchanges local shards.
+        ends_with: name, for an error message, of the setting that prevents the remaining ranks from continuing after a
+            loss; None: they can continue.
+        whole_parameters: reason, for an error message, why the algorithm cannot train parameters that are sharded over
+            a device mesh (`mesh=`); None: it can, because it exchanges local shards.
     """
 
     synchronous: bool = True
@@ -65,12 +65,12 @@ class Simulation:
 
     Attributes:
         world: name in `sordino.simulate.command.WORLDS`, or "module:Class", of the class that runs workers in virtual
-            time if they do not take their steps together; None: they do, and the time of a step is that of its traffic.
+            time if they do not take their steps together; None: they do, and `Algorithm.traffic` describes each step.
         arrays: name in `sordino.simulate.vectorized.NUMERICS`, or "module:Class", of the class that applies a step to
             the parameters of all workers at once; None: every worker is a thread with the real optimizer, also in a
             simulation without data.
         imitated: the settings that `arrays` imitates.
-        refused: settings that mean nothing in a simulation, each with the reason.
+        refused: settings that have no meaning in a simulation, each with the reason.
         modes: variants to compare, by name, each with its settings as in `--set`. Used if none of these settings is
             given.
     """
@@ -97,9 +97,10 @@ class HelperRoles(Protocol):
 
 
 class _Checked(ABCMeta):
-    """Metaclass of algorithms: it checks names and numbers before the class compares them.
+    """Metaclass of algorithms: it checks the names and types of settings before the class checks their values.
 
-    A misspelt setting is a TypeError that names the nearest one, something else in a number's place a UsageError.
+    An unknown setting raises a TypeError that suggests the nearest name. A wrong type in place of a number, a bool or
+    None raises a UsageError.
     """
 
     def __call__(cls, *values: Any, **settings: Any) -> Any:
@@ -210,7 +211,7 @@ class Algorithm(metaclass=_Checked):
 
         Args:
             nodes: the node of each rank.
-            interval: steps between averagings, for algorithms that do not determine the best value.
+            interval: steps between averagings, for algorithms that do not determine it themselves.
         """
         return [cls()]
 

@@ -28,9 +28,9 @@ _KINDS = {"int": "an integer within 64 bits", "float": "a number", "bool": "True
 
 
 def check_kinds(owner: type, settings: Mapping[str, object]) -> None:
-    """Raise UsageError for a setting that the dataclass declares as a number, if its value is not a number.
+    """Raise UsageError for a value whose type is not the int, float, bool or None that the dataclass declares.
 
-    Settings with other declarations are left to the class itself.
+    The class itself must check settings that are declared as anything else.
     """
     declared = {one.name: getattr(one.type, "__name__", str(one.type)).split(" | ") for one in fields(owner)}
     for name, value in settings.items():

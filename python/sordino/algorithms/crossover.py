@@ -129,7 +129,7 @@ class Crossover(RandomGossip):
 def _among(
     weights: Sequence[Sequence[float]], before: Sequence[int], now: Sequence[int]
 ) -> tuple[tuple[float, ...], ...] | None:
-    """Return the weights among the remaining workers; None (equal weights) if a worker would be left without a peer."""
+    """Return the weights among the present workers; None (equal weights) if some are new or would have no peer."""
     if not set(now) <= set(before):  # ranks have joined, for which there are no weights
         return None
     places = [before.index(one) for one in now]

@@ -21,7 +21,7 @@ class Draws:
 
 
 class Peers:
-    """All workers except one (`me`) and those that are gone. Memory grows only with the number that are gone."""
+    """Set of all workers except `me` and the absent ones. Its memory grows only with the number of absent workers."""
 
     def __init__(self, me: int, size: int) -> None:
         self._me, self._size = me, size
@@ -38,7 +38,7 @@ class Peers:
         self._gone.discard(rank)
 
     def discard(self, rank: int) -> None:
-        """Note that a rank is gone."""
+        """Note that a rank is absent."""
         if rank in self:
             self._gone.add(rank)
 
@@ -50,5 +50,5 @@ class Peers:
             rank = draws.below(self._size)
             if rank in self:
                 return rank
-        left = [rank for rank in range(self._size) if rank in self]  # few, since 64 draws have found none
+        left = [rank for rank in range(self._size) if rank in self]  # probably few, since 64 draws have found none
         return left[draws.below(len(left))]

@@ -1,8 +1,8 @@
 """Base class of strategies that exchange parameters after the optimizer step (gossip, local SGD, ...).
 
-It counts exchanges. With on_peer_lost="continue" it also undoes an exchange that a lost rank has interrupted: the
-parameters become those before the exchange, and the remaining ranks take the mean of theirs. Because exchanges are
-counted, all remaining ranks continue with the same one. Where a loss ends the job, this costs nothing.
+It counts exchanges. With on_peer_lost="continue" it also undoes an exchange that a lost rank has interrupted:
+parameters return to their values before the exchange, and the remaining ranks replace them by their mean. Because
+exchanges are counted, all remaining ranks continue with the same exchange. If losses end the job, this costs nothing.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class ExchangingStrategy(Strategy):
     """Base class of strategies that exchange parameters.
 
     A subclass defines what is set up when the ranks meet (`attach`), what precedes a step (`before_step`) and what
-    follows it (`after_step`). It performs its exchanges through `exchange`. To *meet* is to find and compare the other
-    ranks, once, before the first step.
+    follows it (`after_step`). It performs its exchanges through `exchange`. To *meet* is to find the other ranks and to
+    compare settings with them, once, before the first step.
 
     Attributes:
         steps: number of steps that the optimizer has taken.
@@ -49,7 +49,7 @@ class ExchangingStrategy(Strategy):
     levels = True
     """Whether the remaining ranks take the mean of their parameters after a loss."""
     whole_models = True
-    """Whether exchanges change all trained parameters, which are determined when the ranks meet."""
+    """Whether exchanges change all parameters that were trained when the ranks met."""
     takes_in_unfrozen = True
     """Whether ranks can meet again for parameters that are unfrozen later."""
 
@@ -61,12 +61,12 @@ class ExchangingStrategy(Strategy):
         self.buffers = list(runtime.buffers)
         self.steps = self.round = 0
         self._met = False
-        self.number = self.context.rank  # when the ranks met last
-        # Parameters that exchanges leave out, because they were not trained when the ranks met; None before the first
-        # meeting. Not those that are frozen now: after a loss some ranks may have frozen or unfrozen others already.
+        self.number = self.context.rank  # this rank's number at the last meeting
+        # Parameters that exchanges leave out, because they were frozen when the ranks met; None before the first
+        # meeting. The parameters frozen now may differ between ranks: at a loss, some ranks may be a step ahead.
         self._frozen: list[int] | None = None
-        self._first_open_round = 0  # exchanges before this one are over
-        self._most_steps = 0  # most steps that a rank had taken when the ranks met last
+        self._first_open_round = 0  # exchanges before this one are complete
+        self._most_steps = 0  # highest number of steps of any rank after the last loss
         self._rollback = Rollback(self.context)
         self._exchanging = False
         self.prepare()
@@ -110,7 +110,7 @@ class ExchangingStrategy(Strategy):
     def forget_loaded(self) -> None:
         """Forget the loaded state of exchanges, before a step without other ranks.
 
-        A later state would else have it together with parameters that it does not fit.
+        Otherwise a later checkpoint would combine it with parameters that it does not fit.
         """
 
     def before_join(self) -> None:
@@ -124,8 +124,8 @@ class ExchangingStrategy(Strategy):
     def exchange(self, tensors: Sequence[torch.Tensor], work: Callable[[], None]) -> None:
         """Perform an exchange by `work()`, which changes `tensors`, and count it.
 
-        All communication of the exchange is part of `work()`, so that the remaining ranks do all or none of it after a
-        loss.
+        `work()` must contain all communication of the exchange, so that the remaining ranks do all or none of it after
+        a loss.
         """
         if not self.context.survives_losses:
             work()
@@ -152,7 +152,7 @@ class ExchangingStrategy(Strategy):
     # ---- meeting -----------------------------------------------------------------------------------------------
 
     def meet(self) -> None:
-        """Find and compare the other ranks, unless that is done. Collective the first time."""
+        """Meet the other ranks, unless they have met. Collective the first time."""
         if not self._met:
             together(self.context, self.settings.process_set, self._meet_all, self._part)
 
@@ -177,10 +177,10 @@ class ExchangingStrategy(Strategy):
             )
 
     def _part(self, stays_registered: bool = False) -> None:
-        """Undo a meeting. With `stays_registered` for recovery, because another meeting follows."""
+        """Undo a meeting. If another meeting follows, `stays_registered` keeps this object registered for recovery."""
         state = self.carried_state()
         recoverable = self.context.losses.recoverables.get(id(self))
-        reducer, self.reducer = self.reducer, None  # not released by `detach`: it may be running
+        reducer, self.reducer = self.reducer, None  # so that `detach` does not release it: it may be running
         self.detach()
         if stays_registered and recoverable is not None:
             self.context.losses.recoverables[id(self)] = recoverable
@@ -238,7 +238,7 @@ class ExchangingStrategy(Strategy):
     def _level_group(self, tensors: Sequence[torch.Tensor]) -> None:
         """Make the models of a group equal again, in every world but the first.
 
-        Groups are formed anew after a loss. Their members have different momenta, and some have not taken the
+        A loss changes the groups. Members of a new group have different momenta, and some have not taken the
         interrupted step.
         """
         group = self.replicas
@@ -251,7 +251,7 @@ class ExchangingStrategy(Strategy):
     def exchanged(self) -> list[torch.Tensor]:
         """The tensors that exchanges change: trained parameters, and buffers that are averaged along with them.
 
-        The last meeting determines them. A parameter that has been frozen since then is still included, until the ranks
+        The last meeting determines them. A parameter that has been frozen since then stays included until the ranks
         meet for other parameters (`level_frozen`).
         """
         return [*self.trained, *(buffer for _, buffer in self.buffers)]
@@ -270,10 +270,10 @@ class ExchangingStrategy(Strategy):
         return [parameter for i, parameter in enumerate(self.parameters) if i not in left_out]
 
     def _take_in_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
-        """Meet again if parameters are trained now that were frozen when the ranks met, so that exchanges include them.
+        """Meet again if parameters have been unfrozen since the ranks met, so that exchanges include them.
 
-        All ranks must unfreeze them at the same step. This happens before the step that changes them first. After a
-        loss, some ranks may have come here and others not yet. So they recover with the parameters of the last meeting.
+        All ranks must unfreeze them at the same step. Called before the first step that changes them. At a loss, some
+        ranks may have reached this call and others not, so all recover with the parameters of the last meeting.
 
         Raises:
             UsageError: the algorithm cannot include them.
@@ -309,7 +309,7 @@ class ExchangingStrategy(Strategy):
     def level_frozen(self) -> None:
         """Replace parameters that have been frozen since the last meeting by their means. Collective.
 
-        The next exchanges leave them out, so ranks would keep different values for good.
+        Exchanges after the next meeting leave them out, so ranks would keep different values permanently.
         """
         if not self._met or not self.active or self.algorithm.traits.same_gradients:
             return
@@ -326,7 +326,7 @@ class ExchangingStrategy(Strategy):
 
     @torch.no_grad()
     def prepare_growth(self, optimizer: torch.optim.Optimizer) -> None:
-        """Settle, and take the mean of all models, from which a new rank starts: so the mean stays what it is."""
+        """Settle, and replace all models by their mean. A new rank starts from it, so the mean does not change."""
         super().prepare_growth(optimizer)
         if self.active and self._met:
             self.level([tensor.detach() for tensor in self.exchanged])

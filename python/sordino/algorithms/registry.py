@@ -1,4 +1,4 @@
-"""Registry of algorithms: those of this package, those that other packages register, and any class as module:Class.
+"""Registry of algorithms: of this package, of other packages that register some, and any class as module:Class.
 
 A package registers an algorithm in its pyproject.toml:
 
@@ -74,7 +74,7 @@ def names() -> list[str]:
 
 
 def current_name(name: str) -> str:
-    """Return the present name of an algorithm. A former name works with a FutureWarning, other names are returned."""
+    """Return the present name of an algorithm, with a FutureWarning for a former name. Others are returned as given."""
     if name in _FORMER:
         warnings.warn(f"algorithm {name!r} is called {_FORMER[name]!r} now", FutureWarning, stacklevel=3)
     return _FORMER.get(name, name)

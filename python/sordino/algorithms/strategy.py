@@ -1,8 +1,8 @@
 """Base class of strategies: the part of an algorithm that runs in one optimizer on one rank.
 
-`DistributedOptimizer` calls this class, and its `reducer` where only gradients matter. Every method except `step` has a
-default, so an algorithm overrides only what it adds. An algorithm that changes parameters outside the optimizer's step
-derives from `sordino.algorithms.exchanging.ExchangingStrategy`.
+`DistributedOptimizer` calls this class, or directly its `reducer` where only gradients matter. Every method except
+`step` has a default, so an algorithm overrides only what it adds. A strategy that changes parameters outside the
+optimizer's step derives from `sordino.algorithms.exchanging.ExchangingStrategy`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Runtime:
 
 
 def only_a_part(algorithm: Algorithm) -> UsageError:
-    """Return the error for a copy of an optimizer of which a rank has only a part of the state."""
+    """Return the error for copying an optimizer if this rank has only a part of its state."""
     return UsageError(f"with {algorithm} a rank has only a part of the state; copy its state_dict() instead")
 
 
@@ -72,11 +72,11 @@ class Strategy(ABC):
     Attributes:
         algorithm: the algorithm, adapted to the current ranks.
         reducer: reducer of gradients; None if no gradients are reduced before the step.
-        steps_always: whether other ranks count on every step of this rank, including a step that is skipped because
+        steps_always: whether other ranks rely on every step of this rank, including a step that is skipped because
             gradients are infinite.
         partial_state: whether a rank holds only a part of the optimizer's state.
         distances: pairs of a step and the distance of the local models from their mean after it.
-        parts: description of the parts of the model, such as "18 segments"; "" if there is only the whole.
+        parts: description of the parts of the model, such as "18 segments"; "" if the model is not divided.
         stepping: context manager within which the wrapped optimizer may step outside of `step`.
     """
 
@@ -154,7 +154,7 @@ class Strategy(ABC):
         Args:
             optimizer: the optimizer that takes the step.
             closure: closure as in `torch.optim.Optimizer.step`; None if there is no closure.
-            synchronize: whether to reduce first all gradients that are not reduced yet.
+            synchronize: whether to reduce, before the step, all gradients that are not reduced yet.
         """
 
     def begin(self, optimizer: torch.optim.Optimizer) -> None:
@@ -178,7 +178,7 @@ class Strategy(ABC):
         """Leave parameters and optimizer in a state from which another strategy can continue. Collective."""
 
     def prepare_growth(self, optimizer: torch.optim.Optimizer) -> None:
-        """Settle, so that a new rank can start from any rank's parameters. Collective over the ranks so far."""
+        """Settle, so that a new rank can start from any rank's parameters. Collective over the present ranks."""
         self.settle(optimizer)
 
     def detach(self) -> None:
@@ -190,7 +190,7 @@ class Strategy(ABC):
         """Continue from a strategy that has settled. It may have had other parameters."""
 
     def follow(self, has_changed: Callable[[], bool]) -> None:
-        """Compare among ranks, with each reduction, whether `has_changed()`: the optimizer has other parameters."""
+        """Send `has_changed()`, whether the optimizer's parameters have changed, along with each reduction."""
 
     def before_change(self) -> None:
         """Reduce all gradients, before another strategy takes over in the middle of a step. Collective.
@@ -198,7 +198,7 @@ class Strategy(ABC):
         Called if the optimizer's parameters have changed since it was wrapped.
 
         Raises:
-            UsageError: the algorithm cannot continue with them.
+            UsageError: the algorithm cannot adopt new parameters in the middle of a step.
         """
         raise UsageError(
             f"the wrapped optimizer has other parameters than when it was wrapped, and {self.algorithm.label} cannot "
@@ -207,7 +207,7 @@ class Strategy(ABC):
         )
 
     def after_change(self, names: Sequence[str], added: Sequence[torch.Tensor]) -> None:
-        """Continue with gradients that another strategy has reduced, except those of new parameters. Collective.
+        """Continue a step for which another strategy has reduced all gradients but those of `added`. Collective.
 
         Args:
             names: names of the new parameters.
@@ -219,7 +219,7 @@ class Strategy(ABC):
         work()
 
     def ranks_of_model(self) -> ProcessSet | None:
-        """Return the ranks that share one model, because they average their gradients; None: each has its own.
+        """Return the ranks that share one model, because they average their gradients; None: each rank has its own.
 
         Collective the first time.
         """
@@ -238,7 +238,7 @@ class Strategy(ABC):
         """Continue from a checkpoint, which all ranks load."""
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the optimizer's state dict for whole parameters, also where a rank steps only slices."""
+        """Return the optimizer's state dict for whole parameters, even if this rank steps only slices of them."""
         return optimizer.state_dict()
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -256,10 +256,10 @@ class Strategy(ABC):
         return self._residuals if self.reducer is None else self.reducer.residuals()
 
     def load_residuals(self, state: dict[str, Any]) -> None:
-        """Continue from `residuals()`; without a state from 0. Not collective.
+        """Continue from a result of `residuals()`; {} sets the residuals to 0. Not collective.
 
         Raises:
-            UsageError: this is no such state.
+            UsageError: `state` is not a result of `residuals()`.
         """
         if self.settings.codec is None or not self.settings.codec.feedback:
             drop(state, "gradients", "this optimizer sends gradients without error feedback")
@@ -280,7 +280,7 @@ class Strategy(ABC):
         """Return a context manager within which the model has the outer parameters.
 
         Raises:
-            UsageError: another algorithm than DiLoCo and NoLoCo.
+            UsageError: the algorithm is neither DiLoCo nor NoLoCo.
         """
         raise UsageError(f"outer_parameters() needs DiLoCo or NoLoCo; {self.algorithm.label} has no outer parameters")
 
@@ -300,7 +300,7 @@ class Strategy(ABC):
         return _NOTHING
 
     def report_metric(self, metric: float, rate: float | None) -> None:
-        """Take a metric of the training. Collective.
+        """Pass a metric of the training to the algorithm. Collective.
 
         Args:
             metric: the value on this rank, such as a loss.
@@ -313,7 +313,7 @@ class Strategy(ABC):
 
     @property
     def sent(self) -> Sent | None:
-        """Flags of the items that the last step has sent, for an algorithm that skips some; see `traffic.Phase`."""
+        """Flags of the items that the last step has sent (`traffic.Phase`); None: the algorithm skips none."""
         return None
 
     def scaler_problem(self) -> str | None:

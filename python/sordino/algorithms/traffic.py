@@ -20,7 +20,7 @@ from sordino.codecs import Codec, FlatCodec, PowerSGD
 from sordino.errors import UsageError
 from sordino.runtime.exchange.segments import Segments, segment_numbers
 
-_CODING_RATE = 0.5  # values that are encoded or decoded in the time in which 1 is copied
+_CODING_RATE = 0.5  # values that are encoded or decoded in the time of copying 1 value
 
 Sets = NDArray[np.int64]
 Sent = NDArray[np.bool_]
@@ -60,7 +60,7 @@ class Model:
         return [float(size) for size in np.bincount(self._numbers(bucket_bytes), weights=sizes)]
 
     def low_rank_buckets(self, bucket_bytes: int, codec: PowerSGD) -> list[float]:
-        """Return the bytes of the all-reduces of gradients with a codec: those of each bucket, in order.
+        """Return the bytes of each all-reduce of encoded gradients, bucket by bucket.
 
         Raises:
             UsageError: shapes are unknown.
@@ -101,10 +101,10 @@ class Exchange:
         topology: the topology among the members of a set, by their places in it.
         segments: the bytes of each segment.
         round: the round of the topology.
-        models: whether parameters, which may be old, are averaged, and not gradients.
+        models: whether parameters, which may be stale, are averaged, instead of gradients.
         tensors: number of gradients that the segments consist of; 0 if they are not gradients.
         separate: whether each worker gets a message from each of its sources (encoded values), also within a node.
-            Otherwise a node gets values once, and a mean of all is an all-reduce.
+            Otherwise a node gets values once, and a mean over all workers is an all-reduce.
     """
 
     sets: Sets
@@ -217,7 +217,7 @@ def gradients(sets: Sets, model: Model, bucket_bytes: int, **options: Any) -> Ph
 
 
 def hidden(buckets: Sequence[float]) -> float:
-    """Return the fraction of the bytes that backward can hide: all but the last bucket, complete only at its end."""
+    """Return the fraction of the bytes that backward can hide. The last bucket is complete only when it ends."""
     return 1 - buckets[-1] / sum(buckets)
 
 

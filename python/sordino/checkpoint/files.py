@@ -25,13 +25,13 @@ _MARK = "sordino_checkpoint"
 _SCALARS = (str, int, float, bool, type(None))
 _LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _LONGEST = 80  # characters of a key in an error
+_IS_FOLDER = 0x10  # bit in the attributes of a part of an archive
 # Functions that `weights_only=True` lets a pickle call with a number of bytes to allocate. No checkpoint needs them.
-_IS_FOLDER = 0x10  # of the attributes of a part of an archive
 _UNFOLDS = (b"c__builtin__\nbytearray\n", b"cbuiltins\nbytearray\n")
 _LONGEST_INT = 2000  # bits
 _KEY = "a key"
 _DEEPEST = 100  # nested containers
-_MOST = 50_000_000  # values; those of a container that occurs twice count twice
+_MOST = 50_000_000  # values; the values of a container that occurs twice count twice
 
 
 def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
@@ -163,8 +163,8 @@ def check(state: object, besides: tuple[type, ...] = ()) -> None:
 def _wrong(state: object, attributes: bool = False, besides: tuple[type, ...] = ()) -> str | None:
     """Return a description of a value that a checkpoint cannot hold, or None.
 
-    `weights_only=True` would refuse such a value only when the checkpoint is needed, or a walk through it would not
-    end.
+    Otherwise `weights_only=True` would refuse the value only when the checkpoint is needed, or walking through it would
+    not end.
 
     Args:
         state: a state to save, or one that was loaded.

@@ -9,12 +9,13 @@
 
   1. every rank writes its shard
   2. all ranks exchange step, name, length and summary of their shards, or an error; if the summaries do not show that
-     the shards make a whole, also their outlines
-  3. the first rank checks that it sees all shards and that they make a whole, writes the .pt file and removes old
-     checkpoints
+     the shards form a complete state, also their outlines
+  3. the first rank checks that it sees all shards and that they form a complete state, writes the .pt file and removes
+     old checkpoints
   4. all ranks exchange whether that succeeded
 
-A checkpoint that can be read and is incomplete is skipped. One that cannot be read may be complete, and is an error.
+A checkpoint that can be read but is incomplete is skipped. A checkpoint that cannot be read may be complete, so it is
+an error.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ class Saved:
 
 
 class Folder:
-    """Folder of checkpoints. It is made if it does not exist.
+    """Folder of checkpoints. It is created if it does not exist.
 
     Args:
         path: path of the folder, whose parent must exist. For `save_shards` all ranks must see the same folder.
-        keep: number of checkpoints to keep: the one saved last, and those of the steps before it. Older ones are
-            removed once it is complete. Checkpoints of later steps stay as well, and do not count.
+        keep: number of checkpoints to keep: the one saved last, and the `keep - 1` of the steps before it. Older ones
+            are removed once it is complete. Checkpoints of later steps stay as well, and do not count.
 
     Raises:
         UsageError: `keep` is not 1 or more, or the folder cannot be made.
@@ -111,7 +112,7 @@ class Folder:
             drop_newer: as in `save`. The value on the first rank counts.
 
         Raises:
-            UsageError: on all ranks, if the parts do not make a whole. Earlier checkpoints are unchanged.
+            UsageError: on all ranks, if the parts do not form a complete state. Earlier checkpoints are unchanged.
             SordinoError: on all ranks, if one of them cannot write. Earlier checkpoints are unchanged.
             PeerLost: a rank is lost.
         """
@@ -212,7 +213,7 @@ class Folder:
         return [(path, int(found[1])) for path in paths if (found := _NAME.fullmatch(path.name))]
 
     def _remove_others(self, step: int, shards: Sequence[str], drop_newer: bool) -> None:
-        """Remove all but this checkpoint with its shards, the `keep - 1` before it, and those after it."""
+        """Remove other checkpoints, except the `keep - 1` before this one and, unless `drop_newer`, later ones."""
         kept = [number for number in self.steps() if number <= step][-self.keep :]
 
         def stays(path: Path, number: int) -> bool:
@@ -247,7 +248,7 @@ def _encoded(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_whole(outlines: Sequence[dict[str, Any]]) -> None:
-    """Raise UsageError if parts with these outlines make no whole."""
+    """Raise UsageError if parts with these outlines do not form a complete state."""
     try:
         joined(outlines, "state")
     except UsageError as error:
@@ -260,8 +261,9 @@ def _check_whole(outlines: Sequence[dict[str, Any]]) -> None:
 def _together(action: Callable[[], T], undo: Callable[[], None], process_set: ProcessSet | None) -> list[T]:
     """Return the results of `action` on all ranks. If it fails on one rank, all ranks call `undo` and raise.
 
-    The rank on which it fails raises what `action` has raised, unless that is an OSError. If a rank is lost, no rank
-    undoes anything: some ranks may know already that all went well, and have continued.
+    The error is a SordinoError that names the first rank on which it failed, but a rank on which `action` raised
+    anything else than a SordinoError or OSError raises that. If a rank is lost, no rank undoes anything, because some
+    ranks may know already that `action` succeeded on all ranks, and have continued.
     """
     # Imported here, because checkpoints can be read where the core, which `sordino.torch` needs, is not built.
     from sordino.runtime.process_set import global_process_set

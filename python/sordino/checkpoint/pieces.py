@@ -1,4 +1,4 @@
-"""States in parts: each shard holds ranges of tensors. Together the shards make the whole state, for any number."""
+"""States in parts: each shard holds ranges of tensors. Together, any number of shards form the complete state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sordino.errors import UsageError
 from sordino.runtime.exchange.saved_residuals import BY_RANK
 
 _MARK = "sordino_piece"
-_OFTEN = 4  # limit of the size of pieces, over that of their file, because tensors may share memory in a file
+_OFTEN = 4  # largest size of pieces relative to their file; above 1, because tensors may share memory in a file
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ def share(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
 
     The elements of all dense tensors, one after the other, are cut into `size` ranges of almost equal length. All
     other values, also sparse tensors, are in every part. Values in a dict under the key "by_rank" belong to one rank
-    each, by its number, such as the residuals in `DistributedOptimizer.state_dict()`. Each rank saves its own whole,
-    and `Folder.load` unites them.
+    each, by its number, such as the residuals in `DistributedOptimizer.state_dict()`. Each rank saves its own values
+    whole, and `Folder.load` unites them.
 
     Raises:
         UsageError: there is no such rank, or the state contains itself or is nested more deeply than a checkpoint can
@@ -152,7 +152,7 @@ def _is_piece(piece: dict[str, Any]) -> bool:
 
 
 class Summary(NamedTuple):
-    """Short description of an encoded part, to find out cheaply that parts make a whole.
+    """Short description of an encoded part, for a cheap test whether parts form a complete state.
 
     The sum of edge(end) - edge(begin) over some ranges, with a random number for each edge, is edge(n) - edge(0) only
     if all other edges cancel out. The ranges, which all go forward, then lead from 0 to n without gap or overlap.
@@ -199,7 +199,7 @@ def _edge(piece: int, element: int) -> int:
 
 
 def make_a_whole(summaries: Sequence[Summary]) -> bool:
-    """Return whether parts with these summaries certainly make a whole. Otherwise `joined` decides."""
+    """Return whether parts with these summaries certainly form a complete state. Otherwise `joined` decides."""
     first, own = summaries[0], [place for one in summaries for place in one.own]
     return (
         all(one.digest == first.digest for one in summaries)
@@ -209,7 +209,7 @@ def make_a_whole(summaries: Sequence[Summary]) -> bool:
 
 
 def outline(value: Any) -> Any:
-    """Return an encoded part whose pieces have no values, for `joined` to find out whether parts make a whole."""
+    """Return an encoded part whose pieces have no values, for `joined` to test whether parts form a complete state."""
     if isinstance(value, dict) and _MARK in value:
         return {**value, _MARK: torch.empty_like(value[_MARK], device="meta")}
     return _each(value, outline)
@@ -262,7 +262,7 @@ def _assembled(pieces: Sequence[dict[str, Any]], where: str) -> torch.Tensor:
         filled += count
     if filled != total:
         raise UsageError(f"{where}: elements {filled} to {total - 1} are in no shard")
-    # Allocated only now, because the pieces have all its elements. The shape in the file alone could be any.
+    # Allocated only now that all its elements are known to exist, because a shape in a file can be anything.
     whole = torch.cat([piece[_MARK] for piece in found]) if found else torch.empty(0, dtype=dtype, device="cpu")
     return whole.reshape(shape)
 
@@ -289,7 +289,7 @@ def _same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
         return all(map(_same_tensors, *parts))
     for dimension in range(a.dim()):
         if a.stride(dimension) == b.stride(dimension) == 0 and a.shape[dimension]:
-            a, b = a.narrow(dimension, 0, 1), b.narrow(dimension, 0, 1)  # compare values that both repeat only once
+            a, b = a.narrow(dimension, 0, 1), b.narrow(dimension, 0, 1)  # compare repeated values only once
     if any(one.nbytes > _OFTEN * one.untyped_storage().nbytes() for one in (a, b)):
         raise RuntimeError("its elements share memory")
     return torch.equal(_bits(a), _bits(b))  # a NaN equals itself
@@ -303,7 +303,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], Any], change_own: Callable[[torch.Tensor], Any]) -> Any:
-    """Return the value with `change` applied to dense tensors, and `change_own` to those that belong to one rank."""
+    """Return the value with dense tensors replaced by `change`, or by `change_own` if they belong to one rank."""
     if isinstance(value, torch.Tensor):
         return change(value) if value.layout == torch.strided else value
     if type(value) in (dict, OrderedDict) and BY_RANK in value:

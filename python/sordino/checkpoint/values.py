@@ -86,7 +86,7 @@ def _number(code: object, shape: object, raw: object) -> Any:
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a container with plain keys and `change` applied to its values; itself if that changes nothing."""
+    """Return a container with plain keys and `change` applied to its values; `value` itself if nothing changes."""
     if isinstance(value, dict):
         items = {plain_key(key): change(item) for key, item in value.items()}
         same = all(new is key and items[new] is item for new, (key, item) in zip(items, value.items()))

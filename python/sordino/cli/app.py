@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sordino", description="Data-parallel training for PyTorch with less communication.", allow_abbrev=False
     )
-    # Not by importlib.metadata: a package that was copied into a folder has none.
+    # Not by importlib.metadata, because a package that was copied into a folder has no metadata.
     version = resources.files("sordino").joinpath("VERSION").read_text(encoding="utf-8").strip()
     parser.add_argument("--version", action="version", version=f"Sordino {version}")
     commands = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")

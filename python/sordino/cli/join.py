@@ -40,7 +40,7 @@ from sordino.rendezvous.environment import (
 from sordino.rendezvous.sockets import NO_NUMBER, SocketRendezvous
 
 _SHARED = (RENDEZVOUS, TOKEN, SIZE)
-_OWN = ("SORDINO_LAUNCHER", RANK, RANK_VARIABLES)  # of one rank; the launcher takes notices of its own children only
+_OWN = ("SORDINO_LAUNCHER", RANK, RANK_VARIABLES)  # of one rank; the launcher accepts notices of its children only
 _ANSWERS_S = 30.0  # longest wait for the launcher
 
 
@@ -100,7 +100,7 @@ def _become(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _job_of(pid: int | None) -> dict[str, str]:
-    """Return the environment of a rank of the job that `pid` belongs to; of the only job without `pid`."""
+    """Return the environment of a rank of the job that `pid` belongs to; None: of the only job."""
     if pid is not None:
         found = environment_of(pid)
         if not _is_rank(found):

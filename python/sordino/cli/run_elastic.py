@@ -15,7 +15,7 @@ from sordino.launcher.elastic import FILES_PER_PROCESS, OTHER_FILES, SSH, Elasti
 from sordino.launcher.processes import Ended, StopSignals
 
 _PATIENCE_S = 600.0
-_MOST = 1024  # a connection by ssh for each
+_MOST = 1024  # ranks, each of which may need a connection by ssh
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

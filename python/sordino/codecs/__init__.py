@@ -18,8 +18,8 @@ Gossip sends parameters to workers whose own parameters are near. There, `Int8` 
 `PowerSGD` needs the shapes of gradients: it sends two thin factors of each matrix (`LowRankMean`, low_rank_mean.py),
 with error feedback.
 
-*Error feedback*: what an encoding has lost is added to the values that are encoded next, so that nothing is lost for
-good. Source: Seide et al. 2014; Karimireddy et al. 2019.
+*Error feedback*: what an encoding has lost is added to the values that are encoded next, so that no change is lost
+permanently. Source: Seide et al. 2014; Karimireddy et al. 2019.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Codec:
     """Base class of codecs, which `compression=` of `DistributedOptimizer` takes."""
 
     feedback: ClassVar[bool] = False
-    """Whether error feedback is needed: without it, what the encoding loses would be lost for good."""
+    """Whether the codec needs error feedback, because its encoding loses too much."""
 
 
 @dataclass(frozen=True)
 class FlatCodec(Codec, ABC):
-    """Base class of codecs of float32 values whose shapes play no part."""
+    """Base class of codecs that encode float32 values regardless of shapes."""
 
     in_core: ClassVar[bool] = True
     """Whether kernels of the core encode and decode. Otherwise torch does, on any device."""
@@ -73,7 +73,7 @@ class FlatCodec(Codec, ABC):
         return None
 
     def not_finite(self, number: int, faults: str = "a NaN or an infinity") -> str:
-        """Return the beginning of a warning of values that are not finite: "2 blocks of 128 values of this rank ...".
+        """Return the beginning of a warning about non-finite values: "2 blocks of 128 values of this rank ...".
 
         Args:
             number: number that `encode` has counted, at least 1.
@@ -179,8 +179,8 @@ class TopK(FlatCodec):
         ratio: part of the values that is sent, in (0, 1].
         chunk: values among which the largest are chosen; a power of two from 32 to 16384.
         bits: bits of a value that is sent: 2, or 32 for its exact value.
-        contributors: the mean of a value is over the ranks that have sent it, as in SparseLoCo; otherwise over all
-            ranks, with 0 for those that have not.
+        contributors: whether the mean of a value is over the ranks that have sent it, as in SparseLoCo, or over all
+            ranks, with 0 for ranks that have not.
     """
 
     ratio: float = 1 / 64
@@ -248,10 +248,10 @@ class BFloat16(_Cast):
 class PowerSGD(Codec):
     """Low-rank factors of each gradient, with error feedback.
 
-    A tensor of shape (n, ...) counts as a matrix of n rows. Ranks average the matrices' products with a thin factor,
-    and then those of their transposes with the orthonormalized result, so that the mean is that of all ranks, projected
-    on `rank` directions. Tensors with fewer than 2 dimensions, and those whose factors would be no smaller, are sent
-    whole, in float32.
+    A tensor of shape (n, ...) counts as a matrix of n rows. Ranks average the products of their matrices with a thin
+    factor, and then the products of the transposed matrices with the orthonormalized result. So the mean is the mean
+    over all ranks, projected on `rank` directions. Tensors with fewer than 2 dimensions, and tensors whose factors
+    would be no smaller, are sent whole, in float32.
 
     Source: Vogels et al. 2019, Algorithms 1 and 2.
 
@@ -266,7 +266,7 @@ class PowerSGD(Codec):
         _check_integer(self, "rank")
 
     def factors(self, shape: Sequence[int]) -> tuple[int, int] | None:
-        """Return the rows and columns of the matrix that a tensor is; None: it is sent whole."""
+        """Return the rows and columns of a tensor as a matrix; None: the tensor is sent whole."""
         if len(shape) < 2:
             return None
         rows, columns = shape[0], math.prod(shape[1:])
@@ -331,7 +331,7 @@ def codec_of(given: Codec | str | None, owner: str) -> Codec | None:
 
 
 def flat_codec_of(given: Codec | str | None, owner: str) -> FlatCodec | None:
-    """Return the codec that a setting names, for values without shapes. Arguments and errors are those of `codec_of`.
+    """Return the codec that a setting names, for values without shapes. Arguments and errors as in `codec_of`.
 
     Raises:
         UsageError: the codec needs the shapes of gradients.

@@ -1,4 +1,4 @@
-"""Coders: the work of the codecs of flat values, on tensors."""
+"""Coders, which encode and decode tensors for flat codecs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Coder(Protocol):
-    """The work of a codec, on contiguous 1-d tensors of the coder's device: in host memory, or on a GPU.
+    """Encoder and decoder for contiguous 1-d tensors on the coder's device: in host memory, or on a GPU.
 
     On a GPU the work is put on the current stream, and no method waits for it. Codes and values have the same bits on
     all devices, except for NaNs: a NaN stays a NaN, with any bits.
@@ -29,7 +29,7 @@ class Coder(Protocol):
             values: float32 tensor.
             encoded: uint8 tensor of `bytes(values.numel())` elements, which is written.
             infinite: int32 tensor [1]. The number of blocks that have a NaN or an infinity is added to it. A cast adds
-                the number of values that are not finite in its dtype. They are not finite after decoding either.
+                the number of values that are not finite in its dtype. These are not finite after decoding either.
         """
         ...
 
@@ -42,8 +42,8 @@ class Coder(Protocol):
             encoded: result of `encode` for as many values.
             values: the tensor that is written.
             weight: factor of the decoded values.
-            add: add to the former values of the tensor.
-            given: float32 tensor of counts, or None. Counts of values that were sent go up by one.
+            add: whether to add to the values of the tensor, instead of replacing them.
+            given: float32 tensor of counts, or None. The count of each value that was sent is increased by one.
 
         Raises:
             UsageError: in host memory, `encoded` names a position beyond the end of a block. A GPU leaves such values
@@ -53,7 +53,7 @@ class Coder(Protocol):
 
 
 class NearCoder(Protocol):
-    """The work of a codec for receivers that have values near those that are sent, on tensors in host memory.
+    """Encoder and decoder for receivers that have values near the sent values, for tensors in host memory.
 
     Estimates of the distances between workers are float32 tensors with one element for each block. Q(x) is what
     receivers decode for x.
@@ -91,8 +91,8 @@ class NearCoder(Protocol):
     ) -> int:
         """Write the changes of a worker that mixes, and update its estimates.
 
-        They are `weight` times the sum of Q(x) - Q(y) over all sources, where x is a value of the source and y that of
-        this worker. Where x or y is not finite, they are not, either.
+        A change is `weight` times the sum of Q(x) - Q(y) over all sources, where x is the value of the source and y the
+        value of this worker. It is not finite if x or y is not finite.
 
         Args:
             values: the values of this worker, y.
@@ -103,7 +103,7 @@ class NearCoder(Protocol):
             distances: the estimates, which are updated.
 
         Returns:
-            The number of blocks, of all sources together, that were too far away to be decoded. They change nothing.
+            The number of blocks, over all sources, that were too far away to be decoded. They change nothing.
 
         Raises:
             UsageError: `own` or `sources` are no result of `encode`.
@@ -112,7 +112,7 @@ class NearCoder(Protocol):
 
 
 class CoreCoder:
-    """A codec of the core.
+    """Coder that uses a codec of the core.
 
     Args:
         code: name of the codec in the core.
@@ -146,10 +146,10 @@ class CoreCoder:
 
 
 class CastCoder:
-    """A codec that is a cast to a shorter dtype, on any device."""
+    """Coder that casts to a shorter dtype, on any device."""
 
     def __init__(self, dtype: str) -> None:
-        import torch  # settings are made without torch
+        import torch  # here, because codecs can be constructed without torch
 
         self._dtype: torch.dtype = getattr(torch, dtype)
 
@@ -164,7 +164,7 @@ class CastCoder:
     def decode(
         self, encoded: torch.Tensor, values: torch.Tensor, weight: float, add: bool, given: torch.Tensor | None = None
     ) -> None:
-        # Multiplied and added apart, because a device may fuse both, with another rounding.
+        # Multiplied and added separately, because a device may fuse both, with another rounding.
         wide = encoded.view(self._dtype).to(values.dtype).mul_(weight)
         if add:
             values.add_(wide)
@@ -175,7 +175,7 @@ class CastCoder:
 
 
 class ModuloCoder:
-    """A modulo code of the core."""
+    """Coder that uses a modulo code of the core."""
 
     def __init__(self, bits: int, block: int) -> None:
         self._codec, self._block = kernels.ModuloCodec(bits, block), block
@@ -206,7 +206,7 @@ class ModuloCoder:
 
 
 class NearCastCoder:
-    """A cast, for receivers with values nearby. It needs no estimates: no value depends on another."""
+    """Cast, as a `NearCoder`. It needs no estimates, because it does not depend on the receiver's values."""
 
     def __init__(self, dtype: str) -> None:
         self._cast = CastCoder(dtype)

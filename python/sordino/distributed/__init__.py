@@ -5,14 +5,14 @@
     operations.py     the base of both: the operations by torch's names
     place.py          the world of a group's ranks, and how they meet
     collectives.py    the operations, in terms of this library's own
-    submissions.py    their way to the core
-    work.py           what torch waits for
-    untraced.py       what torch.compile leaves alone
+    submissions.py    submission of operations to the core
+    work.py           the object that torch waits for
+    untraced.py       mark of functions that torch.compile leaves alone
     shared_memory.py  memory that the ranks of a node share, for the buffers of FSDP2 and DDP
-    meeting.py        how its ranks meet where torch's own variables are not set
+    meeting.py        meeting of the ranks if torch's own variables are not set
 
-`import torch` calls `register` (the entry point in `torch.backends`), so this module imports nothing else before a
-group is made.
+`import torch` calls `register` (the entry point in `torch.backends`), so this module imports only torch before a group
+is created.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ dist: Any = torch.distributed  # its annotations lack much of what a backend use
 
 __all__ = ["register"]
 
-_VERSION: Any = torch.__version__  # compares with tuples, which its annotation does not tell
+_VERSION: Any = torch.__version__  # can be compared with tuples, although its annotation does not allow it
 
 
 def register() -> None:
@@ -44,7 +44,7 @@ def _make(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """Return a process group, or a backend for one, for `init_process_group` and `new_group`.
 
     Raises:
-        ValueError: the group has several backends, and torch is older than 2.14, or is to check all calls.
+        ValueError: the group has several backends, and torch is older than 2.14 or its debug level is DETAIL.
     """
     others = _other_backends(sys._getframe(1))
     if others and not _VERSION >= (2, 14):
@@ -63,10 +63,10 @@ def _make(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def _other_backends(caller: FrameType) -> str:
-    """Return the backends of the group that torch makes, if they are several, and "" otherwise.
+    """Return the backends of the group that torch creates if there are several; "" otherwise.
 
-    torch does not tell that to the function that it calls, but has it in a variable. A caller without that variable is
-    not torch, and makes no group of several backends.
+    torch does not pass them to the function that it calls, but has them in a local variable. A caller without that
+    variable is not torch, and creates no group with several backends.
     """
     config = caller.f_locals.get("backend_config")
     names = set() if config is None else set(config.get_device_backend_map().values())

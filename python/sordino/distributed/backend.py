@@ -40,7 +40,7 @@ class SordinoBackend(Operations, Backend):  # type: ignore[misc]
         return True
 
     def eager_connect_single_device(self, device: Any) -> None:
-        """Connect the ranks. They are connected since the group was made."""
+        """Do nothing. The ranks have been connected since the group was created."""
 
     def split(self, store: Any, ranks: Sequence[int], opts: Any) -> SordinoBackend:
         """Return the backend of a group of some of the ranks, which meet at `store`.

@@ -1,7 +1,7 @@
 """The operations of torch.distributed in terms of this library's own, for one process set.
 
-Each operation takes its tensors as torch.distributed passes them, and returns the parts that are still under way
-(`Part`): none, if the caller waits or the operation is over at once.
+Each operation takes its tensors as torch.distributed passes them, and returns the parts that are still in flight
+(`Part`): none if the caller waits, or if the operation ends at once.
 
 | torch.distributed | here |
 |---|---|
@@ -171,7 +171,7 @@ class Collectives(Submissions):
         input_splits: Sequence[int] | None,
         waits: bool,
     ) -> Parts:
-        """Send rows (along the first dimension) to each rank: as many as its split, or equally many."""
+        """Send rows (along the first dimension) to each rank: the number in its split, or equal numbers."""
         size, rows = self.size, source.shape[0] if source.dim() else 1
         if not input_splits and rows % size:
             raise UsageError(f"all_to_all: {rows} rows cannot be divided among {size} ranks; give input_split_sizes")
@@ -250,7 +250,7 @@ class Collectives(Submissions):
         return [Part(partial(self._is_done, handle), partial(self._synchronize, handle))]
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> tuple[Parts, Callable[[], int]]:
-        """Receive into a tensor, from a rank of the set or from any. Also return a function that gives the sender."""
+        """Receive into a tensor, from a rank of the set or any one. Also return a function that returns the sender."""
         senders: list[int] = []
 
         def wait() -> None:

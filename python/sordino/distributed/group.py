@@ -1,9 +1,9 @@
 """The process group "sordino" of torch.distributed.
 
-torch calls one process group for all devices if a backend's function returns a `ProcessGroup`. A group of some ranks is
-a process set of the world of all ranks, if these make it together and torch says so (2.13 or newer). Otherwise only its
-members make it, as a world of its own, whose ranks meet in the store that torch gives to the group. The process set
-lives as long as the world, because torch destroys a group on its members alone.
+If a backend's function returns a `ProcessGroup`, torch calls it for all devices. A group of some ranks is a process set
+of the world of all ranks if all of these create it together and torch tells this (2.13 or newer). Otherwise only its
+members create it, as a world of its own, whose ranks meet at the store that torch gives to the group. The process set
+lives as long as the world, because torch destroys a group only on its members.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class SordinoProcessGroup(Operations, dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Types of devices whose tensors the group serves. torch.distributed.checkpoint asks."""
+        """Types of devices whose tensors the group serves. torch.distributed.checkpoint reads them."""
         return [torch.device("cpu"), torch.device("cuda")]
 
     def _get_backend(self, device: Any) -> SordinoProcessGroup:
@@ -93,7 +93,7 @@ class SordinoProcessGroup(Operations, dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def supports_splitting(self) -> bool:
-        """Whether torch makes subgroups by `split_group`. It makes them by `new_group`, as process sets."""
+        """Whether torch creates subgroups by `split_group`. False, because `new_group` creates them as process sets."""
         return False
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -102,10 +102,10 @@ class SordinoProcessGroup(Operations, dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def new_group(self) -> Callable[..., SordinoProcessGroup | None]:
-        """Function that makes subgroups, which torch 2.13 and newer call on the default group.
+        """Function that creates subgroups, which torch 2.13 and newer call on the default group.
 
-        It is missing while torch makes a group of another backend, which torch then does itself. torch before 2.14 does
-        not pass the backend, but has it in a variable.
+        The attribute is missing while torch creates a group with another backend, so that torch does this itself. torch
+        before 2.14 does not pass the backend, but has it in a local variable.
         """
         caller = sys._getframe(1)
         if caller.f_code.co_name == "_new_group_with_tag":
@@ -125,7 +125,7 @@ class SordinoProcessGroup(Operations, dist.ProcessGroup):  # type: ignore[misc]
     ) -> SordinoProcessGroup | None:
         """Return a group of some ranks; None on others. torch 2.14 and newer pass the backend, which is this one."""
         members = list(ranks)
-        # torch's names: a number if all ranks make the group together, and otherwise a hash.
+        # torch's name of a group is a number if all ranks create the group together, and otherwise a hash.
         if not (group_name.isdecimal() and members == sorted(members)):
             return self.split_group(members, timeout, None, group_name, group_desc)
         try:
@@ -133,7 +133,7 @@ class SordinoProcessGroup(Operations, dist.ProcessGroup):  # type: ignore[misc]
                 process_set = ProcessSet(members)
                 process_set.process_set_id = new_set_id(members)
         except OperationMismatch:
-            # Ranks of different groups may make different subgroups at the same time (`new_subgroups(group=...)`).
+            # Ranks of different groups may create different subgroups at the same time (`new_subgroups(group=...)`).
             return self.split_group(members, timeout, None, group_name, group_desc)
         except SordinoError as error:
             raise torch_error(error) from error
@@ -154,7 +154,7 @@ class SordinoProcessGroup(Operations, dist.ProcessGroup):  # type: ignore[misc]
         """Return a group of some of this group's ranks; None on others. Only the new group's ranks have to call it.
 
         Args:
-            new_ranks: numbers in this group. Their order is that of the ranks in the new group.
+            new_ranks: numbers in this group, in the order of the ranks in the new group.
             timeout: time limit of its operations, and for its ranks to meet.
             opts: not used; other backends' options are not this backend's.
             group_name: name of the new group, which no other group of the same ranks has.

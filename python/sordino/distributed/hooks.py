@@ -6,12 +6,13 @@ DDP calls a hook for each bucket of gradients, as soon as backward has produced 
     ddp_model.register_comm_hook(hooks.Compressed(Compression.bf16), hooks.average)
 
 - `Compressed`: by an all-reduce of compressed gradients.
-- `Encoded`: with a codec: in a few bits each, or as low-rank factors (PowerSGD); with error feedback, and sums in
+- `Encoded`: with a codec: in a few bits per value, or as low-rank factors (PowerSGD); with error feedback, and sums in
   float32.
 - `SharedBuckets`: in memory that the ranks of a node share. The backend must be "sordino".
-- `PostLocalSGD`: over all ranks at first, later over some or none of them; then parameters are averaged, too.
+- `PostLocalSGD`: over all ranks in the first steps, later over some or none; then parameters are averaged, too.
 
-Another state derives from `BucketAverage`. A compression that all-reduce can add up needs only a `Compressor`.
+To add a state, derive from `BucketAverage`. A compression whose tensors all-reduce can add up needs only a
+`Compressor`.
 """
 
 # Without `from __future__ import annotations`, because DDP compares the annotations of a hook with classes.
@@ -58,7 +59,7 @@ class BucketAverage(ABC):
 
         Args:
             bucket: bucket of DDP. `bucket.buffer()` is a 1-d tensor with this rank's gradients, and may be overwritten.
-                `bucket.index()` identifies it from the second step on: DDP divides gradients anew after the first.
+                `bucket.index()` identifies it from the second step on: DDP makes new buckets after the first step.
 
         Returns:
             A future of the averages, with the shape and dtype of the buffer. It may be the buffer.
@@ -121,13 +122,12 @@ class Encoded(BucketAverage):
     """Averages gradients with a codec: `PowerSGD` by two all-reduces, others by an all-to-all and an all-gather.
 
     Gradients are encoded in float32, whatever their dtype. What an encoding loses is added to the gradients of the next
-    step (`sordino.codecs`). These residuals belong to a bucket. They start from 0 when DDP divides its
-    gradients anew, after the first step. When the hook returns, the collectives of the bucket are over, or, on a GPU,
-    on the current stream.
+    step (`sordino.codecs`). These residuals belong to a bucket, and start from 0 when DDP makes new buckets, after the
+    first step. When the hook returns, the collectives of the bucket have ended or, on a GPU, are on the current stream.
     Sparse gradients are averaged as they are, without the codec.
 
-    With find_unused_parameters=True DDP drops the mean of a parameter that no rank has used in a step, and with it what
-    the parameter owed. Use a codec without error feedback there, or `DistributedOptimizer`, which keeps it.
+    With find_unused_parameters=True DDP drops the mean of a parameter that no rank has used in a step, and with it the
+    parameter's residuals. Use a codec without error feedback there, or `DistributedOptimizer`, which keeps them.
 
     Args:
         codec: the codec, such as `Int8()` or `PowerSGD(rank=2)`, or its name, such as "int8".
@@ -164,8 +164,8 @@ class Encoded(BucketAverage):
         key = tuple(map(id, parameters))
         former, mean = self._means.get(key, ((), None))
         if mean is None or any(one() is None for one in former):
-            # DDP divides a model anew after its first step. The former buckets with these parameters are gone then, as
-            # are those of models that no longer exist.
+            # DDP makes new buckets after the first step of a model. Forget the former buckets with these parameters,
+            # and the buckets of models that no longer exist.
             self._means = {
                 ids: (refs, found)
                 for ids, (refs, found) in self._means.items()
@@ -214,7 +214,7 @@ class SharedBuckets(BucketAverage):
     """Averages gradients in memory that the ranks of a node share, by an all-reduce without copies.
 
     The memory of each bucket moves to /dev/shm before its first all-reduce, with the gradients that are views of it
-    (`gradient_as_bucket_view=True`). DDP uses it until it divides its gradients anew, after the first step.
+    (`gradient_as_bucket_view=True`). DDP uses it until it makes new buckets, after the first step.
 
     Args:
         group: process group of the backend "sordino"; None: all ranks.
@@ -244,8 +244,8 @@ class SharedBuckets(BucketAverage):
 class PostLocalSGD(BucketAverage):
     """Post-local SGD: averages gradients in the first steps, and parameters every `interval` steps after that.
 
-    Like torch's `post_localSGD_hook` together with its `PeriodicModelAverager`. Steps are those of the optimizer. All
-    ranks must take the same steps, so GradScaler cannot be used. Momenta are not averaged. Source: Lin et al. 2018.
+    Like torch's `post_localSGD_hook` together with its `PeriodicModelAverager`. Steps are optimizer steps. All ranks
+    must take the same steps, so GradScaler cannot be used. Momenta are not averaged. Source: Lin et al. 2018.
 
     Args:
         optimizer: optimizer of the model's parameters, which are averaged after its steps.
@@ -313,7 +313,7 @@ def average_tensors(tensors: Iterable[torch.Tensor], group: Any = None) -> None:
 
 
 def _operations_of(group: Any) -> Any:
-    """Return the operations of a process group on CPU tensors. UsageError if its backend is not "sordino"."""
+    """Return the operations of a process group on CPU tensors. Raises UsageError for another backend than "sordino"."""
     whole = dist.group.WORLD if group is None else group
     found = whole if isinstance(whole, Operations) else whole._get_backend(torch.device("cpu"))
     if not isinstance(found, Operations):
@@ -324,7 +324,7 @@ def _operations_of(group: Any) -> Any:
 
 
 def _size_of(group: Any) -> int:
-    """Return the number of ranks in a process group. UsageError if this rank is not one of them."""
+    """Return the number of ranks in a process group. Raises UsageError if this rank is not one of them."""
     size: int = dist.get_world_size(group)
     if size < 1:
         raise UsageError("a communication hook was given a process group that this rank is not in")

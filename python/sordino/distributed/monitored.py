@@ -18,7 +18,7 @@ from typing import Any
 from sordino.awake import LONGEST_STEP_S, Deadline
 
 _VERDICT = "verdict"
-_LEAST_S = 1e-3  # a store takes 0 ms for no limit
+_LEAST_S = 1e-3  # 0 ms would mean no limit to a store
 
 
 def barrier(store: Any, rank: int, size: int, timeout: timedelta, wait_all_ranks: bool) -> None:
@@ -69,13 +69,13 @@ def _wait_for_others(store: Any, size: int, timeout: timedelta, wait_all_ranks: 
 def _is_set(store: Any, key: str, deadline: Deadline) -> bool:
     """Wait for a key, and return whether it has been set by the deadline.
 
-    Time in which this process is stopped does not count, so it asks again where a store's own time is up.
+    Time in which this process is stopped does not count, so this asks again when the store's own time limit has passed.
     """
     while not store.check([key]):
         left = deadline.left()
         if left <= _LEAST_S:
             return False
-        with suppress(RuntimeError):  # the time is up, or the store is gone, for which check() raises
+        with suppress(RuntimeError):  # the time has passed; or the store is gone, so check() will raise
             store.wait([key], timedelta(seconds=max(min(left, LONGEST_STEP_S / 2), 2 * _LEAST_S)))
     return True
 

@@ -1,8 +1,8 @@
 """Operations of a group, with the names and arguments by which torch.distributed calls them.
 
 `Operations` is the base of both classes that torch knows: `SordinoProcessGroup` (group.py) and `SordinoBackend`
-(backend.py). Each method passes its tensors to `Collectives` and returns a `Work`. An operation whose caller does not
-ask for an asynchronous one is over when the method returns.
+(backend.py). Each method passes its tensors to `Collectives` and returns a `Work`. Unless the caller asks for an
+asynchronous operation, it has ended when the method returns.
 
 torch 2.13 has renamed some operations. Both names are defined, because callers of any version may use either.
 """
@@ -38,7 +38,7 @@ Result = tuple[Parts, Tensors]
 
 
 def _operation(options: Any = None) -> Callable[[Callable[..., Result]], Callable[..., SordinoWork]]:
-    """Return a decorator for a method as torch calls it: it returns a `Work`, and raises torch's errors.
+    """Return a decorator that makes a method return a `Work` and raise torch's errors, as torch expects.
 
     Args:
         options: type of the last argument, which the caller may leave out; None: the method sends a message, for which
@@ -100,7 +100,7 @@ class Operations:
     def supports_tensor_alloc(self, device: Any) -> bool:
         """Return whether `allocate_tensor` has memory of a device that makes collectives faster.
 
-        FSDP2 asks after `set_allocate_memory_from_process_group_for_comm(True)`.
+        FSDP2 calls this after `set_allocate_memory_from_process_group_for_comm(True)`.
         """
         return torch.device(device).type == "cpu" and self._do.size > 1 and self._place.context.world.shares_memory
 
@@ -108,7 +108,7 @@ class Operations:
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
         """Return a 1-d CPU tensor of `size` elements, with undefined values, that the ranks of this node share.
 
-        Its memory serves the next tensor when this one is freed.
+        When the tensor is freed, another one can use its memory.
 
         Raises:
             ValueError: the device is not the CPU, the size is negative, the group is destroyed, or this process is a
@@ -259,7 +259,7 @@ class Operations:
 
     @untraced
     def barrier(self, opts: Any = None) -> SordinoWork:
-        """Wait until all ranks are here, for as long as `opts.timeout` says if the caller has set it."""
+        """Wait until all ranks are here, for at most `opts.timeout` if the caller has set it."""
         options = c10d.BarrierOptions() if opts is None else opts
         waits, limit = _waits(options), options.timeout
         limit = limit if limit > timedelta(0) else None

@@ -79,7 +79,7 @@ def find_place(store: Any, rank: int, size: int, timeout: timedelta) -> Place:
 
 
 def is_chosen(timeout: timedelta | None) -> bool:
-    """Return whether a timeout is another than torch's default, which torch passes if the user gives none."""
+    """Return whether a timeout differs from torch's default, which torch passes if the user gives none."""
     return timeout is not None and timeout != default_pg_timeout
 
 
@@ -95,7 +95,7 @@ def world_at(store: Any, rank: int, size: int, timeout: timedelta | None) -> tup
 def _start_at(store: Any, rank: int, size: int, timeout: timedelta | None) -> tuple[Start, Any]:
     """Return a start at a store, and a part of the store that no other start has. Collective.
 
-    Groups may have been made before at the same store, where their entries stay.
+    Earlier groups may have used the same store, where their entries remain.
     """
     start = find_start(store=store, rank=rank, world_size=size, timeout_s=_seconds(timeout))
     return start, dist.PrefixStore(f"{prefix_of(start)}/group", store)

@@ -1,4 +1,4 @@
-"""Reductions of torch.distributed: their names here, their factors, and those that ranks compute from gathered rows."""
+"""Reductions of torch.distributed: their names here, their factors, and bitwise reductions of gathered rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write results of operations into the caller's tensors."""
+"""Functions that write results of operations into the caller's tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Rows:
 
     @property
     def are_equal(self) -> bool:
-        """Whether all ranks are expected to send equally many."""
+        """Whether all ranks are expected to send the same number of rows."""
         return len(set(self.expected)) == 1
 
     def compare(self, received: Sequence[int]) -> None:

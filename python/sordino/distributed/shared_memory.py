@@ -31,9 +31,9 @@ _sharers = torch._C._storage_Use_Count
 class MemoryPool:
     """Tensors in shared memory, for one process group.
 
-    A segment returns to the pool when no tensor uses it any more, and no operation in flight does. It serves tensors of
-    its size. Used and free segments together have at most twice as many bytes as were in use at the same time; the pool
-    releases free segments that were not used for the longest time. Its functions may be called from any thread.
+    A segment returns to the pool when neither a tensor nor an operation in flight uses it, and then serves tensors of
+    its size. Used and free segments together have at most twice the largest number of bytes that were in use at one
+    time; above that, the pool releases the free segments that were unused longest. Any thread may call its functions.
 
     Args:
         context: the context of this rank.
@@ -44,7 +44,7 @@ class MemoryPool:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._is_open = True
-        self._free: list[tuple[int, Arena]] = []  # (bytes, segment); the one that was returned last is the last
+        self._free: list[tuple[int, Arena]] = []  # (bytes, segment), in the order of their return
         self._used: dict[weakref.ref[SharedMemory], tuple[int, Arena]] = {}
         # Memory of freed tensors. A tensor may be freed anywhere, also within a function of this object.
         self._returned: deque[weakref.ref[SharedMemory]] = deque()
@@ -52,13 +52,13 @@ class MemoryPool:
 
     @property
     def segments(self) -> tuple[int, int]:
-        """Numbers of segments that are in use, and of free ones."""
+        """Number of segments in use, and number of free segments."""
         with self._lock:
             self._take_returned()
             return len(self._used), len(self._free)
 
     def allocate(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a 1-d tensor whose values are not defined. It is in ordinary memory if it has less than 32 KiB.
+        """Return a 1-d tensor with undefined values. It is in ordinary memory if it has less than 32 KiB.
 
         Raises:
             UsageError: the process group is destroyed, or this process is a forked child.
@@ -120,7 +120,7 @@ class _Moved:
 
     Attributes:
         storage: the storage, which must live longer than `memory`.
-        memory: the core may use the memory while this object lives; None once it does not.
+        memory: the core may use the memory while this object exists; None: the storage is unused.
     """
 
     storage: torch.UntypedStorage
@@ -130,8 +130,8 @@ class _Moved:
 class SharedStorages:
     """Storages that torch has allocated, and that were moved to shared memory.
 
-    A storage moves with all tensors that use it, also those that other objects have. torch has a function for this, by
-    which it passes tensors to other processes. The memory is in /dev/shm.
+    All tensors that use a storage move with it, also tensors of other objects. The move uses the function by which
+    torch passes tensors to other processes. The memory is in /dev/shm.
 
     Args:
         context: the context of this rank.
@@ -143,7 +143,7 @@ class SharedStorages:
 
     @property
     def count(self) -> int:
-        """Number of storages that were moved, and that some tensor uses."""
+        """Number of moved storages that a tensor still uses."""
         self.release_unused()
         return len(self._moved)
 
@@ -167,7 +167,7 @@ class SharedStorages:
         self._moved.append(_Moved(storage, SharedMemory.adopt(self._world, storage.data_ptr(), size, file)))
 
     def release_unused(self) -> None:
-        """Release the storages that no tensor uses any more. An operation in flight uses its tensors."""
+        """Release the storages that no tensor uses any more. Operations in flight keep their tensors in use."""
         for one in self._moved:
             if _sharers(one.storage._cdata) <= 1:
                 one.memory = None

@@ -1,7 +1,7 @@
 """Submission of the operations of a process group to the core.
 
-Ordinary CPU tensors go straight to the core's function for repeated operations (`Context.repeat`); others, such as CUDA
-tensors, by `sordino.runtime.collectives`. Both match the operations of ranks by their order.
+Ordinary CPU tensors go directly to the core's function for repeated operations (`Context.repeat`); others, such as CUDA
+tensors, go through `sordino.runtime.collectives`. Both match the operations of ranks by their order.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Submissions:
     def _in_place(
         self, code: int, tensor: torch.Tensor, waits: bool, options: tuple[Any, ...], start: Callable[..., int]
     ) -> Parts:
-        """Do an operation whose result replaces its input."""
+        """Submit an operation whose result replaces its input."""
         plain = movable(tensor.detach())
         begun = self._context.repeat(code, waits, plain, plain, None, self._set.process_set_id, *options)
         if begun is None:
@@ -69,15 +69,15 @@ class Submissions:
         options: tuple[Any, ...],
         rows: Rows | None = None,
     ) -> Parts:
-        """Do an operation whose result, of this shape, goes into another tensor. `rows`: those of each rank in it."""
+        """Submit an operation whose result, of this shape, goes into another tensor. `rows`: rows of each rank."""
         if output.dtype != source.dtype:
             raise UsageError(f"the input is {source.dtype}, and the output {output.dtype}; both must be the same")
         plain = movable(source.detach().resolve_conj() if source.is_complex() else source.detach()).contiguous()
         given = output.detach()
         whole = given.view(shape) if given.is_contiguous() else given.new_empty(shape)
         place = movable(whole)
-        # The core tells the rows of an operation that it returns a handle of. If the caller waits, that is one whose
-        # ranks have sent different numbers of rows.
+        # A handle has the numbers of rows that the ranks have sent. If the caller waits, the core returns one only if
+        # these numbers differ.
         blocks = waits and (rows is None or rows.are_equal)
         begun = self._context.repeat(code, blocks, plain, place, None, self._set.process_set_id, *options)
         if begun is None:
@@ -120,7 +120,7 @@ class Submissions:
 
     @staticmethod
     def _then(parts: Parts, finish: Callable[[], object]) -> Parts:
-        """Return parts that also call `finish` once they are over; call it now if they are."""
+        """Return parts that call `finish` when they have ended. Call it now if there are no parts."""
         if not parts:
             finish()
             return []

@@ -2,7 +2,7 @@
 
 torch calls the process group and its work from C++ and from Python, also while a compiled function runs, such as
 `torch.compile(DistributedDataParallel(model))`. Without this mark Dynamo would compile each Python function that is
-called then, and fail at the attributes of a process group, which are no constants for it.
+called then, and fail at the attributes of a process group, because they are not constants.
 
 `torch.compiler.disable` does the same, but loads Dynamo, which takes seconds.
 """

@@ -1,11 +1,11 @@
 """Work: what an operation of torch.distributed returns.
 
-It holds the parts of an operation that are still under way (`Part`), and waits for them in order. Operations that are
-over when the call returns have none.
+It holds the parts of an operation that are still in flight (`Part`), and waits for them in order. Operations that have
+ended when the call returns have no parts.
 
 DDP waits for a `Future` in C++, so a thread must complete it. The collectives of a group end in order, so one thread
-per group does that for all whose future was requested. A message ends when its peer comes, so its future has a thread
-of its own, and delays no others.
+per group completes all futures that were requested. A message ends when its peer takes part, so its future has a thread
+of its own, and delays no other future.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _IDLE_S = 1.0  # until a thread without futures ends
 
 
 class Part:
-    """One operation of the core under way.
+    """One operation of the core in flight.
 
     Args:
-        is_done: whether the operation is over. Not asked again once `wait` has returned.
+        is_done: returns whether the operation has ended. Not called again once `wait` has returned.
         wait: waits for the operation, and raises its error.
-        finish: called once after that, to put results in their places; None if they are there.
+        finish: called once after `wait`, to put results in their places; None: they are in their places.
     """
 
     def __init__(
         self, is_done: Callable[[], bool], wait: Callable[[], object], finish: Callable[[], object] | None = None
     ) -> None:
         self._is_done, self._wait, self._finish = is_done, wait, finish
-        self._inference = torch.is_inference_mode_enabled()  # only then tensors made in this mode can be written
+        self._inference = torch.is_inference_mode_enabled()  # tensors made in this mode can be written only in it
         self._error: Exception | None = None
         self._over = False
         self._lock = threading.Lock()
@@ -77,7 +77,7 @@ class Part:
             self._finish()
 
     def settle(self) -> None:
-        """Complete an operation that is over. `complete` raises its error later."""
+        """Complete an operation that has ended. A later `complete` raises its error."""
         with suppress(Exception):
             self.complete()
 
@@ -96,10 +96,10 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
     """An operation of torch.distributed.
 
     Args:
-        parts: operations of the core that are under way.
-        results: tensors that hold the result once they are over.
+        parts: operations of the core that are in flight.
+        results: tensors that hold the result once the parts have ended.
         source: returns the rank that has sent the message, for a receive from any rank.
-        timeout: time limit of the operation, from now on; None: that of its group.
+        timeout: time limit of the operation, from now on; None: the time limit of its group.
         completer: the thread of its group that completes futures; None: its future has a thread of its own.
     """
 
@@ -119,12 +119,12 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
         self._limit = None if timeout is None else (time.monotonic() + timeout.total_seconds(), timeout)
         self._future: Future[Any] | None = None
         self._devices: list[Any] = list({tensor.device: None for tensor in results if tensor.is_cuda})
-        self._ready: list[torch.cuda.Event] = []  # on a GPU: behind the operation, on the stream that waited first
+        self._ready: list[torch.cuda.Event] = []  # on a GPU: after the operation, on the streams that waited first
         self._lock = threading.Lock()
 
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the results are there. Raises DistBackendError, with a `timeout` also if it has passed."""
+        """Wait for the results. Raises the operation's error, or DistBackendError after `timeout`."""
         if self._limit is not None:
             end, limit = self._limit
             self._wait_for(end - time.monotonic(), limit)
@@ -137,7 +137,7 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
         return True
 
     def _order_streams(self) -> None:
-        """Order the current streams behind the operation. Its parts have done that for the first caller's only."""
+        """Order the current streams behind the operation. Its parts did so only for the first caller's streams."""
         streams = [torch.cuda.current_stream(device) for device in self._devices]
         with self._lock:
             if not self._ready:
@@ -146,9 +146,9 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
             stream.wait_event(event)
 
     def _wait_for(self, seconds: float, timeout: timedelta) -> None:
-        """Wait until the operation is over. DistBackendError that names `timeout` if that takes longer than `seconds`.
+        """Wait until the operation has ended. Raises DistBackendError, which names `timeout`, after `seconds`.
 
-        Time in which this process is stopped meanwhile does not count.
+        Time in which this process is stopped does not count.
         """
         deadline = Deadline(seconds)
         for part in self._parts:
@@ -163,9 +163,9 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
 
     @untraced
     def is_completed(self) -> bool:
-        """Return whether the operation is over, and its results are in their places; on a GPU that takes `wait`, too.
+        """Return whether the operation has ended and its results are in their places. On a GPU they also need `wait`.
 
-        Does not raise the error of the operation; `wait` and `exception` tell it.
+        Does not raise the error of the operation, unlike `wait`; `exception` returns it.
         """
         if not all(part.is_done() for part in self._parts):
             return False
@@ -176,7 +176,7 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
 
     @untraced
     def exception(self) -> Exception | None:
-        """Return the error of an operation that is over; None if it has none."""
+        """Return the error of an operation that has ended; None if it has not ended, or has no error."""
         if not self.is_completed():
             return None
         try:
@@ -235,7 +235,7 @@ class Completer:
     def add(self, work: SordinoWork, began: Future[Any]) -> None:
         with self._lock:
             self._works.put((work, began))
-            if self._thread is None or not self._thread.is_alive():  # none in a forked child
+            if self._thread is None or not self._thread.is_alive():  # a forked child has no such thread
                 self._thread = threading.Thread(target=self._run, name="sordino-futures", daemon=True)
                 self._thread.start()
 
@@ -259,7 +259,7 @@ class Completer:
                         return
                 continue
             self.complete(work, began)
-            del work, began  # and the tensors, while the thread waits for the next one
+            del work, began  # frees the tensors while the thread waits for the next operation
 
     @staticmethod
     def _wait(work: SordinoWork) -> None:

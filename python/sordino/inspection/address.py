@@ -1,4 +1,4 @@
-"""Addresses of the Unix sockets on which ranks answer `sordino inspect`, and the check of who is at the other end.
+"""Addresses of the Unix sockets on which ranks answer `sordino inspect`, and the user at the other end of a connection.
 
 The command imports this module, and should not wait for `import torch`.
 """

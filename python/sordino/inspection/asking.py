@@ -1,4 +1,4 @@
-"""Finds the ranks on this machine, and asks all of them at the same time."""
+"""Client of the ranks on this machine: finds them, and asks all of them at the same time."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from sordino.errors import NotBuilt, UsageError
 from sordino.runtime.context import living_contexts
 
 _POLLED_WITHIN_S = 0.2
-_MOST_RANKS = 1024  # of a machine
+_MOST_RANKS = 1024  # ranks of a machine
 _COUNTERS = {
     "operations": "Operations that this rank has done",
     "operations_in_one_shot": "Operations among them that needed no negotiation",
@@ -22,7 +22,7 @@ _COUNTERS = {
 
 
 class _Collector:
-    """Reads the counters when Prometheus asks. Worlds with the same rank and size, such as groups, count together."""
+    """Collector of the counters, for Prometheus. Adds up worlds with the same rank and size, such as groups."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -61,7 +61,7 @@ def start(address: str, local_rank: int, joined: bool = False) -> None:
         address: host and port, such as "127.0.0.1:9400" or "[::1]:9400".
         local_rank: number that is added to the port, so that each rank of a machine has its own.
         joined: whether this process has joined a running job, whose ranks keep their ports when they are renumbered.
-            Then it takes the first free port, such as that of the rank that it replaces.
+            Then it takes the first free port, such as the port of the rank that it replaces.
 
     Raises:
         UsageError: the address is wrong, or the port is taken.
@@ -71,7 +71,7 @@ def start(address: str, local_rank: int, joined: bool = False) -> None:
     if _server is not None:
         return
     host, _, number = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")  # of an IPv6 address
+    host = host.removeprefix("[").removesuffix("]")  # brackets of an IPv6 address
     if not host or not number.isdecimal() or not 0 < int(number) + local_rank < 1 << 16:
         raise UsageError(f"SORDINO_METRICS={address!r}: must be host:port, such as 127.0.0.1:9400")
     try:

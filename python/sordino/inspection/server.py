@@ -17,7 +17,7 @@ _RETRY_S = 0.2
 
 
 class Server:
-    """Answers one question after the other, from processes of this user or root. `close()` ends it."""
+    """Thread that answers one question after the other, from processes of this user or root."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -35,7 +35,7 @@ class Server:
             except OSError:
                 if self._closed.wait(_RETRY_S):
                     return
-                continue  # such as no free file descriptor at the moment
+                continue  # for example, no file descriptor is free at the moment
             with connection, contextlib.suppress(OSError):  # the other side may leave
                 if uid_of_peer(connection) in (os.getuid(), 0):
                     connection.settimeout(1)
@@ -55,7 +55,7 @@ _server: Server | None = None
 
 
 def start() -> None:
-    """Let this process answer, if it does not yet. A process that cannot only logs that."""
+    """Let this process answer, if it does not yet. A failure is only logged."""
     global _server
     if _server is not None:
         return

@@ -36,8 +36,8 @@ def _world(context: Context) -> dict[str, Any]:
     """Return the state of one rank of one world.
 
     Returns:
-        job: text that is the same on all ranks of the job. places: host and process id of each rank. waits: operations
-        that are not over, as `World.waits` gives them; None if no thread of this process moves them.
+        job: text that is the same on all ranks of the job. places: host and process id of each rank. waits: pending
+        operations, as `World.waits` returns them; None if no thread of this process polls for them.
     """
     world = context.world
     places = [[world.host(rank), world.process(rank)] for rank in range(world.size)]
@@ -57,7 +57,7 @@ def _world(context: Context) -> dict[str, Any]:
 def _threads() -> list[dict[str, Any]]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()
-    frames.pop(threading.get_ident(), None)  # this one answers
+    frames.pop(threading.get_ident(), None)  # the thread that answers
     main = threading.main_thread().ident
     ordered = sorted(frames.items(), key=lambda item: item[0] != main)
     return [{"name": names.get(ident, f"thread {ident}"), "stack": _stack(frame)} for ident, frame in ordered]

@@ -1,8 +1,8 @@
 """Text of `sordino inspect`: which ranks hold up the others, from the answers of all ranks of a machine.
 
-Each rank that has called an operation knows that it is not over. Only the rank that coordinates the operation knows
-which ranks have not called it. So the answers are joined by the operation's name. A rank that holds up an operation is
-*late*.
+Each rank that has called an operation knows that the operation is pending. Only the rank that coordinates the operation
+knows which ranks have not called it. So the answers are joined by the operation's name. A rank that holds up an
+operation is *late*.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _MOST_FRAMES = 8
-_DOES_NOT_KNOW = "undecided"  # the stage in which only the coordinator knows who is late
+_DOES_NOT_KNOW = "undecided"  # the stage in which only the coordinator knows which ranks are late
 
 
 @dataclass
 class _Held:
-    """An operation that is not over: its longest wait in seconds, the ranks that wait in it, and the late ones."""
+    """A pending operation: its longest wait in seconds, the ranks that wait in it, and the late ranks."""
 
     seconds: float = 0.0
     waiting: set[int] = field(default_factory=set)
@@ -27,7 +27,7 @@ class _Held:
 
 
 def held_up(worlds: Iterable[dict[str, Any]]) -> dict[str, _Held]:
-    """Return the operations that are not over, by name, from what the ranks of one job say of their world."""
+    """Return the pending operations by name, from the answers of one job's ranks about their world."""
     found: dict[str, _Held] = defaultdict(_Held)
     for world in worlds:
         for stage, what, seconds, ranks in world["waits"] or ():
@@ -46,7 +46,7 @@ def described(answers: Sequence[dict[str, Any]], all_threads: bool = False) -> I
     """Yield the lines of `sordino inspect`.
 
     Args:
-        answers: of `ask_all`.
+        answers: result of `ask_all`.
         all_threads: show the stacks of all threads of all ranks, not only those that matter.
     """
     jobs: dict[tuple[str, int], list[tuple[dict[str, Any], dict[str, Any]]]] = defaultdict(list)

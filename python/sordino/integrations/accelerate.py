@@ -1,4 +1,4 @@
-"""Accelerate: `SordinoAccelerator(algorithm="local-sgd")` in place of `Accelerator()`. The rest of a script stays.
+"""Accelerate: `SordinoAccelerator(algorithm="local-sgd")` replaces `Accelerator()`; the rest of a script is unchanged.
 
 Without an algorithm, `prepare` wraps models in DDP over the process group "sordino". With one, it leaves models as they
 are, and wraps optimizers in `DistributedOptimizer`.
@@ -56,7 +56,7 @@ class SordinoAccelerator(Accelerator):  # type: ignore[misc]
 
     @classmethod
     def adopt(cls, accelerator: Accelerator, algorithm: Algorithm | str | None) -> None:
-        """Make an accelerator that has prepared nothing yet one of this class."""
+        """Convert an accelerator that has prepared nothing yet to this class."""
         accelerator.__class__ = cls
         accelerator._take(algorithm)
 
@@ -75,7 +75,7 @@ class SordinoAccelerator(Accelerator):  # type: ignore[misc]
             return super().prepare(*objects, **named)
         self._arriving = [one for one in objects if isinstance(one, torch.nn.Module)]
         for module in self._arriving:
-            broadcast(module)  # before an optimizer is wrapped, which may come first
+            broadcast(module)  # before any optimizer is wrapped, which may precede its model in `objects`
         try:
             return super().prepare(*objects, **named)
         finally:
@@ -87,7 +87,7 @@ class SordinoAccelerator(Accelerator):  # type: ignore[misc]
         trained = self._algorithm is not None and not evaluation_mode
         if trained and model not in self._arriving:
             broadcast(model)
-        # Accelerate does not wrap a model in DDP that is prepared for evaluation.
+        # Accelerate does not wrap in DDP a model that is prepared for evaluation.
         prepared: torch.nn.Module = super().prepare_model(model, device_placement, evaluation_mode or trained)
         return prepared
 
@@ -124,7 +124,7 @@ class SordinoAccelerator(Accelerator):  # type: ignore[misc]
     def clip_grad_norm_(
         self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2
     ) -> torch.Tensor | None:
-        """Clip gradients as the algorithm needs it: if they are all of one optimizer, this does it."""
+        """Clip gradients. If they are all gradients of one optimizer with an algorithm, that optimizer clips them."""
         chosen = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         keys = {id(one) for one in chosen if one.requires_grad}
         for model in self._models:

@@ -30,11 +30,10 @@ def is_unknown_to_frameworks() -> bool:
 
 
 def join() -> None:
-    """Join the world, make the default group "sordino", and set torchrun's variables. Collective.
+    """Join the world, create the default group "sordino", and set torchrun's variables. Collective.
 
-    A default group that exists already, of any backend, is kept, and the ranks of the world are those of the group.
-    Without other ranks, and in a worker of a DataLoader, there is no group, and no variable is set. A second call does
-    nothing.
+    An existing default group, of any backend, is kept, and its ranks become the ranks of the world. Without other
+    ranks, and in a worker of a DataLoader, there is no group, and no variable is set. A second call does nothing.
 
     Raises:
         UsageError, ConfigurationMismatch, NotBuilt, Timeout, TransportError: as `sordino.torch.init`.

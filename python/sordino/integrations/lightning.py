@@ -30,9 +30,9 @@ __all__ = ["SordinoEnvironment", "SordinoStrategy"]
 
 
 class SordinoEnvironment(ClusterEnvironment):  # type: ignore[misc]
-    """Ranks of `sordino run` or mpirun, which Lightning does not detect itself. `SordinoStrategy` chooses it there.
+    """Environment of ranks of `sordino run` or mpirun, which Lightning does not detect. `SordinoStrategy` chooses it.
 
-    Making it joins the world, which is collective over all ranks.
+    The constructor joins the world. Collective over all ranks.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class SordinoEnvironment(ClusterEnvironment):  # type: ignore[misc]
 
     @property
     def main_port(self) -> int:
-        return int(os.environ.get("MASTER_PORT", "0"))  # 0: any, for a single rank, which no other one has to find
+        return int(os.environ.get("MASTER_PORT", "0"))  # 0 (any) for a single rank, which no other rank has to find
 
     @staticmethod
     def detect() -> bool:
@@ -95,7 +95,7 @@ class SordinoStrategy(DDPStrategy):  # type: ignore[misc]
     Args:
         algorithm: an algorithm of `sordino.algorithms` or its name; None for DDP.
         cluster_environment: Lightning's description of the ranks; None to detect it.
-        start_method: how Lightning starts processes where no launcher has: "popen", "spawn", "fork" or "forkserver".
+        start_method: how Lightning starts processes if no launcher has: "popen", "spawn", "fork" or "forkserver".
         **options: arguments of `DistributedOptimizer`; without an algorithm, of `DDPStrategy`.
 
     Raises:
@@ -131,7 +131,7 @@ class SordinoStrategy(DDPStrategy):  # type: ignore[misc]
 
     def setup_distributed(self) -> None:
         super().setup_distributed()
-        hvd.init()  # in the world of the default group, also if the script has made that of another backend
+        hvd.init()  # in the world of the default group, even if the script has created that with another backend
 
     def configure_ddp(self) -> None:
         if self._algorithm is None:
@@ -186,7 +186,7 @@ class SordinoStrategy(DDPStrategy):  # type: ignore[misc]
 
 
 def _clip_by_norm(optimizer: torch.optim.Optimizer, clip_val: float) -> None:
-    """Clip gradients as the optimizer's algorithm needs it, which may have them in another place."""
+    """Clip gradients by the optimizer, whose algorithm may keep them in another place."""
     optimizer.clip_grad_norm_(clip_val)  # type: ignore[attr-defined]
 
 

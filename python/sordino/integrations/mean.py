@@ -25,7 +25,7 @@ class MeanModel:
 
     def __init__(self) -> None:
         self._own: dict[str, Any] | None = None
-        self._mean: dict[str, Any] = {}  # what the module has got instead
+        self._mean: dict[str, Any] = {}  # values that the module has instead
 
     @property
     def is_in(self) -> bool:
@@ -46,7 +46,7 @@ class MeanModel:
         self._own, self._mean = own, mean
 
     def take_out(self, module: torch.nn.Module) -> None:
-        """Give the module its own parameters and buffers again. Buffers that were changed meanwhile stay as they are.
+        """Restore the module's own parameters and buffers. Buffers that were changed meanwhile keep their new values.
 
         So a module can keep results of an evaluation in buffers.
         """
@@ -115,7 +115,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _fill(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
-    """Copy tensors of a state dict into those of a module."""
+    """Copy the tensors of a state dict into a module's tensors."""
     with torch.inference_mode(False), torch.no_grad():
         for name, value in module.state_dict().items():
             if isinstance(value, torch.Tensor):

@@ -13,11 +13,11 @@ from sordino.algorithms import Algorithm
 
 
 class FrameworkOptimizer(hvd.DistributedOptimizer):
-    """`DistributedOptimizer` that evaluates a closure before its step, not within.
+    """`DistributedOptimizer` that evaluates a closure before its step, not within it.
 
-    Frameworks pass `step()` a closure of forward, backward and clipping. Evaluated before the step it is what a loop
+    Frameworks pass `step()` a closure of forward, backward and clipping. Evaluating it before the step is what a loop
     without closures does, so algorithms that communicate after the step, or that refuse closures, work as in such a
-    loop. An optimizer that may evaluate a closure several times (LBFGS) gets it as it is.
+    loop. An optimizer that may evaluate a closure several times (LBFGS) gets it unchanged.
     """
 
     _collected: dict[str, Any] | None = None
@@ -35,9 +35,9 @@ class FrameworkOptimizer(hvd.DistributedOptimizer):
 
     @contextmanager
     def collected_state(self) -> Iterator[None]:
-        """Let `state_dict()` return the present state within the block, on any rank alone. Collective at its begin.
+        """Let `state_dict()` return the present state within the block, also on one rank alone. Entry is collective.
 
-        For frameworks that call `state_dict()` on rank 0 only, which may need the other ranks (`LocalSGD`).
+        For frameworks that call `state_dict()` on rank 0 only, although it may need the other ranks (`LocalSGD`).
         """
         self._collected = super().state_dict()
         try:

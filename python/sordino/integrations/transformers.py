@@ -1,7 +1,7 @@
-"""transformers: `from sordino.integrations.transformers import Trainer, TrainingArguments`. The rest of a script stays.
+"""transformers: `from sordino.integrations.transformers import Trainer, TrainingArguments`.
 
-The names are those of transformers, because one changed import is all that a script needs. A callback would come too
-late: the trainer has wrapped the model in DDP before the first callback that gets the optimizer.
+The names are those of transformers, so that a script has to change only its imports. A callback would come too late:
+the trainer has wrapped the model in DDP before the first callback that gets the optimizer.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["Trainer", "TrainingArguments"]
 class TrainingArguments(transformers.TrainingArguments):  # type: ignore[misc]
     """`transformers.TrainingArguments` for the ranks of `sordino run`, mpirun, torchrun or `accelerate launch`.
 
-    Making them joins the world and makes the process group "sordino", where transformers would make one of gloo.
-    Collective.
+    The constructor joins the world and creates the process group "sordino", before transformers would create one of
+    gloo. Collective.
     """
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             return super().evaluation_loop(*arguments, **named)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, during a training the mean over ranks. Collective during a training."""
+        """Save the model; during a training, the mean over ranks, which is collective."""
         optimizers = self._distributed
         self._mean_state = self.accelerator.mean_model.state_dict(self.model, optimizers) if optimizers else None
         try:

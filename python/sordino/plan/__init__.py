@@ -1,7 +1,7 @@
 """`sordino plan`: choice of an algorithm and of the number of local models.
 
-It measures the costs of the transport, predicts the time of each algorithm, and finds how many local models the rule
-allows.
+It measures the costs of the transport, predicts the time of each algorithm, and finds how many local models the rule of
+Lee et al. allows (workers.py).
 """
 
 from sordino.plan.costs import Cost, Line, Load, Phase, Rates, cost_of

@@ -1,4 +1,4 @@
-"""Clusters that are assumed, not present: assumptions about their links, for the predictions of the cost model."""
+"""Clusters that are assumed, not present: their nodes and links, for predictions by the cost model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sordino.plan.costs import Line, Rates
 from sordino.report.tables import format_seconds
 
 _MEMORY = Line(20e-6, 1e-10)  # 10 GB/s, for reads and writes
-_AGREEMENT = 50e-6
+_AGREEMENT = 50e-6  # seconds
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Cost of a step's communication, counted from the same rings and topologies that the core uses.
 
-T = s alpha + w beta (Lee et al., equation 3), where w is the bytes through the busiest node's link in one direction,
-plus the same for the bytes that the ranks of a node move in shared memory.
+T = s alpha + w beta (Lee et al., equation 3), where s is the number of messages that follow one another, and w the
+number of bytes through the busiest node's link in one direction. In addition, the bytes that the ranks of a node move
+in shared memory take time.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class Rates:
     """Costs on a machine.
 
     Attributes:
-        inside: cost in a node's memory, per byte that a rank reads or writes. None: not known, and taken as nothing.
-        across: cost through a node's link, per byte in one direction while as many go in the other. None: not measured.
+        inside: cost in a node's memory, per byte that a rank reads or writes. None: unknown, and counted as 0.
+        across: cost through a node's link, per byte in one direction while as many bytes go in the other. None: not
+            measured.
         agreement: seconds to agree that an operation can start. Exchanges need no agreement.
         hop: seconds from one rank of a ring to the next, without the bytes, for ranks on several nodes.
         handling: seconds of software per gradient, since an optimizer handles gradients tensor by tensor.
@@ -69,7 +71,7 @@ class Load:
     Attributes:
         sent: bytes that each rank sends to other nodes.
         memory: bytes that each rank reads and writes in the memory of its node.
-        messages: messages between nodes that follow one another, without those of rings.
+        messages: messages between nodes that follow one another, except in rings.
         hops: hops of rings.
         gradients: number of tensors.
         agreements: number of operations that need an agreement.
@@ -290,7 +292,7 @@ def cost_of(
 
 
 def _phases(phase: TrafficPhase, nodes: Sequence[int]) -> list[Phase]:
-    """Return one phase; for a phase that varies, several rounds, so that their mean counts."""
+    """Return one phase or, for a phase that varies, one per round, so that their mean counts."""
     rounds = _ROUNDS if phase.varies else 1
     return [
         Phase(

@@ -38,7 +38,7 @@ def nodes_of_ranks() -> list[int]:
 
 
 def measure(count: int, budget: float) -> tuple[Rates, list[tuple[str, int, float]]]:
-    """Return the costs on this machine, and the samples they are from: (place, bytes, seconds). Collective.
+    """Return the costs on this machine, and the samples behind them: (place, bytes, seconds). Collective.
 
     All nodes exchange at the same time, each rank with its neighbors on a ring. A byte takes longer if the data exceed
     the caches. So the sizes are the model's, half of it, and a small one.
@@ -97,7 +97,7 @@ def _sizes(count: int) -> list[int]:
 
 
 def _layout(count: int) -> Layout:
-    """Return a layout of `count` bytes, in segments like those of a model."""
+    """Return a layout of `count` bytes, in segments like a model's."""
     code = dtype_code(torch.empty(0))
     pieces = [min(_SEGMENT, count - begin) // 4 for begin in range(0, count, _SEGMENT)]
     return Layout([(f"probe {k}", code, (piece,)) for k, piece in enumerate(pieces)], groups=list(range(len(pieces))))
@@ -134,7 +134,7 @@ def _exchanges(
 
 
 def _copies(count: int) -> Line:
-    """Return the cost of a byte that a rank reads or writes alone: ranks on nodes of their own share no memory."""
+    """Return the cost of a byte that a rank reads or writes alone, for nodes of one rank each."""
     source = torch.ones(max(1, min(count, _MOST_COPIED) // 4))
     target = torch.empty_like(source)
     return Line(0.0, _median(lambda: target.copy_(source)) / (2 * source.nbytes))

@@ -200,7 +200,7 @@ def recommend(predictions: Sequence[Prediction], size: int, workers: Workers | N
     """Return the recommended algorithm and the reason, in one line.
 
     Algorithms whose gradients or parameters come late are excluded, because their effect on training is not tried. Of
-    those that are about as fast as the fastest one, algorithms that send values whole come before those with a codec.
+    the algorithms that are about as fast as the fastest one, those without a codec are preferred.
     """
     allreduce = next(one for one in predictions if one.algorithm == AllReduce())
     timely = [one for one in predictions if not one.algorithm.traits.late]

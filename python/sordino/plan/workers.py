@@ -1,4 +1,4 @@
-"""Number of local models that is worth having, by the source's rule, which is tried for a few steps.
+"""Number of local models that is worth having, by the rule of Lee et al., which is tried for a few steps.
 
 The ranks share the local models, so there may be more models than ranks.
 Source: Lee et al., "Communication-efficient local SGD with hierarchical parallelism", section III-C and equation 9.

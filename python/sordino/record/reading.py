@@ -1,7 +1,7 @@
-"""Reader of records, also of growing ones: each look reads the complete lines that a file has gained.
+"""Reader of records, including growing ones: each update reads the complete lines that were added to a file.
 
-A line that a kill has torn is left out and counted. A rank whose last line is neither "end" nor "error" was killed, or
-is still running.
+An incomplete line that a kill has left is skipped and counted. A rank whose last line is neither "end" nor "error" was
+killed, or is still running.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def jsonable(value: Any) -> Any:
 class Lines:
     """File of a record, to which lines are appended.
 
-    The file may exist from an earlier start of the job. If a kill has left an incomplete line there, that stays a line
-    by itself. If the file cannot be written any more (disk full), this is logged once and training continues.
+    The file may exist from an earlier start of the job. If a kill has left an incomplete line there, new lines begin
+    after it. If the file cannot be written any more (disk full), this is logged once and training continues.
 
     Args:
         path: path of the file. Its folder is made.
@@ -83,7 +83,7 @@ def removed_after_error(files: Sequence[Lines]) -> Iterator[None]:
     """Remove these new files if the block raises, so that their folders can be used again.
 
     Args:
-        files: the files. Those that the block appends count, too.
+        files: the files, including files that the block appends to this list.
     """
     try:
         yield

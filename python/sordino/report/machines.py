@@ -28,7 +28,7 @@ def _cpu_model() -> str:
 
 
 def commit() -> str:
-    """Return the commit of the Sordino checkout in the working directory; "" if it is no such checkout.
+    """Return the commit of the Sordino checkout in the working directory; "" if there is none.
 
     A "+" at the end marks uncommitted changes of code.
     """

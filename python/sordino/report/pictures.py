@@ -33,7 +33,7 @@ def draw(picture: Callable[[Results, Any], None], results: Results, path: Path) 
 def skipping(results: Results, figure: Any) -> None:
     """Draw, by step, each tensor's unchanged ratio, the threshold, and the fraction that was sent.
 
-    The results are those of `CaPSStatistics.as_dict()`.
+    `results` is a result of `CaPSStatistics.as_dict()`.
     """
     points = [point for point in results["points"] if point["steps"]]
     steps = [point["step"] for point in points]

@@ -18,7 +18,7 @@ def ratio(row: Results, over: str, under: str) -> float | None:
 
 
 def target(what: str, value: float | None, limit: float, at_least: bool) -> Results:
-    """Return a requirement and the measured value. `value` is None if the other side was not found."""
+    """Return a requirement and the measured value. `value` is None if a contestant was not measured."""
     met = None if value is None else bool(value >= limit if at_least else value <= limit)
     return {"what": what, "value": value, "limit": limit, "at_least": at_least, "met": met}
 

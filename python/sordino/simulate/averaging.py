@@ -83,15 +83,12 @@ class Averaging(World):
             self.record.waited(worker, begin, self.now)
 
     def heard(self, sender: int, to: int, message: Message) -> None:
-        """See `World`."""
         self._do(to, self._workers[to].pairing.heard(self.now, sender, message))
 
     def woken(self, worker: int) -> None:
-        """See `World`."""
         self._do(worker, self._workers[worker].pairing.alarm(self.now))
 
     def noticed(self, worker: int, dead: int) -> None:
-        """See `World`."""
         mine = self._workers[worker]
         self._do(worker, mine.pairing.lost(self.now, dead))
         if mine.engaged is not None and mine.engaged.average.peer == dead:

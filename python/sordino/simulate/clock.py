@@ -16,7 +16,7 @@ from simpy.events import NORMAL, Event, EventPriority, Timeout
 
 
 class Late(Timeout):
-    """Timeout with a priority among events of the same time. The smallest comes first; SimPy uses 0 and 1."""
+    """Timeout with a priority among events of the same time. The smallest number comes first; SimPy uses 0 and 1."""
 
     def __init__(self, clock: Clock, delay: float, priority: int) -> None:
         self.priority = priority

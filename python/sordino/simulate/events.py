@@ -225,7 +225,7 @@ class World(ABC):
             self._starting.append(worker)
 
     def _begin_steps(self) -> None:
-        """Begin the steps of all starting workers. Their gradients are those of the parameters at the beginning."""
+        """Begin the steps of all starting workers. Gradients are computed from the parameters at the beginning."""
         workers, self._starting = self._starting, []
         if workers:
             self.problem.gradient(workers)

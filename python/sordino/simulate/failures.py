@@ -5,11 +5,11 @@ A worker fails after an exponentially distributed time of work (mean: MTBF), and
 | way | effect of a failure | algorithms |
 |---|---|---|
 | restart | all workers stop for R seconds | those whose workers step together |
-| continue | it is away for R seconds; workers that exchange with it pause once | those that survive losses |
+| continue | the worker is away for R seconds; workers that exchange with it pause once | those that survive losses |
 
-A pause also delays the workers that wait for a worker that has paused, and those that wait for them. `share_of` finds
-how many: it advances the clocks of all workers by the messages of some steps, with and without the pause. So the cost
-of a failure follows from the traffic and the traits of an algorithm. Nothing else about it is known here.
+A pause also delays workers that wait, directly or indirectly, for a worker that has paused. `share_of` computes the
+mean delay: it advances the clocks of all workers by the messages of some steps, with and without the pause. So the cost
+of a failure follows from the traffic and the traits of an algorithm alone.
 
 All failures are then drawn in virtual time, one after the other. Between two of them nothing happens, so the time that
 this takes depends neither on the MTBF nor on the seconds of a step.
@@ -29,9 +29,9 @@ from sordino.simulate.record import Record
 from sordino.simulate.timeline import Timeline
 from sordino.simulate.traffic import StepMessages
 
-_FAILURES = 20_000  # of which a result is the mean, so that its standard error is below 1 % of the lost part
-_SETTLED, _STEADY = 1e-3, 3  # relative growth of the delay, and exchanges with less, after which it has spread
-_FEW = 1000  # workers up to which the share is the mean over several failed workers
+_FAILURES = 20_000  # failures per result, so that its standard error is below 1 % of the lost part
+_SETTLED, _STEADY = 1e-3, 3  # a delay has spread after _STEADY exchanges with a relative growth of at most _SETTLED
+_FEW = 1000  # workers up to which the share is the mean over _PROBES failed workers
 _PROBES = 3
 
 
@@ -127,7 +127,7 @@ def _has_messages(phases: Sequence[Phase]) -> bool:
 
 
 def _partners(phases: Sequence[Phase], failed: int, workers: int) -> Booleans:
-    """Return flags of the workers, without the failed one, that wait for a message of it, or for its set; bool."""
+    """Return flags of the workers that wait for a message of the failed worker, or for its set; bool [workers]."""
     found = np.zeros(workers, np.bool_)
     for phase in phases:
         if isinstance(phase, Sends):

@@ -116,26 +116,21 @@ class Images:
         return 4 * self.size
 
     def gradient(self, workers: list[int]) -> None:
-        """See `Problem`."""
         for worker in workers:
             self._gradients[worker].zero_()
             self._trainees[worker].backward()
 
     def step(self, workers: list[int]) -> None:
-        """See `Problem`."""
         for worker in workers:
             self._optimizers[worker].step()
 
     def leave(self, worker: int) -> None:
-        """See `Problem`."""
         self._alive.pop(worker, None)
 
     def values(self, worker: int) -> Tensor:
-        """See `Problem`."""
         return self._values[worker]
 
     def evaluate(self) -> dict[str, float]:
-        """See `Problem`."""
         images, labels = self._test
         accuracy = self._accuracy(images[self._seen], labels[self._seen])
         if accuracy > self._best:
@@ -144,7 +139,6 @@ class Images:
         return {"accuracy": accuracy, "consensus_distance": self._distance()}
 
     def final(self) -> dict[str, float]:
-        """See `Problem`."""
         last = {"accuracy": self._accuracy(*self._test), "consensus_distance": self._distance()}
         now = self._values.clone()
         self._values.copy_(self._best_values)

@@ -3,7 +3,7 @@
 The simulation is run by `lockstep.run(job, progress)` if workers take their steps together, otherwise by `run()` of the
 class that the algorithm names (`Simulation.world`). Both call `progress` from time to time with the completed fraction,
 from 0 to 1. They evaluate at virtual time 0, then every `job.horizon / job.points` seconds (if workers step together:
-after the first step that ends at or after that time), and at the end.
+after each further 1 / `job.points` of the steps or, without `job.steps`, of the seconds), and at the end.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Goodput:
     """Useful steps per second of a run with failures, relative to the same run without failures.
 
     Attributes:
-        restart: if all workers stop until a failed worker works again; None: no worker waits for another.
-        after_loss: if the others continue without it meanwhile; None: the algorithm cannot continue.
+        restart: goodput if all workers stop until a failed worker works again; None: no worker waits for another.
+        after_loss: goodput if the others continue without it meanwhile; None: the algorithm cannot continue.
         share: mean delay of the other workers when they continue, as a fraction of the pause.
     """
 
@@ -85,7 +85,7 @@ class Job:
             or each has the links for itself ("none", as in wan-gossip-scheduling).
         kills: (worker, virtual seconds) of each death.
         spans_until: virtual seconds up to which the record keeps the spans of all workers.
-        codec: `compression=` of the workers' `DistributedOptimizer`, a codec of gradients; None: none.
+        codec: codec of the gradients, `compression=` of the workers' `DistributedOptimizer`; None: no codec.
     """
 
     algorithm: Algorithm

@@ -1,9 +1,9 @@
 """Engine for algorithms whose workers take their steps together. One step of all workers is one turn of a loop.
 
-  numerics     change the parameters: the real optimizer with data (training.py), arrays without data (vectorized.py)
-  StepMessages      returns the messages of the step (traffic.py)
-  Timeline     advances the clocks of the workers by these messages (timeline.py)
-  record       gets a point of the curve once the next 1 / `job.points` of the run is done
+  numerics      change the parameters: the real optimizer with data (training.py), arrays without data (vectorized.py)
+  StepMessages  returns the messages of the step (traffic.py)
+  Timeline      advances the clocks of the workers by these messages (timeline.py)
+  record        gets a point of the curve after each further 1 / `job.points` of the run
 
 Numerics and time are separate, because the effect of a step on the parameters does not depend on times. A step is not
 begun if its computation would end after `job.seconds` on some worker. A point of the curve has the time of the slowest

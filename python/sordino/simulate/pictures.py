@@ -64,7 +64,7 @@ def _column(line: Sequence[Mapping[str, float]], name: str) -> list[float]:
 
 
 def gantt(spans: Mapping[str, Sequence[Span]], until: float, figure: Any) -> None:
-    """Draw when each worker computes, waits and receives a model, and from whom, up to `until` virtual seconds."""
+    """Draw when each worker computes, waits and receives a model (and its sender), up to `until` virtual seconds."""
     panels = figure.subplots(len(spans), 1, sharex=True, squeeze=False)[:, 0]
     figure.set_size_inches(11, 1.2 + 2.2 * len(spans))
     for axes, (mode, all_spans) in zip(panels, spans.items(), strict=True):

@@ -82,7 +82,7 @@ class Quadratic:
         self._drawn[rows] += 1
 
     def _drawn_ahead(self, worker: int) -> Floats:
-        """Return the noise of a worker's next step, which is drawn together with that of some further steps."""
+        """Return the noise of a worker's next step, which is drawn together with the noise of some further steps."""
         block, place = divmod(int(self._drawn[worker]), _AHEAD)
         found = self._ahead.get(worker)
         if found is None or found[0] != block:

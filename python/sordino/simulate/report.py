@@ -14,8 +14,8 @@ from sordino.simulate.choices import Plan
 from sordino.simulate.job import Failures, Job, Outcome
 from sordino.simulate.links import exact
 
-_GUESSING, _UNTRAINED = 0.1, 0.3  # with ten classes; below the second, training has not learnt enough to compare
-_BY_WORKER = 64  # workers at most for which the JSON has values by worker
+_GUESSING, _UNTRAINED = 0.1, 0.3  # accuracy of guessing with ten classes; accuracy below which modes cannot be compared
+_BY_WORKER = 64  # largest number of workers for which the JSON has values by worker
 _SOURCE = {
     0: {"scheduled, manager": 0.865, "scheduled, autonomous": 0.864, "no overlap": 0.860},
     2: {"scheduled, manager": 0.866, "scheduled, autonomous": 0.867, "no overlap": 0.861},
@@ -57,7 +57,7 @@ def _size(count: float) -> str:
 
 
 def source(job: Job) -> dict[str, float]:
-    """Return the source's results for this setting, by mode; empty if the source does not have this setting."""
+    """Return the results of wan-gossip-scheduling for this setting, by mode; empty if it does not have this setting."""
     wide = int((job.links.gbps == 10).sum())
     fits = job.data == "fashion-mnist" and job.workers == 8 and job.links.latency == exact(5e-3)
     rates = sorted(job.links.gbps.tolist()) == [1.0] * (8 - wide) + [10.0] * wide

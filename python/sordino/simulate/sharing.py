@@ -74,7 +74,7 @@ class Flow:
 class Sharing:
     """All transfers in flight. It has no clock: the caller passes the time, which must not decrease.
 
-    Call `divide` after all beginnings and ends at one time. It computes the rates from then on.
+    Call `divide` after all transfers that begin or end at one time. It computes the rates from then on.
     """
 
     def __init__(self, links: Links) -> None:
@@ -97,7 +97,7 @@ class Sharing:
         return over
 
     def divide(self, now: float) -> float | None:
-        """Compute all rates. Return when the next last byte leaves if they do not change; None: no transfers."""
+        """Compute all rates. Return the time at which the next transfer's last byte leaves; None: no transfers."""
         latency = self._links.latency
         for flow, rate in zip(self.flows, fair_rates([flow.ends for flow in self.flows], self._gbps), strict=True):
             if rate != flow.rate:

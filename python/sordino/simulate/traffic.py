@@ -1,4 +1,4 @@
-"""Conversion of an algorithm's traffic (`sordino.algorithms.traffic`) to messages between workers with a link each.
+"""Conversion of an algorithm's traffic (`sordino.algorithms.traffic`) to messages between workers, each with one link.
 
 The core combines small all-reduces that are ready at the same time. Here they are separate.
 """

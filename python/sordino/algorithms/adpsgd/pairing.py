@@ -11,9 +11,9 @@ It is driven like the state machines of `sordino.algorithms.scheduled_pull.sched
                asked: answer "no"
 
 A worker is in one averaging at a time, so both sides average the same two values. No worker waits while another one
-waits for it, so there is no deadlock for any choice of peers. If all workers ask at once, all would decline. Therefore
-questions have random priorities, and an asking worker withdraws its question for one of higher priority. So the
-question with the highest priority is always accepted. A "yes" to a withdrawn question is answered by "cancel".
+waits for it, so there is no deadlock for any choice of peers. If all workers asked at once, all would decline.
+Therefore questions have random priorities, and an asking worker withdraws its question for one of higher priority. So
+the question with the highest priority is always accepted. A "yes" to a withdrawn question is answered by "cancel".
 Source: Lian et al. 2018, Algorithm 1, without its bipartite graph.
 """
 
@@ -43,7 +43,7 @@ Step = Tell | Wake | Skip | Average | Cancel
 
 
 class Pairing:
-    """One of `size` workers. It starts an averaging when its driver calls `begin`, and takes part in those of peers.
+    """One of `size` workers. It starts an averaging when its driver calls `begin`, and joins averagings of peers.
 
     Messages: "average" (number, priority) is the question, answered by "yes" (number) or "no" (number). "cancel"
     (number) ends the averaging that a "yes" has started.
@@ -56,7 +56,7 @@ class Pairing:
         self._patience = patience
         self._size = size
         self._priority = 0
-        self._number = rank  # of its last question; grows by `size`, so no two workers use the same number
+        self._number = rank  # number of its last question; grows by `size`, so no two workers use the same number
         self._peer: int | None = None  # the peer that this worker asks or averages with; None: it is free
         self._asked = 0.0  # time of the question
         self._engaged = False  # with a peer: averaging if True, asking if False
@@ -66,10 +66,10 @@ class Pairing:
         self.declining = False
         """Whether this worker declines all questions. Its driver sets it, while the worker is free."""
         self.under_way = False
-        """Whether an averaging that this worker has started is not over."""
+        """Whether an averaging that this worker has started is still pending."""
 
     def begin(self, now: float) -> list[Step]:
-        """Start to average with a random peer. `under_way` is True until that is over."""
+        """Start to average with a random peer. `under_way` is True until that averaging has ended."""
         self.under_way, self._declines = True, 0
         return self._ask(now) if self._peer is None else []
 
@@ -89,7 +89,7 @@ class Pairing:
         return self._ask(now) if self.under_way else []
 
     def exchanged(self, now: float) -> list[Step]:
-        """Note that the averaging is over."""
+        """Note that the averaging has ended."""
         self.under_way = self.under_way and not self._mine
         return self._next(now)
 
@@ -132,7 +132,7 @@ class Pairing:
     def _is_asked(self, sender: int, number: int, priority: int) -> list[Step]:
         busy = self._peer is not None and (self._engaged or (self._priority, self.rank) > (priority, sender))
         if busy or self.declining:
-            # If the two have asked each other, the peer sees that its own priority is lower, and accepts this question.
+            # If the two have asked each other, the peer has the lower priority, and accepts this worker's question.
             return [] if sender == self._peer and not self._engaged else [Tell(sender, ("no", number))]
         # If this worker has asked the sender, the sender's question also answers its own.
         self._mine = self._mine and sender == self._peer

@@ -1,8 +1,8 @@
 """Strategy for AD-PSGD: steps on local gradients, while parameters are averaged with those of peers.
 
 Averaging works on a copy of the parameters. A step applies to the parameters all changes that averagings have made to
-the copy, steps the optimizer, and copies the parameters back. During a step no averaging touches the copy, and outside
-of steps averaging needs no help of the training thread. So parameters do not change while gradients are computed.
+the copy, steps the optimizer, and copies the parameters back. During a step no averaging touches the copy. Between
+steps, averagings do not need the training thread, and the parameters do not change while gradients are computed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PairStatistics:
         averagings: averagings that it took part in, started by itself or by peers.
         begun: intervals at which it started an averaging.
         failed: averagings that failed.
-        skipped: averagings of its own that it skipped because no peer was free.
+        skipped: its own averagings that it skipped because no peer was free.
         messages: messages that it sent to find peers.
         waited: seconds that training has waited for averagings.
     """
@@ -63,10 +63,10 @@ class Averager(Agent):
         self._pairing = algorithm.pairing_of(self._place_of[context.rank], len(self._ranks))
         self._patience = algorithm.patience
         self._core: PairAveraging | None = None
-        self._number: int | None = None  # of the current averaging
+        self._number: int | None = None  # number of the current averaging
         self._due = 0.0
         self._peer = -1
-        self._becomes_free = False  # `wait` waits for averagings that peers have started, too
+        self._becomes_free = False  # whether `wait` also waits for averagings that peers have started
         self.statistics = statistics
 
     def use(self, core: PairAveraging) -> None:
@@ -83,7 +83,7 @@ class Averager(Agent):
 
     @property
     def under_way(self) -> bool:
-        """Whether the averaging that `begin` has started is not over."""
+        """Whether the averaging that `begin` has started is still pending."""
         with self.lock:
             return self._pairing.under_way
 
@@ -161,7 +161,7 @@ class PairStrategy(ExchangingStrategy):
     takes_in_unfrozen = False
 
     def __init__(self, runtime: Runtime, algorithm: ADPSGD) -> None:
-        self._statistics = PairStatistics()  # of all meetings
+        self._statistics = PairStatistics()  # since the first meeting
         super().__init__(runtime, algorithm)
 
     def prepare(self) -> None:
@@ -177,7 +177,7 @@ class PairStrategy(ExchangingStrategy):
         self._before = FlatBuffer(context, self._arena.layout, self._arena.device)
         number = service_numbers(context, workers, 2)
         self._averager = Averager(context, ranks, number, algorithm, self._statistics)
-        self._messages_before = self._statistics.messages  # those of other agents, before a loss
+        self._messages_before = self._statistics.messages  # messages of earlier agents, before a loss
         self._core = PairAveraging(
             context.world, number + 1, self._arena.layout, self._copy.address, self._averager.mailbox, self._copy.arena
         )
@@ -202,7 +202,7 @@ class PairStrategy(ExchangingStrategy):
     def renew(self) -> None:
         self._was_open |= self._opened
         super().renew()
-        # Now, because it is collective and all remaining ranks call `renew`. The loss may have ended it on some only.
+        # `_open` is collective, and all remaining ranks call `renew`. Before the loss, only some may have completed it.
         if self.active and some_have(self.context, self.settings.process_set, self._was_open):
             self._open()
         self._was_open = False
@@ -242,7 +242,7 @@ class PairStrategy(ExchangingStrategy):
     def _open(self) -> None:
         """Wait for the other ranks before the first step. Collective the first time.
 
-        After it all ranks have done their work between wrapping the optimizer and training (broadcasting, loading).
+        When it returns, all ranks have completed what precedes training (broadcasts, loading a checkpoint).
         """
         if not self._opened:
             self.settings.judge(self._arena.names, self._arena.tensors, together=True)
@@ -317,7 +317,8 @@ class PairStrategy(ExchangingStrategy):
     def _forget_averagings(self) -> None:
         """Forget averagings since the last step, and take part in none before the next step.
 
-        They are of the model before the load, also if peers have yet to load. A script loads the model first.
+        They used the model before the load, even if the peers have not loaded yet. A script loads its model before the
+        optimizer.
         """
         self._arena.adopt()
         self._averager.decline()

@@ -36,7 +36,7 @@ class AdasumStrategy(Strategy):
         return "Skipping synchronization is not supported when using Adasum optimizer."
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
-        """Step locally, then change every parameter by the Adasum of all ranks' changes of it."""
+        """Step locally, then replace the change of every parameter by the Adasum of all ranks' changes."""
         self.settings.check.meet(self.context)
         moving = self._moving()
         before = [parameter.detach().clone() for _, parameter in moving]
@@ -55,7 +55,7 @@ class AdasumStrategy(Strategy):
 
     @torch.no_grad()
     def _combine(self, moving: Sequence[tuple[int, torch.Tensor]], before: list[torch.Tensor]) -> None:
-        """Replace the changes of the parameters `moving`, which were `before`, by those of all ranks. Collective."""
+        """Replace the changes of `moving` since `before` by the Adasum of all ranks' changes. Collective."""
         numbers, parameters = [number for number, _ in moving], [parameter for _, parameter in moving]
         packed = [self.settings.compression.compress(p - start) for p, start in zip(parameters, before)]
         sent = self.settings.look(numbers, [change for change, _ in packed])

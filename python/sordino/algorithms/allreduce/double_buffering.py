@@ -1,8 +1,8 @@
 """Strategy for all-reduce with double buffering: each step uses the average gradient of the step before.
 
 While a step computes, the reduction of the previous step's gradients is in flight. At the end of a cycle (the backward
-passes of one step) its buckets are set aside, with their tensors. Then the reducer waits for the buckets of the
-previous cycle, and their averages become the parameters' gradients.
+passes of one step) the reducer waits for the buckets of the previous cycle, and their averages become the parameters'
+gradients. The buckets of this cycle are set aside, with their tensors.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sordino.runtime.gradients.settings import Settings
 class BufferedReducer(GradientReducer):
     """Reducer that starts the reduction of a cycle's gradients and returns the averages of the previous cycle.
 
-    Each bucket has a twin, and cycles use the two in turn. A cycle begins with the averages of the cycle two before it
-    as gradients, which the same twin has reduced. So gradients that persist stay in the places of their twin.
+    Each bucket has a twin, and cycles use the two in turn. A cycle begins with the averages from two cycles before it
+    as gradients, which the same twin has reduced. So gradients that persist stay in the memory of their twin.
     """
 
     instead_of_sparse = "with double buffering"
@@ -45,7 +45,7 @@ class BufferedReducer(GradientReducer):
 
     def _take_turn(self, turn: int) -> None:
         self._turn = turn
-        self._suffix = f".{turn % 2}"  # the bucket of the previous cycle may be in flight
+        self._suffix = f".{turn % 2}"  # distinct names, because the previous cycle's bucket may be in flight
         if self._buckets is not None:
             self._buckets = [self._of_turn(bucket) for bucket in self._buckets]
 
@@ -68,13 +68,13 @@ class BufferedReducer(GradientReducer):
 
     @property
     def averages(self) -> dict[int, torch.Tensor]:
-        """The gradients that the next step will use, by the parameter's number."""
+        """The gradients that the next step will use, by the number of the parameter."""
         if not self._counter.done:
             return self._wait()
         return {i: parameter.grad for i, parameter in enumerate(self.parameters) if parameter.grad is not None}
 
     def _wait(self) -> dict[int, torch.Tensor]:
-        """Wait for the averages of the previous cycle, and return them by the parameter's number."""
+        """Wait for the averages of the previous cycle, and return them by the number of the parameter."""
         if self._landed is None:
             buckets, self._set_aside, self._unused = self._set_aside, [], set()
             # Called here, so that errors come before the optimizer's step.

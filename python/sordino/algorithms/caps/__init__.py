@@ -226,7 +226,7 @@ class CaPS(Algorithm):
         )
 
     def items_of(self, sizes: Sequence[float]) -> list[float]:
-        """Return the bytes of each item (tensor or block) that is skipped separately; `sizes` are those of tensors."""
+        """Return the bytes of each item (tensor or block) that is skipped separately, for tensors of these sizes."""
         if self.granularity == "tensor":
             return list(sizes)
         return cut(sizes, self.block_bytes)

@@ -37,15 +37,15 @@ class Detector(ABC):
 
     @abstractmethod
     def begin(self, step: int) -> None:
-        """Keep the parameters from before step number `step`, and forget those kept earlier."""
+        """Store the present parameters, from before step `step`, and forget those stored earlier."""
 
     @abstractmethod
     def count(self, step: int) -> None:
-        """Count the elements that step number `step` has left unchanged."""
+        """Count the elements that step `step` has left unchanged."""
 
     @abstractmethod
     def keep(self, step: int, sent: Sequence[Part]) -> None:
-        """Keep the parameters from after step number `step`, and after the exchange of the parts `sent`."""
+        """Store the present parameters, from after step `step` and the exchange of the parts `sent`."""
 
     def state(self) -> dict[str, Any]:
         """Return the state for checkpoints, without the values that `begin` creates."""
@@ -70,35 +70,31 @@ class Detector(ABC):
 
 
 class _Kernels:
-    """Kernels for some items: those of the CPU, or those of the device that holds the items."""
+    """Kernels for some items, on the CPU or on the device that holds the items. Methods as in `kernels.Items`."""
 
     def __init__(self, items: Any, device: Device | None) -> None:
         self.items = items
         self._device = device
 
     def unchanged(self, now: int, before: int, counts: torch.Tensor, digits: int, counters: int = 0) -> None:
-        """Run `unchanged` of `kernels.Items`."""
         if self._device is None:
             self.items.unchanged(now, before, counts.data_ptr(), digits, counters)
         else:
             self._device.unchanged(self.items, now, before, counts.data_ptr(), digits, counters)
 
     def draw(self, key: int, indices: torch.Tensor) -> None:
-        """Run `draw` of `kernels.Items`."""
         if self._device is None:
             self.items.draw(key, indices.data_ptr())
         else:
             self._device.draw(self.items, key, indices.data_ptr())
 
     def select(self, counters: torch.Tensor, indices: torch.Tensor) -> None:
-        """Run `select` of `kernels.Items`."""
         if self._device is None:
             self.items.select(counters.data_ptr(), indices.data_ptr())
         else:
             self._device.select(self.items, counters.data_ptr(), indices.data_ptr())
 
     def save_at(self, now: int, indices: torch.Tensor, saved: torch.Tensor) -> None:
-        """Run `save_at` of `kernels.Items`."""
         if self._device is None:
             self.items.save_at(now, indices.data_ptr(), saved.data_ptr())
         else:
@@ -107,7 +103,6 @@ class _Kernels:
     def unchanged_at(
         self, now: int, saved: torch.Tensor, indices: torch.Tensor, counts: torch.Tensor, digits: int
     ) -> None:
-        """Run `unchanged_at` of `kernels.Items`."""
         places = (now, saved.data_ptr(), indices.data_ptr(), counts.data_ptr(), digits)
         if self._device is None:
             self.items.unchanged_at(*places)

@@ -1,7 +1,7 @@
 """Detectors of parameter skipping. They count, for each item, the elements that a step has left unchanged.
 
-A detector keeps the parameters (all, or a sample) after an exchange, and compares with them after the next step. One
-kernel call counts or keeps all items. The kernels work on tensors, so that checkpoints can contain them.
+A detector stores the parameters (all, or a sample) after an exchange, and compares with them after the next step. One
+kernel call counts or stores all items. Counters and averages are tensors, so that checkpoints can contain them.
 """
 
 from __future__ import annotations
@@ -105,10 +105,7 @@ class HistoryDetector(_SamplingDetector):
             self._copy.take()
 
     def _surveys(self, step: int) -> bool:
-        """Return whether the changes of all elements are counted after this step.
-
-        That is so until there has been a survey, and then every `survey_interval` steps.
-        """
+        """Return whether a survey follows this step: until the first one, and then every `survey_interval` steps."""
         return not self._known or step % self._interval == 0
 
     def count(self, step: int) -> None:
@@ -178,7 +175,7 @@ class MovementDetector(Detector):
         if self._pairs:
             distances = torch.stack([torch.dist(now, before).double() for now, before in self._pairs]).cpu()
             moved = distances / self._all.clamp(min=1).double().sqrt()
-            # NaN and Inf count as infinite movement, in this step only: an average that has been infinite stays so.
+            # NaN and Inf count as infinite movement in this step only: an infinite average would stay infinite.
             finite = moved.isfinite()
             self._averages = torch.where(
                 finite, self._memory * self._averages + (1 - self._memory) * moved, self._averages

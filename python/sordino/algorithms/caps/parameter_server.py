@@ -31,11 +31,13 @@ from sordino.runtime.process_set import ProcessSet, global_process_set
 
 
 class ParameterServer:
-    """The ranks that serve items of an arena, from the view of one of them or of a worker. Collective over all.
+    """Parameter server, as seen by one of its workers or servers. Construction is collective over all of them.
 
     Args:
         context: the context of all workers and servers.
         all_ranks: the workers and servers. Workers come first.
+        algorithm: the algorithm with its settings.
+        items: the items of the arena, the same on all ranks.
         values: the parameters of this rank; on a server without a model, a buffer with any content.
     """
 
@@ -50,7 +52,7 @@ class ParameterServer:
         self._channel = new_channel(context, all_ranks)
         self._channel.compare([values])
         self._layouts: Recent[Layout] = Recent()  # the same sets of items are sent again and again
-        # The channel knows topologies by their identity.
+        # Created once, because the channel identifies topologies by object identity.
         gather, scatter = ToOwner(self._size, self._workers), FromOwner(self._size, self._workers)
         self._ways = ("skipping.gather", gather), ("skipping.scatter", scatter)
         self._from_first = FromOwner(self._size)
@@ -107,7 +109,7 @@ class ParameterServer:
 
 
 def helper_server(helpers: Helpers, algorithm: CaPS, description: Any) -> ParameterServer:
-    """Return the view of a server without a model, from the workers' description of their items (`Items.as_lists`).
+    """Return the parameter server of a rank without a model, from the workers' description (`Items.as_lists`).
 
     Collective over all workers and servers.
     """

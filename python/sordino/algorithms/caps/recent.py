@@ -1,4 +1,4 @@
-"""Cache of values that are expensive to make, for the keys used last."""
+"""Cache of expensive values for the most recently used keys."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Value]):
-    """Cache with the values of the `size` keys used last.
+    """Cache of the values of the `size` most recently used keys.
 
-    functools.lru_cache is not used because it would keep the object alive whose method makes the values.
+    functools.lru_cache is not used, because it would keep alive the object whose method makes the values.
     """
 
     def __init__(self, size: int = 16) -> None:
@@ -20,7 +20,7 @@ class Recent(Generic[Value]):
         self._values: OrderedDict[bytes, Value] = OrderedDict()
 
     def get(self, key: bytes, make: Callable[[bytes], Value]) -> Value:
-        """Return the value of a key. It is made by `make(key)` unless it is cached."""
+        """Return the value of a key: the cached one, or else `make(key)`, which is then cached."""
         if key not in self._values:
             self._values[key] = make(key)
             if len(self._values) > self._size:

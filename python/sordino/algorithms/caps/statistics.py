@@ -90,7 +90,7 @@ class CaPSStatistics:
         self.points: list[Point] = []
 
     def describe(self, names: list[str], items: Items, step: int) -> None:
-        """Set the tensors and items that are counted after `step`. The lists of earlier points follow the tensors."""
+        """Set the tensors and items that are counted after `step`. Reorders the lists of earlier points to match."""
         if self._steps > 0:
             self._close(step, None)
         place = {name: index for index, name in enumerate(self.names)}
@@ -220,7 +220,7 @@ class CaPSStatistics:
             raise NotBuilt("plots need matplotlib (pip install matplotlib)")
 
     def write_to(self, writer: Writer) -> None:
-        """Write points to TensorBoard: the existing ones now, and each later one when it is made.
+        """Write points to TensorBoard: the existing points now, and each later point when it is complete.
 
         Args:
             writer: a torch.utils.tensorboard.SummaryWriter.

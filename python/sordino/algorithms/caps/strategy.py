@@ -1,7 +1,7 @@
 """Strategy for parameter skipping (CaPS): steps on local gradients, then averages the parameters that have changed.
 
-Each rank sets one flag per item that it has found unchanged. The minimum of these flags over all workers is the set
-that all skip, so ranks cannot disagree. The number of steps that each item has been skipped follows from the same set.
+Each rank has one flag per item, which is set if it has found the item unchanged. All ranks skip the items for which the
+minimum of these flags over all workers is set. So ranks always agree, also on how long each item has been skipped.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class CaPSStrategy(ExchangingStrategy):
         self._warned = False
         self._server: ParameterServer | None = None
         self._detector: Detector | None = None
-        self._kept = False  # whether the detector has the parameters from before the next step
-        self._late = False  # whether it has them from after forward, which may have changed buffers
+        self._kept = False  # whether the detector has stored the parameters from before the next step
+        self._late = False  # whether it stored them after forward, which may have changed buffers
         self._skipped = torch.zeros(0, dtype=torch.int64, device=HOST)  # [items]: steps in a row without each item
         self._loaded = _no_items()  # state for the items, until `attach` creates them
 
@@ -81,7 +81,7 @@ class CaPSStrategy(ExchangingStrategy):
             helpers = helpers_of(context, algorithm)
             if workers.process_set_id != 0:
                 raise UsageError("dedicated_servers=True trains on all workers, not on a process set")
-            context = helpers.context  # so that parameters lie in memory that servers can reach
+            context = helpers.context  # so that parameters are in memory that servers can access
         self._arena = ParameterBuffer(context, self.exchanged_names, self.exchanged, "model")
         self._name = self.context.names.plan(f"skipping.{self._arena.layout.hash:x}", workers.process_set_id)
         block = algorithm.block_bytes if algorithm.granularity == "block" else None
@@ -180,7 +180,7 @@ class CaPSStrategy(ExchangingStrategy):
         return _Sent(parts, values)
 
     def drain(self, optimizer: torch.optim.Optimizer) -> None:
-        """Average the items that were skipped last, so that all workers have equal parameters. Collective."""
+        """Average the items that the last step skipped, so that all workers have equal parameters. Collective."""
         if self._detector is None:
             return
         self._arena.adopt()
@@ -211,7 +211,7 @@ class CaPSStrategy(ExchangingStrategy):
     # ---- the threshold -----------------------------------------------------------------------------------------
 
     def report_metric(self, metric: float, rate: float | None) -> None:
-        """Take the metric of an epoch. Its mean over all workers determines the next threshold. Collective."""
+        """Record the metric of an epoch. Its mean over all workers determines the next threshold. Collective."""
         mean = float(metric)
         if self.active:
             mine = torch.tensor([mean], dtype=torch.float64, device=HOST)
@@ -237,7 +237,7 @@ class CaPSStrategy(ExchangingStrategy):
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the optimizer's own state.
 
-        Checkpoints follow epochs, so a metric should have been reported by then.
+        Checkpoints usually follow epochs, so a metric should have been reported by then.
         """
         self._warn()
         return super().optimizer_state(optimizer)

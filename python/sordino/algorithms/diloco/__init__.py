@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sordino.algorithms.gossip.mixing import Mixing, Peers
     from sordino.runtime.exchange.flat_buffer import ParameterBuffer
 
-_LONG, _MEDIUM = 256, 64  # intervals from, or above, which momentum 0.9, or 0.5, is the default
+_LONG, _MEDIUM = 256, 64  # the default momentum is 0.9 for intervals from _LONG, 0.5 for intervals above _MEDIUM
 
 
 def fragment_of(segment: int, fragments: int) -> int:
@@ -119,7 +119,7 @@ class DiLoCo(Gossip):
 
     always_written = ("interval",)
     steps = "sordino.algorithms.diloco.strategy:DiLoCoStrategy"
-    # None exists before the first step.
+    # These keys are missing before the first step.
     optional_state = frozenset({"parameters", "outer", "momentum", "pending", "pending_averaged", "residuals"})
     simulation = Simulation(
         arrays="outer",
@@ -150,7 +150,7 @@ class DiLoCo(Gossip):
 
     @property
     def averages_models(self) -> bool:
-        """Whether the outer step is the mean of the models. Then models are averaged, and not changes, to be exact."""
+        """Whether the outer step equals the mean of the models. Then models are averaged, not changes, to be exact."""
         return self.compression is None and self.rate == 1 and self.momentum == 0
 
     @property
@@ -160,7 +160,7 @@ class DiLoCo(Gossip):
 
     @property
     def kept(self) -> float:
-        """The factor of what encodings have lost before."""
+        """The factor by which residuals decay in an exchange."""
         return 1.0
 
     @property

@@ -50,12 +50,12 @@ class Elements:
 
 @dataclass
 class Carried:
-    """Outer state for an object with other parameters.
+    """Outer state that is transferred to an object with other parameters.
 
     Attributes:
         outer, momentum: outer parameters and momenta by the parameter's name, flat and in memory order.
         residuals: residuals of this rank (residuals.py).
-        number: the number of this rank at that time.
+        number: the number of this rank when the residuals were taken.
     """
 
     outer: dict[str, torch.Tensor]
@@ -67,9 +67,9 @@ class Carried:
 class Fragment:
     """Parameters that take an outer step together, with their outer parameters and momentum.
 
-    Outer parameters, momentum and changes are one flat tensor each per width: float64, and float32 for all others,
-    because in 16 bits changes of the size of a rounding error would be lost. Parameters in 16 bits continue from the
-    rounded outer parameters, so their changes count from there.
+    Outer parameters, momentum and changes each have one flat tensor in float64, for float64 parameters, and one in
+    float32 for all others, because 16 bits would lose changes of the size of a rounding error. 16-bit parameters
+    continue from the rounded outer parameters, so their changes count from there.
 
     Args:
         context: the context of this rank.
@@ -92,7 +92,7 @@ class Fragment:
         self._strided: list[Strided] = []
 
     def restart(self) -> None:
-        """Make the parameters the outer parameters, with nothing in flight."""
+        """Set the outer parameters to the parameters, with nothing in flight."""
         for run, outer in self._pairs(self.outer):
             outer.copy_(run)
         self.mean.continue_from([])
@@ -155,7 +155,7 @@ class Fragment:
         return None if place is None else self.outer[place.number][place.range]
 
     def place(self, arena: ParameterBuffer) -> None:
-        """Find the parameters of an arena whose elements are not in row-major order, for `saved` and `loaded`."""
+        """Record the parameters of an arena whose elements are not in row-major order, for `saved` and `loaded`."""
         for tensor, offset in zip(arena.tensors, arena.layout.offsets):
             if tensor.is_contiguous():
                 continue
@@ -164,11 +164,11 @@ class Fragment:
                 self._strided.append(Strided.of(place.number, place.range.start, tensor))
 
     def saved(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return copies of flat tensors such as `outer`, in the order of checkpoints."""
+        """Return copies of flat tensors such as `outer`, in row-major order, for checkpoints."""
         return to_row_major(flat, self._strided if flat else ())
 
     def loaded(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return copies of flat tensors that `saved` has returned, in the order of this object."""
+        """Return copies of flat tensors that `saved` has returned, in memory order."""
         return to_memory_order(flat, self._strided if flat else ())
 
     def attach(self, feedback: Feedback, elements: Iterable[Elements]) -> None:
@@ -196,7 +196,7 @@ class Fragment:
                     carried.momentum[one.name] = self.momentum[place.number][place.range].clone()
 
     def take(self, elements: Iterable[Elements], carried: Carried) -> None:
-        """Replace the outer state of these elements by that in `carried`, as far as it has them."""
+        """Replace the outer state of these elements, as far as `carried` contains it."""
         for one in elements:
             place = self.place_of(one.values)
             if place is None or one.name not in carried.outer:

@@ -39,7 +39,7 @@ class Mean(Protocol):
 
     @property
     def encoded(self) -> Sequence[CompressedMean]:
-        """The means with a codec, one for each tensor of values; without a codec none."""
+        """The means with a codec, one for each tensor of values; empty without a codec."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class Mean(Protocol):
 
     @property
     def averaged(self) -> bool:
-        """Whether `state()` has the mean, and not the values of this rank."""
+        """Whether `state()` contains the means, instead of the values of this rank."""
         ...
 
     def state(self) -> list[torch.Tensor]:
@@ -87,8 +87,8 @@ class BackgroundMean:
     Args:
         context: the context of this rank.
         process_set: the ranks.
-        like: 1-d tensors, float32 or float64, with the sizes and dtypes of the values, all on one device. One may have
-            no elements only if all have none.
+        like: 1-d tensors, float32 or float64, with the sizes and dtypes of the values, all on one device. If one is
+            empty, all must be.
         name: name of the all-reduce, the same on all ranks.
     """
 
@@ -103,7 +103,7 @@ class BackgroundMean:
             self._values = [buffer.like(one, offset) for one, offset in zip(like, buffer.layout.offsets)]
             self._reduction = PreparedReduction(context, self._values, Average, name, process_set)
         self._handle: Handle | None = None  # None: the means have arrived
-        self._unsent: list[torch.Tensor] | None = None  # values of a state, of this rank, that are to be averaged
+        self._unsent: list[torch.Tensor] | None = None  # loaded values of this rank, which `finish` averages
         self.pending = False
         """Whether a mean has begun and is not finished."""
 
@@ -135,7 +135,7 @@ class BackgroundMean:
         return self._values
 
     def finish(self) -> list[torch.Tensor]:
-        """Wait for the means, and return them, with the tensors and errors of `arrived`. Then nothing is pending."""
+        """Wait for the means and return them; tensors and errors as in `arrived`. Then nothing is pending."""
         if self._unsent is not None:
             self.begin(self._unsent)
             self._unsent = None
@@ -148,17 +148,16 @@ class BackgroundMean:
         return self._unsent is None
 
     def state(self) -> list[torch.Tensor]:
-        """Wait for the means, and return copies of them; or of values that were loaded to be averaged."""
+        """Wait for the means, and return copies of them; if loaded values are not averaged yet, copies of these."""
         return [one.clone() for one in (self.arrived() if self._unsent is None else self._unsent)]
 
     @torch.no_grad()
     def continue_from(self, means: Sequence[torch.Tensor], averaged: bool = True) -> None:
-        """Replace the state: nothing is pending if there are no `means`; otherwise these have arrived.
+        """Replace the state. Nothing is pending if `means` is empty; otherwise the means have arrived.
 
-        Unless they are `averaged`, they are values of this rank (of `EncodedMean`), which `finish` averages.
+        Unless `averaged`, the `means` are values of this rank (a state of `EncodedMean`), which `finish` averages.
 
-        A mean in flight is waited for, because its memory is used again. Its result is dropped, so an error of it is,
-        too.
+        Waits for a mean in flight, because its memory is reused, and drops its result or error.
         """
         if self._handle is not None:
             with suppress(*LOSSES):
@@ -172,17 +171,17 @@ class BackgroundMean:
 
 
 class EncodedMean:
-    """The same with a codec. The first half of the communication is in flight, and `finish` does the second half.
+    """Mean over all ranks, with a codec. `begin` starts the first half of the communication, `finish` does the second.
 
-    So a state has this rank's own values, which are sent again after loading. Means of a state of `BackgroundMean` are
-    used as they are.
+    So `state()` contains this rank's own values, which are sent again after loading. Means in a state of
+    `BackgroundMean` are used as they are.
 
     Args:
         process_set: the ranks.
         like: 1-d tensors with the sizes, dtypes and device of the values. They are sent as float32.
         name: name of the operations, the same on all ranks.
         codec: the codec.
-        kept: factor of what encodings have lost before (`CompressedMean`).
+        kept: factor by which residuals decay (`CompressedMean`).
     """
 
     def __init__(
@@ -194,8 +193,8 @@ class EncodedMean:
             CompressedMean(one.numel(), codec, name, SetTransfers(name, process_set), kept, one.device)
             for name, one in zip(names, like)
         ]
-        self._values: list[torch.Tensor] = []  # of this rank
-        self._means: list[torch.Tensor] | None = None  # of a state; None: they are to be computed
+        self._values: list[torch.Tensor] = []  # values of this rank
+        self._means: list[torch.Tensor] | None = None  # loaded means; None: the means have to be computed
         self._in_flight = False
         self._failure: Exception | None = None
         self.pending = False
@@ -229,7 +228,7 @@ class EncodedMean:
             for mean in self.encoded:
                 mean.report()
         except Exception as error:
-            self._failure = error  # a second attempt must not wait for operations that are over
+            self._failure = error  # a second attempt must not wait for operations that have ended
             raise
         self._values, self._in_flight, self.pending = [], False, False
         return means

@@ -1,6 +1,6 @@
 """The outer step of DiLoCo, on the fragments of one rank's parameters.
 
-All ranks hold the same outer parameters and momentum, and change them by the same mean. So they stay equal, bit for
+All ranks hold the same outer parameters and momentum, and change them by the same mean. So these stay equal, bit for
 bit, without being sent.
 
 With overlap the mean of a fragment is in flight during some steps: `exchange` begins it, and `apply` finishes it and
@@ -39,7 +39,7 @@ class OuterStep:
         for fragment in self._fragments:
             fragment.place(arena)
         self._begun = False
-        self._number = peers.context.rank  # of this rank, until the ranks meet again
+        self._number = peers.context.rank  # this rank's number until the ranks meet again
         self._carried: Carried | None = None  # outer state of some parameters, until `begin`
         self._elements = list(elements_of(arena))
         self._sizes = {one.name: one.whole for one in self._elements}
@@ -52,7 +52,7 @@ class OuterStep:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Start from the parameters of the first rank, also where ranks have given different ones.
+        """Start from the parameters of the first rank, even if the ranks have different ones.
 
         Parameters with carried outer state (`carry`) keep this rank's values.
         """
@@ -77,7 +77,7 @@ class OuterStep:
     def carried(self) -> Carried | None:
         """Return the outer state by parameter, for an object with other parameters; None before the first step.
 
-        If a loss has interrupted `begin`, it is the state from which that was to continue.
+        If a loss has interrupted `begin`, it is the state from which `begin` was to continue.
         """
         if not self._begun:
             return self._carried
@@ -87,7 +87,7 @@ class OuterStep:
         return carried
 
     def carry(self, carried: Carried | None) -> None:
-        """Continue in `begin` from the outer state of another object, as far as parameters are the same.
+        """Continue in `begin` from the outer state of another object, for the parameters that both have.
 
         If this object has begun already, nothing changes: a loss has made the models of all ranks equal.
         """
@@ -119,7 +119,7 @@ class OuterStep:
 
     @torch.no_grad()
     def exchange(self, round: int) -> None:
-        self.apply()  # there is one only in a state that was saved with a longer overlap than this algorithm's
+        self.apply()  # a fragment is in flight only if the loaded state was saved with a longer overlap
         self._fragments[round % len(self._fragments)].begin()
         if self._algorithm.overlap == 0:
             self.apply()
@@ -156,9 +156,9 @@ class OuterStep:
             yield
 
     def state(self) -> dict[str, Any]:
-        """Return the state. The mean of a fragment in flight is waited for, and is part of it until it is applied.
+        """Return the state. Waits for the mean of a fragment in flight, and includes it.
 
-        With a codec it is not waited for. Then the state has what this rank has sent, and its residuals.
+        With a codec it does not wait. Then the state contains what this rank has sent, and its residuals.
         """
         if not self._begun:
             return {}
@@ -197,12 +197,12 @@ class OuterStep:
             self._copy([fragment.outer for fragment in self._fragments], saved)
         if self._begun and _alike(momentum, its_momentum):
             self._copy([fragment.momentum for fragment in self._fragments], its_momentum)
-        else:  # a new beginning; or one of the two has a momentum factor of 0, and so no momentum
+        else:  # `begin` starts anew, or the momentum factor is 0 here or in the state, so one has no momentum
             for target in momentum:
                 target.zero_()
 
     def _copy(self, targets: Sequence[Sequence[torch.Tensor]], saved: Sequence[torch.Tensor]) -> None:
-        """Copy the tensors of a state to those of each fragment."""
+        """Copy the tensors of a state to the tensors of the fragments, in order."""
         rest = list(saved)
         for fragment, own in zip(self._fragments, targets):
             values, rest = rest[: len(own)], rest[len(own) :]

@@ -30,7 +30,7 @@ class DiLoCoStrategy(OuterStrategy):
     mixes_buffers = False  # statistics take no outer steps, which could make a variance negative
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, with the mean of a fragment in flight. Wait until all ranks have begun that exchange."""
+        """Return the state, with the mean of a fragment in flight. Waits until all ranks have begun that exchange."""
         return again(self.context, super().state_dict)
 
     def take_over(self, old: Strategy) -> None:
@@ -41,7 +41,8 @@ class DiLoCoStrategy(OuterStrategy):
                 self.outer_step.carry(carried)
                 again(self.context, self._begin_outer_step)
                 return
-        # Training begins in the next step. A process that has just joined must not begin here, where others need not.
+        # The outer step begins with the next step. Its `begin` is collective, so a process that has just joined must
+        # not call it here, where the other ranks may not.
         super().take_over(old)
 
     def give_up(self) -> None:

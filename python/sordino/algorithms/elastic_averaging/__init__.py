@@ -58,7 +58,7 @@ class ElasticAveraging(Gossip):
 
     def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
         mean = Reduction(groups_of(len(nodes), len(nodes)), [model.bytes])
-        # The copy that is averaged, and the movements of the worker and of its center.
+        # Copying the values to average, and moving the parameters and the center.
         movements = Copies(8 * model.bytes)
         # Before the first step the mean of all parameters becomes the center.
         return Traffic([Phase([mean], until=1), Phase([mean, movements], self.interval)])

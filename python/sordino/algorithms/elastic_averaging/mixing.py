@@ -35,8 +35,8 @@ class ElasticMixing:
             self._begun = True
 
     def all_are_alike(self) -> None:
-        # The center is the value that all ranks now have. Computing it in the next step (`begin`) could hang: after a
-        # loss some ranks may be a step behind, so a rank could wait for ranks that take no further step.
+        # The center becomes the values that all ranks now have. Computing it in the next step (`begin`) could hang:
+        # after a loss some ranks may be a step behind, so a rank could wait for ranks that take no further step.
         self._arena.adopt()
         self._centre.copy_(self._arena)
         self._begun = True

@@ -186,7 +186,7 @@ class AveragingGossip(MixingGossip):
 
 
 def _codes_near(codec: Codec) -> bool:
-    """Return whether a codec can encode for workers whose parameters are near."""
+    """Return whether a codec has a `near_coder`, which gossip needs."""
     return isinstance(codec, FlatCodec) and codec.near_coder() is not None
 
 

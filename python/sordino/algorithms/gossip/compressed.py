@@ -3,15 +3,15 @@
     own values -> encoded, with Q(y) what others decode -> a message to each peer, with all segments that it needs
     messages of peers -> Q(x) for each source x -> y += weight * sum of (Q(x) - Q(y))
 
-So the mean over all workers stays the same, whatever an encoding loses, where the mixing matrix is doubly stochastic:
-each Q is added by some workers as often as it is subtracted by its own. This holds if no block is missed (see below),
-and for parameters of 32 bits or more: those of 16 bits are rounded when they change.
+If the mixing matrix is doubly stochastic, the mean over all workers stays the same, whatever an encoding loses: the
+weights with which other workers add a Q sum to the weight with which its own worker subtracts it. This requires that no
+block is missed (see below), and parameters of at least 32 bits, because 16-bit parameters are rounded when they change.
 
 A codec such as `Int8` has for each block of values an estimate of the distance between workers. A block that was
 farther away is *missed*: the worker keeps its own values there, and encodes it for a greater distance next time. At
-first the estimate is twice the distance that a worker's own values have moved, because workers usually start alike.
-Estimates are part of checkpoints, so training that resumes is the same, bit for bit. Without them it is safe, too: the
-first exchanges may miss blocks.
+first the estimate is twice the distance that a worker's own values have moved, because workers usually start equal.
+Estimates are part of checkpoints, so resumed training is the same, bit for bit. Without them training is correct, too,
+but the first exchanges may miss blocks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class MixingStatistics:
-    """Counts of the exchanges of this rank since the ranks have met.
+    """Counts of the exchanges of this rank since the last meeting.
 
     Attributes:
         exchanges: mixings with encoded parameters.
@@ -61,7 +61,7 @@ class _Run:
     Attributes:
         segment: its segment.
         count: number of values.
-        place: the bytes of the encoded run, among those of all runs.
+        place: range of the encoded run in the bytes of all encoded runs.
         distances: estimates of the distances between workers.
     """
 
@@ -97,10 +97,10 @@ class CompressedMixing:
         most = max((run.count for run in self._runs), default=0)
         self._change = torch.empty(most, dtype=torch.float32, device=HOST)
         self._estimated = False
-        self._start: list[torch.Tensor] | None = None  # parameters from which workers move until the first exchange
+        self._start: list[torch.Tensor] | None = None  # parameters before the first step, until the first exchange
 
     def restart(self) -> None:
-        """Forget the estimates, because other parameters take the place of these."""
+        """Forget the estimates, because the parameters are replaced."""
         self._estimated, self._start = False, None
 
     def state(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class CompressedMixing:
         self._estimated, self._start = True, None
 
     def _segments_by_rank(self, places: Sequence[Sequence[int]]) -> dict[int, list[int]]:
-        """Return the segments of each rank, from the places of the ranks of each segment."""
+        """Return the segments of each rank. `places` has, for each segment, the places of its ranks."""
         ranks = self._peers.process_set.ranks or []
         found: dict[int, list[int]] = {}
         for segment, members in enumerate(places):
@@ -195,7 +195,7 @@ class CompressedMixing:
         return dict(sorted(found.items()))
 
     def _offsets(self, run: _Run, segments: Sequence[int]) -> list[int]:
-        """Return the position of a run in a message with these segments; nothing if it is not in it."""
+        """Return the offset, in bytes, of a run in a message with these segments; [] if they do not contain it."""
         if run.segment not in segments:
             return []
         before = sum(self._bytes(segment) for segment in segments if segment < run.segment)

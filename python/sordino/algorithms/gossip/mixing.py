@@ -26,7 +26,7 @@ from sordino.runtime.process_set import ProcessSet
 
 @dataclass(frozen=True)
 class Peers:
-    """The ranks that exchange, from the view of one of them."""
+    """The ranks that exchange, as seen by one of them."""
 
     context: Context
     process_set: ProcessSet
@@ -45,7 +45,7 @@ def take_from_first(peers: Peers, values: FlatBuffer) -> None:
 
 
 def is_of(state: Mapping[str, Any], values: ParameterBuffer, what: str) -> bool:
-    """Return whether a state is of these parameters, if its tensors have their sizes. If not, warn.
+    """Return whether a state, whose tensors have the right sizes, is of these parameters. If not, warn.
 
     Names may differ by wrappers such as torch.compile, or be missing in the state or here.
 
@@ -79,7 +79,7 @@ class Mixing(Protocol):
         """Note that all ranks now have the same parameters, and no exchange is in flight. Not collective."""
 
     def exchange(self, round: int) -> None:
-        """Mix this rank's parameters with those of its peers in this round."""
+        """Mix this rank's parameters with the parameters of its peers in this round."""
 
     def flush(self) -> None:
         """Apply the exchanges that are still in flight."""
@@ -120,7 +120,7 @@ class Averaging:
         self.mix(round, self.arena)
 
     def mix(self, round: int, values: FlatBuffer) -> None:
-        """Perform all mixings of an exchange, of `values` in place. Values that workers copy are never encoded."""
+        """Perform all mixings of an exchange on `values`, in place. Values that workers copy are never encoded."""
         for step, topology in enumerate(self.topologies):
             if self._compressed is not None and self._encoded[step]:
                 self._compressed.mix(round, topology, values)
@@ -128,9 +128,9 @@ class Averaging:
                 self.start(round, step, values, others_only=False).wait()
 
     def start(self, round: int, step: int, values: FlatBuffer, others_only: bool) -> Handle:
-        """Start one mixing of an exchange, of `values` in place; with `others_only`, without this rank's own share.
+        """Start one mixing of an exchange on `values`, in place; with `others_only`, without this rank's own share.
 
-        Without `others_only` the caller waits at once, so the mixing is done within this call.
+        Without `others_only` this call returns only when the mixing has ended.
         """
         name = f"{self.peers.name}.{round}.{step}"
         return self.peers.channel.start(name, self.topologies[step], values, round, others_only, wait=not others_only)

@@ -28,7 +28,7 @@ class GossipStrategy(ExchangingStrategy):
     algorithm: Gossip
     asked: Gossip
     mixes_buffers = True
-    """Whether buffers are mixed as parameters are; otherwise `_mix` of the subclass exchanges them."""
+    """Whether buffers are mixed like parameters; otherwise `_mix` of the subclass exchanges them."""
 
     def prepare(self) -> None:
         self._arena: ParameterBuffer | None = None

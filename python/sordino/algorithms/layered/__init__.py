@@ -152,7 +152,7 @@ class Layered(Algorithm):
         return service
 
     def roles(self, nodes: Sequence[int]) -> Roles:
-        """Return the roles of ranks 0, 1, ...; `nodes` is the node of each.
+        """Return the roles of ranks 0, 1, ...; `nodes` has the node of each.
 
         Raises:
             UsageError: the ranks cannot be divided into equal groups.

@@ -6,8 +6,8 @@
     across   the communicators    Mean       more than one group
     outward  each group           FromOwner  as inward
 
-Each leg is an exchange that starts when the previous leg is over (`after`). So progress threads do all the work, and no
-Python code of a worker runs in between.
+Each leg is an exchange that starts when the previous leg has ended (`after`). So progress threads do all the work, and
+no Python code of a worker runs in between.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Leg(NamedTuple):
 
 
 class Route:
-    """The legs of some buckets in which this rank takes part. Collective over all ranks that have a role.
+    """Route of some buckets: the legs of this rank. Construction is collective over all ranks that have a role.
 
     Attributes:
         flats: the elements of each bucket, as one segment that the communicator of a group owns.
@@ -80,14 +80,14 @@ class Route:
         workers = length - roles.dedicated
         nodes = {context.world.nodes[rank] for rank in members.ranks or ()}
         self._legs: list[Leg] = []
-        self._under_way: dict[str, list[Handle]] = {}  # by bucket; a handle dropped before its end would keep memory
+        self._under_way: dict[str, list[Handle]] = {}  # by bucket; kept, since a handle dropped too early leaks memory
         if length > 1:
             inward = channel(roles.groups)
             if groups == 1 and len(nodes) == 1 and inward.shared:
                 self._add("mean", inward, Mean(length, workers))
                 return
             self._add("inward", inward, ToOwner(length, workers))
-        # Each leg has its own channel, because a bucket may go inward while the previous one has yet to go outward.
+        # Each leg has its own channel, because a bucket may go inward before the previous one goes outward.
         if groups > 1:
             self._add("across", channel([roles.communicators]), Mean(groups))
         if length > 1:

@@ -55,7 +55,7 @@ class Travelling(FlatGradients):
 
     @property
     def somebody_trains(self) -> bool:
-        """Whether a rank has sent gradients and not only stood in. Valid once averaged."""
+        """Whether any rank has sent gradients, instead of standing in. Valid once averaged."""
         return bool(self._trains > 0)
 
     @torch.no_grad()
@@ -237,7 +237,8 @@ class LayeredStrategy(ExchangingStrategy):
     def complete(self) -> None:
         """Take the postponed step, if there is one.
 
-        The step runs in the modes and on the stream of the `step()` call, not in those of the first use.
+        The step runs on the stream of the `step()` call, and without the inference, autocast and functorch modes of the
+        first use.
         """
         with (
             self._lock,
@@ -260,7 +261,7 @@ class LayeredStrategy(ExchangingStrategy):
             self._show = None
 
     def _take(self, optimizer: torch.optim.Optimizer, rates: list[dict[str, _Setting]]) -> None:
-        # Hyper-parameters set since step() are for the next step. Values that the optimizer itself changes stay.
+        # Hyper-parameters set since step() are for the next step. Values that the optimizer itself changes are kept.
         later = []
         for group, then in zip(optimizer.param_groups, rates):
             later.append({key: group[key] for key, one in then.items() if one.has_changed(group[key])})
@@ -337,7 +338,7 @@ class _Setting:
     """Hyper-parameter of a group when step() was called.
 
     Attributes:
-        then: its value then. A script may change a tensor in place, so of a tensor this is a copy.
+        then: its value then; a copy of a tensor, because a script may change a tensor in place.
     """
 
     def __init__(self, value: Any) -> None:
@@ -346,7 +347,7 @@ class _Setting:
             self._version, self.then = value._version, value.clone()
 
     def has_changed(self, now: Any) -> bool:
-        """Return whether this is another value than then."""
+        """Return whether `now` is another object, or the same tensor but changed in place."""
         if now is not self._value:
             return True
         return isinstance(now, torch.Tensor) and now._version != self._version

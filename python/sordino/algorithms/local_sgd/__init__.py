@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class AdaptiveInterval:
     """AdaComm: the interval starts at `LocalSGD.interval`, and falls with the loss.
 
-    F is the loss given to `optimizer.report_metric`, and lr the learning rate of the first parameter group. In each
+    F is the loss given to `optimizer.report_metric`, and lr the learning rate of the first parameter group. After each
     block, interval = ceil(interval_0 * sqrt(lr_0 F / (lr F_0))). If that is not less than the last interval, it becomes
     half of the last one (at least 1). Source: Wang and Joshi 2018, equations 18 to 20.
 

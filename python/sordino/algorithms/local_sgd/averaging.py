@@ -27,7 +27,7 @@ RESIDUALS_OF = "averagings of LocalSGD"
 
 
 def drop_residuals(state: Mapping[str, Any]) -> None:
-    """Warn of the residuals of a state, if it has any, which are lost without a codec."""
+    """Warn if a state has residuals, which are lost without a codec."""
     drop(state.get("residuals", {}), RESIDUALS_OF, "they are not encoded here")
 
 
@@ -42,11 +42,11 @@ class Averaging(ABC):
 
     @property
     def begun(self) -> bool:
-        """Whether there are models from which changes count."""
+        """Whether this object holds the models from which changes are counted."""
         return False
 
     def note(self, values: Values, pieces: Pieces) -> None:  # noqa: B027
-        """Begin to count the changes of tensors that are new."""
+        """Begin to count the changes of new tensors."""
 
     @abstractmethod
     def average(self, values: Sequence[torch.Tensor], reduce: Callable[[int], None]) -> None:
@@ -71,7 +71,7 @@ class Averaging(ABC):
 
     @abstractmethod
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()`; without one, from the models of the next `note`."""
+        """Continue from `state()`; if it is empty, from the models of the next `note`."""
 
     def restart(self) -> None:  # noqa: B027
-        """Forget all state. The next `note` begins anew, when all peers have equal models."""
+        """Forget all state. The next `note` begins anew; all peers must have equal models then."""

@@ -1,7 +1,7 @@
 """Check that an optimizer may step slices of parameters, because it treats every element independently.
 
-Allowed are the optimizers known to be element-wise, and those that the user declares so (elementwise=True). The first
-step of a declared optimizer is tried on copies, whole and in slices.
+Optimizers known to be element-wise are allowed, and optimizers that the user declares element-wise (elementwise=True).
+The first step of a declared optimizer is tried on copies, whole and in slices.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ELEMENTWISE = (
     torch.optim.ASGD,
     torch.optim.Rprop,
 )
-_ROUNDING = 8  # rounding allowed between vectorized loops and their ends, in epsilons of the change
+_ROUNDING = 8  # allowed difference between a vectorized loop and its scalar remainder, in epsilons of the change
 _NAMED = 8  # most parameters that an error names
 
 
@@ -132,7 +132,7 @@ class Trial:
 
 @torch.no_grad()
 def _norm(values: torch.Tensor, others: torch.Tensor | None = None) -> float:
-    """Return the 2-norm of values or of differences. Elements that are not finite count as 0: they prove nothing."""
+    """Return the 2-norm of values or of differences. Non-finite elements prove nothing, so they count as 0."""
     found = values.double() if others is None else values.double() - others.double()
     return float(torch.linalg.vector_norm(torch.nan_to_num(found, 0.0, 0.0, 0.0)))
 
@@ -144,7 +144,7 @@ def _stepped(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any]) -> dict
         optimizer: the original, which does not change.
         state: the optimizer's state, by parameter.
     """
-    # Not deepcopy: an optimizer's pickle lacks attributes other than state and groups, and schedulers give it a step()
+    # deepcopy would not do: an optimizer's pickle has only state and groups, and schedulers give the optimizer a step()
     # that is bound to the original.
     twin = object.__new__(type(optimizer))
     memo: dict[int, Any] = {id(optimizer): twin}

@@ -1,8 +1,8 @@
 """Averages of models that are sent as encoded changes since the last averaging.
 
-That is the outer step of DiLoCo with rate 1 and without momentum, among peers: the ranks with the same position in
-their groups. The outer parameters are the models after the last averaging, in float32 for 16-bit parameters. Peers have
-the same, bit for bit.
+This is the outer step of DiLoCo with rate 1 and without momentum, among peers: the ranks with the same position in
+their groups. The outer parameters are the models after the last averaging, in float32 for 16-bit parameters. They are
+equal on all peers, bit for bit.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class EncodedAveraging(Averaging):
         rate = float(groups) if algorithm.aggregate == "gradients" else 1.0
         self._outer_step = DiLoCo(interval=1, outer_lr=rate, outer_momentum=0.0, compression=algorithm.codec)
         self._fragments: list[Fragment] = []
-        self._known = 0  # tensors that have outer parameters
+        self._known = 0  # number of tensors that have outer parameters
         self._loaded: dict[str, torch.Tensor] = {}  # outer parameters of a checkpoint that are not in use yet
         assert algorithm.codec is not None
         workers = groups if algorithm.sharded else groups * algorithm.group_size
         sender = Sender.of(context, peers, algorithm.codec, algorithm.aggregate == "gradients", workers)
         self._feedback = Feedback(sender, RESIDUALS_OF)
-        # Residuals are in memory order, so those of another order are of other elements.
+        # Residuals are in memory order, so residuals of another order belong to other elements.
         self._labels = {name: label(name, parameter) for name, parameter in parameters.items()}
 
     @property
@@ -68,8 +68,8 @@ class EncodedAveraging(Averaging):
     def note(self, values: Values, pieces: Pieces) -> None:
         """Make outer parameters for all tensors that lack them. Collective over the peers if there are such tensors.
 
-        They are those of a checkpoint, or else the values of the first peer. All peers have the same values, unless the
-        script has given them different ones. Even then the next averaging is the mean of all, up to the encoding.
+        They are those of a checkpoint, or else the values of the first peer. Usually all peers have equal values. If
+        not, the next averaging still is the mean of all, up to the encoding.
         """
         found = values()
         if self._known == len(found):
@@ -107,10 +107,10 @@ class EncodedAveraging(Averaging):
             fragment.apply()
 
     def _agree(self, action: int) -> None:
-        """Compare with the peers what they are about to do. Collective over them.
+        """Check that all peers are about to do the same. Collective over the peers.
 
         Raises:
-            UsageError: only some of them have loaded a checkpoint, or have unfrozen parameters. Raised on all of them.
+            UsageError: only some peers have loaded a checkpoint or unfrozen parameters. Raised on all peers.
         """
         mine = _LOADED if action == _BEGIN and self._loaded else action
         actions = allgather(torch.tensor([mine], device=HOST), name="local.outer.action", process_set=self._peers)
@@ -129,7 +129,7 @@ class EncodedAveraging(Averaging):
         own = {"residuals": residuals} if residuals else {}
         if not self._fragments:
             return {"outer": self._loaded, **own} if self._loaded else own
-        values()  # moves parameters back that were replaced
+        values()  # moves replaced parameters back into the arena
         parts = [
             (piece.name, piece.begin, piece.end, outer)
             for piece in pieces()
@@ -139,10 +139,10 @@ class EncodedAveraging(Averaging):
         return {"outer": whole_parameters(parts, self._parameters, group), **own}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()`. `note` takes the outer parameters from it, and is collective.
+        """Continue from `state()`. The next `note` uses its outer parameters, and is collective.
 
-        So all ranks load a state, between the same steps. Means in flight, which only a failed averaging leaves, are
-        waited for and dropped.
+        So all ranks must load a state, between the same steps. Waits for means in flight, which only a failed averaging
+        leaves, and drops them.
         """
         self.restart()
         self._loaded = dict(state.get("outer", {}))
@@ -150,7 +150,7 @@ class EncodedAveraging(Averaging):
         self._feedback.load(state.get("residuals", {}), sizes)
 
     def restart(self) -> None:
-        """Forget all outer parameters. `note` makes them from the parameters, which are equal on all peers."""
+        """Forget all outer parameters. `note` sets them to the parameters, which are then equal on all peers."""
         for fragment in self._fragments:
             fragment.mean.continue_from([])
         self._fragments, self._known, self._loaded = [], 0, {}

@@ -1,8 +1,8 @@
 """All-gather of parameters that continues after `step()` has returned. Using a parameter waits for its bucket.
 
 So the gather hides behind the work between two steps, and the gather of later layers behind the forward pass of earlier
-layers. No code sees a parameter that is partly from this step and partly from the one before. If a view of a parameter
-exists, uses of it cannot be noticed, so `step()` waits for that parameter.
+layers. No code sees a parameter that is partly from this step and partly from the one before. Uses of an existing view
+of a parameter cannot be noticed, so `step()` waits for that parameter.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Gathering:
 
     @property
     def under_way(self) -> list[str]:
-        """The buckets that are in flight, since no thread has waited for them yet."""
+        """The buckets that no thread has waited for yet."""
         return list(self._under_way)
 
     def start(self) -> None:

@@ -31,7 +31,7 @@ Find = Callable[[str], "torch.Tensor | None"]
 def whole_parameters(
     parts: list[Part], parameters: Mapping[str, torch.Tensor], group: ProcessSet | None
 ) -> dict[str, torch.Tensor]:
-    """Return whole tensors by the names of parameters, in the memory order of these.
+    """Return whole tensors by the names of parameters, in the parameters' memory order.
 
     Args:
         parts: the parts that this rank has.
@@ -50,13 +50,14 @@ def whole_parameters(
 def fill(target: torch.Tensor, piece: Elements, parameter: torch.Tensor, find: Find) -> bool:
     """Write the saved values of a piece of a parameter to `target`, if the parameter has been saved with its shape.
 
-    Returns whether it has been.
-
     Args:
         target: a 1-d tensor of the size of the piece.
         piece: the piece.
         parameter: the whole parameter.
         find: returns a saved whole tensor, in any memory order, by the name of its parameter.
+
+    Returns:
+        whether the values have been written.
     """
     value = find(piece.name)
     if value is None or value.shape != parameter.shape:
@@ -67,7 +68,7 @@ def fill(target: torch.Tensor, piece: Elements, parameter: torch.Tensor, find: F
 
 
 def warn_unless(found: Sequence[bool], saved: Mapping[str, torch.Tensor]) -> None:
-    """Warn that saved models are not used, if there are some and of several looked for none was `found`."""
+    """Warn that saved models are not used, if some exist but none of those looked for was `found`."""
     if saved and found and not any(found):
         warnings.warn(
             f"LocalSGD: the models of the last averaging in the state are of other parameters ('{next(iter(saved))}', "
@@ -79,7 +80,7 @@ def warn_unless(found: Sequence[bool], saved: Mapping[str, torch.Tensor]) -> Non
 
 
 class Movements(Averaging):
-    """Sums over groups of the changes of their models, without a codec.
+    """Averaging that adds up the changes of the models of all groups, without a codec.
 
     Args:
         parameters: whole parameters by their names.
@@ -88,7 +89,7 @@ class Movements(Averaging):
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         self._parameters = parameters
         self._then: list[torch.Tensor] = []  # the models after the last averaging, flat
-        self._loaded: Mapping[str, torch.Tensor] = {}  # those of a checkpoint that are not in use yet
+        self._loaded: Mapping[str, torch.Tensor] = {}  # models of a checkpoint that are not in use yet
 
     @property
     def begun(self) -> bool:
@@ -96,9 +97,9 @@ class Movements(Averaging):
 
     @torch.no_grad()
     def note(self, values: Values, pieces: Pieces) -> None:
-        """Begin to count the changes of tensors that are new.
+        """Begin to count the changes of new tensors.
 
-        They count from the values of a checkpoint, or else from the present ones.
+        Changes count from the values of a checkpoint, or else from the present values.
         """
         known, found = len(self._then), values()
         new = found[known:]
@@ -126,8 +127,8 @@ class Movements(Averaging):
     def state(self, values: Values, pieces: Pieces, group: ProcessSet | None) -> dict[str, Any]:
         """Return the models after the last averaging, for checkpoints; {} before the first `note`.
 
-        {} also for shards over a device mesh. A torch checkpoint has one replica of their values, from which all ranks
-        continue, and would give all ranks the models of one shard.
+        {} also for shards over a device mesh: a torch checkpoint saves these values only once, so all ranks would
+        continue from the models of one shard.
         """
         if any(isinstance(one, LocalShard) for one in self._parameters.values()):
             return {}

@@ -31,9 +31,8 @@ def _numbered(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> list
 def gather_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> dict[str, Any]:
     """Return a state dict for whole parameters, as the optimizer would have it without shards.
 
-    Collective over the group. State tensors with one entry per element of a slice are concatenated, also those in
-    dicts, lists and tuples. For other values the first owner's value is taken. Entries that belong to no parameter are
-    this rank's.
+    Collective over the group. State tensors with one entry per element of a slice are concatenated, also within dicts,
+    lists and tuples. Other values are those of the first owner. Entries that belong to no parameter are this rank's.
     """
     with reducer.on_slices(optimizer):
         kept = optimizer.state_dict()
@@ -51,7 +50,7 @@ def gather_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> d
 
 
 def _joined(whole: Any, value: Any, parameter: torch.Tensor, place: slice) -> Any:
-    """Return a value for a whole parameter, with that of a slice.
+    """Return the value for a whole parameter, with the value of one more slice.
 
     Args:
         whole: the value with the slices so far; None before the first one.
@@ -77,7 +76,7 @@ def scatter_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer, ful
     """Load a state dict for whole parameters. This rank keeps the part that belongs to its slices."""
     parameters = _numbered(optimizer, reducer)
     keys = {key for group in full["param_groups"] for key in group["params"]}
-    states = {key: value for key, value in full["state"].items() if key not in keys}  # they belong to no parameter
+    states = {key: value for key, value in full["state"].items() if key not in keys}  # entries of no parameter
     groups, index, number = [], 0, 0
     for group in full["param_groups"]:
         mine = []
@@ -112,7 +111,7 @@ def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _cut(value: Any, parameter: torch.Tensor, piece: Slice) -> Any:
-    """Return the value of a slice, of the value of the whole parameter."""
+    """Return the part of a whole parameter's value that belongs to a slice."""
     if type(value) is dict:
         return {key: _cut(one, parameter, piece) for key, one in value.items()}
     if type(value) in (list, tuple):

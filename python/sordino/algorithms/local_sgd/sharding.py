@@ -4,8 +4,8 @@ Each rank owns an equal part (a shard) of every bucket. It averages the gradient
 it alone, and then sends the parameters to the other ranks of the group.
 
 A bucket's parameters and gradients are views of two arenas, each divided into one shard per rank. So there are two
-exchanges: in the first the owner of a shard takes the mean of all ranks, in the second all ranks take the owner's
-values. A shard can begin or end within a parameter: the optimizer sees a list of slices.
+exchanges: in the first, the owner of a shard gets the mean over all ranks; in the second, all ranks get the owner's
+values. A shard can begin or end within a parameter, so the optimizer steps a list of slices.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Shards(FlatGradients):
                 values = torch.nn.Parameter(self.owned[inside], requires_grad=parameter.requires_grad)
                 self.slices.append(Slice(i, begin, end, values, owned_gradients[inside]))
             offset += parameter.numel()
-        self._uses = [uses_of(view) + 1 for view in self._value_views]  # expected: the view's own, and the parameter
+        self._uses = [uses_of(view) + 1 for view in self._value_views]  # expected uses: by the view and the parameter
 
     @property
     def taken_out(self) -> bool:
@@ -104,7 +104,7 @@ class Shards(FlatGradients):
         return any(uses_of(view) > uses for view, uses in zip(self._value_views, self._uses))
 
     def adopt(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Move parameters back into the arena if their memory was replaced. UsageError for another shape or dtype."""
+        """Move parameters back if their memory was replaced. Raises UsageError for another shape or dtype."""
         for i, view in zip(self.members, self._value_views):
             if parameters[i].data_ptr() != view.data_ptr():
                 move(parameters[i], view)
@@ -122,14 +122,14 @@ class Shards(FlatGradients):
                 view.copy_(grad)
 
     def averaged(self) -> list[bool]:
-        """Return for each member whether the part that this rank owns has an average."""
+        """Return, for each member, whether this rank's part of its gradient has an average."""
         if self.complete:
             return [True] * len(self.members)
         return (self.flags[self._place] > 0).tolist()
 
 
 class ShardedReducer(FlatReducer):
-    """Reducer that averages gradients over a group, on each rank its shard, and steps the optimizer on the shard.
+    """Reducer that averages gradients over a group, each rank its own shard, and steps the optimizer on the shard.
 
     Args:
         channel: the channel of the group.
@@ -148,7 +148,7 @@ class ShardedReducer(FlatReducer):
     ) -> None:
         super().__init__(context, names, parameters, settings)
         self.across: ProcessSet | None = None
-        """Ranks of other groups over which gradients are also averaged, before they are used; None: none."""
+        """Ranks of other groups over which gradients are averaged, too; None: gradients stay within the group."""
         self.trial: Callable[[], None] | None = None
         """Function that is called before the next step, once this rank has all gradients."""
         ranks = settings.process_set.ranks or []
@@ -158,13 +158,13 @@ class ShardedReducer(FlatReducer):
         """The shards of each bucket, in the order of the plan."""
         self.owned: list[torch.Tensor] = []
         """The part of the parameters that this rank owns, bucket by bucket."""
-        self._handed_out = False  # all ranks of the group have this cycle's averages
+        self._handed_out = False  # whether all ranks of the group have this cycle's averages
         self._slices: dict[int, Slice] = {}  # the slices that this rank owns, by parameter
         self._numbers = {id(parameter): i for i, parameter in enumerate(self.parameters)}
         self._to_owner, self._from_owner = ToOwner(self._size), FromOwner(self._size)
 
     def slices(self) -> dict[int, Slice]:
-        """Return the slices that this rank owns, by the parameter's number."""
+        """Return the slices that this rank owns, by the number of the parameter."""
         return self._slices
 
     def _agree(self, indices: Sequence[int]) -> None:
@@ -191,7 +191,7 @@ class ShardedReducer(FlatReducer):
         return self._channel.start(f"{bucket.name}.reduce", self._to_owner, self.shards[bucket.name].gradients)
 
     def _reduce(self) -> None:
-        """Average at its owner every gradient that is not averaged yet."""
+        """Average every gradient that is not averaged yet. Only its owner gets the result."""
         if not self.active or self._counter.done:
             return
         super().synchronize()
@@ -228,7 +228,7 @@ class ShardedReducer(FlatReducer):
         if self._handed_out or not self.active:
             return super().clip(limit, norm_type, strict)
         self._reduce()
-        self._pending.hide()  # other parts than this rank's own are not averaged here
+        self._pending.hide()  # other parts than this rank's own are not averaged
         owned = [shards.owned_gradients[0] for shards in self.shards.values()]
         norms = [torch.linalg.vector_norm(one, norm_type).to(torch.float64) for one in owned]
         mine = torch.linalg.vector_norm(torch.stack(norms), norm_type)

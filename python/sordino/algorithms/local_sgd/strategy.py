@@ -54,7 +54,7 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     algorithm: LocalSGD
     asked: LocalSGD
-    _rate = 0.0  # learning rate of the first parameter group in the last step, also when ranks have met again
+    _rate = 0.0  # learning rate of the first parameter group in the last step; kept when ranks meet again
 
     def __init__(self, runtime: Runtime, algorithm: LocalSGD) -> None:
         if algorithm.sharded:
@@ -71,14 +71,14 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._shards: ShardedReducer | None = None  # the reducer, with exchange="sharded"
         self._gathering: Gathering | None = None  # the gather that step() does not wait for, with overlap=True
         self._arena: ParameterBuffer | None = None
-        self._tried = not self.algorithm.elementwise  # whether no trial of the user's declaration is needed (any more)
+        self._tried = not self.algorithm.elementwise  # whether elementwise=True was not given, or has been checked
         self._averaging: Averaging = MeanOfModels()
         self._loaded: dict[str, Any] = {}  # state of the averaging, until `attach` creates it
         self._prepared: tuple[int, PreparedReduction] | None = None  # number of tensors, and their reduction
 
     @property
     def levels(self) -> bool:  # type: ignore[override]
-        return self._alone  # before that, all ranks share one model and take their steps together
+        return self._alone  # before groups train separately, all ranks share one model and step together
 
     @property
     def partial_state(self) -> bool:  # type: ignore[override]
@@ -132,8 +132,8 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._loaded = {}
         self._averaging.restart()
         super().renew()
-        # All models have just been averaged. All ranks count from the step of the furthest one, so that none skips an
-        # averaging.
+        # All models have just been averaged. All ranks count from the step of the furthest rank, so that no rank skips
+        # an averaging.
         self._averaged = max(self._averaged, self._most_steps)
         self._first_open_round = 0
         if self.active:
@@ -177,9 +177,9 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     @torch.no_grad()
     def _note_models(self) -> None:
-        """Begin to count changes of models, for all tensors that are new. Collective over the peers with a codec.
+        """Begin to count the changes of new tensors. With a codec, collective over the peers.
 
-        Unfrozen parameters are new, and no group has changed them yet.
+        Newly unfrozen parameters are new tensors, which no group has changed yet.
         """
         if self._alone and self._averaging.counts_changes:
             self._averaging.note(self._values, self._pieces)
@@ -189,7 +189,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         if self._shards is None:
             return
         self._shards.prepare()
-        # The state of whole parameters is from before the optimizer was wrapped, or made by a script that read it.
+        # State of whole parameters is from before the optimizer was wrapped, or a script created it by reading.
         if not optimizer.state.keys().isdisjoint(self._shards.parameters):
             take_over_state(optimizer, self._shards)
 
@@ -199,7 +199,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         if self.settings.finite is not None and (due or self._shards is not None):
             self._judge_all()
         logged = self.algorithm.log_distance is not None and self.steps % self.algorithm.log_distance == 0
-        if logged and self.steps > self._most_steps:  # not in a repeated step, which other ranks do not repeat
+        if logged and self.steps > self._most_steps:  # not in a step that only some ranks repeat after a loss
             self.distances.append((self.steps, self._distance()))
         if due:
             self.exchange(self._averages() if self.context.survives_losses else (), self._average)
@@ -316,11 +316,11 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     @property
     def optional_state(self) -> frozenset[str]:
-        # With a codec, or aggregate="gradients", from the first step of separate groups on.
+        # They exist with a codec or aggregate="gradients", from the first step of separate groups on.
         return frozenset({"outer", "residuals"})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state. Collective within a group if it is sharded, and changes of models are averaged."""
+        """Return the state. Collective within a group if exchange="sharded" and changes of models are averaged."""
         group = None if self._shards is None else self._group
         return {
             **self._loaded,
@@ -362,7 +362,7 @@ class LocalSGDStrategy(ExchangingStrategy):
     def take_over(self, old: Strategy) -> None:
         super().take_over(old)
         self.distances = old.distances
-        # A rank that has joined does not know it yet, and the others already send its state within groups.
+        # A rank that has joined does not know yet that groups train separately, but the others send it state in groups.
         if self.active and self._met and self._alone_anywhere() and not self._alone:
             self._alone = True
             self._regroup()
@@ -373,7 +373,7 @@ class LocalSGDStrategy(ExchangingStrategy):
     def _meet_anew(self, optimizer: torch.optim.Optimizer) -> None:
         averaged = self._averaged
         super()._meet_anew(optimizer)
-        self._averaged = averaged  # meeting again averages movements, but must not postpone the next averaging
+        self._averaged = averaged  # meeting again averages changes, but must not postpone the next averaging
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         self.complete()

@@ -7,8 +7,8 @@ An exchange averages one copy of the parameters over a group of workers (`OuterG
     b = μ b + α (message - pull φ)
     φ = φ + b,  θ = φ
 
-Parameters in 16 bits continue from the rounded φ, and so they do in both formulas with φ. Otherwise what rounding takes
-away would count as a change.
+Parameters in 16 bits continue from the rounded φ, so the first and third formula use the rounded φ, too. Otherwise
+rounding errors would count as changes.
 
 The model is not changed before the mean is complete. So an exchange that fails leaves parameters, φ and b as they were.
 """
@@ -59,7 +59,7 @@ class _Parameter:
         """Take the outer step. The message contains the mean of the group's messages."""
         if self.own.dtype == self.outer.dtype:
             change = self.message - pull * self.outer
-        else:  # rounded as the message of a worker whose parameters have not moved
+        else:  # relative to the message of a worker whose parameters have not moved, rounded in the same way
             still = self._packed(self._start, pull)
             change = self.message.to(self.outer.dtype) - still.to(self.outer.dtype)
         self.momentum.mul_(factor).add_(change, alpha=rate)
@@ -68,14 +68,14 @@ class _Parameter:
 
     @property
     def _start(self) -> torch.Tensor:
-        """The outer parameters as the model has got them."""
+        """The outer parameters as the model received them: rounded to its dtype."""
         return self.outer.to(self.own.dtype)
 
     def _packed(self, own: torch.Tensor, pull: float) -> torch.Tensor:
         return own if pull == 1 else torch.add(own, self._start, alpha=pull - 1)
 
     def takes(self, outer: Any, momentum: Any) -> bool:
-        """Return whether this is the state of a parameter of the same shape."""
+        """Return whether these are tensors of the shape and dtype of this parameter's outer state."""
         return all(
             isinstance(one, torch.Tensor) and (one.shape, one.dtype) == (self.outer.shape, self.outer.dtype)
             for one in (outer, momentum)
@@ -96,7 +96,7 @@ class OuterGossip(Averaging):
             own, message = arena.like(tensor, offset), self._message.like(tensor, offset)
             if is_buffer:  # a statistic takes no outer step, which could make a variance negative
                 self._buffers.append((own, message))
-            else:  # also if it is frozen now: it may be trained again
+            else:  # even if it is frozen now, because it may be trained later
                 self._parameters[name] = _Parameter(own, message)
 
     def begin(self) -> None:
@@ -105,9 +105,9 @@ class OuterGossip(Averaging):
 
     @torch.no_grad()
     def _begin_new(self) -> None:
-        """Start from the parameters of the first rank, also where ranks have given different ones.
+        """Start from the parameters of the first rank, even if the ranks have different ones.
 
-        Parameters that are added or unfrozen later start from the values of each rank.
+        Parameters that are added or unfrozen later start from each rank's own values.
         """
         new = [one for one in self._parameters.values() if not one.begun]
         if not new:

@@ -1,4 +1,4 @@
-"""Exchange of push-sum. During an exchange numerators lie in the memory that holds the model's values otherwise."""
+"""Exchange of push-sum. During an exchange, the memory of the model's values holds their numerators."""
 
 from __future__ import annotations
 

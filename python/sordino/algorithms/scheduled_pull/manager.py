@@ -63,9 +63,9 @@ _EXACT = 16  # nodes up to which numbers of ways are computed exactly
 
 @functools.cache
 def _ways(nodes: int, barred: int) -> int:
-    """Return the number of ways to assign `nodes` nodes to as many workers, `barred` of which may not get one of them.
+    """Return the number of ways to assign `nodes` nodes to as many workers, if `barred` of these are among the nodes.
 
-    Each barred worker may not get one node, its own.
+    No worker gets itself.
     """
     if barred == 0:
         return math.factorial(nodes)
@@ -138,7 +138,7 @@ class Manager:
         return (self._wanting if first else self._content).draw(self._draws, but=i)
 
     def update_information(self, i: int, j: int, seconds: float | None) -> None:
-        """Note that i's pull from j is over, and took `seconds` (None: it has failed). Frees j (UPDATE_INFORMATION)."""
+        """Note that i's pull from j has ended after `seconds` (None: it has failed). Frees j (UPDATE_INFORMATION)."""
         if seconds is not None:
             self._estimates[min(i, j), max(i, j)] = update_time(self.estimate(i, j), seconds, self._threshold)
             for worker in (i, j):
@@ -148,7 +148,7 @@ class Manager:
             self._free(j)
 
     def _forget(self, i: int) -> None:
-        """Note that i's pull is over."""
+        """Note that i's pull has ended."""
         del self._pullers[self._pulls.pop(i)]
         if i in self._content:
             self._content.discard(i)

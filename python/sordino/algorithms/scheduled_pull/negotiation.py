@@ -24,7 +24,7 @@ from sordino.runtime.exchange.actions import Message, Skip, Tell, Wake, Warn
 
 _REFUSALS = 3  # in a window, before a worker trades
 _PATIENCE = 8  # refusals after which it waits
-_AGAIN = 0.1  # longest wait, in longest known pulls; short, because trading may free a worker earlier
+_AGAIN = 0.1  # longest wait, as a fraction of the longest known pull; short, because a trade may free a worker earlier
 _MOMENTS = 1 << 16  # number of equally likely moments to ask the manager
 _LOOKS = 8  # draws to find a peer that is believed to be free
 
@@ -39,7 +39,7 @@ class Autonomous(LateStart):
     "move" worker to pull from instead      pulled worker     "moved" or "stay"
     "free"                                  puller            none: the reservation is over
 
-    Times are durations in seconds, "longest pull" is that of the answering worker.
+    Times are durations in seconds. "longest pull" is the longest pull of the answering worker.
     """
 
     def __init__(self, rank: int, size: int, seed: int, threshold: float, patience: float) -> None:
@@ -99,8 +99,8 @@ class Autonomous(LateStart):
     def _no_peer(self) -> list[Action]:
         """Skip the pull, because all peers have been given up.
 
-        Perhaps this worker was the one that could not be reached. So it sends "free" to all silent peers: each that
-        gets it counts this worker as present again, and this worker does so with each peer that answers or asks.
+        Perhaps it was this worker that could not be reached. So it sends "free" to all silent peers. A peer that gets
+        it counts this worker as present again, and this worker does the same for each peer that sends a message.
         """
         return [*(Tell(rank, ("free",)) for rank in sorted(self._silent)), Skip()]
 
@@ -229,8 +229,8 @@ class Managed(Autonomous):
 
     def _asks_at(self, now: float, early: float) -> float:
         # If pulls fill the window, all workers would ask when it begins, in the same order as before. Each would then
-        # find only the node free that it has just released. So each asks at a random moment in the first half of the
-        # time that is left.
+        # find only the node that it has just released. So each asks at a random time in the first half of the remaining
+        # time.
         left = self._end - self._longest - 3 * self._asking - now
         if self._manager is None or early > now or left <= 0:
             return early
@@ -299,6 +299,6 @@ class Managed(Autonomous):
         if rank == self._manager:
             return actions + self._alone(now, "is gone")
         if self._asked is not None and self._manager is not None and not len(self._others):
-            self._asked = None  # the manager has no worker to assign any more
+            self._asked = None  # the manager has no worker left to assign
             actions += self._no_peer()
         return actions

@@ -1,9 +1,9 @@
 """Schedules of scheduled pull gossip: state machines that decide from which peer a worker pulls, and when.
 
 A schedule knows neither clock nor network, so a simulation and real ranks run the same code. Each worker has one. Its
-driver calls it with the time and an event, and carries out the `Action`s that it returns. A *window* is the steps
-between two averagings of one worker. Times are those of the worker's own clock. Messages contain durations, or times
-of the receiver's clock, so clocks need not agree.
+driver calls it with the time and an event, and carries out the `Action`s that it returns. A *window* consists of the
+steps between two averagings of one worker. Times are in seconds on the worker's own clock. Messages contain durations,
+or times on the receiver's clock, so clocks need not agree.
 
 Late start (`LateStart`), in each window:
 
@@ -12,7 +12,7 @@ Late start (`LateStart`), in each window:
       open: `Wake` set     asked                  armed, then begun             averages once pulled
 
 Here c is the expected duration of the pull, so that it ends with the window. A worker asks no sooner than the longest
-known pull and the asking itself require. So workers are reserved for a short time, and the end of the window is known
+known pull and the asking itself require. So workers are reserved only briefly, and the estimate of the window's end is
 better. Source: wan-gossip-scheduling, Algorithm 2, section 4.3.
 """
 
@@ -35,7 +35,7 @@ class Pull(NamedTuple):
 
 Action = Tell | Pull | Wake | Skip | Warn
 
-_EARLY = 1.25  # in longest known pulls: that one may be outdated, and a pull that has not begun can still be moved
+_EARLY = 1.25  # lead of a question, in longest known pulls: pulls may get longer, and be moved before they begin
 
 
 def update_time(estimate: float, measured: float, threshold: float) -> float:
@@ -79,14 +79,14 @@ class Schedule:
         return []
 
     def ended(self, now: float) -> list[Action]:
-        """Note that the window has ended. The worker waits until its pull is over."""
+        """Note that the window has ended. The worker waits until its pull has ended."""
         return []
 
     def began(self, now: float) -> None:
         """Note that the pull has begun."""
 
     def pulled(self, now: float, peer: int, seconds: float) -> list[Action]:
-        """Note that the pull from `peer` is over, and took `seconds`."""
+        """Note that the pull from `peer` has ended, and took `seconds`."""
         return []
 
     def failed(self, now: float, peer: int) -> list[Action]:
@@ -137,7 +137,7 @@ class LateStart(Schedule, ABC):
     def __init__(self, rank: int, size: int, seed: int, threshold: float, patience: float) -> None:
         super().__init__(rank, size, seed)
         self._threshold, self._patience = threshold, patience
-        self._number = 0  # of the window, to recognize late answers to questions of earlier windows
+        self._number = 0  # number of the window, to recognize late answers to questions of earlier windows
         self._end = math.inf
         self._since = -math.inf  # time of this window's first question
         self._asked: float | None = None  # time of the question that is not answered yet

@@ -88,7 +88,7 @@ class Puller(Agent):
         self._patience = algorithm.patience
         self._snapshots: SnapshotStore | None = None
         self._pull: CorePull | None = None  # this window's pull: armed, in flight or done
-        self._pulled = self._skipped = False  # the schedule knows that the pull is done; this window has no pull
+        self._pulled = self._skipped = False  # whether the schedule knows that the pull is done; whether there is none
         self._began, self._lasts = 0.0, math.inf  # start and expected duration of this window
 
     def use(self, snapshots: SnapshotStore) -> None:
@@ -190,7 +190,7 @@ class PullStrategy(ExchangingStrategy):
     takes_in_unfrozen = False
 
     def __init__(self, runtime: Runtime, algorithm: ScheduledPull) -> None:
-        self._statistics = PullStatistics()  # of all meetings
+        self._statistics = PullStatistics()  # since the first meeting
         super().__init__(runtime, algorithm)
 
     def prepare(self) -> None:
@@ -207,7 +207,7 @@ class PullStrategy(ExchangingStrategy):
         self._mirror = Mirror(context, self._arena)
         number = service_numbers(context, workers, 2)
         counts = self._statistics
-        self._before = counts.messages, counts.unpublished  # those of other agents and stores, before a loss
+        self._before = counts.messages, counts.unpublished  # counts of earlier agents and stores, before a loss
         self._puller = Puller(context, ranks, number, algorithm, counts)
         self._snapshots = SnapshotStore(context.world, number + 1, self._arena.layout, self._puller.mailbox)
         self._puller.use(self._snapshots)
@@ -223,7 +223,7 @@ class PullStrategy(ExchangingStrategy):
     def renew(self) -> None:
         self._was_open |= self._began is not None
         super().renew()
-        # Now, because it is collective and all remaining ranks call `renew`. The loss may have ended it on some only.
+        # `_open` is collective, and all remaining ranks call `renew`. Before the loss, only some may have completed it.
         if self.active and some_have(self.context, self.settings.process_set, self._was_open):
             self._open()
         self._was_open = False
@@ -255,7 +255,7 @@ class PullStrategy(ExchangingStrategy):
     def _open(self) -> None:
         """Publish the initial parameters and wait for all ranks, before the first step. Collective the first time.
 
-        After it all ranks have done their work between wrapping the optimizer and training (broadcasting, loading).
+        When it returns, all ranks have completed what precedes training (broadcasts, loading a checkpoint).
         """
         if self._began is None:
             self.settings.judge(self._arena.names, self._arena.tensors, together=True)

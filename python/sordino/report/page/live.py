@@ -44,7 +44,7 @@ class LiveServer(http.server.ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/{self.token}/"
 
     def is_meant(self, host: str) -> bool:
-        """Return whether a request names this server: a foreign page may bind its own host name to our address."""
+        """Return whether a request names this server. A foreign page may bind its own host name to this address."""
         return host in (f"{HOST}:{self.server_port}", f"localhost:{self.server_port}")
 
     def shown(self) -> list[dict[str, Any]]:

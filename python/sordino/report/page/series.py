@@ -19,10 +19,10 @@ _RANKS = 64  # rows of a matrix
 def kept(rank: Rank, kind: str) -> list[Line]:
     """Return the lines of a kind, without lines of steps that were repeated after a restart.
 
-    Metrics without values are the position from which a script continues: the step itself is not repeated.
+    A line of metrics without values marks the step after which a script continues. That step itself is not repeated.
     """
     lines = rank.of(kind)
-    first: dict[int, int] = {}  # step that a start repeated first
+    first: dict[int, int] = {}  # first step that each start repeated
     for line in lines:
         first.setdefault(line["start"], line["step"] + 1 if line.get("values") == {} else line["step"])
     starts = sorted(first)

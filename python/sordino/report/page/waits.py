@@ -1,7 +1,7 @@
 """Waits of ranks for each other, in the steps whose spans were recorded.
 
-A wait counts for the rank that was the last to begin an operation that was in flight meanwhile, or the last whose part
-of it was missing. If neither is known, the data were in flight.
+A wait counts for the rank that was the last to begin an operation in flight, or whose part of the operation was the
+last to arrive. If neither is known, the data were in flight.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def windows(run: Run, zero: float) -> list[dict[str, Any]]:
     """
     if run.what != "simulation":
         return [_window(rows, zero) for rows in _by_steps(run)]
-    # Its workers are at different steps at one time, and each has one line.
+    # The workers of a simulation are at different steps at one time, and each has one line.
     rows = {number: lines for number, rank in sorted(run.ranks.items()) if (lines := list(rank.of("spans")))}
     if not rows:
         return []
@@ -57,7 +57,7 @@ def windows(run: Run, zero: float) -> list[dict[str, Any]]:
 
 
 def _by_steps(run: Run) -> list[dict[int, list[Any]]]:
-    """Return the lines of spans by rank for each series of steps. A rank that joined later lacks the first ones."""
+    """Return the lines of spans by rank for each series of steps. A rank that joined later lacks the first series."""
     parts = [(number, lines) for number, rank in run.ranks.items() for lines in _cut(rank)]
     found: list[dict[int, list[Any]]] = []
     before, last = None, 0
@@ -72,7 +72,7 @@ def _by_steps(run: Run) -> list[dict[int, list[Any]]]:
 
 
 def _cut(rank: Rank) -> list[list[Any]]:
-    """Return a rank's lines of spans, cut where steps lie between them."""
+    """Return a rank's lines of spans, cut where steps without spans lie between them."""
     parts: list[list[Any]] = []
     before: tuple[int, int] | None = None
     for line in rank.of("spans"):

@@ -1,5 +1,5 @@
-// Charts: curves over steps, matrices of ranks, activities of ranks over time, and maps of skipped tensors. In each the
-// keyboard moves a cursor, a line describes the point under it, and a table has all numbers.
+// Charts: curves over steps, matrices of ranks, activities of ranks over time, and maps of skipped tensors. In each
+// chart the keyboard moves a cursor, a line describes the point under it, and a table has all numbers.
 const WIDTH = 760, LEFT = 74, RIGHT = 14, TOP = 12, BOTTOM = 40;
 
 function frame(height, label) {

@@ -92,7 +92,7 @@ function nearest(list, value) {
   return Math.abs(list[low] - value) <= Math.abs(list[high] - value) ? low : high;
 }
 
-// A mark that distinguishes curves where colours do not.
+// A mark that distinguishes curves where colors do not.
 function mark(slot, x, y, size = 4) {
   const s = size, at = (...pairs) => pairs.map(([dx, dy]) => `${x + dx * s},${y + dy * s}`).join(' ');
   const names = `mark s${slot} f${slot}`;
