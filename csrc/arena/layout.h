@@ -20,7 +20,7 @@ struct TensorSpec {
   std::size_t bytes() const { return count() * size_of(dtype); }
 };
 
-// A run of neighbouring tensors of one dtype that is exchanged as one.
+// A run of neighboring tensors of one dtype that is exchanged as one.
 struct LayoutSegment {
   std::size_t first, last;    // tensors [first, last), in layout order
   std::size_t offset, bytes;  // in the arena

@@ -108,7 +108,7 @@ void register_topology(py::module_& module) {
            py::arg("size"), py::arg("seed"), py::arg("weights"))
       .def_property_readonly("probabilities", &topology::Roulette::probabilities,
                              "The doubly stochastic matrix that draws follow, by rows.");
-  define<topology::Ring>(module, "Ring", "Both neighbours on a ring (D-PSGD).")
+  define<topology::Ring>(module, "Ring", "Both neighbors on a ring (D-PSGD).")
       .def(py::init([](int size) { return std::make_shared<topology::Ring>(checked_size(size)); }), py::arg("size"));
   define<topology::Exponential>(module, "Exponential", "The directed exponential graph (SGP).")
       .def(py::init([](int size, std::map<std::uint64_t, int> peers) {
@@ -130,7 +130,7 @@ void register_topology(py::module_& module) {
              return std::make_shared<topology::RandomGroups>(checked_size(size), seed, peers);
            }),
            py::arg("size"), py::arg("seed"), py::arg("peers"));
-  define<topology::Grouped>(module, "Grouped", "A topology among groups of neighbouring ranks.")
+  define<topology::Grouped>(module, "Grouped", "A topology among groups of neighboring ranks.")
       .def(py::init([](const SharedTopology& among, int group_size, bool leaders_only) {
              return std::make_shared<topology::Grouped>(among, group_size, leaders_only);
            }),

@@ -61,7 +61,7 @@ Task run(Operation& operation) {
     const bool zeros_count = participants.size() < participants.set_size &&
                              (op == ReduceOp::kMin || op == ReduceOp::kMax || op == ReduceOp::kProduct);
     // Adasum weighs each tensor separately, so adjacent tensors stay separate.
-    Pieces pieces(dtype, op == ReduceOp::kAdasum ? Neighbours::kKeepApart : Neighbours::kMerge);
+    Pieces pieces(dtype, op == ReduceOp::kAdasum ? Neighbors::kKeepApart : Neighbors::kMerge);
     for (const Submission& submission : operation.submissions) {
       for (const Tensor& tensor : submission.request.tensors) {
         if (tensor.dtype == dtype) pieces.add(tensor.input, tensor.output, tensor.count());

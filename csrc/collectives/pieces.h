@@ -17,15 +17,15 @@ struct Piece {
   std::size_t count;
 };
 
-enum class Neighbours { kMerge, kKeepApart };
+enum class Neighbors { kMerge, kKeepApart };
 
 class Pieces {
  public:
-  explicit Pieces(DType dtype, Neighbours neighbours = Neighbours::kMerge) : dtype_(dtype), neighbours_(neighbours) {}
+  explicit Pieces(DType dtype, Neighbors neighbors = Neighbors::kMerge) : dtype_(dtype), neighbors_(neighbors) {}
 
   void add(const std::byte* input, std::byte* output, std::size_t count) {
     if (count == 0) return;
-    if (!pieces_.empty() && neighbours_ == Neighbours::kMerge) {
+    if (!pieces_.empty() && neighbors_ == Neighbors::kMerge) {
       // Adjacent tensors are one piece, so a segment of an arena is one piece however many tensors it holds.
       Piece& last = pieces_.back();
       const std::size_t last_bytes = last.count * size_of(dtype_);
@@ -96,7 +96,7 @@ class Pieces {
   }
 
   DType dtype_;
-  Neighbours neighbours_;
+  Neighbors neighbors_;
   std::vector<Piece> pieces_;
   std::vector<std::size_t> starts_;
   std::size_t total_ = 0;

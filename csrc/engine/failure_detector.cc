@@ -181,8 +181,7 @@ void FailureDetector::watch_own(AwakeTime now) {
 void FailureDetector::watch_messages(AwakeTime now) {
   messages_.give_up_deserted(now);
   messages_.visit([&](Posting& call, const std::vector<int>& missing) {
-    const auto found = scheduler_.sets().find(call.set);  // may have been removed while data are on their way
-    const double set_timeout = found == scheduler_.sets().end() ? 0 : found->second->timeout_s;
+    const double set_timeout = set_timeout_of(call);
     const double waited = seconds(call.since, now);
     if (!is_late(timeout_or_own(set_timeout), waited)) return;
     const std::string text = call.text() + " has waited " + whole(waited) + " s for ranks " + list(missing);
@@ -194,6 +193,12 @@ void FailureDetector::watch_messages(AwakeTime now) {
     warn("stalled: " + text +
          (call.sends ? ". They still compute, or never receive it." : ". They still compute, or never send it."));
   });
+}
+
+// The timeout of the process set of a message; 0 for the world's, also if the set has been removed meanwhile.
+double FailureDetector::set_timeout_of(const Posting& call) {
+  const auto found = scheduler_.sets().find(call.set);
+  return found == scheduler_.sets().end() ? 0 : found->second->timeout_s;
 }
 
 // Tells the membership which waits have lasted for half of their deadline: a rank that waits is late itself for others.
@@ -211,7 +216,7 @@ void FailureDetector::note_waits(AwakeTime now) {
     }
   }
   messages_.visit([&](Posting& call, const std::vector<int>& missing) {
-    if (missing.size() == 1 && is_long(timeout_s_, call.since))
+    if (missing.size() == 1 && is_long(timeout_or_own(set_timeout_of(call)), call.since))
       waits[member(common_.transport.rank())].insert(member(missing.front()));
   });
   membership_->set_waits(std::move(waits));

@@ -66,6 +66,7 @@ class FailureDetector {
   void watch_own(AwakeTime now);
   void watch_messages(AwakeTime now);
   void note_waits(AwakeTime now);
+  double set_timeout_of(const Posting& call);
   void tell_peers(const std::exception_ptr& failure);
   void tell_membership(const std::exception_ptr& failure);
   // Seconds after which an operation of a set fails.

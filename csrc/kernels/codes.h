@@ -2,7 +2,7 @@
 // like element.h.
 //
 // Codes of fewer than 8 bits are packed in planes: with 4 bits, byte j holds the values j and j + block / 2; with 2
-// bits j, j + block / 4, and so on. So neighbouring lanes of a CPU's vector or of a GPU read and write neighbouring
+// bits j, j + block / 4, and so on. So neighboring lanes of a CPU's vector or of a GPU read and write neighboring
 // elements.
 //
 // Sums have the same order everywhere: lane k of kSumLanes adds up the elements k, k + kSumLanes, k + 2 kSumLanes and

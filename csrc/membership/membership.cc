@@ -14,7 +14,7 @@ using std::chrono::steady_clock;
 constexpr std::uint32_t kNotices = 0xFFFFFFFF;  // instead of an epoch: a message between memberships
 constexpr std::chrono::milliseconds kTick{10};
 // Number of neighbors to which a rank reports that it is alive. While ranks agree on a new epoch, it reports to all.
-constexpr int kNeighbours = 2;
+constexpr int kNeighbors = 2;
 // Number of such reports within the deadline.
 constexpr double kOften = 20;
 
@@ -253,7 +253,7 @@ void Membership::tick(Time now, std::uint32_t epoch, const Sink& sink) {
 void Membership::say_alive() {
   const auto size = static_cast<int>(view_.members.size());
   const int place = view_.place_of(self_);
-  const int count = consensus_->begun() ? size - 1 : std::min(kNeighbours, size - 1);
+  const int count = consensus_->begun() ? size - 1 : std::min(kNeighbors, size - 1);
   for (int step = 1; step <= count; ++step) {
     send(view_.members[static_cast<std::size_t>((place + step) % size)], Notice::kAlive, view_.epoch);
   }
@@ -263,7 +263,7 @@ void Membership::say_alive() {
 std::vector<int> Membership::watched() const {
   const auto size = static_cast<int>(view_.members.size());
   const int place = view_.place_of(self_);
-  const int count = consensus_->begun() ? size - 1 : std::min(kNeighbours, size - 1);
+  const int count = consensus_->begun() ? size - 1 : std::min(kNeighbors, size - 1);
   std::vector<int> ranks;
   for (int step = 1; step <= count; ++step) {
     ranks.push_back(view_.members[static_cast<std::size_t>((place + size - step) % size)]);

@@ -119,7 +119,7 @@ RandomPull::RandomPull(int size, std::uint64_t seed, int segments, int replicas)
 }
 
 // A worker's pulls of one round, in the order of (segment, replica), walk round a shuffle of the other workers.
-// Neighbours on it differ, so the replicas of a segment do, and size - 1 pulls reach all other workers.
+// Neighbors on it differ, so the replicas of a segment do, and size - 1 pulls reach all other workers.
 void RandomPull::row(At at, int rank, Row& row) const {
   if (size() == 1) return row.leave_alone();
   const Permutation others = permutation(size() - 1, seed_, at.round, static_cast<std::uint64_t>(rank));

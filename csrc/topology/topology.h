@@ -62,7 +62,7 @@ class RandomCycle : public Topology {
   const std::uint64_t seed_;
 };
 
-// D-PSGD (Lian et al. 2017): the mean with both neighbours on a ring, in every round.
+// D-PSGD (Lian et al. 2017): the mean with both neighbors on a ring, in every round.
 class Ring : public Topology {
  public:
   using Topology::Topology;
@@ -132,7 +132,7 @@ class RandomGroups : public Topology {
   const int groups_;
 };
 
-// Hierarchical gossip (Crossover-SGD, section 3.3): `among` connects groups of `group_size` neighbouring ranks, whose
+// Hierarchical gossip (Crossover-SGD, section 3.3): `among` connects groups of `group_size` neighboring ranks, whose
 // members hold equal values. A group receives values from another group's first rank, its leader. They go to all
 // members of the group or, with `leaders_only`, to its leader.
 class Grouped : public Topology {
@@ -147,7 +147,7 @@ class Grouped : public Topology {
   const bool leaders_only_;
 };
 
-// Every member of a group of `group_size` neighbouring ranks takes over its leader's value: a broadcast.
+// Every member of a group of `group_size` neighboring ranks takes over its leader's value: a broadcast.
 class Star : public Topology {
  public:
   // Throws UsageError unless group_size divides size.

@@ -64,7 +64,7 @@ void differences_are_named() {
   CHECK(!differ(say("x", {1, 3}, Opcode::kAllgather), say("x", {1, 4}, Opcode::kAllgather)).empty());
 }
 
-void small_neighbours_are_fused() {
+void small_neighbors_are_fused() {
   Negotiation talk({0}, 64);
   for (const char* name : {"a", "b", "c", "d", "e"}) talk.announce(0, say(name), kNow);  // 16 bytes each
   auto other = say("f");
@@ -249,7 +249,7 @@ void a_new_set_has_tags_of_its_own() {
 int main() {
   runs_once_all_have_announced();
   differences_are_named();
-  small_neighbours_are_fused();
+  small_neighbors_are_fused();
   joined_members_are_not_waited_for();
   a_join_that_fails_is_over();
   the_gone_fail_what_waits_for_them();

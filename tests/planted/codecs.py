@@ -63,7 +63,7 @@ ERRORS = [
         _ON_KERNELS,
     ),
     Error(
-        "decoding takes a value's code from the neighbouring plane",
+        "decoding takes a value's code from the neighboring plane",
         "wrong bucket",
         _CODES,
         "plane = place >> plane_bits;",

@@ -1,4 +1,4 @@
-// Some neighbouring elements, read or written by one access of up to 16 bytes.
+// Some neighboring elements, read or written by one access of up to 16 bytes.
 #pragma once
 
 #include <cstddef>

@@ -16,7 +16,7 @@ inline constexpr int kBins = 256;
 // Bytes of a chunk. Each block adds up the counts of all earlier chunks, so there must not be many.
 inline constexpr std::uint32_t kSelectChunk = 64 << 10;
 
-// Neighbouring counters, of which [begin, end) belong to the row.
+// Neighboring counters, of which [begin, end) belong to the row.
 struct Sixteen {
   std::int64_t first;  // the index of values[0]
   int begin, end;

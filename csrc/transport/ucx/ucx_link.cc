@@ -172,8 +172,8 @@ UcxLink::UcxLink(Meeting& meeting, const Config& config, const std::string& toke
     peer(rank).address = addresses[static_cast<std::size_t>(rank)];
   }
   const auto held = session_.lock();
-  for (const int neighbour : {(rank_ + 1) % size, (rank_ + size - 1) % size}) {
-    if (neighbour != rank_ && !reach(neighbour).lost()) send_frame(peer(neighbour), {}, Use::kHello);
+  for (const int neighbor : {(rank_ + 1) % size, (rank_ + size - 1) % size}) {
+    if (neighbor != rank_ && !reach(neighbor).lost()) send_frame(peer(neighbor), {}, Use::kHello);
   }
 }
 

@@ -1,6 +1,6 @@
 // Link between nodes by UCX: tagged messages on the worker of the process (session.h), which moves only while a thread
 // polls the link or tests a transfer. A rank connects to another when it first needs it. It connects to its two
-// neighbours on the ring of all ranks at once, so that each death is noticed by some rank.
+// neighbors on the ring of all ranks at once, so that each death is noticed by some rank.
 #pragma once
 
 #include <ucp/api/ucp.h>

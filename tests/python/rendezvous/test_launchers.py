@@ -347,7 +347,7 @@ class Dying:
         return getattr(self._store, name)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 def test_ranks_that_are_started_again_do_not_meet_those_before(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In each start but the last, ranks end somewhere, before they have come or while they meet. The launcher ends the
     others and starts all again. No process counts."""

@@ -245,7 +245,7 @@ def test_a_link_carries_one_transfer_at_a_time() -> None:
     assert out.seconds == pytest.approx(0.01 + 6 * 0.008)
 
 
-def test_a_slow_worker_delays_its_neighbours_only() -> None:
+def test_a_slow_worker_delays_its_neighbors_only() -> None:
     compute = np.full(8, 0.01)
     compute[3] = 0.1
     job = job_of(DPSGD(), 8, compute=compute, steps=2)

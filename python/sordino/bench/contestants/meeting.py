@@ -9,7 +9,7 @@ import mmap
 import os
 from pathlib import Path
 
-_WORDS = 16  # 8-byte words per rank: two cache lines, because neighbouring lines are often fetched together
+_WORDS = 16  # 8-byte words per rank: two cache lines, because neighboring lines are often fetched together
 
 
 def make(path: Path, ranks: int) -> None:
