@@ -60,7 +60,7 @@ def test_steps_are_compared_with_those_of_the_same_round_and_ages_with_what_pull
 
 
 def test_serving_is_compared_within_rounds_and_a_snapshot_with_the_faster_copy() -> None:
-    medians = {"alone": [1.0, 2.0], "neighbor": [1.0, 2.0], "publishing": [1.5, 2.5], "pulled": [1.1, 2.2]}
+    medians = {"alone": [1.0, 2.0], "neighbour": [1.0, 2.0], "publishing": [1.5, 2.5], "pulled": [1.1, 2.2]}
     ways = {name: {"rounds": values} for name, values in (medians | {"publishing_pulled": [1.5, 5.0]}).items()}
     times = {name: {"median": value} for name, value in (("publish", 1.2), ("torch", 1.0), ("numpy", 2.0))}
     job = {"cores_per_rank": 2, "sizes": [{"bytes": 1 << 20, "ways": ways, "publication": times}]}
