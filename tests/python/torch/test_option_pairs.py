@@ -83,8 +83,10 @@ def test_rounding_is_no_change_of_a_model(pull: float) -> None:
 
 def stepped(change: Callable[[nn.Module, hvd.DistributedOptimizer], object], algorithm: Algorithm) -> torch.Tensor:
     """Return the parameters after a step on clipped gradients."""
-    torch.manual_seed(1)
     model = nn.Linear(6, 5)
+    with torch.no_grad():
+        for parameter in model.parameters():  # not by torch's generator, which the threads of all ranks share
+            parameter.copy_(torch.linspace(-0.5, 0.5, parameter.numel()).view_as(parameter))
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), algorithm=algorithm)
     model(torch.full((2, 6), hvd.rank() + 1.0)).square().sum().backward()
