@@ -2039,17 +2039,17 @@ ERRORS = [
     Error(
         "the first rank does not wait until all have seen the roll",
         "missing wait",
-        "python/sordino/rendezvous/store.py",
-        "            if awaited and not self._store.check(list(awaited.values())):\n",
-        "            if False:\n",
+        "python/sordino/rendezvous/roll_call.py",
+        "        if self.awaited and not self._store.check(list(self.awaited.values())):\n",
+        "        if False:\n",
         (tests("launchers", "started_again"),),
     ),
     Error(
         "the roll is called once",
         "stale copy",
-        "python/sordino/rendezvous/store.py",
-        "            if time.monotonic() - looked >= _LOOK_S:\n",
-        "            if not roll:\n",
+        "python/sordino/rendezvous/roll_call.py",
+        "        self._looked = time.monotonic()\n        numbers = [",
+        "        if self._roll:\n            return\n        numbers = [",
         (tests("launchers", "started_again"),),
     ),
     Error(

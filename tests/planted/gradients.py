@@ -281,8 +281,8 @@ ERRORS = [
         "gradients are unscaled before they are reduced",
         "stale copy",
         "python/sordino/torch/scaler.py",
-        "        strategy.synchronize()\n        gradients = [",
-        "        strategy.synchronize()\n        _ = [",
+        "            strategy.synchronize()\n            gradients = [",
+        "            strategy.synchronize()\n            _ = [",
         (checks("hooks.a_scaler_unscales"),),
     ),
     Error(

@@ -925,8 +925,8 @@ ERRORS = [
         "gradients stay scaled",
         "wrong weight",
         "python/sordino/torch/scaler.py",
-        "    if scale is not None and gradients:",
-        "    if scale is None:",
+        "        if scale is not None and gradients:",
+        "        if scale is None:",
         (checks("gossip.an_infinite or local_sgd.an_infinite or layered.scalers"),),
     ),
     # ---- local SGD, layers, shards

@@ -3,17 +3,6 @@
 In a round every rank writes its value. The first rank reads all values, and writes them as one entry, which the others
 read. So N ranks make about 4 N requests, not one for each pair.
 
-A store may outlive a start: torchrun restarts ranks, and scripts make one group after the other. The entries of earlier
-starts stay, and ranks cannot count starts, because some may have ended before they reached the store. So a roll call
-gives each start a prefix of its own (`StoreRendezvous.call_roll`):
-
-| entry | written by | value |
-|---|---|---|
-| hello/R | rank R | a random number of this rank and start |
-| roll/NUMBER | the first rank, for the number of each rank, and again if one has changed | the hash of all numbers |
-| seen/HASH/R | each other rank, when it has read its roll | |
-| go/HASH | the first rank, when all others have seen this hash | |
-
 Any process that reaches the store's port can write to it. If the ranks have a secret (SORDINO_TOKEN), they sign their
 values with it, and refuse others.
 """
@@ -22,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +20,7 @@ from typing import Any
 from sordino.awake import AwakeClock
 from sordino.errors import Timeout, TransportError
 from sordino.log import logger
+from sordino.rendezvous.roll_call import RollCall
 
 _log = logger(__name__)
 _LOOK_S = 1.0  # interval of checks whether another rank has given up
@@ -79,7 +68,7 @@ class StoreRendezvous:
         place = self._place(key, ranks)
         names = {rank: f"{place}/{rank}" for rank in ranks}
         together, given_up = f"{place}/all", f"{place}/given up"
-        with _store_answers():
+        with store_answers():
             self._store.set(names[self._rank], self._signature(names[self._rank], mine) + mine)
             awaited = list(names.values()) if self._rank == ranks[0] else [together]
             self._wait(names, lambda: bool(self._store.check(awaited)), ranks[0], given_up, b"", timeout)
@@ -91,7 +80,7 @@ class StoreRendezvous:
             return [self._checked(rank, names[rank], one) for rank, one in zip(names, signed)]
 
     def call_roll(self, size: int) -> None:
-        """Agree with all ranks on a new prefix, which no other start at the store has. Collective.
+        """Agree with all ranks on a new prefix, which no other start at the store has (roll_call.py). Collective.
 
         Args:
             size: number of ranks.
@@ -100,66 +89,14 @@ class StoreRendezvous:
             Timeout: some ranks have not come in time. The error has their numbers.
             TransportError: the store is gone.
         """
-        number = secrets.token_bytes(8)
         place = f"{self.prefix}/starts of {size}"
-        hello = [f"{place}/hello/{rank}" for rank in range(size)]
-        awaited = dict(enumerate(hello))  # entries whose absence tells which ranks are missing
-        given_up, before = f"{place}/given up", b""
-        roll, looked = b"", -_LOOK_S
-
-        def seen(rank: int) -> str:
-            return f"{place}/seen/{roll.hex()}/{rank}"
-
-        def await_seen() -> None:
-            awaited.clear()
-            awaited.update({rank: seen(rank) for rank in range(1, size)})
-
-        def write_roll() -> None:
-            nonlocal roll, looked
-            looked = time.monotonic()
-            numbers = [bytes(self._store.get(name)) for name in hello]
-            now = hashlib.blake2b(b"".join(numbers), digest_size=8).digest()
-            if now == roll:
-                return
-            roll = now
-            for one in numbers:
-                self._store.set(f"{place}/roll/{one.hex()}", roll)
-            await_seen()
-
-        def leads() -> bool:
-            if not self._store.check(hello):
-                return False
-            if time.monotonic() - looked >= _LOOK_S:
-                write_roll()
-            if awaited and not self._store.check(list(awaited.values())):
-                return False
-            before_go = roll
-            write_roll()  # a rank that has seen the roll may have been started again since
-            if roll != before_go:
-                return False
-            self._store.set(f"{place}/go/{roll.hex()}", b"")
-            return True
-
-        def follows() -> bool:
-            nonlocal roll
-            if roll and self._store.check([f"{place}/go/{roll.hex()}"]):
-                return True  # checked before the roll, because the first rank may be in its next start
-            name = f"{place}/roll/{number.hex()}"
-            if not self._store.check([name]):
-                return False
-            now = bytes(self._store.get(name))
-            if now != roll:
-                roll = now
-                self._store.set(seen(self._rank), b"")
-                await_seen()
-            return False
-
-        with _store_answers():
+        call, given_up, before = RollCall(self._store, place, self._rank, size), f"{place}/given up", b""
+        with store_answers():
             if self._store.check([given_up]):
                 before = bytes(self._store.get(given_up))  # of an earlier start
-            self._store.set(hello[self._rank], number)
-            self._wait(awaited, leads if self._rank == 0 else follows, 0, given_up, before, None, number)
-        self.prefix = f"{self.prefix}/{roll.hex()}"
+            call.begin()
+            self._wait(call.awaited, call.over, 0, given_up, before, None, call.number)
+        self.prefix = f"{self.prefix}/{call.name}"
 
     def _place(self, key: str, ranks: Sequence[int]) -> str:
         return f"{self.prefix}/{key}/{hashlib.blake2b(repr([*ranks]).encode(), digest_size=8).hexdigest()}"
@@ -231,7 +168,7 @@ class StoreRendezvous:
 
 
 @contextmanager
-def _store_answers() -> Iterator[None]:
+def store_answers() -> Iterator[None]:
     """Raise TransportError for an error of the store within the block."""
     try:
         yield

@@ -29,8 +29,7 @@ import hmac
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +37,7 @@ from sordino.awake import AwakeClock
 from sordino.errors import TransportError
 from sordino.log import logger
 from sordino.rendezvous.join_requests import Verdict
-from sordino.rendezvous.store import StoreRendezvous, does_not_answer
+from sordino.rendezvous.store import StoreRendezvous, does_not_answer, store_answers
 
 _log = logger(__name__)
 _LATEST = "sordino/latest"  # prefix of the job that has begun last at the store
@@ -91,25 +90,25 @@ class StoreAdmission(StoreRendezvous):
 
     def begin(self, size: int, grows: bool) -> None:
         """Write that all ranks of the job have met. Called on the first rank."""
-        with self._store_answers():
+        with store_answers():
             self._write("over", "no")  # an earlier job of the same processes may have written "yes"
             self._write("job", json.dumps([size, grows]))
             self._store.set(_LATEST, self.prefix)
 
     def job(self) -> Job | None:
         """Return the facts about the job; None if its ranks have not all met."""
-        with self._store_answers():
+        with store_answers():
             written = self._read("job")
         return None if written is None else Job(*json.loads(written))
 
     def has_met(self, key: str, size: int) -> bool:
         """Return whether all `size` ranks have met in the round `key`."""
-        with self._store_answers():
+        with store_answers():
             return bool(self._store.check([f"{self._place(key, range(size))}/all"]))
 
     def is_over(self) -> bool:
         """Return whether the first rank has written that the job is over."""
-        with self._store_answers():
+        with store_answers():
             return self._read("over") == "yes"
 
     def end(self, over: bool) -> None:
@@ -121,12 +120,12 @@ class StoreAdmission(StoreRendezvous):
                 return
             self._looker = None
         if over:
-            with self._store_answers():
+            with store_answers():
                 self._write("over", "yes")
 
     def new_number(self, size: int) -> int:
         """Return a number that no process of the job has had. `size`: number of ranks with which it began."""
-        with self._store_answers():
+        with store_answers():
             return size + int(self._store.add(self._name("numbers"), 1)) - 1
 
     # ---- votes -------------------------------------------------------------------------------------------------
@@ -135,7 +134,7 @@ class StoreAdmission(StoreRendezvous):
         """Return whether all these ranks have agreed. See `SocketRendezvous.vote`."""
         names = [f"vote/{key}/{rank}" for rank in ranks]
         clock = AwakeClock(_STEP_S)
-        with self._store_answers():
+        with store_answers():
             if agrees:
                 self._write(f"vote/{key}/{self._rank}", "yes")
                 last = self._store.add(self._name(f"vote/{key}/count"), 1) >= len(names)
@@ -177,7 +176,7 @@ class StoreAdmission(StoreRendezvous):
         """
         self.waits()
         found: dict[int, bytes] = {}
-        with self._store_answers():
+        with store_answers():
             for request in self._unanswered():
                 try:
                     said, introduction = json.loads(self._read(f"request/{request}") or "")
@@ -197,7 +196,7 @@ class StoreAdmission(StoreRendezvous):
         request = self._request_of.pop(newcomer, None)
         if request is not None:
             self._answered.add(request)
-            with self._store_answers():
+            with store_answers():
                 self._write(f"request/{request}/verdict", f"{verdict.value} {text.decode()}")
 
     def _look(self) -> None:
@@ -244,7 +243,7 @@ class StoreAdmission(StoreRendezvous):
             TransportError: the store is gone, the job is over, or no rank has answered in time.
         """
         clock, warned = AwakeClock(_STEP_S), False
-        with self._store_answers():
+        with store_answers():
             request, alive, heard = self._new_request(introduction), self._count("alive"), clock.now()
             beat, last = 0.0, time.monotonic()
             while True:
@@ -313,12 +312,3 @@ class StoreAdmission(StoreRendezvous):
 
     def _sealed(self, name: str, text: str) -> str:
         return self._signature(name, text.encode()).hex() + text
-
-    @contextmanager
-    def _store_answers(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:  # torch raises this for errors of stores
-            if isinstance(error, TransportError):
-                raise
-            raise does_not_answer(error) from error

@@ -7,7 +7,8 @@ exchange with other ranks takes place.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,6 +38,17 @@ def unscales() -> bool:
     return sys._getframe(2).f_code.co_name == "_unscale_grads_"
 
 
+@contextmanager
+def _leaving_nothing(asked: Any) -> Iterator[None]:
+    """Remove from an optimizer what a scaler has set, if the block raises. The scaler does so after a success only."""
+    try:
+        yield
+    except BaseException:
+        for name in ("found_inf", "grad_scale"):
+            asked.__dict__.pop(name, None)
+        raise
+
+
 def step_scaled(
     asked: Any,
     strategy: Strategy,
@@ -58,41 +70,26 @@ def step_scaled(
     Raises:
         UsageError: the scaler cannot be used.
     """
-    try:
-        return _step(asked, strategy, optimizer, closure, synchronize, check_finite)
-    except BaseException:
-        for name in ("found_inf", "grad_scale"):  # GradScaler itself removes them only after a successful step
-            asked.__dict__.pop(name, None)
-        raise
-
-
-def _step(
-    asked: Any,
-    strategy: Strategy,
-    optimizer: torch.optim.Optimizer,
-    closure: Callable[[], Any] | None,
-    synchronize: bool,
-    check_finite: bool,
-) -> Any:
-    found, scale = asked.__dict__.get("found_inf"), asked.__dict__.get("grad_scale")
-    problem = _CHECKED if check_finite else strategy.scaler_problem()
-    if any(isinstance(parameter, LocalShard) for parameter in strategy.parameters):
-        problem = _SHARDED
-    if problem is not None:
-        raise UsageError(problem)
-    if found is None:
-        return strategy.step(optimizer, closure, synchronize)
-    strategy.begin(optimizer)
-    gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
-    infinite = float(found) > 0  # torch gives the number 0 if no parameter has a gradient
-    if strategy.reducer is not None and strategy.reducer.active:
-        # The members of a group must make the same decision, so it depends on the reduced gradients, which all have.
-        strategy.synchronize()
+    with _leaving_nothing(asked):
+        found, scale = asked.__dict__.get("found_inf"), asked.__dict__.get("grad_scale")
+        problem = _CHECKED if check_finite else strategy.scaler_problem()
+        if any(isinstance(parameter, LocalShard) for parameter in strategy.parameters):
+            problem = _SHARDED
+        if problem is not None:
+            raise UsageError(problem)
+        if found is None:
+            return strategy.step(optimizer, closure, synchronize)
+        strategy.begin(optimizer)
         gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
-        infinite = not all(bool(stored_values(gradient).isfinite().all()) for gradient in gradients)
-    if infinite:
-        strategy.leave_out()
-        return None
-    if scale is not None and gradients:
-        torch._foreach_div_(gradients, scale.item())
-    return strategy.step_begun(optimizer, closure, synchronize)
+        infinite = float(found) > 0  # torch gives the number 0 if no parameter has a gradient
+        if strategy.reducer is not None and strategy.reducer.active:
+            # Members of a group must make the same decision, so it depends on the reduced gradients, which all have.
+            strategy.synchronize()
+            gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
+            infinite = not all(bool(stored_values(gradient).isfinite().all()) for gradient in gradients)
+        if infinite:
+            strategy.leave_out()
+            return None
+        if scale is not None and gradients:
+            torch._foreach_div_(gradients, scale.item())
+        return strategy.step_begun(optimizer, closure, synchronize)

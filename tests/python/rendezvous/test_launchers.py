@@ -351,7 +351,8 @@ class Dying:
 def test_ranks_that_are_started_again_do_not_meet_those_before(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In each start but the last, ranks end somewhere, before they have come or while they meet. The launcher ends the
     others and starts all again. No process counts."""
-    monkeypatch.setattr(rendezvous.store, "_LOOK_S", 0.05)
+    for module in (rendezvous.store, rendezvous.roll_call):
+        monkeypatch.setattr(module, "_LOOK_S", 0.05)
     random, store, size = Random(seed), HashStore(), 4
 
     def rolled(rank: int, requests: int) -> str:
@@ -376,7 +377,8 @@ def test_ranks_that_are_started_again_do_not_meet_those_before(seed: int, monkey
 
 def test_who_does_not_come_to_the_roll_call_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if an earlier process of this rank has come. What an earlier start has given up is over."""
-    monkeypatch.setattr(rendezvous.store, "_LOOK_S", 0.1)
+    for module in (rendezvous.store, rendezvous.roll_call):
+        monkeypatch.setattr(module, "_LOOK_S", 0.1)
     store = HashStore()
     together(lambda rank: at_store(store, rank).call_roll(3), range(3))
     for _ in range(2):
