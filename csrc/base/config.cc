@@ -92,8 +92,8 @@ const std::vector<Row>& rows() {
         "1 or 0: ranks of one machine average in shared memory, or send everything in messages"},
        [](Config& c, auto& n, auto& v) { c.shared_memory = on(n, v); }},
       {{"SORDINO_SPIN_US", "", "50",
-        "microseconds that a waiting rank spins before it sleeps, if ranks do not outnumber cores (else it yields at "
-        "once)"},
+        "microseconds that a waiting rank spins before it sleeps, if ranks do not outnumber the cores that they share "
+        "(else it yields at once)"},
        [](Config& c, auto& n, auto& v) { c.spin_us = integer<int>(n, v, 0, 1e6); }},
       {{"SORDINO_CPU_LEVEL", "", "", "upper limit of the kernels' instruction set: baseline, avx2 or avx512"},
        [](Config& c, auto&, auto& v) { c.cpu_level = v; }},

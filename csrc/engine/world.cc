@@ -1,11 +1,9 @@
 #include "engine/world.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <thread>
 
 #include "base/keep.h"
 #include "base/relax.h"
@@ -23,23 +21,17 @@ constexpr milliseconds kWatchEvery{10};
 
 // Ranks spin while they wait if there is a core for each of them. Otherwise they must leave the cores to each other.
 std::chrono::microseconds spin_for(const Transport& transport, const Config& config) {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  const bool known = sched_getaffinity(0, sizeof(cores), &cores) == 0;
-  const auto available = known ? CPU_COUNT(&cores) : static_cast<int>(std::thread::hardware_concurrency());
-  return std::chrono::microseconds(transport.machine_size() <= available ? config.spin_us : 0);
+  return std::chrono::microseconds(transport.ranks_per_core() <= 1 ? config.spin_us : 0);
 }
 
 // Time after which a sleeping rank wakes by itself: kForEachRank (in s) times the number of ranks per core, so that
-// waking (about 15 us) takes at most 1/20 of a core's time. All cores of the machine count, because each rank may be
-// bound to different ones. The time must be much shorter than the longest step that the clock of deadlines counts.
+// waking (about 15 us) takes at most 1/20 of a core's time. The time must be much shorter than the longest step that
+// the clock of deadlines counts.
 std::chrono::microseconds nap_for(const Transport& transport, const Config& config) {
   constexpr double kForEachRank = 300e-6, kMost = 0.1;
   static_assert(std::chrono::duration<double>(2 * kMost) <= AwakeClock::kLongestStep);
-  const double crowd =
-      static_cast<double>(transport.machine_size()) / static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN));
   const double most = config.survive_losses ? std::min(kMost, config.silence_s / 40) : kMost;
-  return std::chrono::microseconds(std::llround(1e6 * std::min(kForEachRank * crowd, most)));
+  return std::chrono::microseconds(std::llround(1e6 * std::min(kForEachRank * transport.ranks_per_core(), most)));
 }
 
 }  // namespace

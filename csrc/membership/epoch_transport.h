@@ -18,7 +18,7 @@ class EpochTransport : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(view_.members.size()); }
   const std::vector<int>& node_of() const override { return node_of_; }
-  int machine_size() const override { return below().machine_size(); }
+  double ranks_per_core() const override { return below().ranks_per_core(); }
   std::string host_of(int rank) const override { return below().host_of(member(rank)); }
   int process_of(int rank) const override { return below().process_of(member(rank)); }
   std::string name() const override { return below().name(); }

@@ -51,7 +51,7 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const std::vector<int>& node_of() const = 0;  // node number of every rank; rank 0 is on node 0
-  virtual int machine_size() const = 0;                 // ranks that share this rank's cores, including itself
+  virtual double ranks_per_core() const = 0;            // of the cores that this rank may run on
   virtual std::string host_of(int rank) const = 0;
   virtual int process_of(int rank) const = 0;  // its process id on its host
   virtual std::string name() const = 0;

@@ -1,4 +1,5 @@
 // Shared memory between real processes, mailboxes with messages larger than their rings, pipes, and the sim transport.
+#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -11,6 +12,7 @@
 #include <numeric>
 #include <optional>
 
+#include "base/cores.h"
 #include "base/limits.h"
 #include "check.h"
 #include "transport/process/process_watch.h"
@@ -474,6 +476,37 @@ void mailboxes_give_each_message_once() {
   each_is_given_once([&](const Sink& sink) { return reader.poll(sink); });
 }
 
+void the_cores_of_a_process_are_those_that_it_may_run_on() {
+  cpu_set_t before;
+  CHECK(sched_getaffinity(0, sizeof(before), &before) == 0);
+  CHECK(Cores::of_this_process().count() == CPU_COUNT(&before));
+  cpu_set_t last;
+  CPU_ZERO(&last);
+  int core = CPU_SETSIZE - 1;
+  while (!CPU_ISSET(core, &before)) --core;
+  CPU_SET(core, &last);
+  CHECK(sched_setaffinity(0, sizeof(last), &last) == 0);
+  const Cores bound = Cores::of_this_process();
+  CHECK(bound.count() == 1 && bound.mask.at(static_cast<std::size_t>(core) / 64) == std::uint64_t{1} << core % 64);
+  CHECK(sched_setaffinity(0, sizeof(before), &before) == 0);
+}
+
+// Ranks in different containers of one machine share its cores. Ranks that are bound to different cores share none, nor
+// do ranks of different machines.
+void ranks_share_the_cores_of_a_machine() {
+  const auto share = [](const std::vector<Cores>& cores, std::size_t me) { return ranks_per_core(cores, me); };
+  const Cores first{"a", {0b01}}, second{"a", {0b10}}, both{"a", {0b11}}, far{"a", {0, 0b11}}, other{"b", {0b11}};
+  CHECK(share({both}, 0) == 0.5);
+  CHECK(share({both, both}, 1) == 1);
+  CHECK(share({both, both, both, both}, 0) == 2);
+  CHECK(share({both, other, both, other}, 1) == 1);
+  CHECK(share({first, second}, 0) == 1 && share({first, second}, 1) == 1);
+  CHECK(share({first, first, second}, 0) == 2 && share({first, first, second}, 2) == 1);
+  CHECK(share({both, first}, 0) == 1 && share({both, first}, 1) == 2);
+  CHECK(share({both, far, far}, 0) == 0.5 && share({both, far, far}, 2) == 1);
+  CHECK(share({{"a", {}}, {"a", {}}}, 0) == 1);  // unknown cores
+}
+
 }  // namespace
 
 int main() {
@@ -495,5 +528,7 @@ int main() {
   sim_delivers_in_order();
   sim_gives_each_message_once();
   mailboxes_give_each_message_once();
+  the_cores_of_a_process_are_those_that_it_may_run_on();
+  ranks_share_the_cores_of_a_machine();
   return sordino::test::report();
 }

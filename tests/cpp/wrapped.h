@@ -19,7 +19,7 @@ class Wrapped : public Transport {
   int rank() const override { return below_->rank(); }
   int size() const override { return below_->size(); }
   const std::vector<int>& node_of() const override { return below_->node_of(); }
-  int machine_size() const override { return below_->machine_size(); }
+  double ranks_per_core() const override { return below_->ranks_per_core(); }
   std::string host_of(int rank) const override { return below_->host_of(rank); }
   int process_of(int rank) const override { return below_->process_of(rank); }
   std::string name() const override { return below_->name(); }

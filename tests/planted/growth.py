@@ -223,8 +223,8 @@ ERRORS = [
         "a recovery takes the mean with a model that has just joined",
         "wrong weight",
         "python/sordino/algorithms/exchanging.py",
-        "if self.levels and self.context.losses.levels:",
-        "if self.levels:",
+        "if self.mean_after_loss and self.context.losses.mean_after_loss:",
+        "if self.mean_after_loss:",
         (_JOIN + "before_a_newcomer_has_the_state",),
     ),
     Error(

@@ -4,17 +4,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fstream>
+#include "base/cores.h"
 
 namespace sordino::process {
 
 std::string machine() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   struct stat names{};
   if (stat("/proc/self/ns/pid", &names) != 0)
     names.st_ino = static_cast<ino_t>(getpid());  // then the value fits this process only
-  return boot + "/" + std::to_string(names.st_ino);
+  return boot_id() + "/" + std::to_string(names.st_ino);
 }
 
 std::string host_name() {

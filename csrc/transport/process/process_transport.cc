@@ -6,6 +6,7 @@
 #include <map>
 #include <random>
 
+#include "base/cores.h"
 #include "base/log.h"
 #include "transport/process/leaving.h"
 #include "transport/process/machine.h"
@@ -37,8 +38,13 @@ struct Home {
   pid_t pid = 0;
   Location board;              // leaving.h
   std::uint64_t presence = 0;  // Presence::number()
+  Cores cores;
 
-  Bytes written() const { return Writer().put(machine).put(host).put(leader).put(pid).put(board).put(presence).take(); }
+  Bytes written() const {
+    Writer writer;
+    writer.put(machine).put(host).put(leader).put(pid).put(board).put(presence).put(cores.kernel).put(cores.mask);
+    return writer.take();
+  }
   static Home read(std::span<const std::byte> bytes) {
     Reader reader(bytes);
     Home home;
@@ -48,6 +54,8 @@ struct Home {
     home.pid = reader.get<pid_t>();
     home.board = reader.get<Location>();
     home.presence = reader.get<std::uint64_t>();
+    home.cores.kernel = reader.text();
+    home.cores.mask = reader.list<std::uint64_t>();
     return home;
   }
   // Equal for ranks that may share memory, as far as is known before they try.
@@ -85,7 +93,7 @@ class ProcessTransport : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   const std::vector<int>& node_of() const override { return node_of_; }
-  int machine_size() const override { return machine_size_; }
+  double ranks_per_core() const override { return ranks_per_core_; }
   std::string host_of(int rank) const override { return hosts_[at(rank)]; }
   int process_of(int rank) const override { return processes_[at(rank)]; }
   std::string name() const override {
@@ -152,17 +160,20 @@ class ProcessTransport : public Transport {
   Doorbell& own_bell() { return near_ ? near_->bell(rank_) : private_bell_; }
 
   std::vector<Home> introduce(Meeting& meeting) {
-    Home mine{machine(), host_name(), meeting.host_leader(), getpid(), {}, presence_.number()};
+    Home mine{machine(), host_name(), meeting.host_leader(), getpid(), {}, presence_.number(), Cores::of_this_process()};
     try {
       mine.board = Presence::board();
     } catch (const TransportError&) {  // there is no shared memory at all; share_memory() will report that
     }
     std::vector<Home> homes;
+    std::vector<Cores> cores;
     for (const Bytes& one : meeting.gather(mine.written())) {
       homes.push_back(Home::read(one));
       hosts_.push_back(homes.back().host);
       processes_.push_back(homes.back().pid);
+      cores.push_back(homes.back().cores);
     }
+    ranks_per_core_ = sordino::ranks_per_core(cores, at(rank_));
     return homes;
   }
 
@@ -181,9 +192,7 @@ class ProcessTransport : public Transport {
   void watch(const std::vector<Home>& homes) {
     for (int peer = 0; peer < size_; ++peer) {
       const Home& home = homes[at(peer)];
-      if (home.machine != homes[at(rank_)].machine) continue;
-      ++machine_size_;
-      if (peer == rank_) continue;
+      if (peer == rank_ || home.machine != homes[at(rank_)].machine) continue;
       watched_.emplace_back(peer, ProcessWatch(home.pid));
     }
   }
@@ -267,7 +276,7 @@ class ProcessTransport : public Transport {
   Presence presence_;  // the first member, so destroyed last, when nothing of this transport is left
   const int rank_, size_;
   const bool is_local_;
-  int machine_size_ = 0;
+  double ranks_per_core_ = 1;
   std::vector<bool> shares_memory_;  // by rank, whether its node shares memory
   std::vector<int> node_of_, here_;  // here_: ranks that this one wants to share memory with
   std::vector<std::string> hosts_;

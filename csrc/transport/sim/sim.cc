@@ -13,6 +13,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/cores.h"
 #include "transport/doorbell.h"
 #include "transport/segment_table.h"
 
@@ -85,6 +86,7 @@ struct Machines {
   std::vector<std::shared_ptr<Segment>> kept;
   std::vector<std::atomic<bool>> killed, stopped;
   std::vector<std::atomic<bool>> links;  // true: cut
+  const int cores = Cores::of_this_process().count();
   std::shared_ptr<Remains> remains = std::make_shared<Remains>();
   std::function<bool()> late;
   std::function<void(int)> mapping;
@@ -231,7 +233,7 @@ class SimTransport : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(machines_->boxes.size()); }
   const std::vector<int>& node_of() const override { return machines_->nodes; }
-  int machine_size() const override { return size(); }
+  double ranks_per_core() const override { return static_cast<double>(size()) / machines_->cores; }
   int process_of(int) const override { return getpid(); }
   std::string host_of(int rank) const override { return "sim-node-" + std::to_string(machines_->nodes[rank]); }
   std::string name() const override { return "sim"; }

@@ -46,7 +46,7 @@ class ExchangingStrategy(Strategy):
     """
 
     steps_always = True
-    levels = True
+    mean_after_loss = True
     """Whether the remaining ranks take the mean of their parameters after a loss."""
     whole_models = True
     """Whether exchanges change all parameters that were trained when the ranks met."""
@@ -218,7 +218,7 @@ class ExchangingStrategy(Strategy):
         self._meet_all()
         if not self.active:
             return
-        if self.levels and self.context.losses.levels:
+        if self.mean_after_loss and self.context.losses.mean_after_loss:
             self.level([tensor.detach() for tensor in self.exchanged])
         mine = torch.tensor([self.round, self.steps], device=HOST)
         furthest = allreduce(mine, op=Max, name=f"{self.label}.furthest", process_set=self.settings.process_set)
@@ -403,7 +403,7 @@ class ExchangingStrategy(Strategy):
             return
         epoch = self.context.epoch
         try:
-            with self.context.losses.raise_on_loss():
+            with self.context.losses.raising_on_loss():
                 self.after_step()
             self.context.losses.empty_recoveries = 0
         except LOSSES as error:

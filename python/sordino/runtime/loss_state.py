@@ -116,7 +116,7 @@ class LossState:
         tells_in_growth: whether this rank is in a growth, which calls the callbacks. Recoveries call them only if some
             rank is not in a growth.
         unsettled: whether, as far as this rank knows, a rank has joined that does not have the job's model yet.
-        levels: whether recovery may take the mean of all models, as the ranks have agreed after the last loss.
+        mean_after_loss: whether recovery may take the mean of all models, as the ranks have agreed after the last loss.
         recovering: lock held by the thread that recovers.
         empty_recoveries: number of successive recoveries without a lost rank.
     """
@@ -128,7 +128,7 @@ class LossState:
     told_size: int = 0
     tells_in_growth: bool = False
     unsettled: bool = False
-    levels: bool = True
+    mean_after_loss: bool = True
     _growing: list[weakref.ref[Growing]] = field(default_factory=list)
     recovering: threading.RLock = field(default_factory=threading.RLock)
     empty_recoveries: int = 0
@@ -159,7 +159,7 @@ class LossState:
         self.recoverables.clear()
 
     @contextmanager
-    def raise_on_loss(self) -> Iterator[None]:
+    def raising_on_loss(self) -> Iterator[None]:
         """Make this thread's operations raise within the block when a rank is lost.
 
         The caller repeats them.

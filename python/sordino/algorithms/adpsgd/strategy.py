@@ -157,7 +157,7 @@ class PairStrategy(ExchangingStrategy):
     algorithm: ADPSGD
     _was_open = False
 
-    levels = False  # asynchronous ranks are at different steps anyway
+    mean_after_loss = False  # asynchronous ranks are at different steps anyway
     takes_in_unfrozen = False
 
     def __init__(self, runtime: Runtime, algorithm: ADPSGD) -> None:

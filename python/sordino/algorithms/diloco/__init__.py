@@ -62,8 +62,7 @@ class DiLoCo(Gossip):
     is part of `state_dict()`, which waits for it. `flush()` applies it at once: call it at the end of training.
     Parameters that are unfrozen or added during an interval start from the first rank's values. Those that are frozen
     by then become their mean over all workers. All others keep their values, outer parameters and momentum. With
-    fragments, a block may then belong to another fragment, so once its
-    interval is longer or shorter.
+    fragments, a block may then belong to another fragment, so one of its intervals is longer or shorter.
 
     Buffers given as `named_buffers` are averaged with buffers="average" at the exchange of the last fragment. All
     ranks wait for each other there, also with overlap.

@@ -77,7 +77,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._prepared: tuple[int, PreparedReduction] | None = None  # number of tensors, and their reduction
 
     @property
-    def levels(self) -> bool:  # type: ignore[override]
+    def mean_after_loss(self) -> bool:  # type: ignore[override]
         return self._alone  # before groups train separately, all ranks share one model and step together
 
     @property

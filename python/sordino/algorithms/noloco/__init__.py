@@ -51,11 +51,10 @@ class NoLoCo(RandomGossip):
     Sent per exchange and worker: the bytes of the parameters to each other worker of its group, in one message per
     segment; half of what the source sends, because both means are computed from one vector. One group of all workers:
     2(N - 1)/N times the bytes of the parameters (an all-reduce). With `compression`: encoded, in one message to each
-    other worker. Staleness: none; workers drift apart for `interval`
-    steps. Memory: four times the parameters (outer parameters, momentum and the copy that is sent; the first two in
-    float32 for 16-bit parameters), and the parameters of the others of the group on other nodes. When a peer dies:
-    every remaining rank gets `PeerLost`, before or after its outer step, never within it; if ranks continue, the mean
-    of their models becomes φ, and b becomes 0.
+    other worker. Staleness: none; workers drift apart for `interval` steps. Memory: four times the parameters (outer
+    parameters, momentum and the copy that is sent; the first two in float32 for 16-bit parameters), and the parameters
+    of the others of the group on other nodes. When a peer dies: every remaining rank gets `PeerLost`, before or after
+    its outer step, never within it; if ranks continue, the mean of their models becomes φ, and b becomes 0.
 
     Source: Kolehmainen et al. 2025 (NoLoCo). The update is that of the authors' code (jkolehm/noloco,
     sparse_optimizer_c.py), which has γ = α and refuses a number of workers that `peers` does not divide.

@@ -186,7 +186,7 @@ class PullStrategy(ExchangingStrategy):
     _was_open = False
     _noted = 0  # pulls that are in the run record
 
-    levels = False  # asynchronous ranks are at different steps anyway
+    mean_after_loss = False  # asynchronous ranks are at different steps anyway
     takes_in_unfrozen = False
 
     def __init__(self, runtime: Runtime, algorithm: ScheduledPull) -> None:

@@ -165,7 +165,7 @@ class GradientReducer(GradientHooks):
             start(of)
         else:
             try:
-                with self.context.losses.raise_on_loss():
+                with self.context.losses.raising_on_loss():
                     start(of)
             except LOSSES:
                 pass  # synchronize() starts the rest in the world of the remaining ranks

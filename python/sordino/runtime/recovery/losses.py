@@ -85,7 +85,7 @@ def together(
         while True:
             epoch = context.epoch
             try:
-                with context.losses.raise_on_loss():
+                with context.losses.raising_on_loss():
                     outcome = _outcome_of(work)
                     lockstep.received_part = number
                     _say_arrived(context, lockstep, number, process_set)
@@ -131,7 +131,7 @@ def again(context: Context, work: Callable[[], Result]) -> Result:
     while True:
         epoch = context.epoch
         try:
-            with context.losses.raise_on_loss():
+            with context.losses.raising_on_loss():
                 result = work()
             context.losses.empty_recoveries = 0
             return result
@@ -171,7 +171,7 @@ def _go_on_among_those_left(context: Context, failure: SordinoError) -> None:
     while True:
         try:
             _go_on(context, f"{type(failure).__name__}: {failure}")
-            with context.losses.raise_on_loss(), context.names.of_epoch():
+            with context.losses.raising_on_loss(), context.names.of_epoch():
                 if _meet_again(context):
                     _tell_size(context)
             break
@@ -242,7 +242,7 @@ def _meet_again(context: Context) -> bool:
     said = (context.identity, mine, made, context.losses.unsettled, context.losses.tells_in_growth)
     gathered = gather_by_core(context, said, f"survivors {context.epoch}")
     counts_of: dict[int, Any] = {identity: counts for identity, counts, *_ in gathered}
-    context.losses.levels = not any(unsettled for *_, unsettled, _ in gathered)
+    context.losses.mean_after_loss = not any(unsettled for *_, unsettled, _ in gathered)
     for key, lockstep in context.losses.locksteps.items():
         counts = [counts_of[one].get(key, (0, 0)) for one in lockstep.identities if one in counts_of]
         lockstep.completed_part = max(min(received for received, _ in counts), *(committed for _, committed in counts))
