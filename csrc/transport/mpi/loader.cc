@@ -20,7 +20,7 @@ namespace {
 struct Abi {
   const char* name;     // our library is libsordino_mpi_<name>.so
   const char* who;      // MPIs with this ABI
-  const char* library;  // needed by our library
+  const char* library;  // the name that our library links to
   const char* other;    // Debian's name for it
 };
 constexpr Abi kOpenMpi{"openmpi", "Open MPI 4 and 5", "libmpi.so.40", "libmpi.so.40"};
@@ -46,7 +46,7 @@ Choice choose() {
   if (std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr) {
     return {{kOpenMpi}, "Open MPI's launcher has started this process (OMPI_COMM_WORLD_SIZE is set)"};
   }
-  // Also set by Slurm's PMI-2, which works with both.
+  // Slurm's PMI-2, which works with both, sets PMI_SIZE, too.
   if (std::getenv("PMI_SIZE") != nullptr) return {{kMpich, kOpenMpi}, ""};
   return {{kOpenMpi, kMpich}, ""};
 }
@@ -72,7 +72,7 @@ Loaded load() {
     std::string why;
     void* library = plugin::open(path, why);
     if (library == nullptr && home != nullptr) {
-      // A loaded library is found by its name, whatever its folder.
+      // The dynamic loader finds an already loaded library by its name, regardless of its folder.
       const auto file = std::filesystem::path(home) / "lib" / abi.library;
       if (dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr) library = plugin::open(path, why);
     }
