@@ -56,7 +56,8 @@ void PointToPoint::complete(const Arrival& message) {
   if (is_removed(message.envelope.set)) end_removed();  // its sender had not removed the set yet
 }
 
-// Gives a receive its message, whose payload is complete. An error ends the receive here, because no list has it now.
+// Gives a receive its message, whose payload is complete. An error ends the receive here, because it is in no list that
+// end() searches.
 void PointToPoint::hand_over(const std::shared_ptr<Posting>& receive, const Arrival& message) {
   try {
     deliver(receive, message);

@@ -43,7 +43,7 @@
 
 namespace sordino {
 
-// Unless a comment says otherwise: called by the polling thread, or by one that keeps other threads from polling.
+// Unless a comment says otherwise: called by the polling thread, or by a thread that keeps all others from polling.
 class PointToPoint {
  public:
   static constexpr std::size_t kWholeBytes = 64 * 1024;
@@ -56,7 +56,7 @@ class PointToPoint {
   // Queues a valid call, which begin_submitted() or advance() starts. Throws the error of a world that has failed. From
   // any thread.
   std::shared_ptr<Handle> submit(std::shared_ptr<Posting> posting);
-  // True if a call of this rank is not over. From any thread.
+  // True if a call of this rank is unfinished. From any thread.
   bool busy() const { return unfinished_.load() > 0; }
 
   // Starts the calls that have been queued.
@@ -105,7 +105,7 @@ class PointToPoint {
   struct Incoming {
     std::optional<FastBox> box;
     std::shared_ptr<Arrival> arriving;  // in the fast box
-    std::uint64_t unreported = 0;       // consumed bytes that the sender does not know of
+    std::uint64_t unreported = 0;       // consumed bytes not yet reported to the sender
   };
   // A transfer of a message's data.
   struct Moving {
@@ -154,7 +154,7 @@ class PointToPoint {
   void give_up(Moving& moving, std::exception_ptr error);
   bool is_without_source(const Posting& receive) const;
   // Ends the calls on removed process sets, except calls whose data are on their way. The receiver of an announced
-  // message decides whether its data are.
+  // message decides whether its data are on their way.
   void end_removed();
   bool is_removed(int set) const { return common_.removed_sets.contains(set); }
   void complete(const Arrival& message);

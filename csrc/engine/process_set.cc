@@ -73,7 +73,7 @@ void ProcessSet::connect(int rank, const Location& block) {
     blocks_[static_cast<std::size_t>(index_of(rank))] =
         reinterpret_cast<SharedBlock*>(transport_.node_memory().map(rank, block));
   } catch (const MemoryGone&) {
-    gone_.insert(rank);  // its process has ended; its goodbye tells whether that is a loss
+    gone_.insert(rank);  // its process has ended; its goodbye, if any, shows that this is no loss
   }
   if (unconnected_.empty()) open_one_shot();
 }
