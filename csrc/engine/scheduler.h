@@ -177,7 +177,7 @@ class Scheduler {
   std::atomic<int> in_flight_{0}, on_devices_{0};
   std::atomic<bool> posting_{false}, awaited_{false};
 
-  // Used by the polling thread only.
+  // Used by the polling thread only, except removing_.
   struct Early {
     int from;
     Bytes message;

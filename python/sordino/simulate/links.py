@@ -28,7 +28,7 @@ def exact(seconds: float) -> float:
     """Return the nearest multiple of 2^-36 s (15 ps).
 
     Sums and differences of such durations have no rounding errors. So an event that is planned for some time happens at
-    exactly that time, whatever the time was added up from.
+    exactly that time, however the time was summed up.
     """
     return round(seconds / _TICK) * _TICK
 
