@@ -60,7 +60,7 @@ def load_data(name: str, data_dir: str | None) -> Dataset:
 
 
 def share(rows: int, rank: int, size: int) -> slice:
-    """Return the rows of rank `rank` of `size`, which are contiguous. The ranks' numbers of rows differ by at most 1."""
+    """Return the contiguous rows of rank `rank` of `size`. The ranks' numbers of rows differ by at most 1."""
     return slice(rows * rank // size, rows * (rank + 1) // size)
 
 
