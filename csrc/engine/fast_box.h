@@ -2,7 +2,7 @@
 // creates it for its first message. A message is an envelope and its payload.
 //
 //   sender     waits until the whole message fits, and writes it in chunks. Each chunk can be read at once
-//   receiver   takes the chunks that are there. It does other work while the rest is missing
+//   receiver   takes the chunks that have arrived, and does other work until the rest arrives
 //
 // A sender that has begun a message completes it without a wait. So only a dead sender leaves an incomplete message.
 #pragma once

@@ -36,7 +36,7 @@ void PointToPoint::start_receive(const std::shared_ptr<Posting>& receive) {
   message->taker = receive;  // read_box() hands it over
 }
 
-// Begins a message whose payload may still be missing.
+// Creates the Arrival of a message whose payload may still be incomplete, and gives it to a waiting receive, if any.
 std::shared_ptr<Arrival> PointToPoint::begin(int from, const Envelope& envelope) {
   auto message = std::make_shared<Arrival>(Arrival{.from = from, .envelope = envelope});
   message->taker = queues_.take_receive(from, envelope);

@@ -6,9 +6,9 @@
 //   larger                 announced, then a transfer        announced in the fast box. The receiver copies data that
 //                          that the receiver asks for        it can map, and asks for a transfer of other data
 //
-// The send of a message that travels whole is over at once. The receiver buffers the message until a receive takes it.
-// The sender counts the bytes that each receiver may buffer. Beyond kBufferedBytes it announces small messages, too. So
-// messages keep their order, and memory is bounded.
+// The send of a message that travels whole is complete once the message is written. The receiver buffers the message
+// until a receive takes it. The sender counts the bytes that each receiver may buffer. Beyond kBufferedBytes it
+// announces small messages, too. So messages keep their order, and memory is bounded.
 //
 //   Word        sent to        meaning
 //   kEnvelope   the receiver   a message whose payload follows
@@ -63,7 +63,7 @@ class PointToPoint {
   void begin_submitted();
   // Starts queued calls, and advances all others. True if anything moved.
   bool advance();
-  // Reads only the fast boxes, which takes a few nanoseconds if nothing has come. True if anything moved.
+  // Reads only the fast boxes, which takes a few nanoseconds if nothing has arrived. True if anything moved.
   bool read_boxes();
   // Handles a control message of another rank. Throws TransportError if the message is invalid.
   void receive(int from, Reader& reader);

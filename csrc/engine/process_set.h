@@ -116,14 +116,14 @@ class ProcessSet {
   std::shared_ptr<Segment> own_block_;
   std::vector<SharedBlock*> blocks_;  // by member; null if on another node
   bool crowded_ = false;              // a member of this node has patience 0; the same on all of these members
-  std::set<int> unconnected_;         // node peers whose block locations have not come yet
+  std::set<int> unconnected_;         // node peers whose block locations have not arrived yet
   std::set<int> gone_;                // node peers whose blocks were gone before this rank could map them
   std::uint64_t sequence_ = 0;
   SlotUse slot_use_;
   ReceiveBuffer staging_;
   std::unique_ptr<OneShotSlots> own_slots_;  // used if no other member shares memory with this rank
   std::unique_ptr<OneShot> one_shot_;
-  // Messages for one_shot_ that came before it existed: other nodes do not wait for the blocks of this node.
+  // Messages for one_shot_ that arrived before it existed: other nodes do not wait for the blocks of this node.
   struct Early {
     int member;
     OneShot::Partial what;

@@ -33,9 +33,9 @@ bool located(Participants& participants, const std::byte* data, std::size_t byte
 // The number that a rank writes into its memory for the trial.
 std::uint64_t mark_of(int rank) { return 0x9e3779b97f4a7c15u * (static_cast<std::uint64_t>(rank) + 1); }
 
-// Finds out, by trying, whether all members of a set on one node can map each other's device memory, and whether their
-// queues can meet. Each member writes its mark and reads the marks of all, because a mapping may succeed and still show
-// other memory than the peer's (in some virtual machines and containers).
+// Tests whether all members of a set on one node can map each other's device memory, and whether their queues can meet.
+// Each member writes its mark and reads the marks of all, because a mapping may succeed and still show other memory
+// than the peer's (in some virtual machines and containers).
 Task try_sharing(Running& running, const std::shared_ptr<Device>& device) {
   Participants& participants = *running.participants;
   SharedDevices& shared = *running.devices;

@@ -14,7 +14,7 @@
 
 namespace sordino {
 
-// Abilities of the devices of a set's members on one node, found out by trying (run_on_device.cc).
+// Abilities of the devices of a set's members on one node, as a trial has shown (run_on_device.cc).
 struct SharedDevices {
   bool tried = false;
   bool mapped = false;                    // every member maps the memory of all others

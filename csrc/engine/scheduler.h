@@ -38,8 +38,8 @@ class Scheduler {
 
   // ---- may be called from any thread
 
-  // Throws UsageError at once for errors that this rank alone can see (an unknown set, a rank that is not in it, a name
-  // in flight). The handle reports errors that only a comparison of the ranks shows.
+  // Throws UsageError for errors that this rank can detect alone (an unknown set, a rank that is not in it, a name in
+  // flight). The handle reports errors that only a comparison of the ranks shows.
   std::shared_ptr<Handle> submit(Request request);
   // Members of a process set in order. Throws UsageError if there is no such set.
   std::vector<int> members(int set) const;

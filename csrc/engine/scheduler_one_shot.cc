@@ -3,7 +3,7 @@
 // submission:
 //
 //   agreed, small           the result is there
-//   agreed, larger          it runs next: decisions that came meanwhile have waited
+//   agreed, larger          it runs next, before decisions that arrived meanwhile
 //   not agreed              a submission is announced like a new one; a call submits its operation
 //
 // A small operation needs no place in the order of the set's operations, so others may be in flight. A larger one is

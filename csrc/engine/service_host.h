@@ -31,7 +31,7 @@ class ServiceHost : public ServiceContext {
 
   // Advances all services. True if anything moved.
   bool advance(Time now);
-  // Handle a message for a service, or the news that a peer has closed one. Ignored if that service is not open.
+  // Handle a message for a service, or the message that a peer has closed one. Ignored if that service is not open.
   void receive(int from, Reader& reader);
   void receive_closed(int from, Reader& reader);
   void lost(int rank);

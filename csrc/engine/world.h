@@ -47,8 +47,8 @@ class World {
   int size() const { return transport_->size(); }
   const Transport& transport() const { return *transport_; }
 
-  // Starts an operation. Throws UsageError at once for errors that this rank alone can see (an unknown set, a rank that
-  // is not in it, a name in flight). The handle reports errors that only a comparison of the ranks shows.
+  // Starts an operation. Throws UsageError for errors that this rank can detect alone (an unknown set, a rank that is
+  // not in it, a name in flight). The handle reports errors that only a comparison of the ranks shows.
   std::shared_ptr<Handle> submit(Request request);
   // As submit(), for a caller that calls wait() next: no other thread is woken to move the operation.
   std::shared_ptr<Handle> submit_to_wait(Request request);

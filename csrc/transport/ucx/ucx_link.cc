@@ -114,7 +114,7 @@ class UcxTransfer : public Transfer {
     const std::string expected = std::to_string(expected_.value_or(0));
     if (status == UCS_OK)
       throw TransportError(who + " sent " + std::to_string(came_) + " bytes where " + expected + " were expected");
-    if (status == UCS_ERR_MESSAGE_TRUNCATED)  // UCX does not always tell how many bytes were sent
+    if (status == UCS_ERR_MESSAGE_TRUNCATED)  // UCX does not always report how many bytes were sent
       throw TransportError(who + " sent more than the " + expected + " bytes that were expected");
     if (link_ == nullptr) throw TransportError("the link to " + who + " ended before a transfer did");
     if (is_loss(status)) link_->lose(peer_, status);

@@ -55,7 +55,7 @@ class Baselines:
             self.horovod.shutdown()
 
     def close(self) -> None:
-        """Stop what `open_all` has started. Collective."""
+        """Shut down the baselines that `open_all` has started. Collective."""
         if self.gloo is not None:
             self.gloo.destroy_process_group()
 

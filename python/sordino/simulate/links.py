@@ -89,7 +89,7 @@ class Links:
         return exact(self.latency + 8e-9 * count / min(float(self.gbps[i]), float(self.gbps[j])))
 
     def all_seconds(self, i: Ranks, j: Ranks, count: float | Floats) -> Floats:
-        """Return `seconds` of many transfers at once, for arrays of one length."""
+        """Return `seconds` of many transfers, for arrays of equal length."""
         seconds = self.latency + 8e-9 * count / np.minimum(self.gbps[i], self.gbps[j])
         return np.asarray(np.rint(seconds / _TICK) * _TICK)
 

@@ -116,7 +116,7 @@ class Arena(Ordinary):
 
 
 class Asynchronous(Ordinary):
-    """Asynchronous calls of Sordino, each followed by `synchronize` at once."""
+    """Asynchronous calls of Sordino, each followed immediately by `synchronize`."""
 
     def prepare(self, operation: str, source: torch.Tensor, result: torch.Tensor) -> Call | None:
         hvd, name = self._hvd, f"{operation}.{source.numel()}"
