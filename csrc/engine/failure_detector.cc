@@ -107,8 +107,8 @@ void FailureDetector::watch_entered(ProcessSet& set, AwakeTime now) const {
   if (!std::exchange(entered.warned, true)) warn("stalled: " + text + ", which make no progress.");
 }
 
-// A serving request (Request::serving) fails alone if it waits for a rank that has left. Later operations cannot begin,
-// because they need that rank.
+// A serving request (Request::serving) fails alone if it waits for a rank that has left. Later operations cannot begin
+// without that rank.
 void FailureDetector::end_serving(ProcessSet& set) {
   for (const int rank : set.running->participants->laggards()) {
     if (!common_.peers.gone(rank)) continue;
@@ -195,7 +195,7 @@ void FailureDetector::watch_messages(AwakeTime now) {
   });
 }
 
-// Timeout of the process set of a message in s; 0: the world's. It is also the world's if the set has been removed.
+// Timeout of the process set of a message in s; 0: the world's, also if the set has been removed.
 double FailureDetector::set_timeout_of(const Posting& call) {
   const auto found = scheduler_.sets().find(call.set);
   return found == scheduler_.sets().end() ? 0 : found->second->timeout_s;

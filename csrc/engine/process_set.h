@@ -138,8 +138,8 @@ class ProcessSet {
 
 // A removed set. Peers that have yet to remove it read the slots in its block. Devices may still write words to the
 // blocks of their peers, which the driver has pinned. So each rank's block stays until all peers have released it. If a
-// peer has left without releasing it, the block stays to the end, because that peer's World object, with its devices,
-// may live longer.
+// peer has left without releasing it, the block stays to the end: that peer's World object, with its devices, may live
+// longer.
 struct Leaving {
   int id;
   std::shared_ptr<ProcessSet> set;      // until this rank's devices have finished; then null

@@ -103,8 +103,8 @@ class World {
   // error that makes it leave, and the ranks that the error names as lost; ranks that wait for this one repeat both in
   // their errors. Empty if it leaves without an error.
   void shutdown(const std::string& cause = "", const std::vector<int>& lost = {});
-  // Makes all other ranks fail with PeerLost, as this rank is about to end because of `cause`. The error names this
-  // rank, or the ranks `lost` if their loss ends this rank. Waits for no rank.
+  // Makes all other ranks fail with PeerLost, before this rank ends because of `cause`. The error names this rank, or
+  // the ranks `lost` if their loss ends this rank. Waits for no rank.
   void abort(const std::string& cause, const std::vector<int>& lost = {});
   // Sets the timeout of this rank's operations on a process set, in seconds, instead of SORDINO_TIMEOUT_S. Throws
   // UsageError if there is no such set, or if `seconds` is not above 0.

@@ -1,5 +1,5 @@
-// Memory that the ranks of one node share: host memory (each transport shares it in its own way) and device memory
-// (shared in the same way by all transports). The allocation functions and locate() may be called from any thread.
+// Memory that the ranks of one node share: host memory (shared in each transport's own way) and device memory (shared
+// in one way). The allocation functions and locate() may be called from any thread.
 #pragma once
 
 #include <map>

@@ -63,7 +63,7 @@ class Transport {
   virtual bool idle() const = 0;  // true if all posted messages have left
 
   virtual NodeMemory& node_memory() = 0;
-  // True if the ranks on the node of `rank` can map each other's segments. The answer is the same on all ranks.
+  // True if the ranks on the node of `rank` can map each other's segments; the same on all ranks.
   virtual bool node_shares_memory(int rank) const = 0;
   bool shares_memory() const { return node_shares_memory(rank()); }
   // True if send() and receive() accept device memory.

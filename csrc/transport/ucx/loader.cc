@@ -18,9 +18,8 @@ constexpr const char* kLibraries[] = {"libucs.so.0", "libuct.so.0", "libucp.so.0
 std::mutex mutex;
 std::string hinted;
 
-// Loads UCX's libraries from a folder. Then the plugin finds them, because the dynamic loader finds an already loaded
-// library by its name. RTLD_LOCAL is enough for that (UCX's wheel does the same), and replaces no symbols of other
-// libraries.
+// The dynamic loader finds an already loaded library by its name, so the plugin then finds these. RTLD_LOCAL is enough
+// for that (UCX's wheel does the same), and replaces no symbols of other libraries.
 void load_from(const std::filesystem::path& folder) {
   for (const char* name : kLibraries) {
     if (dlopen((folder / name).c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) return;
@@ -49,7 +48,7 @@ class Signals {
 
 // Disables UCX's memory events while UCX is loaded, unless the user has configured them or the machine has an
 // InfiniBand or RoCE card, which needs them. To notice freed memory, UCX would patch mmap(), munmap() and others in the
-// running process. This takes 0.4 s of CPU time, during which threads that call these functions wait.
+// running process: 0.4 s of CPU time, during which threads that call them wait.
 class MemoryEvents {
  public:
   MemoryEvents() {

@@ -34,8 +34,8 @@ std::string version() {
   return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(release);
 }
 
-// The digest is sent in clear text. It keeps out messages of other jobs, but not a process that reads the network's
-// traffic. The token cannot be computed from it.
+// The digest is sent in clear text. It keeps out strangers, but not a process that reads the network's traffic. The
+// token cannot be computed from it.
 Digest digest_of(const std::string& token) {
   std::array<std::uint64_t, 2> words{1, 2};
   for (std::uint64_t& word : words) {

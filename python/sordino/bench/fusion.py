@@ -76,8 +76,8 @@ def _sordino(model: Model, found: Baselines) -> tuple[Any, Any]:
 def _waiting_in_step(trainer: Trainer) -> Callable[[], None]:
     """Return a step that waits for reductions in `step()`, as Horovod's does.
 
-    Reductions still begin in backward. The step uses the tensors of the usual step, because the position of tensors in
-    memory affects the time more than the place of the wait.
+    Reductions still begin in backward. The step uses the usual step's tensors, because their position in memory matters
+    more than the place of the wait.
     """
     reducer = trainer.optimizer._strategy.reducer
 
