@@ -22,7 +22,7 @@ def library(stack: ExitStack) -> Any:
 
         cupy.cuda.Device(hvd.local_rank() % torch.cuda.device_count()).use()
         torch.cuda.set_device(cupy.cuda.Device().id)
-        # Operations are ordered with PyTorch's current stream, so both libraries should compute on one.
+        # Operations are ordered with PyTorch's current stream, so both libraries should use the same stream.
         stream = stack.enter_context(cupy.cuda.Stream(non_blocking=True))
         stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)))
         return cupy

@@ -1,7 +1,7 @@
 """Example of an algorithm outside of Sordino's package: gossip of moving averages.
 
-Every worker keeps an exponential moving average of its parameters. Every `interval` steps it averages this with the
-average of one random peer, and is drawn towards the result. What travels is smoother than the parameters themselves.
+Every worker keeps an exponential moving average of its parameters. Every `interval` steps it averages this with one
+random peer's, and draws its parameters towards the result. The values sent are smoother than the parameters.
 
   sordino run -np 4 -- python examples/train.py --algorithm custom_algorithm:EmaGossip --set interval=4
   PYTHONPATH=examples sordino simulate --algorithm custom_algorithm:EmaGossip --workers 8 --data none
@@ -107,7 +107,7 @@ class EmaStrategy(ExchangingStrategy):
     @torch.no_grad()
     def after_step(self) -> None:
         self.steps += 1
-        self._values.adopt()  # other code may have given a parameter other memory
+        self._values.adopt()  # other code may have moved a parameter to other memory
         for (_, mine), (_, mean) in zip(self._values.runs, self._averages.runs):
             mean.lerp_(mine, 1 - self.algorithm.decay)
         if self.steps % self.algorithm.interval == 0:

@@ -28,7 +28,7 @@ parser.add_argument("--pause", type=float, default=0.01, metavar="S", help="seco
 
 @hvd.elastic.run
 def train(state: Any, loader: DataLoader[Any], epochs: int, pause: float) -> None:
-    """Train until `state.epoch` has come to `epochs`. Called again when ranks have left or joined."""
+    """Train until `state.epoch` reaches `epochs`. Called again when ranks have left or joined."""
     while state.epoch < epochs:
         for number, (images, labels) in enumerate(loader):
             state.optimizer.zero_grad()

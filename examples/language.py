@@ -74,7 +74,7 @@ def has_outer_parameters(optimizer: Any) -> bool:
 
 
 class Training:
-    """A training, and what it has measured.
+    """Training with its measurements.
 
     Attributes:
         curve: a point for each evaluation: step, tokens of all ranks, loss in nats per byte, and the bytes sent and the

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Set before torch loads OpenMP, so that waiting threads sleep. Spinning threads are little faster on an idle machine.
+# Set before torch loads OpenMP, so that waiting threads sleep. Spinning threads are hardly faster on an idle machine.
 # With other load on the machine they made this training twenty times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -155,8 +155,8 @@ class Training:
                 loss = nn.functional.cross_entropy(
                     logits.float(), target, reduction="sum", label_smoothing=args.label_smoothing
                 )
-                # The ranks' gradients are averaged. With Sum / (rows / ranks) that average is the gradient of the mean
-                # over the whole global batch, also if the rows cannot be divided evenly or a rank has no rows.
+                # The ranks' gradients are averaged. If each rank's sum of losses is divided by (rows / ranks), that
+                # average is the gradient of the mean over the global batch, for any numbers of rows, including 0.
                 (loss * (hvd.size() / rows)).backward()
                 batch_loss += loss.item()
             self.optimizer.step()

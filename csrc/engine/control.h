@@ -28,8 +28,8 @@ inline constexpr Message kLastMessage = Message::kMessage;
 enum class Failure : std::uint8_t { kPeerLost, kTimeout, kOther };
 inline constexpr Failure kLastFailure = Failure::kOther;
 
-// Message that this rank leaves. `cause`, `lost`: the error that makes it leave, and the ranks that the error names as
-// lost; empty without an error.
+// Message with which this rank leaves. `cause`, `lost`: the error that makes it leave, and the ranks that the error
+// names as lost; empty without an error.
 inline Bytes goodbye(const std::string& cause = "", const std::vector<int>& lost = {}) {
   return Writer().put(Message::kBye).put(cause).put(lost).take();
 }

@@ -8,7 +8,7 @@ namespace sordino {
 
 struct Departure {
   std::string text;       // "rank 3, which has shut down", with the cause if there is one
-  std::vector<int> lost;  // ranks for PeerLost: this rank, or the ranks whose loss made it leave
+  std::vector<int> lost;  // ranks of the PeerLost: this rank, or the ranks whose loss made it leave
 };
 
 }  // namespace sordino

@@ -1,5 +1,5 @@
-// Work on a device that is still running after its operation has returned to the caller. It does not end by itself if a
-// peer is lost or never comes.
+// Work that a device still runs after its operation has ended on the host. It does not end by itself if a peer is lost
+// or never comes.
 #pragma once
 
 #include <atomic>
@@ -18,10 +18,10 @@ class DeviceInFlight {
       : rank_(rank), stall_warn_s_(stall_warn_s), timeout_s_(timeout_s) {}
 
   // Adds an operation that used NCCL or a barrier of queues, and has put all its work on the device.
-  // `timeout_s`: its own limit; 0: the limit of all work.
+  // `timeout_s`: its own limit in s; 0: the constructor's.
   void add(const Running& over, double timeout_s);
-  // Removes work that has ended. Warns if work takes long. Throws Timeout after the deadline, and the error of failed
-  // work.
+  // Removes work that has ended. Warns of work that takes long. Throws Timeout after a deadline, and the error of
+  // failed work.
   void check(AwakeTime now);
   // Visits the operations that are in flight: name, seconds on the device, and the ranks that are furthest behind.
   void visit(AwakeTime now,

@@ -37,7 +37,7 @@ void FailureDetector::watch(AwakeTime now) {
 void FailureDetector::watch_losses() {
   const std::vector<Loss> losses = common_.transport.take_losses();
   if (losses.empty()) return;
-  common_.transport.poll(receive_);  // a goodbye may have been sent just before the end
+  common_.transport.poll(receive_);  // a rank may have sent a goodbye just before its end
   for (const Loss& loss : losses) {
     if (common_.peers.gone(loss.rank)) continue;
     if (common_.peers.tolerates_losses()) {
@@ -94,7 +94,7 @@ void FailureDetector::watch_running(const ProcessSet& set, Running& running, Awa
   warn("stalled: " + text + ".");
 }
 
-// Ranks that make no progress at all do not decline either, so this wait needs its own deadline.
+// A rank that makes no progress at all does not decline the turn either, so this wait needs its own deadline.
 void FailureDetector::watch_entered(ProcessSet& set, AwakeTime now) const {
   ProcessSet::InTurn& entered = *set.entered;
   const double waited = seconds(entered.awaited_since, now);
@@ -107,8 +107,8 @@ void FailureDetector::watch_entered(ProcessSet& set, AwakeTime now) const {
   if (!std::exchange(entered.warned, true)) warn("stalled: " + text + ", which make no progress.");
 }
 
-// A serving request that waits for a rank that has left fails alone. Later operations cannot begin: they need that
-// rank.
+// A serving request (Request::serving) fails alone if it waits for a rank that has left. Later operations cannot begin
+// without that rank.
 void FailureDetector::end_serving(ProcessSet& set) {
   for (const int rank : set.running->participants->laggards()) {
     if (!common_.peers.gone(rank)) continue;
@@ -141,7 +141,7 @@ void FailureDetector::watch_coordinated(ProcessSet& set, AwakeTime now) {
 // has reported the stall is alive and will name the missing ranks itself, so it gets more time (kLongGrace): this
 // rank's deadline may be shorter, or the coordinator may have been suspended for a moment.
 void FailureDetector::watch_own(AwakeTime now) {
-  constexpr double kGrace = 2, kLongGrace = 20;  // s; the coordinator knows the missing ranks, so it reports first
+  constexpr double kGrace = 2, kLongGrace = 20;  // s; the coordinator knows the missing ranks and should report first
   std::vector<Submission> deserted;
   scheduler_.visit_announced([&](Submission& submission, const ProcessSet& set) {
     const int coordinator = set.coordinator();
@@ -195,13 +195,14 @@ void FailureDetector::watch_messages(AwakeTime now) {
   });
 }
 
-// The timeout of the process set of a message; 0 for the world's, also if the set has been removed meanwhile.
+// Timeout of the process set of a message in s; 0: the world's, also if the set has been removed.
 double FailureDetector::set_timeout_of(const Posting& call) {
   const auto found = scheduler_.sets().find(call.set);
   return found == scheduler_.sets().end() ? 0 : found->second->timeout_s;
 }
 
-// Tells the membership which waits have lasted for half of their deadline: a rank that waits is late itself for others.
+// Tells the membership which waits have lasted for half of their deadline. A rank that waits for another is late, too,
+// but is not at fault.
 void FailureDetector::note_waits(AwakeTime now) {
   membership::Waits waits;
   const auto member = [this](int rank) { return view_.members[static_cast<std::size_t>(rank)]; };
@@ -260,7 +261,7 @@ void FailureDetector::tell_peers(const std::exception_ptr& failure) {
     try {
       common_.peers.post(peer, message);
     } catch (const Error&) {
-      // This peer is the one that died. The others still have to learn of it.
+      // This peer has died. The others still need the message.
     }
   }
 }

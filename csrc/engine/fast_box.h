@@ -2,9 +2,9 @@
 // creates it for its first message. A message is an envelope and its payload.
 //
 //   sender     waits until the whole message fits, and writes it in chunks. Each chunk can be read at once
-//   receiver   takes the chunks that are there. It does other work while the rest is missing
+//   receiver   takes the chunks that have arrived, and does other work until the rest arrives
 //
-// A sender that has begun a message completes it without a wait. So only a sender that dies leaves a part of a message.
+// A sender that has begun a message completes it without a wait. So only a dead sender leaves an incomplete message.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ class FastBox {
   static constexpr std::size_t kCapacity = 320 * 1024;
   static constexpr std::size_t bytes() { return sizeof(Head) + Ring::bytes_for(kCapacity); }
 
-  // `memory`: bytes() bytes, zero before both sides begin.
+  // `memory`: bytes() bytes, zeroed before either side begins.
   explicit FastBox(std::byte* memory)
       : head_(reinterpret_cast<Head*>(memory)), ring_(memory + sizeof(Head), kCapacity) {}
 

@@ -69,10 +69,10 @@ struct Arrival {
   int from;
   Envelope envelope;
   std::shared_ptr<Posting> taker = {};  // the receive that gets it; null while it waits in MessageQueues
-  Bytes data = {};                      // the payload, unless it goes to the taker's memory at once
+  Bytes data = {};                      // the payload, unless it goes directly to the taker's memory
   std::byte* into = nullptr;            // memory of the payload
   std::size_t arrived = 0;              // bytes of the payload that have arrived
-  std::shared_ptr<Posting> own = {};    // of a large message of this rank to itself: its send, which keeps the data
+  std::shared_ptr<Posting> own = {};    // the send of a large message of this rank to itself; it keeps the data
 
   bool complete() const { return own || arrived == envelope.payload(); }
 };

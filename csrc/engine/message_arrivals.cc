@@ -36,7 +36,7 @@ void PointToPoint::start_receive(const std::shared_ptr<Posting>& receive) {
   message->taker = receive;  // read_box() hands it over
 }
 
-// Begins a message whose payload may still be missing.
+// Creates the Arrival of a message whose payload may still be incomplete, and gives it to a waiting receive, if any.
 std::shared_ptr<Arrival> PointToPoint::begin(int from, const Envelope& envelope) {
   auto message = std::make_shared<Arrival>(Arrival{.from = from, .envelope = envelope});
   message->taker = queues_.take_receive(from, envelope);
@@ -56,7 +56,8 @@ void PointToPoint::complete(const Arrival& message) {
   if (is_removed(message.envelope.set)) end_removed();  // its sender had not removed the set yet
 }
 
-// Gives a receive its message, whose payload is complete. An error ends the receive here, because no list has it now.
+// Gives a receive its message, whose payload is complete. An error ends the receive here, because it is in no list that
+// end() searches.
 void PointToPoint::hand_over(const std::shared_ptr<Posting>& receive, const Arrival& message) {
   try {
     deliver(receive, message);

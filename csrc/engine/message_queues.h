@@ -1,6 +1,6 @@
 // The receives of a rank that wait for messages, and the messages that wait for receives. A receive gets the first
 // message, in the order of arrival, of its process set, tag and source. A message goes to the first receive, in the
-// order of the calls, that it fits. Knows nothing of transports.
+// order of the calls, that it fits.
 #pragma once
 
 #include <deque>
@@ -28,7 +28,7 @@ class MessageQueues {
   void visit(const std::function<void(Posting&)>& receive, const std::function<void(Arrival&)>& message);
 
  private:
-  // An empty queue is kept, for a tag that comes again, unless there are more queues than this.
+  // An empty queue is kept, because its tag may be used again, unless there are more queues than this.
   static constexpr std::size_t kMostKept = 256;
 
   struct Key {

@@ -61,7 +61,7 @@ bool PointToPoint::flush(int to) {
   return moved;
 }
 
-// Sends the envelope, and the data if they go with it. False if the fast box has no room.
+// Sends the envelope, with the data of a whole message. Returns false if the fast box has no room.
 bool PointToPoint::put(int to, const std::shared_ptr<Posting>& send) {
   Outgoing& out = out_[to];
   const bool near = is_near(to);

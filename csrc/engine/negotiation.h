@@ -2,8 +2,8 @@
 //
 // Every member of a process set announces each request to the set's first member, the coordinator. Once all members
 // that have not joined have announced a name, the coordinator compares the announcements and decides. Either all
-// members run it (alone, or fused with other small all-reduces), or it fails on all of them with an error that names
-// the difference. Every member receives the decisions in the same order. Pure bookkeeping: no I/O, no clock of its own.
+// members run the operation (alone, or fused with other small all-reduces), or it fails on all of them with an error
+// that names the difference. Every member receives the decisions in the same order. Pure bookkeeping: no I/O, no clock.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Start and end of calls that send or receive. message_sends.cc and message_arrivals.cc have the sides of a message.
+// Start and end of calls that send or receive. message_sends.cc and message_arrivals.cc have the rest.
 #include "engine/point_to_point.h"
 
 #include <algorithm>
@@ -45,7 +45,7 @@ void PointToPoint::begin_submitted() {
         one->sends ? start_send(one) : start_receive(one);
       }
     }
-  } catch (...) {  // end() ends the others
+  } catch (...) {  // end() ends the remaining calls
     std::lock_guard lock(mutex_);
     submitted_.insert(submitted_.begin(), submitted.begin() + static_cast<std::ptrdiff_t>(started), submitted.end());
     throw;
@@ -98,7 +98,7 @@ bool PointToPoint::move(const std::shared_ptr<Posting>& posting, int peer,
     finish(*posting, std::current_exception());
     if (!common_.peers.tolerates_losses()) throw;
     return false;
-  } catch (...) {  // for instance, out of memory; end() would miss it, because no list has the call now
+  } catch (...) {  // such as out of memory; end() would not find the call, because it is in no list now
     finish(*posting, std::current_exception());
     throw;
   }

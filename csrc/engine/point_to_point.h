@@ -6,9 +6,9 @@
 //   larger                 announced, then a transfer        announced in the fast box. The receiver copies data that
 //                          that the receiver asks for        it can map, and asks for a transfer of other data
 //
-// The send of a message that travels whole is over at once. The receiver buffers the message until a receive takes it.
-// The sender counts the bytes that each receiver may buffer. Beyond kBufferedBytes it announces small messages, too. So
-// messages keep their order, and memory is bounded.
+// The send of a message that travels whole is complete once the message is written. The receiver buffers the message
+// until a receive takes it. The sender counts the bytes that each receiver may buffer. Beyond kBufferedBytes it
+// announces small messages, too. So messages keep their order, and memory is bounded.
 //
 //   Word        sent to        meaning
 //   kEnvelope   the receiver   a message whose payload follows
@@ -43,7 +43,7 @@
 
 namespace sordino {
 
-// Unless a comment says otherwise: called by the polling thread, or by one that keeps other threads from polling.
+// Unless a comment says otherwise: called by the polling thread, or by a thread that keeps all others from polling.
 class PointToPoint {
  public:
   static constexpr std::size_t kWholeBytes = 64 * 1024;
@@ -56,14 +56,14 @@ class PointToPoint {
   // Queues a valid call, which begin_submitted() or advance() starts. Throws the error of a world that has failed. From
   // any thread.
   std::shared_ptr<Handle> submit(std::shared_ptr<Posting> posting);
-  // True if a call of this rank is not over. From any thread.
+  // True if a call of this rank is unfinished. From any thread.
   bool busy() const { return unfinished_.load() > 0; }
 
   // Starts the calls that have been queued.
   void begin_submitted();
   // Starts queued calls, and advances all others. True if anything moved.
   bool advance();
-  // Reads only the fast boxes, which takes a few nanoseconds if nothing has come. True if anything moved.
+  // Reads only the fast boxes, which takes a few nanoseconds if nothing has arrived. True if anything moved.
   bool read_boxes();
   // Handles a control message of another rank. Throws TransportError if the message is invalid.
   void receive(int from, Reader& reader);
@@ -105,7 +105,7 @@ class PointToPoint {
   struct Incoming {
     std::optional<FastBox> box;
     std::shared_ptr<Arrival> arriving;  // in the fast box
-    std::uint64_t unreported = 0;       // consumed bytes that the sender does not know of
+    std::uint64_t unreported = 0;       // consumed bytes not yet reported to the sender
   };
   // A transfer of a message's data.
   struct Moving {
@@ -154,7 +154,7 @@ class PointToPoint {
   void give_up(Moving& moving, std::exception_ptr error);
   bool is_without_source(const Posting& receive) const;
   // Ends the calls on removed process sets, except calls whose data are on their way. The receiver of an announced
-  // message decides whether its data are.
+  // message decides whether its data are on their way.
   void end_removed();
   bool is_removed(int set) const { return common_.removed_sets.contains(set); }
   void complete(const Arrival& message);

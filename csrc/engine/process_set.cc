@@ -73,7 +73,7 @@ void ProcessSet::connect(int rank, const Location& block) {
     blocks_[static_cast<std::size_t>(index_of(rank))] =
         reinterpret_cast<SharedBlock*>(transport_.node_memory().map(rank, block));
   } catch (const MemoryGone&) {
-    gone_.insert(rank);  // its process has ended; its goodbye tells whether that is a loss
+    gone_.insert(rank);  // its process has ended; its goodbye, if any, shows that this is no loss
   }
   if (unconnected_.empty()) open_one_shot();
 }
@@ -118,7 +118,7 @@ void ProcessSet::open_one_shot() {
   finish_opening();
 }
 
-// Hands over the messages and departures that came before one_shot_ existed.
+// Gives one_shot_ the messages and departures that arrived before it existed.
 void ProcessSet::finish_opening() {
   for (const int member : left_) one_shot_->leave(member);
   for (const auto& [member, what, data] : std::exchange(early_, {})) one_shot_->receive(member, what, data);
@@ -130,7 +130,7 @@ void ProcessSet::leave(int index, const Departure& departure) {
   if (one_shot_) one_shot_->leave(index);
   const int rank = ranks[static_cast<std::size_t>(index)];
   if (unconnected_.erase(rank) == 0) return;
-  gone_.insert(rank);  // its block will not come
+  gone_.insert(rank);  // its block will never arrive
   if (unconnected_.empty()) open_one_shot();
 }
 

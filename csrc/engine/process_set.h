@@ -75,7 +75,7 @@ class ProcessSet {
   std::deque<Decision> decisions;          // received but not begun
   std::set<std::string> stalled;           // undecided names for which the coordinator has reported missing ranks
   std::optional<Running> running;
-  std::map<std::uint64_t, PeerLost> given_up;  // given up by others before this rank began them; by sequence()
+  std::map<std::uint64_t, PeerLost> given_up;  // by sequence(): given up by others before this rank began them
   NcclChannels channels;
   std::atomic<int> in_flight{0};  // operations between submit and finish
   // Counts of announced operations that have not ended: by name (name_of_repeats()), and of the joins among them.
@@ -91,7 +91,7 @@ class ProcessSet {
     bool warned = false;
   };
   std::optional<InTurn> entered;
-  std::optional<Time> awaited_since;  // since when others, which have entered a turn, wait for this rank
+  std::optional<Time> awaited_since;  // when others, which have entered a turn, began to wait for this rank
   double timeout_s = 0;               // of its operations on this rank, in s; 0: the world's (SORDINO_TIMEOUT_S)
   // The last operation whose turn had no result. This rank announces it next time, as the other ranks do, instead of
   // entering another turn with it.
@@ -115,15 +115,15 @@ class ProcessSet {
   const SetOptions options_;
   std::shared_ptr<Segment> own_block_;
   std::vector<SharedBlock*> blocks_;  // by member; null if on another node
-  bool crowded_ = false;              // a member of this node has patience 0; equal on all of them
-  std::set<int> unconnected_;         // node peers whose block locations have not come yet
+  bool crowded_ = false;              // a member of this node has patience 0; the same on all of these members
+  std::set<int> unconnected_;         // node peers whose block locations have not arrived yet
   std::set<int> gone_;                // node peers whose blocks were gone before this rank could map them
   std::uint64_t sequence_ = 0;
   SlotUse slot_use_;
   ReceiveBuffer staging_;
   std::unique_ptr<OneShotSlots> own_slots_;  // used if no other member shares memory with this rank
   std::unique_ptr<OneShot> one_shot_;
-  // Messages for one_shot_ that came before it existed: other nodes do not wait for the blocks of this node.
+  // Messages for one_shot_ that arrived before it existed: other nodes do not wait for the blocks of this node.
   struct Early {
     int member;
     OneShot::Partial what;
@@ -137,8 +137,9 @@ class ProcessSet {
 };
 
 // A removed set. Peers that have yet to remove it read the slots in its block. Devices may still write words to the
-// blocks of their peers, which the driver has pinned. So each rank's block stays until all peers have released it. It
-// stays to the end if a peer has left without that: that peer's World object, with its devices, may live longer.
+// blocks of their peers, which the driver has pinned. So each rank's block stays until all peers have released it. If a
+// peer has left without releasing it, the block stays to the end: that peer's World object, with its devices, may live
+// longer.
 struct Leaving {
   int id;
   std::shared_ptr<ProcessSet> set;      // until this rank's devices have finished; then null

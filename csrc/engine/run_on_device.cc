@@ -8,10 +8,10 @@
 //   STAGED   through the host: the operation runs on host memory, between two copies
 //
 // All work of this rank goes on one queue of the device, behind the work that computes the inputs. A user of the
-// outputs makes its own queue wait for the event in the handle. With the first three routes the operation is over for
-// this thread once all its work is queued: no thread waits, and devices wait for each other. With the last two the host
-// moves bytes, so the thread waits for the device. (A queue must not wait for its own host: CUDA calls such as
-// cudaFree, or the loading of a kernel, may block a thread until the queue is empty, so both would wait forever.)
+// outputs makes its own queue wait for the event in the handle. With the first three routes (IPC: if queues can meet),
+// the operation is over for this thread once all its work is queued: no thread waits, and devices wait for each other.
+// Otherwise the thread waits for the device. (A queue must not wait for its own host: CUDA calls such as cudaFree, or
+// the loading of a kernel, may block a thread until the queue is empty, so both would wait forever.)
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -33,9 +33,9 @@ bool located(Participants& participants, const std::byte* data, std::size_t byte
 // The number that a rank writes into its memory for the trial.
 std::uint64_t mark_of(int rank) { return 0x9e3779b97f4a7c15u * (static_cast<std::uint64_t>(rank) + 1); }
 
-// Finds out, by trying, whether all members of a set on one node can map each other's device memory, and whether their
-// queues can meet. Each member writes its mark and reads the marks of all, because a mapping may succeed and still show
-// other memory than the peer's (in some virtual machines and containers).
+// Tests whether all members of a set on one node can map each other's device memory, and whether their queues can meet.
+// Each member writes its mark and reads the marks of all, because a mapping may succeed and still show other memory
+// than the peer's (in some virtual machines and containers).
 Task try_sharing(Running& running, const std::shared_ptr<Device>& device) {
   Participants& participants = *running.participants;
   SharedDevices& shared = *running.devices;
@@ -117,7 +117,7 @@ Task connect(Running& running, const std::shared_ptr<Device>& device) {
     if (first) id = nccl::Communicator::new_id();
     co_await broadcast(participants, 0, id.data(), id.data(), id.size());
     nccl::Communicator::Options options;
-    // These run on threads of the communicator's own, which end with it.
+    // Runs on the communicator's own threads, which end with it.
     options.use_device = [device] { static thread_local const std::shared_ptr<void> used = device->use(); };
     const std::shared_ptr<void> now = device->use();
     channel = std::make_shared<nccl::Channel>(
@@ -148,7 +148,7 @@ void follow(const Running& running, Device& device, Stream stream) {
   }
 }
 
-// For a queue that lives long enough: a device's, or a barrier's, on which only operations without new results run.
+// Wraps a queue that lives long enough without an owner: a device's, or a barrier's, on which no results are created.
 OwnedQueue owned_elsewhere(Stream queue) { return std::make_shared<const Stream>(queue); }
 
 // Sets the queue of the device on which the operation computes from here on, and makes it wait for the inputs.

@@ -14,7 +14,7 @@
 
 namespace sordino {
 
-// Abilities of the devices of a set's members on one node, found out by trying (run_on_device.cc).
+// Abilities of the devices of a set's members on one node, as a trial has shown (run_on_device.cc).
 struct SharedDevices {
   bool tried = false;
   bool mapped = false;                    // every member maps the memory of all others
@@ -29,7 +29,7 @@ struct Running : Operation {
   Time since;
   AwakeTime awaited_since;
   bool warned = false;                                  // about its duration
-  std::vector<std::pair<Time, std::vector<int>>> late;  // ranks it waited for, and since when; see Ledger
+  std::vector<std::pair<Time, std::vector<int>>> late;  // start of each wait, and its ranks; see Ledger
   Time looked{};                                        // last time that `late` was updated
   StagingPool* staging = nullptr;                       // for operations on device memory
   std::unique_ptr<Compute> compute;

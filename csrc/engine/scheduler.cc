@@ -275,8 +275,8 @@ void Scheduler::end(const std::exception_ptr& failure, bool broken) {
   for (Submission& submission : lost) finish(submission, failure);
 }
 
-// An operation that was refused before the failure fails with the refusal, on all ranks. The first rank that raised the
-// refusal may have ended because of it, which may be the failure.
+// An operation that was refused before the failure fails with the refusal on all ranks, because the refusal may be the
+// cause: a rank that raised it may have ended.
 void Scheduler::refuse_decided() {
   for (auto& [id, set] : sets_) {
     for (const Decision& decision : set->decisions) {

@@ -38,8 +38,8 @@ class Scheduler {
 
   // ---- may be called from any thread
 
-  // Throws UsageError at once for errors that this rank alone can see (an unknown set, a rank that is not in it, a name
-  // in flight). Errors that only a comparison of the ranks shows are reported by the handle.
+  // Throws UsageError for errors that this rank can detect alone (an unknown set, a rank that is not in it, a name in
+  // flight). The handle reports errors that only a comparison of the ranks shows.
   std::shared_ptr<Handle> submit(Request request);
   // Members of a process set in order. Throws UsageError if there is no such set.
   std::vector<int> members(int set) const;
@@ -49,7 +49,7 @@ class Scheduler {
   std::map<std::string, std::uint64_t> routes() const;
   Abilities abilities(const Device& device) const { return device_routes_.open_to(device); }
   bool busy() const { return in_flight_.load() > 0; }
-  // True while operations on device memory are in flight. Their progress rings no bell (transport/doorbell.h).
+  // True while operations on device memory are in flight. Their progress rings no doorbell (transport/doorbell.h).
   bool on_devices() const { return on_devices_.load() > 0; }
   // True while outgoing messages are queued that other ranks may be waiting for.
   bool posting() const { return posting_.load(); }
@@ -83,8 +83,8 @@ class Scheduler {
   bool end_turns();
   // For a rank that leaves: takes back its submissions that have entered a turn, unless others have counted them.
   void withdraw();
-  // Declines the turns that other ranks have entered, if this rank waits for something else, or has not entered for
-  // long. True if there were any.
+  // Declines the turns that other ranks have entered, if this rank waits for something else, or has let them wait for
+  // too long. True if there were any.
   bool decline(Time now);
   // Moves one-shot messages between nodes. True if anything moved.
   bool relay(Time now);
@@ -110,7 +110,8 @@ class Scheduler {
   void finish(Submission& submission, std::exception_ptr error);
   // Gives up the operation that runs on a set, and only that one.
   void give_up(ProcessSet& set, const std::exception_ptr& error);
-  // Gives it up because of lost ranks. Tells the other participants, which may be waiting only for this rank's part.
+  // Gives up the operation because of lost ranks. Tells the other participants, which may be waiting only for this
+  // rank's part.
   void give_up(ProcessSet& set, const PeerLost& error);
   // Fails all submissions. `broken`: also gives up the work that is on devices.
   void end(const std::exception_ptr& failure, bool broken);
@@ -163,7 +164,7 @@ class Scheduler {
 
   Common& common_;
   const SetOptions set_options_;
-  const bool repeats_submissions_;  // not where ranks survive losses: they must agree on the end of each operation
+  const bool repeats_submissions_;  // false where ranks survive losses, which must agree on the end of each operation
   const DeviceRoutes device_routes_;
 
   mutable std::mutex mutex_;  // guards the next four members, shared by the polling thread and others, and removing_
@@ -176,7 +177,7 @@ class Scheduler {
   std::atomic<int> in_flight_{0}, on_devices_{0};
   std::atomic<bool> posting_{false}, awaited_{false};
 
-  // Used by the polling thread only.
+  // Used by the polling thread only, except removing_.
   struct Early {
     int from;
     Bytes message;

@@ -3,7 +3,7 @@
 // submission:
 //
 //   agreed, small           the result is there
-//   agreed, larger          it runs next: decisions that came meanwhile have waited
+//   agreed, larger          it runs next, before decisions that arrived meanwhile
 //   not agreed              a submission is announced like a new one; a call submits its operation
 //
 // A small operation needs no place in the order of the set's operations, so others may be in flight. A larger one is
@@ -18,8 +18,8 @@
 namespace sordino {
 namespace {
 
-// Longest wait of other ranks for a rank that is not in the library. Then the operation is negotiated, which reports
-// stalls and losses.
+// Longest wait of other ranks for a rank that is not in the library. After it, the operation is negotiated, which
+// reports stalls and losses.
 constexpr std::chrono::milliseconds kPatience{10};
 // Longest wait for a rank that has other operations in flight, if the entered one needs a place in the order. The other
 // operations may be about to end, or may need a rank that has entered.
@@ -53,7 +53,7 @@ std::shared_ptr<ProcessSet> Scheduler::enter(int id, const std::shared_ptr<const
   return found->second;
 }
 
-// With mutex_ held, for a submission that is not outstanding yet. Returns whether it has entered.
+// Enters a turn for a submission that is not outstanding yet, if possible. Returns whether it has. With mutex_ held.
 bool Scheduler::enter(ProcessSet& set, const Submission& submission) {
   const Request& request = submission.request;
   if (!repeats_submissions_ || !collective(request.opcode).repeats || request.device || set.entered ||
@@ -95,7 +95,7 @@ bool Scheduler::close_turn(ProcessSet& set) {
   OneShot& shot = *set.one_shot();
   const bool agreed = shot.close();
   set.entered.reset();
-  // Transports whose messages ring no bell are polled for unsent messages anyway (World::work).
+  // Transports whose messages ring no doorbell are polled for unsent messages anyway (World::work).
   if (shot.relays() && common_.transport.rings_always()) posting_ = !common_.transport.idle();
   return agreed;
 }
@@ -185,14 +185,14 @@ void Scheduler::end_turn(ProcessSet& set) {
   finish(submission, nullptr);
 }
 
-// True if this rank waits for the others by way of the coordinator: for this operation, or for all of theirs (join).
+// True if this rank has submitted this operation, or has joined. Then it waits for other ranks through the coordinator.
 bool Scheduler::has_submitted(const ProcessSet& set, std::string_view name) const {
   if (set.in_flight.load() == 0) return false;
   std::lock_guard lock(mutex_);
   return outstanding_.contains(key_of(set.id, std::string(name))) || has_announced(set, name);
 }
 
-// As has_submitted(), but without submissions that have not been announced. With mutex_ held.
+// As has_submitted(), but counts announced submissions only. With mutex_ held.
 bool Scheduler::has_announced(const ProcessSet& set, std::string_view name) const {
   return set.joins > 0 || set.announced.contains(name);
 }

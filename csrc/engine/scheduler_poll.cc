@@ -103,7 +103,7 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
   };
   const int id = reader.get<int>();
   if (!made_.contains(id)) {
-    early_.push_back({from, Bytes(bytes.begin(), bytes.end())});  // its sender has made the set sooner
+    early_.push_back({from, Bytes(bytes.begin(), bytes.end())});  // its sender made the set before this rank
     return;
   }
   if (message == Message::kReleased) {  // valid whether or not this rank has removed the set
@@ -111,7 +111,7 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
     return;
   }
   const auto found = sets_.find(id);
-  if (found == sets_.end()) return;  // a set removed meanwhile
+  if (found == sets_.end()) return;  // the set has been removed meanwhile
   ProcessSet& set = *found->second;
   const int index = set.index_of(from);
   refuse_unless(index >= 0 && set.me >= 0, "sent a message about a process set that does not include both ranks");
@@ -334,7 +334,7 @@ void Scheduler::trace_run(const Running& running) {
   }
 }
 
-// Records the ranks that the operation waits for at this moment.
+// Records the ranks that the operation waits for, at most every 20 us.
 void Scheduler::look_for_late(Running& running) {
   constexpr std::chrono::microseconds kEvery{20};
   const Time now = steady_clock::now();

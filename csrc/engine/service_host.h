@@ -15,7 +15,7 @@
 
 namespace sordino {
 
-// Unless a comment says otherwise: called by the polling thread, or by one that keeps other threads from polling.
+// Unless a comment says otherwise: called by the polling thread, or by a thread that keeps all others from polling.
 class ServiceHost : public ServiceContext {
  public:
   // `notify` wakes the polling thread. `first_tag`: number of tags that earlier worlds have used.
@@ -31,7 +31,7 @@ class ServiceHost : public ServiceContext {
 
   // Advances all services. True if anything moved.
   bool advance(Time now);
-  // Handle a message for a service, or the news that a peer has closed one. Dropped if that service is not open.
+  // Handle a message for a service, or the message that a peer has closed one. Ignored if that service is not open.
   void receive(int from, Reader& reader);
   void receive_closed(int from, Reader& reader);
   void lost(int rank);

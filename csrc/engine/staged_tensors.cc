@@ -11,7 +11,7 @@ StagedTensors::StagedTensors(Running& running, const std::shared_ptr<Device>& de
   const bool gives = !collective(first.opcode).only_root_gives ||
                      first.root == participants.ranks[static_cast<std::size_t>(participants.me)];
   std::size_t bytes = 0;
-  // Ordered by dtype, without gaps within one, so that the algorithms see one tensor per dtype.
+  // Ordered by dtype, without gaps within a dtype, so that the algorithms see one tensor per dtype.
   std::vector<std::pair<Tensor*, std::size_t>> places;
   for (int code = 0; code < kDTypeCount; ++code) {
     OfDtype run{bytes, {}, {}};

@@ -28,7 +28,7 @@ StagingPool::~StagingPool() {
   Deadline limit(std::chrono::seconds(1));
   for (const auto& buffer : buffers_) {
     if (!over(*buffer, limit)) {
-      leak_intentionally(buffer);  // freeing it would pull the memory from under the device
+      leak_intentionally(buffer);  // the device may still use its memory
     } else if (buffer->pinned) {
       buffer->device->unpin(buffer->data());
     }

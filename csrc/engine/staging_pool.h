@@ -22,8 +22,8 @@ class StagingPool {
     Where where = Where::kHost;
     bool pinned = false;
     bool taken = true;
-    Stream queue = 0;             // on which the device copies
-    std::shared_ptr<Event> busy;  // other queues wait for this event before they use it
+    Stream queue = 0;             // queue of the device that uses it
+    std::shared_ptr<Event> busy;  // other queues get the buffer only after this event
     std::byte* data() const { return segment->data; }
   };
 

@@ -1,5 +1,5 @@
 // Waits of a rank, for `sordino inspect`: its unfinished operations, and the ranks that hold each up, as far as this
-// rank knows. Another thread asks; the polling thread answers, because only it may read that state.
+// rank knows. Another thread asks; the polling thread answers, because only that thread may read the state.
 #pragma once
 
 #include <atomic>
@@ -30,7 +30,7 @@ struct Wait {
 
 class WaitsQuestion {
  public:
-  // Called by the polling thread now and then: answers a question, if there is one.
+  // Answers a question, if there is one. Called by the polling thread about every 10 ms.
   template <class Waits>
   void answer(const Waits& waits) {
     if (!asked_.load(std::memory_order_acquire)) return;

@@ -25,8 +25,8 @@ std::chrono::microseconds spin_for(const Transport& transport, const Config& con
 }
 
 // Time after which a sleeping rank wakes by itself: kForEachRank (in s) times the number of ranks per core, so that
-// waking (about 15 us) takes at most 1/20 of a core's time. The time must be much shorter than the longest step that
-// the clock of deadlines counts.
+// waking (about 15 us) takes at most 1/20 of a core's time. The time must be at most half of the longest step that the
+// clock of deadlines counts.
 std::chrono::microseconds nap_for(const Transport& transport, const Config& config) {
   constexpr double kForEachRank = 300e-6, kMost = 0.1;
   static_assert(std::chrono::duration<double>(2 * kMost) <= AwakeClock::kLongestStep);
@@ -122,7 +122,7 @@ std::shared_ptr<Handle> World::submit(Request request) {
   return handle;
 }
 
-// Announces new submissions, or enters them in turns, and ends the turns that are over.
+// Announces new submissions or enters turns with them, and ends the turns that are over.
 void World::begin_submitted() {
   if (retired_) return;
   try {
@@ -341,7 +341,7 @@ void World::receive(int from, std::span<const std::byte> bytes) {
 
 Work World::work() const {
   if (scheduler_->busy() || scheduler_->posting() || services_->any() || messages_->busy()) return Work::kUnderWay;
-  // Without bells, messages that MPI has buffered leave only when a thread polls. So polling continues for a while
+  // Without doorbells, messages that MPI has buffered leave only when a thread polls. So polling continues for kLinger
   // after the last move.
   constexpr milliseconds kLinger{5};
   const bool remains =

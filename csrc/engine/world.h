@@ -47,8 +47,8 @@ class World {
   int size() const { return transport_->size(); }
   const Transport& transport() const { return *transport_; }
 
-  // Starts an operation. Throws UsageError at once for errors that this rank alone can see (an unknown set, a rank that
-  // is not in it, a name in flight). Errors that only a comparison of the ranks shows are reported by the handle.
+  // Starts an operation. Throws UsageError for errors that this rank can detect alone (an unknown set, a rank that is
+  // not in it, a name in flight). The handle reports errors that only a comparison of the ranks shows.
   std::shared_ptr<Handle> submit(Request request);
   // As submit(), for a caller that calls wait() next: no other thread is woken to move the operation.
   std::shared_ptr<Handle> submit_to_wait(Request request);
@@ -58,8 +58,8 @@ class World {
   // Repeats a small operation (collectives/one_shot.h). There is no handle: the operation is done when this returns
   // true. False if it has to be submitted instead, also while another thread polls; submit() then reports errors.
   bool repeat(int set, const std::shared_ptr<const Repeat>& what, const std::byte* input, std::byte* output);
-  // Returns when the handle is done, whether or not it succeeded (see Handle::error). Where ranks survive losses, it
-  // also waits for the device's work, because a rank there reports to the others that it has its results.
+  // Waits until the handle is done, whether or not it succeeded (see Handle::error). Where ranks survive losses, it
+  // also waits for the device's work, because such a rank reports to the others that it has its results.
   void wait(const Handle& handle);
   // Sets a function that a waiting thread calls about every 50 ms without holding a lock, to handle signals. An
   // exception that it throws ends the wait and with it the world: TransportError on this rank, PeerLost on the others.
@@ -89,7 +89,7 @@ class World {
     return waits_.ask(limit, [this] { progress_->notify(); });
   }
 
-  // Operations that this rank can do on the memory of a device.
+  // Routes that this rank has for the memory of a device.
   Abilities abilities(const Device& device) const { return scheduler_->abilities(device); }
   // Number of operations on device memory, by route.
   std::map<std::string, std::uint64_t> routes() const { return scheduler_->routes(); }
@@ -100,11 +100,11 @@ class World {
   bool reaches(int rank, const Location& place, const std::shared_ptr<Device>& device);
 
   // Tells all ranks that this one leaves, fails its operations in flight, and stops. Idempotent. `cause`, `lost`: the
-  // error that makes it leave, and the ranks that the error names as lost; errors of ranks that wait for this one
-  // repeat them. Empty if it leaves without an error.
+  // error that makes it leave, and the ranks that the error names as lost; ranks that wait for this one repeat both in
+  // their errors. Empty if it leaves without an error.
   void shutdown(const std::string& cause = "", const std::vector<int>& lost = {});
-  // For a rank that is about to end because of `cause`: all others fail with PeerLost. It names this rank, or the ranks
-  // `lost` if this rank ends because of their loss. Waits for no rank.
+  // Makes all other ranks fail with PeerLost, before this rank ends because of `cause`. The error names this rank, or
+  // the ranks `lost` if their loss ends this rank. Waits for no rank.
   void abort(const std::string& cause, const std::vector<int>& lost = {});
   // Sets the timeout of this rank's operations on a process set, in seconds, instead of SORDINO_TIMEOUT_S. Throws
   // UsageError if there is no such set, or if `seconds` is not above 0.

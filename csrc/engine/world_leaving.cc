@@ -1,4 +1,4 @@
-// How a rank leaves a world: in order, because of an error, or after losses.
+// Departure of a rank from a world: in order, because of an error, or after losses.
 #include <thread>
 
 #include "engine/control.h"

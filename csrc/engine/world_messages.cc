@@ -1,4 +1,4 @@
-// Messages between two ranks, as callers see them.
+// World's functions for messages between two ranks.
 #include <sched.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Link: carries messages to some ranks in one way, which its subclass determines: shared memory (shm/), MPI (mpi/), or
-// UCX (ucx/). A rank's transport (process/) has one link to the ranks it shares memory with, and one to the others.
+// Link: base class of the ways to carry messages between ranks: shared memory (shm/), MPI (mpi/) and UCX (ucx/). The
+// transport of a rank (process/) has one link to the ranks that share memory with it, and one to the other ranks.
 #pragma once
 
 #include <functional>
@@ -26,12 +26,12 @@ class Link {
   virtual std::unique_ptr<Transfer> receive(int from, Tag tag, std::span<std::byte> data) = 0;
   virtual bool idle() const = 0;
   virtual bool takes_device_memory() const { return false; }
-  // True while transfers are in flight whose end rings no bell.
+  // True while transfers are in flight that ring no doorbell when they end.
   virtual bool silent_work() const { return false; }
   virtual std::vector<Loss> take_losses() { return {}; }
   virtual void tolerate_losses() {}
   virtual void abandon() {}
-  // True if a process that has used this link ends only when the others do.
+  // True if a process that has used this link can end only when all others end.
   virtual bool ends_together() const { return false; }
 };
 

@@ -11,11 +11,11 @@ struct Location {
   std::uint64_t segment = 0;  // 0: the memory cannot be mapped by peers
   std::uint64_t bytes = 0;    // of the whole segment
   std::uint64_t offset = 0;   // of the place
-  std::uint64_t key = 0;      // by which a peer finds host memory (a file descriptor, or an address)
-  std::uint64_t file = 0;     // inode behind a file descriptor, because its number may belong to another file later
-  std::uint64_t openers = 0;  // device memory: the segment, found by `key`, that lists the processes that have it open
+  std::uint64_t key = 0;      // with which a peer finds host memory (a file descriptor, or an address)
+  std::uint64_t file = 0;     // inode of the file, because the descriptor `key` may belong to another file later
+  std::uint64_t openers = 0;  // device memory: the segment of its list of openers (openers.h), found by `key`
   std::uint64_t device = 0;   // identity of the device that has the memory; 0: host memory
-  Ticket ticket{};            // by which a peer finds device memory
+  Ticket ticket{};            // with which a peer finds device memory
 };
 
 }  // namespace sordino

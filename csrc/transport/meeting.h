@@ -15,10 +15,10 @@ class Meeting {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // Gathers the bytes that each rank gives, by rank. Waits for all ranks; throws Timeout or PeerLost, which name the
-  // missing ones.
+  // Gathers one byte string from each rank; the result is indexed by rank. Waits for all ranks. Throws Timeout or
+  // PeerLost, which name the missing ranks.
   virtual std::vector<Bytes> gather(Bytes mine) = 0;
-  // The rank that represents this rank's machine, if the launcher tells which ranks share one; otherwise -1.
+  // The rank that represents this rank's machine, if the launcher reports which ranks share a machine; otherwise -1.
   virtual int host_leader() { return -1; }
 };
 

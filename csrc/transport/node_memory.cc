@@ -8,7 +8,7 @@
 
 namespace sordino {
 
-// Blocks of device memory. A peer may have one mapped until the end, so no block is freed earlier.
+// Pool of device memory. Peers may keep a block mapped until the end, so blocks are freed only with the pool.
 class NodeMemory::Pool : public std::enable_shared_from_this<Pool> {
  public:
   explicit Pool(std::shared_ptr<SegmentTable> table) : table_(std::move(table)) {}
@@ -29,7 +29,7 @@ class NodeMemory::Pool : public std::enable_shared_from_this<Pool> {
     if (!block) {
       block = allocate(memory, device, bytes, use);
     } else {
-      if (use == Use::kCaller) device->synchronize();  // its last use may still be at work, on any stream
+      if (use == Use::kCaller) device->synchronize();  // work of its last user may still run, on any stream
       device->clear(block->data, block->bytes);
     }
     return std::make_shared<OnDevice>(shared_from_this(), std::move(*block), bytes);
@@ -62,7 +62,7 @@ class NodeMemory::Pool : public std::enable_shared_from_this<Pool> {
   };
 
   Block allocate(NodeMemory& memory, const std::shared_ptr<Device>& device, std::size_t bytes, Use use) {
-    // Smaller pieces may share an allocation with others, and only a whole allocation can be opened by another process.
+    // CUDA may place several smaller blocks in one allocation, and another process can open only a whole allocation.
     constexpr std::size_t kGrain = std::size_t{2} << 20;
     Block block{device, use, nullptr, (bytes + kGrain - 1) / kGrain * kGrain, nullptr};
     block.data = device->allocate(block.bytes);
@@ -77,12 +77,12 @@ class NodeMemory::Pool : public std::enable_shared_from_this<Pool> {
       location.file = list.file;
       table_->add(block.data, block.bytes, location);
     } catch (const TransportError&) {
-      // This machine does not let processes share device memory, so the block is in no segment.
+      // This machine does not let processes share device memory, so the table does not list the block.
     }
     return block;
   }
 
-  // Finds the smallest free block that fits without wasting more than it holds.
+  // Finds the smallest free block of at least `bytes` and at most twice the larger of `bytes` and kLeast.
   std::optional<Block> find(const std::shared_ptr<Device>& device, std::size_t bytes, Use use) {
     std::lock_guard lock(mutex_);
     auto best = free_.end();

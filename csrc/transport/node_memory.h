@@ -1,5 +1,5 @@
-// Memory that the ranks of one node share: host memory, which each transport shares in its own way, and device memory,
-// which all share in one way. The allocation functions and locate() may be called from any thread.
+// Memory that the ranks of one node share: host memory (shared in each transport's own way) and device memory (shared
+// in one way). The allocation functions and locate() may be called from any thread.
 #pragma once
 
 #include <map>
@@ -36,7 +36,7 @@ class NodeMemory {
 
   // Zeroed and page aligned. Throws TransportError if the machine has too little memory.
   virtual std::shared_ptr<Segment> allocate(std::size_t bytes) = 0;
-  // The same, but only the first `reserved` bytes have memory, until Segment::reserve() gives it to more of them.
+  // The same, but only the first `reserved` bytes have memory. Segment::reserve() gives memory to more bytes.
   virtual std::shared_ptr<Segment> allocate_sparse(std::size_t bytes, std::size_t reserved) = 0;
   // Offers memory of another owner to the peers: `data` maps the first `bytes` bytes of the file `fd`, shared.
   // The owner keeps both until the segment is released. Throws TransportError if peers cannot map other owners' memory.
@@ -48,11 +48,11 @@ class NodeMemory {
 
   // Location of [data, data + bytes), if it lies within one live segment of this rank; else {}.
   Location locate(const void* data, std::size_t bytes) { return table_->locate(data, bytes); }
-  // Address, in this process, of the memory that `rank` (on this node) calls `location`. Mapped on first use. Device
-  // memory needs the device that is to access it. Throws TransportError if it cannot be mapped.
+  // Address, in this process, of `location` in the memory of `rank`, a rank of this node. Maps the memory on first use.
+  // Device memory needs the device that will access it. Throws TransportError if it cannot be mapped.
   std::byte* map(int rank, const Location& location, const std::shared_ptr<Device>& device = nullptr);
 
-  // Segments freed since the last call. Their ids have to be sent to the node peers, which then call unmap().
+  // Ids of the segments freed since the last call. Send them to the node peers, which then call unmap().
   std::vector<std::uint64_t> take_freed() { return table_->take_freed(); }
   void unmap(int rank, std::uint64_t segment) { unmap_host(rank, segment); }
 
@@ -62,7 +62,7 @@ class NodeMemory {
 
   virtual std::byte* map_host(int rank, const Location& location) = 0;
   virtual void unmap_host(int rank, std::uint64_t segment) = 0;
-  // Call this before the host memory of peers is unmapped for good, because it has the lists of openers.
+  // Call this before the host memory of peers is unmapped for good, because that memory has the lists of openers.
   void close_devices() noexcept;
 
   std::shared_ptr<SegmentTable> table_ = std::make_shared<SegmentTable>();

@@ -1,5 +1,5 @@
-// Openers: list of the processes that have a piece of device memory open, in memory that all of them share. CUDA
-// forbids the owner to free the memory before they have closed it. A process that has died has closed everything.
+// Openers: list of the processes that have a block of device memory open. The list is in host memory that they share.
+// CUDA forbids the owner to free the block before all of them have closed it. The death of a process closes everything.
 #pragma once
 
 #include <signal.h>
@@ -19,7 +19,7 @@ class Openers {
  public:
   using Entry = std::atomic<pid_t>;
 
-  // Lists this process, or lists it once more. Throws TransportError if the list is full.
+  // Adds an entry for this process, which may have several. Throws TransportError if the list is full.
   Entry* enter() {
     for (Entry& entry : entries_) {
       pid_t unused = 0;
@@ -27,7 +27,7 @@ class Openers {
     }
     throw TransportError("more than " + std::to_string(entries_.size()) + " processes have mapped the same memory");
   }
-  // In a forked child the entry is the parent's, which still has the memory open.
+  // No effect in a forked child: the entry is the parent's, which still has the memory open.
   static void leave(Entry* entry) {
     pid_t own = getpid();
     entry->compare_exchange_strong(own, 0);

@@ -1,6 +1,6 @@
-// Ring: circular byte buffer in shared memory with one writer and one reader. Its two counters only grow, so there is
-// no lock that a killed process could hold. Each side has its own Ring object, and sees the other side's progress after
-// publish() or release().
+// Ring: circular byte buffer in shared memory with one writer and one reader. Its two counters only grow, so it needs
+// no lock, which a killed process could hold. Each side has its own Ring object. The reader sees bytes after publish();
+// the writer sees free space after release().
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ class Ring {
  public:
   static constexpr std::size_t bytes_for(std::size_t capacity) { return sizeof(Head) + capacity; }
 
-  // `memory`: bytes_for(capacity) bytes, zero before both sides begin.
+  // `memory`: bytes_for(capacity) bytes, zeroed before either side begins.
   Ring(std::byte* memory, std::size_t capacity)
       : head_(reinterpret_cast<Head*>(memory)), data_(memory + sizeof(Head)), capacity_(capacity) {}
 
@@ -53,7 +53,7 @@ class Ring {
   };
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-  // Distance of two counters. Throws if a peer has damaged them, so that this side never goes beyond the ring.
+  // Distance of two counters. Throws if a peer has damaged them, so that this side never leaves the ring.
   std::size_t distance(std::uint64_t ahead, std::uint64_t behind) const {
     if (ahead - behind > capacity_) throw TransportError("a ring in shared memory is damaged");
     return ahead - behind;

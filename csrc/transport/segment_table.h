@@ -1,4 +1,4 @@
-// Table of this rank's segments by address, and of segments freed since the peers were last told.
+// Table of this rank's segments, by address, and list of the segments freed since the last take_freed().
 #pragma once
 
 #include <map>

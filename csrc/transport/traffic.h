@@ -14,17 +14,18 @@ struct TrafficCounters {
   std::atomic<std::uint64_t> inside{0}, across{0};        // bytes within the node, and to other nodes
   std::atomic<std::uint64_t> operations{0}, one_shot{0};  // one_shot is included in operations
 
-  // Starts or stops counting bytes by rank.
+  // Starts or stops counting bytes by receiver, of which there are `ranks`.
   void open(bool opened, std::size_t ranks) {
     if (!room_) room_ = std::make_unique<std::atomic<std::uint64_t>[]>(ranks);
     ranks_ = ranks;
     to_.store(opened ? room_.get() : nullptr, std::memory_order_release);
   }
-  // Bytes counted by rank.
+  // Bytes sent to each rank while they were counted.
   std::vector<std::uint64_t> by_rank() const { return {room_.get(), room_.get() + ranks_}; }
 
   // Counts an all-reduce within a node. As in a ring, each rank sends (N-1)/N of its input, and N-1 copies of its shard
-  // of the result; these bytes are divided evenly among the others. `rank_of(place)`: rank at each of the N places.
+  // of the result; these bytes are divided evenly among the others. `rank_of(place)`: rank at each of the N `places`.
+  // `own`: place of this rank.
   template <class RankOf>
   void count_all_reduce(std::size_t bytes, std::size_t places, std::size_t own, RankOf&& rank_of) {
     const std::uint64_t sent = 2 * (bytes - bytes / places);

@@ -1,8 +1,8 @@
-// Transport: abstract class that moves bytes between the ranks of a world. Code above it does not know how.
+// Transport: interface that moves bytes between the ranks of a world.
 //
 // A rank sends in three ways: post() for small control messages (buffered, ordered per pair), send()/receive() for bulk
 // data directly from and to the caller's memory, and NodeMemory for memory that the ranks of one node share. One thread
-// at a time uses a transport (the polling thread). Only ring() of the own rank, and the allocation functions of
+// at a time uses a transport (the polling thread). Only ring(rank()), and the allocation functions and locate() of
 // NodeMemory, may be called from any thread.
 #pragma once
 
@@ -29,18 +29,18 @@ class Transfer {
 struct Loss {
   int rank;
   std::string cause;
-  bool certain = true;  // its process has ended; otherwise it cannot be reached, but may be alive
+  bool certain = true;  // true: its process has ended; false: it cannot be reached, but may be alive
 };
 
 using Tag = std::uint32_t;
 inline constexpr int kTagBits = 27;  // tags are below 2^27
-// The upper bits of a tag are a process set's. Their last value is for transfers that belong to no operation of a set.
-// An operation of a set uses the lowest bits to number its concurrent transfers (lanes).
+// The upper bits of a tag identify a process set. Their last value is for transfers that belong to no operation of a
+// set. An operation uses the lowest kTagLaneBits bits to number its concurrent transfers (lanes).
 inline constexpr int kTagSequenceBits = 14;
 inline constexpr int kTagLaneBits = 2;
 inline constexpr int kTagSets = (1 << (kTagBits - kTagSequenceBits)) - 1;
 // Value of the upper bits for the set with this id. Set 0, of all ranks, shares its value with no other set. The other
-// values repeat, so an id is given only if no member has a set with the same value.
+// values repeat, so a new set gets an id only if none of its members is in another set with the same value.
 constexpr int tag_set_of(std::int64_t set) { return set == 0 ? 0 : 1 + static_cast<int>((set - 1) % (kTagSets - 1)); }
 using Sink = std::function<void(int from, std::span<const std::byte> message)>;
 
@@ -57,27 +57,27 @@ class Transport {
   virtual std::string name() const = 0;
 
   virtual void post(int to, Bytes message) = 0;
-  virtual bool poll(const Sink& sink) = 0;  // delivers messages that have come; true if anything moved
+  virtual bool poll(const Sink& sink) = 0;  // delivers received messages; true if anything moved
   virtual std::unique_ptr<Transfer> send(int to, Tag tag, std::span<const std::byte> data) = 0;
   virtual std::unique_ptr<Transfer> receive(int from, Tag tag, std::span<std::byte> data) = 0;
   virtual bool idle() const = 0;  // true if all posted messages have left
 
   virtual NodeMemory& node_memory() = 0;
-  // True if the ranks of that rank's node can map each other's segments. All ranks give the same answer.
+  // True if the ranks on the node of `rank` can map each other's segments; the same on all ranks.
   virtual bool node_shares_memory(int rank) const = 0;
   bool shares_memory() const { return node_shares_memory(rank()); }
   // True if send() and receive() accept device memory.
   virtual bool takes_device_memory() const = 0;
 
-  // Sleeping: take a ticket, check once more for work, then sleep(ticket, limit). ring(rank) ends the sleep; it may
-  // address this rank and the ranks of its node.
+  // Sleeping: take a ticket, check once more for work, then sleep(ticket, limit). ring(rank) ends the sleep of `rank`,
+  // which is this rank or a rank of its node.
   virtual std::uint32_t ticket() = 0;
   virtual void sleep(std::uint32_t ticket, std::chrono::microseconds limit) = 0;
   virtual void ring(int rank) = 0;
-  // Keeps a segment of this rank until no peer can want to map it any more, even if this rank leaves early.
+  // Keeps a segment of this rank until no peer needs to map it any more, even if this rank leaves early.
   virtual void keep(std::shared_ptr<Segment> segment) = 0;
 
-  // False if work can come without a ring (messages from other nodes), so that a sleep must stay short.
+  // False if work (messages from other nodes) can arrive without a ring. Then a sleep must stay short.
   virtual bool rings_always() const = 0;
 
   // Ranks lost since the last call.

@@ -69,7 +69,7 @@ def algorithm_of(args: argparse.Namespace) -> Algorithm:
 
 
 def compression_of(args: argparse.Namespace) -> str:
-    """Return `compression=` of DistributedOptimizer: that of --compression, unless the algorithm has that setting."""
+    """Return `compression=` of DistributedOptimizer: --compression, or "none" if the algorithm has that setting."""
     if args.compression is None or _has_compression(sordino.algorithms.class_of(args.algorithm)):
         return "none"
     codec_of(args.compression, "--compression")

@@ -1,4 +1,4 @@
-"""Checkpoints of `train.py`: one file, or a folder, of which training resumes the newest complete checkpoint."""
+"""Checkpoints of `train.py`: one file, or a folder from whose newest complete checkpoint training resumes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_folder(path: str) -> bool:
 
 
 def write(args: argparse.Namespace, steps_done: int, state: dict[str, Any]) -> bool:
-    """Write the checkpoint, on one rank. If that fails, warn on stderr and return False, because training can go on."""
+    """Write the checkpoint, on one rank. If that fails, warn on stderr and return False: training can continue."""
     state["args"] = {name: getattr(args, name) for name in FIXED}
     state["world_size"] = hvd.size()
     try:

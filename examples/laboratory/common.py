@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Net(nn.Module):
     """Network of two convolutions and two linear layers: 206,922 parameters for 28 x 28 images, 71,754 for 8 x 8.
 
-    It has no batch normalization, whose statistics depend on how a batch is divided. The result would depend on the
+    It has no batch normalization: its statistics depend on how a batch is divided, so results would depend on the
     number of ranks.
     """
 
@@ -60,7 +60,7 @@ def load_data(name: str, data_dir: str | None) -> Dataset:
 
 
 def share(rows: int, rank: int, size: int) -> slice:
-    """Return the rows of rank `rank` if `size` ranks divide `rows`: contiguous, and equal in number up to one."""
+    """Return the contiguous rows of rank `rank` of `size`. The ranks' numbers of rows differ by at most 1."""
     return slice(rows * rank // size, rows * (rank + 1) // size)
 
 
@@ -107,7 +107,7 @@ def learning_rate(first: float, steps: int) -> float:
 def together(action: Callable[[], T]) -> T:
     """Call `action` on every rank. If it is refused on one rank, it is refused on all ranks.
 
-    Otherwise ranks whose machine has a file would wait for ranks whose machine does not have it. `action` must not
+    Without this, ranks whose machine has a file would wait for ranks whose machine does not have it. `action` must not
     communicate.
 
     Raises:

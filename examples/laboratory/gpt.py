@@ -16,7 +16,7 @@ _BETAS = (0.9, 0.95)  # usual for language models
 
 
 class _Block(nn.Module):
-    """Causal self-attention and a multilayer perceptron, each added to its normalized input (pre-norm)."""
+    """Causal self-attention and an MLP. Each is applied to its normalized input, and added to the input (pre-norm)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class GPT(nn.Module):
 
     def __init__(self, layers: int, width: int, heads: int, context: int, seed: int = 1) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)  # torch's own one is shared by ranks that are threads
+        generator = torch.Generator().manual_seed(seed)  # ranks that are threads share torch's own generator
         self.embedding = nn.Embedding(BYTES, width)
         self.positions = nn.Embedding(context, width)
         self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(layers))

@@ -78,7 +78,7 @@ class Reporter:
 class StepLog:
     """Log with one line of JSON per step, appended to a file. A resumed training continues the log.
 
-    A step that is repeated has another line. If a kill has left an incomplete line, it stays a line that is not JSON.
+    A repeated step gets another line. A line that a kill has left incomplete stays in the file, and is not JSON.
     """
 
     def __init__(self, path: str) -> None:

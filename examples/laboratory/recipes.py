@@ -13,7 +13,7 @@ import sordino.torch as hvd
 from laboratory.common import learning_rate
 
 PER_IMAGES = 256
-"""Mini-batch that the learning rate of large-batch is for. The linear rule scales it to --batch-size."""
+"""Mini-batch size for which the learning rate of large-batch is given. The linear rule scales it to --batch-size."""
 _WARM_UP = 36 / 90  # fraction of all steps
 _TRUST, _DECAY = 0.0025, 5e-5  # settings of LARS
 

@@ -28,7 +28,7 @@ void Control::post(int to, Bytes message) {
 }
 
 bool Control::poll(const Sink& sink) {
-  // One at a time: a rank that stands still does not take its messages, but the others do.
+  // Tests every message: a stopped rank does not receive its messages, but the other ranks receive theirs.
   for (auto one = outgoing_.begin(); one != outgoing_.end();) {
     int sent = 0;
     const auto next = std::next(one);
@@ -50,8 +50,8 @@ bool Control::poll(const Sink& sink) {
   return moved;
 }
 
-// True if an MPI call with a peer succeeded. If losses are survived, any error means the loss of the peer, and is
-// recorded; otherwise it throws.
+// Returns whether an MPI call with a peer succeeded. If losses are tolerated, records any error as the loss of the
+// peer; otherwise throws.
 bool Control::fine(int code, const char* what, int peer) {
   if (code == MPI_SUCCESS) return true;
   if (!tolerates_losses_) check_peer(code, what, peer);
@@ -63,7 +63,7 @@ void Control::lose(int peer) {
   if (lost_.insert(peer).second) heard_.push_back({peer, "MPI can no longer reach it", false});
 }
 
-// Delivers the next message of `from`, which may be MPI_ANY_SOURCE, to the sink. False if no message waits.
+// Delivers the next message of `from`, which may be MPI_ANY_SOURCE, to the sink. Returns false if there is none.
 bool Control::take(int from, const Sink& sink) {
   int waiting = 0;
   MPI_Status status;

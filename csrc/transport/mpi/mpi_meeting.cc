@@ -8,7 +8,7 @@
 namespace sordino::mpi {
 namespace {
 
-// The data of a rank takes some hundred bytes. Ranks with another version of Sordino may send anything.
+// A rank sends a few hundred bytes. Ranks with another version of Sordino may send anything.
 constexpr int kMostBytes = 1 << 16;
 
 MPI_Comm duplicate_of(MPI_Comm comm) {

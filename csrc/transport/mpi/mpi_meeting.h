@@ -1,4 +1,4 @@
-// Meeting of the processes of an MPI communicator. It uses collectives of MPI, which are used for nothing else.
+// Meeting of the processes of an MPI communicator. Only the meeting uses collectives of MPI.
 #pragma once
 
 #include <mpi.h>

@@ -12,7 +12,7 @@
 namespace sordino::mpi {
 namespace {
 
-// Throws if the launcher of another MPI has started several processes, each of which is the only one for our MPI.
+// Throws if the launcher of another MPI has started several processes, each of which our MPI sees as the only one.
 void refuse_to_be_alone(const Members& members, int size) {
   const LauncherHint hint = launcher_hint();
   if (size != 1 || hint.size <= 1 || members.fortran_handle || !members.ranks.empty()) return;

@@ -1,5 +1,5 @@
 // The MPI transport consists of one library per ABI (libsordino_mpi_openmpi.so, libsordino_mpi_mpich.so), one of which
-// is opened at run time. So the package imports where there is no MPI, and can name the missing library.
+// is opened at run time. So the package can be imported without any MPI, and can name the missing library.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 // Open MPI keeps a file in /dev/shm for each rank until MPI_Finalize, so a killed job leaves megabytes behind. Once all
-// ranks of a node have mapped each other's files, the names are not needed. So the name is removed, and created again
-// for Finalize to remove.
+// ranks of a node have mapped each other's files, the names are not needed. So this class removes the name, and creates
+// it again for MPI_Finalize to remove.
 #pragma once
 
 #include <string>

@@ -35,8 +35,8 @@ void finalize_at_exit() {
   MPI_Finalize();
 }
 
-// Some library may have made the functions of one MPI global. Then code that needs another MPI calls them too, with
-// handles that differ.
+// If a library has made the functions of one MPI global, code built for another MPI calls them, too, with incompatible
+// handles.
 void require_same_library() {
 #if defined(OPEN_MPI)
   constexpr bool kWanted = true;
@@ -83,7 +83,7 @@ std::string list(const std::vector<int>& ranks) {
   return text;
 }
 
-// Throws for an error code; suspects() gives the ranks to blame if a process has failed.
+// Throws for an error code; suspects() returns the ranks to blame if a process has failed.
 template <class Suspects>
 void require(int code, const char* what, Suspects suspects) {
   if (code == MPI_SUCCESS) return;

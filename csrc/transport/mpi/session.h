@@ -12,8 +12,9 @@
 namespace sordino::mpi {
 
 // Bulk data is sent in messages of at most this many bytes. Over TCP, Open MPI is configured to send each at once. For
-// larger ones it would wait for the receiver's consent, which queues behind data on the way back, so transfers in
-// opposite directions would run one after the other. The price: Open MPI keeps a copy of data that has not left yet.
+// larger messages it would wait for the receiver's consent. The consent queues behind data in the opposite direction,
+// so transfers in opposite directions would run one after the other. The price: Open MPI keeps a copy of data that has
+// not left yet.
 inline constexpr std::size_t kLargestPart = 128 * 1024;
 
 // Failed ranks of the communicator; empty if this MPI does not report them.
@@ -28,7 +29,8 @@ void check_peer(int code, const char* what, int peer);
 // thread support.
 void ensure_initialized();
 
-// Every rank of MPI_COMM_WORLD is initialized: names that were only needed for that can be removed.
+// Call this once every rank of MPI_COMM_WORLD is initialized. Removes names of files that only the initialization
+// needed (segment_names.h).
 void all_have_attached();
 
 // From now on MPI_Finalize is not called at exit, because with dead peers it may wait forever.

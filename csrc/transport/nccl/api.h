@@ -25,9 +25,9 @@ inline constexpr Type kTypeInt8 = 0, kTypeUInt8 = 1, kTypeInt32 = 2, kTypeUInt32
 using Op = int;
 inline constexpr Op kOpSum = 0, kOpProduct = 1, kOpMax = 2, kOpMin = 3, kOpAverage = 4;
 
-// As in 2.14, the first version with non-blocking communicators. Later versions add fields at the end, and accept the
-// shorter form from a caller that states this version. NCCL checks `version` as well as `size`, so the two must match.
-// `padding` is within `size`, where 2.17 has its next field: it means "undefined".
+// The layout of 2.14, the first version with non-blocking communicators. Later versions add fields at the end, and
+// accept the shorter form from a caller that states this version. NCCL checks `version` as well as `size`, so the two
+// must match. `padding` lies within `size`, where 2.17 has its next field, so it is set to "undefined".
 struct Settings {
   static constexpr int kUndefined = INT_MIN;
 

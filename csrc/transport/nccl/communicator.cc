@@ -176,7 +176,7 @@ bool Communicator::settled(Deadline& limit) {
   return true;
 }
 
-// A communicator that never connected is not waited for, since usually a peer never comes.
+// Does not wait for a communicator that never connected: usually a peer of it will never come.
 bool Communicator::finish() {
   if (failed_ || !connected_) return false;
   Deadline limit(options_.patience);

@@ -1,5 +1,6 @@
-// Communicator of NCCL between the GPUs of some ranks. Nothing here waits for a peer or for the device. ready() tells
-// whether NCCL has finished, so that the polling thread can do everything else meanwhile, and notice a dead peer.
+// Communicator of NCCL between the GPUs of some ranks. Only close() and abort() wait for a peer or for the device.
+// ready() returns whether NCCL has finished, so that the polling thread can do other work meanwhile, and can notice a
+// dead peer.
 #pragma once
 
 #include <chrono>
@@ -14,23 +15,23 @@
 
 namespace sordino::nccl {
 
-// True if NCCL can reduce this type with this operation: no 16-bit integers, and averages (kAverage: the sum divided by
-// the number of ranks) of floats only.
+// True if NCCL can reduce this type with this operation. It has no 16-bit integers, no Adasum, and averages (kAverage:
+// the sum divided by the number of ranks) of floats only.
 bool supports(DType type, ReduceOp op);
 
 // Used by one thread at a time. Errors: PeerLost if NCCL blames another process (without ranks: NCCL does not say
 // which), UsageError if two ranks have the same GPU, otherwise DeviceError. After an error, only abort() may be called.
 //
-// Between two calls, ready() must have been true, also before anything else (such as an event) is put on the stream of
-// the first call: until then the call may not be on its stream yet. For a group it is enough that ready() was true
-// before begin_group() and is true after end_group().
+// After each call, ready() must have returned true before the next call, and before anything else (such as an event) is
+// put on the stream: until then, the call may not be on its stream yet. A group counts as one call: ready() must be
+// true before begin_group() and after end_group().
 class Communicator {
  public:
   struct Options {
-    // Makes this rank's device the current one of the calling thread. Called on threads of this class's own.
+    // Makes this rank's device the current one of the calling thread. Called on threads that this class starts.
     std::function<void()> use_device;
-    // Time limit for the end of a communicator: for a healthy one until it is aborted, and for an abort until it is
-    // left to itself.
+    // Time limit of close() for work on streams, after which the communicator is aborted. Also the time limit of an
+    // abort, after which its thread is left behind.
     std::chrono::milliseconds patience{10000};
   };
 
@@ -66,12 +67,12 @@ class Communicator {
   void receive(std::byte* output, std::size_t bytes, int from, Stream stream);
 
   // Calls in between start together, so that sends and receives cannot wait for each other in a circle. Call both on
-  // one thread, where NCCL keeps the group. Prefer Group.
+  // one thread, because NCCL keeps a group for each thread. Prefer Group.
   void begin_group();
   void end_group();
 
   // Ends all operations, also those on the device that wait for a peer; their output is undefined. Idempotent. False if
-  // NCCL has not ended after Options::patience: then the memory it works on must not be freed.
+  // NCCL has not ended after Options::patience: then the memory that it works on must not be freed.
   bool abort() noexcept;
   // Lets work on streams end if there was no error, and closes the communicator. Aborts work that has not ended after
   // Options::patience. Idempotent. Returns false in the same case as abort(). The destructor calls it.

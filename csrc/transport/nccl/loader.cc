@@ -94,7 +94,7 @@ Found find_all(void* library) {
 }
 
 const Found& found() {
-  static const Found* known = nullptr;  // never freed, as the library: NCCL's threads may live until the process ends
+  static const Found* known = nullptr;  // never freed, like the library: NCCL's threads may live until the process ends
   std::lock_guard lock(mutex);
   if (known == nullptr) {
     void* library = open_library();

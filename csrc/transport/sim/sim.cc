@@ -27,7 +27,7 @@ struct Mail {
   Bytes message;
 };
 
-// A bulk send that waits for its receiver. A side that abandons it first removes it from the mailbox.
+// A bulk send that waits for its receiver. A sender that abandons it first removes it from the mailbox.
 struct Parcel {
   int from;
   Tag tag;
@@ -54,8 +54,7 @@ struct Free {
 };
 using Pages = std::unique_ptr<std::byte, Free>;
 
-// Keeps shared memory of all ranks once a rank was killed, as long as any transport exists: peers may read it at any
-// time.
+// After a kill, keeps freed shared memory of all ranks until the last transport is gone: peers may still read it.
 class Remains {
  public:
   void begin() { begun_ = true; }
@@ -107,8 +106,7 @@ struct Machines {
 
 namespace {
 
-// If a rank touches memory of a sparse segment that is not reserved, it crashes: a real segment might have no memory
-// there.
+// A rank that touches unreserved memory of a sparse segment crashes, because a real segment may have no memory there.
 class HeapSegment : public Segment {
  public:
   HeapSegment(std::weak_ptr<Remains> remains, std::shared_ptr<SegmentTable> table, std::size_t size,

@@ -18,17 +18,17 @@ constexpr const char* kLibraries[] = {"libucs.so.0", "libuct.so.0", "libucp.so.0
 std::mutex mutex;
 std::string hinted;
 
-// A loaded library is found by its name, whatever its folder, so the plugin finds these. RTLD_LOCAL is enough for that
-// (UCX's wheel does the same), and replaces no symbols of other libraries.
+// The dynamic loader finds an already loaded library by its name, so the plugin then finds these. RTLD_LOCAL is enough
+// for that (UCX's wheel does the same), and replaces no symbols of other libraries.
 void load_from(const std::filesystem::path& folder) {
   for (const char* name : kLibraries) {
     if (dlopen((folder / name).c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) return;
   }
 }
 
-// Restores signal handlers that UCX takes over when it is loaded. With UCX's, a rank would no longer end with its
-// terminal (SIGHUP), and Python's faulthandler would not show where it crashed. Does nothing if the user has configured
-// UCX's handlers.
+// Restores signal handlers that UCX takes over when it is loaded. With UCX's handlers, a rank would no longer end with
+// its terminal (SIGHUP), and Python's faulthandler would not show where it crashed. Does nothing if the user has
+// configured UCX's handlers.
 class Signals {
  public:
   Signals() {
@@ -46,9 +46,9 @@ class Signals {
   std::array<struct sigaction, kSignals.size()> before_;
 };
 
-// To notice freed memory, UCX patches mmap(), munmap() and others in the running process when it is loaded. This takes
-// 0.4 s of a core, during which threads that call them wait. It is needed only if memory is registered with a network
-// card.
+// Disables UCX's memory events while UCX is loaded, unless the user has configured them or the machine has an
+// InfiniBand or RoCE card, which needs them. To notice freed memory, UCX would patch mmap(), munmap() and others in the
+// running process: 0.4 s of CPU time, during which threads that call them wait.
 class MemoryEvents {
  public:
   MemoryEvents() {

@@ -1,5 +1,5 @@
-// The UCX link is a library of its own (libsordino_ucx.so) that is opened at run time. So the package imports where
-// there is no UCX, and can name the missing library.
+// The UCX link is a library of its own (libsordino_ucx.so) that is opened at run time. So the package can be imported
+// without UCX, and can name the missing library.
 #pragma once
 
 #include <memory>
@@ -23,8 +23,8 @@ void hint(const std::string& folder);
 // These load the plugin on first use. They throw NotBuilt if this build lacks it or if there is no UCX, and
 // TransportError if UCX does not load.
 
-// Makes the link between the ranks of a meeting. Collective call. Drops messages without the token (the job's secret,
-// if any) and a secret that the ranks draw.
+// Makes the link between the ranks of a meeting. Collective call. The link drops messages from senders that do not know
+// the token (the job's secret, if any) and a secret that the ranks draw.
 std::unique_ptr<Link> connect(Meeting& meeting, const Config& config, const std::string& token);
 std::string describe();  // "UCX 1.22.0"
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::size_t kLongestAddress = 1 << 16;
 
-Session* session = nullptr;  // never destroyed: its contents go with the process
+Session* session = nullptr;  // never destroyed: it exists until the process ends
 
 std::string key_of(const Bytes& address) {
   return std::string(reinterpret_cast<const char*>(address.data()), address.size());
@@ -57,8 +57,8 @@ Session& Session::of_this_process(double patience_s) {
 Session::Session(double patience_s) : owner_(getpid()), patience_s_(patience_s) {
   ucp_config_t* config = nullptr;
   check(ucp_config_read(nullptr, nullptr, &config), "ucp_config_read");
-  // This link never uses shared memory: within a node ours is used, and UCX's fails if nodes are emulated, or if
-  // namespaces share a machine.
+  // This link never uses shared memory: within a node Sordino's own is used (shm/). UCX's fails between emulated nodes,
+  // and between namespaces on one machine.
   prefer(config, "TLS", "^sm");
   // Connecting to a host that does not answer must not delay connections to the others.
   prefer(config, "TCP_CONN_NB", "y");
@@ -151,8 +151,8 @@ void Session::keep(Buffer buffer) {
 }
 
 // Tells all processes that this one will send nothing more, and waits until they have received that and have said the
-// same. Then no message is in flight that a closed connection could drop. It does not wait for lost processes, nor for
-// ones that end without having talked to this one.
+// same. Then no message is in flight that a closed connection could drop. Does not wait for lost processes, for
+// processes that have exchanged nothing with this one, or after will_not_wait().
 void Session::take_leave() {
   if (!is_ours()) return;
   const auto held = lock();

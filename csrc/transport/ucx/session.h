@@ -5,8 +5,8 @@
 //                   data that the other side has not read yet
 //   taking leave    at the end of the process: processes wait for each other, as in MPI_Finalize, within a time limit
 //
-// The worker moves only while a thread polls, for UCX has no thread here. Worlds are polled by different threads, so
-// every call of UCX needs the lock.
+// The worker makes progress only while a thread polls, because UCX has no thread here. Worlds are polled by different
+// threads, so every call of UCX needs the lock.
 #pragma once
 
 #include <sys/types.h>
@@ -60,16 +60,16 @@ class Session {
   const Bytes& address() const { return address_; }
   bool takes_cuda() const;
   bool is_ours() const;   // false in a process forked from the owner
-  bool progress() const;  // until nothing moves, within bounds; true if anything moved
+  bool progress() const;  // until nothing moves, or 64 times; true if anything moved
 
   // Endpoint to the process with this address. It may already be lost.
   Endpoint& reach(const Bytes& address);
   void lose(Endpoint& endpoint, ucs_status_t status);
   // Closes lost endpoints. Must not be called from within UCX.
   void close_lost();
-  // Keeps a buffer that a world leaves behind while UCX may still use it.
+  // Keeps a buffer that a world leaves behind as long as UCX may use it.
   void keep(Buffer buffer);
-  // This process waits for none of the endpoints so far. Those of a later world count again.
+  // At its end, this process waits for none of the endpoints so far, except those that a later world uses again.
   void will_not_wait();
 
  private:

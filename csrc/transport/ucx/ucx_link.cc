@@ -34,7 +34,8 @@ std::string version() {
   return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(release);
 }
 
-// The digest travels in clear text, so it keeps out strangers, but not listeners. The token cannot be computed from it.
+// The digest is sent in clear text. It keeps out strangers, but not a process that reads the network's traffic. The
+// token cannot be computed from it.
 Digest digest_of(const std::string& token) {
   std::array<std::uint64_t, 2> words{1, 2};
   for (std::uint64_t& word : words) {
@@ -58,7 +59,8 @@ ucp_tag_t secret_of(const Digest& digest) {
 
 class UcxTransfer : public Transfer {
  public:
-  // `request`: returned by UCX. `expected`: bytes of a receive. `came`: bytes received, if it was done at once.
+  // `request`: returned by UCX. `expected`: size of a receive in bytes; none for a send. `came`: bytes received, if the
+  // receive has completed at once.
   UcxTransfer(UcxLink& link, UcxLink::Peer& peer, void* request, std::optional<std::size_t> expected = {},
               std::size_t came = 0)
       : link_(&link), peer_(peer), rank_(peer.rank), request_(request), expected_(expected), came_(came) {
@@ -80,13 +82,13 @@ class UcxTransfer : public Transfer {
     fail(status);
   }
 
-  // Result of test() after the link has gone.
+  // Result of test() after the link was destroyed.
   bool ended() {
     if (UCS_PTR_RAW_STATUS(request_) == UCS_OK && came_ == expected_.value_or(came_)) return true;
     fail(UCS_PTR_RAW_STATUS(request_));
   }
 
-  // Lets go of the request, done or not. UCX may go on with it, but reports its end to no object.
+  // Releases the request, done or not. UCX may still complete it, but reports that to no object.
   void let_go() {
     if (link_ == nullptr) return;
     UcxLink& link = *std::exchange(link_, nullptr);
@@ -112,7 +114,7 @@ class UcxTransfer : public Transfer {
     const std::string expected = std::to_string(expected_.value_or(0));
     if (status == UCS_OK)
       throw TransportError(who + " sent " + std::to_string(came_) + " bytes where " + expected + " were expected");
-    if (status == UCS_ERR_MESSAGE_TRUNCATED)  // UCX does not always tell how many bytes were sent
+    if (status == UCS_ERR_MESSAGE_TRUNCATED)  // UCX does not always report how many bytes were sent
       throw TransportError(who + " sent more than the " + expected + " bytes that were expected");
     if (link_ == nullptr) throw TransportError("the link to " + who + " ended before a transfer did");
     if (is_loss(status)) link_->lose(peer_, status);
@@ -163,7 +165,7 @@ UcxLink::UcxLink(Meeting& meeting, const Config& config, const std::string& toke
   const int size = meeting.size();
   if (size > 1 << kRankBits)
     throw UsageError("a link by UCX supports at most 2^" + std::to_string(kRankBits) + " ranks");
-  // A different secret for each world, so that leftovers of an earlier one match no receive.
+  // A different secret for each world, so that messages left from an earlier world match no receive.
   digest_ = digest_of(token + shared_secret(meeting));
   secret_ = secret_of(digest_);
   const std::vector<Bytes> addresses = meeting.gather(session_.address());
@@ -218,8 +220,8 @@ void UcxLink::post(int to, Bytes message) {
                      std::to_string(kMostBytes - sizeof(Digest)) + " bytes");
   const auto held = session_.lock();
   Peer& target = reach(to);
-  // First progress: a peer that has ended may have said goodbye before. No error is thrown here before take_losses()
-  // has reported the loss, because only then is that goodbye looked for.
+  // Makes progress first, because the goodbye of a peer that has ended may wait to be received. Throws only once
+  // take_losses() has reported the loss, because the engine looks for that goodbye only then.
   session_.progress();
   if (!target.lost()) {
     message.insert(message.begin(), digest_.begin(), digest_.end());
@@ -242,7 +244,7 @@ void UcxLink::send_frame(Peer& to, Bytes bytes, Use use) {
   if (status != UCS_OK) lose(to, status);
 }
 
-// UCX keeps messages that it could not send at once, and the worker no longer moves when the world has ended.
+// UCX queues messages that it could not send at once, and the worker makes no progress after the end of the world.
 bool UcxLink::idle() const {
   const auto held = session_.lock();
   if (!outgoing_.empty()) return false;
@@ -275,7 +277,7 @@ void UcxLink::finish_sending() {
   });
 }
 
-// Begins to receive the next control message. False if no message waits.
+// Begins to receive the next control message. Returns false if there is none.
 bool UcxLink::take() {
   ucp_tag_recv_info_t info{};
   const ucp_tag_message_h message =
@@ -297,7 +299,7 @@ bool UcxLink::take() {
   return true;
 }
 
-// Returns the first complete message that has no earlier message of the same rank before it.
+// Returns the first complete message that does not follow an incomplete message of the same rank.
 UcxLink::Frames::iterator UcxLink::next_whole() {
   std::vector<const Peer*> waiting;
   for (auto next = incoming_.begin(); next != incoming_.end();) {
@@ -311,7 +313,7 @@ UcxLink::Frames::iterator UcxLink::next_whole() {
       if (std::memcmp(frame->bytes.data(), digest_.data(), sizeof(Digest)) == 0) return frame;
       warn_of_stranger();
       incoming_.erase(frame);
-    } else {  // it will never be complete, and no later message may take its place
+    } else {  // it will never be complete, so later messages of this rank are dropped, too
       lose(from, status);
       from.torn = true;
       session_.keep(std::move(*frame));

@@ -1,6 +1,6 @@
-// Link between nodes by UCX: tagged messages on the worker of the process (session.h), which moves only while a thread
-// polls the link or tests a transfer. A rank connects to another when it first needs it. It connects to its two
-// neighbors on the ring of all ranks at once, so that each death is noticed by some rank.
+// Link between nodes by UCX: tagged messages on the worker of the process (session.h), which makes progress only while
+// a thread polls the link or tests a transfer. A rank connects to another when it first needs it. It connects to its
+// two neighbors on the ring of all ranks at the start, so that some rank notices each death.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -73,7 +73,7 @@ class UcxLink : public Link {
   ucp_tag_t secret_;  // the upper bits of all tags
   std::vector<Peer> peers_;
   Frames outgoing_, incoming_;              // incoming_: in the order in which they began to arrive
-  std::set<class UcxTransfer*> transfers_;  // those that exist
+  std::set<class UcxTransfer*> transfers_;  // all that exist
   bool tolerates_losses_ = false, warned_ = false;
   // Flush request of UCX that idle() waits for, or null.
   mutable void* flushing_ = nullptr;

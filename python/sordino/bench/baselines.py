@@ -44,8 +44,9 @@ class Baselines:
     def horovod_turn(self) -> Iterator[None]:
         """Initialize Horovod within the block only. Collective.
 
-        Its background thread wakes every millisecond and uses MPI. While it lives, everything else in the process is
-        slower, MPI_Allreduce of some MiB several times. So it must not live during the turns of the other contestants.
+        Its background thread wakes every millisecond and uses MPI. While it runs, all other work in the process is
+        slower: MPI_Allreduce of a few MiB takes several times as long. So it must not run in the turns of other
+        contestants.
         """
         self.horovod.init()
         try:
@@ -54,7 +55,7 @@ class Baselines:
             self.horovod.shutdown()
 
     def close(self) -> None:
-        """Stop what `open_all` has started. Collective."""
+        """Shut down the baselines that `open_all` has started. Collective."""
         if self.gloo is not None:
             self.gloo.destroy_process_group()
 

@@ -76,7 +76,8 @@ def _sordino(model: Model, found: Baselines) -> tuple[Any, Any]:
 def _waiting_in_step(trainer: Trainer) -> Callable[[], None]:
     """Return a step that waits for reductions in `step()`, as Horovod's does.
 
-    Reductions begin in backward as well. It uses the same tensors, because their position in memory matters more.
+    Reductions still begin in backward. The step uses the usual step's tensors, because their position in memory matters
+    more than the place of the wait.
     """
     reducer = trainer.optimizer._strategy.reducer
 
@@ -134,7 +135,7 @@ def prepare(
     model: Callable[[], Model],
     set_to_none: bool,
 ) -> tuple[dict[str, Trainer], dict[str, str]]:
-    """Return the trainers with right gradients, and the problems of the other contestants. Collective."""
+    """Return the trainers with right gradients, and the problem of each other contestant. Collective."""
     trainers: dict[str, Trainer] = {}
     failed: dict[str, str] = {}
     average = (participants.size + 1) / 2
@@ -178,7 +179,7 @@ def exposed(samples: dict[str, Samples], name: str) -> Seconds:
 def measure(
     trainers: dict[str, Trainer], found: Baselines, participants: Participants, budget: float, rounds: int
 ) -> Results:
-    """Run one race. Collective."""
+    """Run one race, and return the times of each contestant. Collective."""
     runs = {name: one.step for name, one in trainers.items()}
     if participants.size > 1:
         runs["waits in step"] = _waiting_in_step(trainers["sordino"])
@@ -211,7 +212,7 @@ def targets(results: Results) -> list[Results]:
         for name in ("horovod", "gloo"):
             value = None
             if name in mode["contestants"]:
-                # Exposed communication of zero or less counts as a microsecond.
+                # Exposed communication of less than 1 us counts as 1 us.
                 ours, theirs = (mode["contestants"][key]["exposed"]["median"] for key in ("sordino", name))
                 value = theirs / max(ours, 1e-6)
             label = {"horovod": "Horovod", "gloo": "DDP-gloo"}[name]
@@ -266,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rounds = 3 if chosen.quick else chosen.rounds or (20 if participants.size > 1 else 60)
 
     entrants = ["plain", "sordino", *[name for name in ("horovod", "gloo") if name in found.found]]
-    entrants += ["backend", "buckets"] if "gloo" in entrants else []  # whose groups they can be among
+    entrants += ["backend", "buckets"] if "gloo" in entrants else []  # both need its default process group
     for set_to_none in (True, False):
         trainers, failed = prepare(
             entrants, found, participants, lambda: Model(work, pieces, hvd.rank() + 1.0, chosen.narrow), set_to_none

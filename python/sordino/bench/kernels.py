@@ -38,7 +38,7 @@ from sordino.timing import Participants, Run, Watch, race
 
 LIMIT = 1.15
 CODEC_LIMIT = 2.0
-CODEC = "codec "  # before the name of a codec, in the place of a dtype
+CODEC = "codec "  # prefix of the name of a codec, which takes the place of a dtype
 SIZES = "64MiB,256KiB"
 Task = tuple[str, str, int, Run]  # kernel, dtype, bytes read and written, function that runs it
 
@@ -56,7 +56,7 @@ class Buffers:
         return [operand.data_ptr() for operand in self.operands[:count]]
 
     def copies(self, moved: int) -> dict[str, Run]:
-        """Return copies that read and write `moved` bytes together."""
+        """Return copies that read and write `moved` bytes in all."""
         half = moved // 2
         source, target = self.source[:half], self.target[:half]
         from_array, to_array = source.numpy(), target.numpy()
@@ -154,7 +154,7 @@ def measure(size: int, budget: float, wanted: Callable[[str], bool]) -> list[Res
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """Return the limit for each kernel at its worst dtype, at the largest size, since it limits memory traffic."""
+    """Return the target of each kernel and group of dtypes, for the worst dtype at the largest size."""
     entries = []
     largest = max((row["bytes"] for row in rows), default=0)
     for kernel in dict.fromkeys(row["kernel"] for row in rows):

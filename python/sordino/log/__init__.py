@@ -44,7 +44,7 @@ def _add_rank(record: logging.LogRecord) -> bool:
 
 
 class _DefaultHandler(logging.Handler):
-    """Prints to the current sys.stderr the records that no other handler gets and the core has not printed."""
+    """Handler that prints records to the current sys.stderr, unless another handler or the core has printed them."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "on_stderr", False) or self._has_another(record.name):

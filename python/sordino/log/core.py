@@ -26,7 +26,7 @@ _PATIENCE_S = 1.0  # longest wait for a handler that runs in another thread
 
 _log = logger(f"{NAME}.core")
 _starting = threading.Lock()
-_handing = threading.RLock()  # held from taking a line until handlers have it; a handler may call shutdown()
+_handing = threading.RLock()  # held from taking a line until handlers have it; RLock: a handler may call shutdown()
 _thread: threading.Thread | None = None
 _registered = False
 
@@ -64,7 +64,7 @@ def finish() -> None:
         while (line := _core.take_log_line()) is not None:
             _write(line)
     if _thread is not None and _thread is not threading.current_thread():
-        _thread.join(_PATIENCE_S)  # the interpreter must not stop the thread in the core
+        _thread.join(_PATIENCE_S)  # the thread must leave the core before the interpreter ends
 
 
 def _hand_over_until_closed() -> None:

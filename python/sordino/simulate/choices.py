@@ -26,8 +26,8 @@ from sordino.simulate.problem import problem_of
 from sordino.suggestions import meant
 
 _STEPS, _STEPS_WITHOUT_DATA = 2400, 400  # steps in the default virtual time
-_COMPUTE = 10e-3  # seconds; long compared with a transfer, as in the source on Fashion-MNIST
-_MESSAGE = 3.5 * 2**20  # bytes of the source's network
+_COMPUTE = 10e-3  # seconds; long compared with a transfer, as in wan-gossip-scheduling
+_MESSAGE = 3.5 * 2**20  # bytes of the network of wan-gossip-scheduling
 _MEASURED = 10  # steps
 # A larger value is a mistake, and would overflow or fill the memory.
 _MOST = {"workers": 10**6, "seeds": 10**4, "points": 10**6, "channels": 1024, "seconds": 1e9, "message_mib": 2.0**30}
@@ -299,7 +299,7 @@ def _trial(options: argparse.Namespace) -> Job:
 
 
 def _beginning(algorithm: Any, compute: Floats, options: argparse.Namespace) -> float:
-    """Return the virtual seconds at the beginning that a Gantt plot or a report shows."""
+    """Return how many virtual seconds of the beginning a Gantt plot or a report shows."""
     if options.gantt is None and options.record is None:
         return 0.0
     windows = not algorithm.traits.synchronous

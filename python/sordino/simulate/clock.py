@@ -1,4 +1,4 @@
-"""SimPy's event loop for many workers: all entries with one time and one priority are one event.
+"""SimPy's event loop for many workers: all entries with the same time and priority are one event.
 
 Workers of equal speed stay in step for long, and so do their messages. One SimPy event per message and per step would
 take most of a simulation's time and memory.

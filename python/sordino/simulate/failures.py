@@ -36,13 +36,7 @@ _PROBES = 3
 
 
 def goodput_of(job: Job, messages: StepMessages, failures: Failures) -> Goodput:
-    """Return the goodput of a job with failures.
-
-    Args:
-        job: the job.
-        messages: the messages of its algorithm.
-        failures: the failures.
-    """
+    """Return the goodput of a job with failures. `messages` are those of its algorithm."""
     traits, seed = job.algorithm.traits, job.seed
     restart = after = None
     share = share_of(job, messages, failures.pause)

@@ -28,7 +28,7 @@ def exact(seconds: float) -> float:
     """Return the nearest multiple of 2^-36 s (15 ps).
 
     Sums and differences of such durations have no rounding errors. So an event that is planned for some time happens at
-    exactly that time, whatever the time was added up from.
+    exactly that time, however the time was summed up.
     """
     return round(seconds / _TICK) * _TICK
 
@@ -89,7 +89,7 @@ class Links:
         return exact(self.latency + 8e-9 * count / min(float(self.gbps[i]), float(self.gbps[j])))
 
     def all_seconds(self, i: Ranks, j: Ranks, count: float | Floats) -> Floats:
-        """Return `seconds` of many transfers at once, for arrays of one length."""
+        """Return `seconds` of many transfers, for arrays of equal length."""
         seconds = self.latency + 8e-9 * count / np.minimum(self.gbps[i], self.gbps[j])
         return np.asarray(np.rint(seconds / _TICK) * _TICK)
 

@@ -138,7 +138,7 @@ def _messages(
 
 
 def messages_of(job: Job) -> StepMessages:
-    """Return the messages of a job, which it would send in training.
+    """Return the messages that a job would send in training.
 
     Raises:
         UsageError: the data are missing, or the algorithm does not work with this number of workers.

@@ -25,7 +25,7 @@ class Sends:
     Attributes:
         sources, targets: sender and receiver of each message. The messages of a worker leave and arrive in this order.
         bytes: bytes of each message.
-        models: whether the receivers average parameters, which may be old, and not gradients.
+        models: whether the messages are parameters, whose age is recorded, rather than gradients.
         overlap: number of steps after which workers wait for the messages; 0: in the step itself.
         loading: whether workers load their next batch before they wait.
     """

@@ -16,7 +16,7 @@ _ACTIVITIES: dict[Activity, tuple[str, str]] = {
     "wait": ("waits", "#e0a458"),
     "transfer": ("receives a model", "#0b6e4f"),
 }
-_SHOWN = 16  # largest number of workers that are shown, the first ones
+_SHOWN = 16  # largest number of workers that are shown, from worker 0 on
 
 
 def save(path: Path, draw: Callable[[Any], None]) -> None:

@@ -50,7 +50,7 @@ class Problem(Protocol):
         """Return the values after the last step, as `evaluate` but with all test images, and "best_accuracy".
 
         This is the accuracy of the parameters that were best in `evaluate`, or of the last parameters if they are
-        better. Without data it is "best_distance".
+        better. Without data, "best_distance" takes its place.
         """
         ...
 

@@ -2,8 +2,8 @@
 
 A worker publishes its parameters after each step. A pull brings the parameters that the peer had published when the
 pull began. Once the window and the pull are over, the worker takes the mean of the two models and begins the next
-window. Pulls from one peer at the same time do not slow each other down, as in the source's simulator, unless links are
-shared (see `sordino.simulate.sharing`).
+window. Pulls from one peer at the same time do not slow each other down, as in the simulator of wan-gossip-scheduling,
+unless links are shared (see `sordino.simulate.sharing`).
 """
 
 from __future__ import annotations

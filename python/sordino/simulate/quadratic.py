@@ -34,8 +34,8 @@ class Quadratic:
         size: elements of a worker's parameters, `job.dimension`.
         workers: number of workers.
         message_bytes: bytes of a whole model on the links.
-        tensors: name and number of elements of each tensor of the parameters, in order. There are several tensors, so
-            that algorithms have something to cut.
+        tensors: name and number of elements of each tensor of the parameters, in order. There are several, so that
+            algorithms can cut the model into segments.
         parameters: parameters of all workers, float32 [workers, size], initially 0.
         targets: the a_i, float32 [workers, size], normally distributed around 1.
         optimum: mean of the a_i, float64 [size].

@@ -21,7 +21,7 @@ def rows_of(workers: list[int]) -> Rows:
 
 
 BY_PAIRS = 64
-"""Largest number of workers for which bytes are counted by pairs. Only this many workers have a course."""
+"""Largest number of workers for which bytes are counted by pairs. The course has only this many workers."""
 
 
 class Sums(NamedTuple):

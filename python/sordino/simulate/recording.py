@@ -107,7 +107,7 @@ def _write_steps(file: Lines, worker: int, begin: Sums, end: Sums) -> None:
 
 
 def _spans(record: Record, worker: int) -> Iterable[list[Any]]:
-    """Yield a worker's spans, and after each wait its reason: the rank that sent the data that came last in it."""
+    """Yield a worker's spans, and after each wait its reason: the rank whose data arrived last in it."""
     mine = [span for span in record.spans if span.worker == worker]
     transfers = [span for span in mine if span.activity == "transfer"]
     for span in mine:

@@ -21,8 +21,8 @@ _SOURCE = {
     2: {"scheduled, manager": 0.866, "scheduled, autonomous": 0.867, "no overlap": 0.861},
     6: {"scheduled, manager": 0.866, "scheduled, autonomous": 0.867, "no overlap": 0.862},
 }
-"""Table 3 of wan-gossip-scheduling: the best accuracy on Fashion-MNIST within 1000 s, by the number of wide links. It
-calls naive overlap the worst, without a number."""
+"""Table 3 of wan-gossip-scheduling: the best accuracy on Fashion-MNIST within 1000 s, by the number of wide links. The
+paper calls naive overlap the worst, but gives no number for it."""
 
 
 def score(final: Mapping[str, float]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from sordino.simulate.links import Links, exact
 
-_BYTES = 8e-9  # 10^9 bits in a byte
+_BYTES = 8e-9  # bits in a byte, in units of 10^9
 
 Call = tuple[Callable[..., None], tuple[Any, ...]]
 

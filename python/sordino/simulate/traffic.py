@@ -104,7 +104,7 @@ class StepMessages:
     Attributes:
         delay: number of exchanges after which a worker waits for an exchange that it has started.
         period: steps in which every phase runs at least once.
-        settled: first step in which every phase that begins later has begun.
+        settled: first step at which all phases have begun.
         rows: rows of exchanges that differ from round to round.
 
     Raises:

@@ -37,9 +37,9 @@ def train(job: Job, trainees: list[Trainee], has_next: Callable[[Booleans | None
     Args:
         job: the job, with the number of workers, the algorithm, the codec, and SGD's learning rate and momentum.
         trainees: trainees of all workers.
-        has_next: called before the first step and after each step, while no worker computes. The parameters are those
-            of the real algorithm then. Its argument flags the items that parameter skipping has sent (None for other
-            algorithms, and before the first step). Returns whether there is another step.
+        has_next: called before the first step and after each step, while no worker computes and all parameters are
+            complete. Its argument flags the items that parameter skipping has sent (None for other algorithms, and
+            before the first step). Returns whether there is another step.
     """
     sent: Booleans | None = None
     further = has_next(None)

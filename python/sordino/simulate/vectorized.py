@@ -36,7 +36,7 @@ class Numerics(Protocol):
 
 
 def numerics_of(algorithm: Algorithm, problem: Quadratic, rows: SharedRows | None = None) -> Numerics:
-    """Return the numerics of an algorithm whose settings have been checked, and which names its arrays.
+    """Return the numerics of an algorithm that names its arrays (`Simulation.arrays`), with checked settings.
 
     Args:
         algorithm: the algorithm with its settings.

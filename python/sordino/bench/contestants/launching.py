@@ -45,14 +45,14 @@ class Start:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def folder(self) -> str | None:
-        """Return the folder for the files of a job; None: the usual one for temporary files.
+        """Return the folder for the files of a job; None: the default for temporary files.
 
-        The kernel writes files outside /dev/shm to a disk.
+        It is in memory if possible: the kernel writes files outside /dev/shm to a disk.
         """
         return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
     def run(self, worker: Sequence[str]) -> tuple[int, str]:
-        """Run the worker with these arguments of Python on all ranks. Return the exit status and the output."""
+        """Run Python with these arguments on all ranks. Return the exit status and the output."""
         process = subprocess.Popen(
             [*self.command, *worker],
             env={**without_launcher(os.environ), "OMP_NUM_THREADS": "1", **self.environment},
@@ -90,7 +90,7 @@ def started_rank(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables by which launchers make a process a rank of their job."""
+    """Return the environment without variables with which launchers make a process a rank of their job."""
     return {name: value for name, value in environment.items() if _OF_LAUNCHERS.fullmatch(name) is None}
 
 
@@ -115,7 +115,7 @@ def _mpi(name: str, launcher: str, library: str, install: str) -> Callable[[int,
             if not path.exists():
                 place = "/".join(path.parts[-3:])
                 raise NotBuilt(f"no {place}; {install}, or give the installation's folder by --{name}")
-        # By this variable mpi4py finds the library, and from the library the ABI.
+        # With this variable mpi4py finds the library, and derives the ABI from it.
         environment = {"MPI4PY_LIBMPI": str(shared)}
         crowded = ranks > len(os.sched_getaffinity(0))
         words = [str(mpirun), "-n", str(ranks)]
@@ -191,7 +191,7 @@ def run_job(library: str, start: Start, ranks: int, rows: Rows, budget: float) -
 
 
 def _wait(process: subprocess.Popen[str]) -> str:
-    """Return the output of a launcher after its end. A launcher that gets SIGTERM also ends its ranks."""
+    """Wait for the end of a launcher, and return its output. A launcher that gets SIGTERM also ends its ranks."""
     try:
         return process.communicate(timeout=_TIMEOUT_S)[0]
     except BaseException as error:

@@ -27,7 +27,7 @@ class Library(ABC):
         rank: number of this rank.
         ranks: number of ranks.
         version: name and version, for the report.
-        communicates: whether calls have results.
+        communicates: whether calls have results to check.
     """
 
     rank: int
@@ -56,7 +56,7 @@ class Library(ABC):
 
 
 def _in_turn(rank: int, ranks: int, send: Callable[[int], object], receive: Callable[[int], object]) -> Call:
-    """Return a function for sendrecv, by functions that send to a rank and receive from it."""
+    """Return a function for sendrecv, made of functions that send to a rank and receive from a rank."""
     peer = partner(rank, ranks)
     if peer == rank:
         return _nothing
@@ -116,7 +116,7 @@ class Arena(Ordinary):
 
 
 class Asynchronous(Ordinary):
-    """Asynchronous calls of Sordino, each followed by `synchronize` at once."""
+    """Asynchronous calls of Sordino, each followed immediately by `synchronize`."""
 
     def prepare(self, operation: str, source: torch.Tensor, result: torch.Tensor) -> Call | None:
         hvd, name = self._hvd, f"{operation}.{source.numel()}"
@@ -134,7 +134,7 @@ class Asynchronous(Ordinary):
 
 
 class Mpi(Library):
-    """MPI by mpi4py's calls on buffers, whose MPI types are given, because finding them out takes time."""
+    """MPI through mpi4py's calls on buffers. They are given MPI types, because detecting types takes time."""
 
     def __init__(self) -> None:
         from mpi4py import MPI

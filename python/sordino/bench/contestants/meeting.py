@@ -37,7 +37,7 @@ class Meeting:
         self._entered = 0
 
     def barrier(self) -> None:
-        """Wait until all ranks have called this. With a core per rank, ranks leave within about 1 us."""
+        """Wait until all ranks have called this. With a core per rank, they leave within about 1 us of each other."""
         self._entered += 1
         self._counts[self._own] = self._entered
         for other in self._others:

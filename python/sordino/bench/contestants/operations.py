@@ -46,7 +46,7 @@ def job_bytes(operation: str, size: int, ranks: int) -> int:
 
 
 def fill(operation: str, source: torch.Tensor, rank: int, ranks: int) -> None:
-    """Write the input of the check, from which `is_right` knows the result."""
+    """Write the input of the check, for which `is_right` knows the result."""
     if operation in _DIVIDED:
         for other, part in enumerate(source.chunk(ranks)):
             part.fill_(rank * ranks + other)

@@ -16,7 +16,7 @@ _ALLREDUCE = (
     ("arena", "from 4 KiB to below 1 MiB", 4 * _KIB, _MIB - 1, 1.0),
     ("arena", "from 1 MiB", _MIB, _ANY, 2.0),
 )
-_ASYNCHRONOUS_US = {2: 12, 4: 40}  # limit of 4 B by number of ranks
+_ASYNCHRONOUS_US = {2: 12, 4: 40}  # limit for 4 B in us, by number of ranks
 
 
 def targets(rows: Sequence[Results], ranks: int) -> list[Results]:
@@ -35,7 +35,7 @@ def targets(rows: Sequence[Results], ranks: int) -> list[Results]:
 
 
 def distributed_targets(rows: Sequence[Results]) -> list[Results | None]:
-    """Return the requirements on the backend of torch.distributed, if it was measured, against Gloo in its place."""
+    """Return the requirements on the backend of torch.distributed, relative to Gloo, if the backend was measured."""
     if not any("distributed" in row["contestants"] for row in rows):
         return []
     found = []
@@ -65,7 +65,7 @@ def _worst(
     limit: float,
     peers: Sequence[str] = PEERS,
 ) -> Results | None:
-    """Return the requirement on the smallest ratio of sizes in an extent; None without such rows."""
+    """Return the requirement on the smallest ratio of the rows with sizes in `extent`; None without such rows."""
     among = [row for row in rows if row["operation"] == operation and extent[0] <= row["bytes"] <= extent[1]]
     if not among:
         return None
