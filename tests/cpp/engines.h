@@ -39,13 +39,13 @@ struct Engine {
 
   ~Engine() { scheduler.leave_blocks(); }
 
-  // Returns a time of its clock for deadlines, which only a test advances.
+  // Returns the time `seconds` from now on this rank's clock for deadlines, which only a test advances.
   AwakeTime in(double seconds) const {
     return common.clock.now() +
            std::chrono::duration_cast<AwakeClock::duration>(std::chrono::duration<double>(seconds));
   }
 
-  // Does the same as World::poll, except that it does not watch and does not catch.
+  // Does the same as World::poll, without watching for failures and without catching errors.
   bool poll(Time now = std::chrono::steady_clock::now()) {
     bool moved = scheduler.announce();
     moved |= transport->poll(sink);

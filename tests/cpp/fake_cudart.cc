@@ -63,7 +63,7 @@ int cudaFuncGetAttributes(void*, const void* kernel) {
   return 0;
 }
 int cudaLaunchKernel(const void* kernel, Size, Size, void**, std::size_t, void*) {
-  // A first launch would wait for streams that wait for peers.
+  // With CUDA, the first launch of a kernel that is not loaded would wait for streams that wait for peers.
   if (!loaded().contains(kernel)) return kNotLoaded;
   sordino::test::launches().push_back(kernels().at(kernel));
   return 0;

@@ -126,7 +126,7 @@ Result make(Comm* comm, const Call& call) {
 const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
 std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
 
-// Carries out the latest call. Returns the work for a stream, or null.
+// Makes progress with the latest call. Returns its work for a stream once the call is complete, otherwise null.
 std::unique_ptr<Launch> settle(const std::shared_ptr<Member>& member) {
   if (member->state != kInProgress || --member->polls > 0) return nullptr;
   for (const auto& peer : member->clique->members) {

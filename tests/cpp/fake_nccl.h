@@ -8,7 +8,7 @@ extern "C" {
 using FakeEnqueue = void (*)(void* stream, void (*work)(void*), void* argument);
 void fake_nccl_set_enqueue(FakeEnqueue enqueue);
 
-// Sets the hardware of the calling thread's current device. 0, the initial value, is unlike any other.
+// Sets the identity of the calling thread's current device. 0, the initial value, equals no other device.
 void fake_nccl_set_device(unsigned long long identity);
 
 // Makes every communicator in which this process has that rank fail with `result` (an ncclResult_t).

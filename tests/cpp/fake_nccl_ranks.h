@@ -64,12 +64,12 @@ struct Member {
 // Keeps the text for ncclGetLastError.
 Result complain(Result result, const std::string& text);
 const char* last_complaint();
-// Makes all of its ranks fail.
+// Makes all ranks of the clique fail.
 void break_clique(Clique& clique, Result result, const std::string& text);
 
 // Returns the error with which NCCL would refuse the call.
 Result valid(const Member& member, const Call& call);
-// Begins the call on the member's stream. If it is the last missing one, it is done at once.
+// Begins the call on the member's stream. If it is the last missing call of its operation, the operation runs at once.
 void begin(Member& member, const std::shared_ptr<Post>& post);
 
 }  // namespace sordino::fake_nccl

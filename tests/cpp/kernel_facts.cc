@@ -136,7 +136,7 @@ class Ranks {
     }
   }
 
-  // Runs twice, as the first run makes additional discoveries.
+  // Prints the launches of the second of two runs, as the first one also sets things up.
   void count(const std::string& what, void (Ranks::*fill)(Rank&, Request&)) {
     for (const bool known : {false, true}) {
       std::vector<std::shared_ptr<Handle>> handles;

@@ -65,8 +65,8 @@ inline void from_double(double x, BFloat16& out) { out.bits = double_to_small(x,
 inline void from_double(double x, float& out) { out = static_cast<float>(x); }
 inline void from_double(double x, double& out) { out = x; }
 
-// One step in the type in which the fold computes: a double operation on two floats, rounded to float, is the float
-// one.
+// One step in the type in which the fold computes: a double operation on two floats, rounded to float, has the result
+// of the float operation.
 template <class T>
 double staged(double x) {
   return std::is_same_v<T, double> ? x : static_cast<double>(static_cast<float>(x));

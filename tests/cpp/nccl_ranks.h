@@ -1,5 +1,5 @@
-// Ranks as threads, each with threads as streams, on the stand-in for NCCL. For one source file of a test: it defines
-// the function that the stand-in looks for.
+// Ranks as threads, each with threads as streams, on the stand-in for NCCL. Include this in one source file of a test
+// only: it defines the function that the stand-in looks for.
 #pragma once
 
 #include <dlfcn.h>
@@ -103,7 +103,7 @@ inline void on_ranks(int size, const Body& body, Communicator::Options options =
   for (std::thread& thread : threads) thread.join();
 }
 
-// Returns small numbers, which every type can hold, as it can hold sums of them.
+// Returns small numbers; every type can hold them and their sums.
 inline Bytes values(DType type, std::size_t count, int seed) {
   constexpr std::uint16_t halves[] = {0, 0x3c00, 0x4000, 0x4200}, brains[] = {0, 0x3f80, 0x4000, 0x4040};
   Bytes data(count * size_of(type));

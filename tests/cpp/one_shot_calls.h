@@ -1,4 +1,4 @@
-// All-reduces of a few floats that repeat, with the steps of one rank's blocking call.
+// Repeated all-reduces of a few floats, in the single steps of one rank's blocking call.
 #pragma once
 
 #include <string>
@@ -50,7 +50,7 @@ inline bool again(World& world, const Signature& what, std::byte* data) {
   return repeat && world.repeat(0, repeat, data, data);
 }
 
-// Runs these operations on all ranks in the usual way.
+// Runs these operations on all ranks with a negotiation.
 inline void agree(Engines& ranks, const std::vector<std::string>& names) {
   std::vector<Call> calls;
   calls.reserve(names.size() * static_cast<std::size_t>(ranks.size()));

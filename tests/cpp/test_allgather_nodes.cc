@@ -31,7 +31,7 @@ Request gather_of(const std::string& name, const std::vector<std::int32_t>& bloc
   return request;
 }
 
-// Ranks of each node, at places in the order that the seed draws.
+// Returns the node of each rank. The seed draws their order.
 std::vector<int> layout_of(Random& random) {
   const std::size_t nodes = 1 + draw(random, 21), most = 1 + draw(random, 3);
   std::vector<int> layout;
@@ -75,7 +75,7 @@ void whatever_overtakes_what(std::uint64_t seed) {
         for (std::size_t place = 0; place < counts[next][static_cast<std::size_t>(from)]; ++place)
           wrong += *found++ != value(from, next, place);
       }
-      auto& own = blocks[next][rank];  // which its caller may change now
+      auto& own = blocks[next][rank];  // the caller may change it now
       std::fill(own.begin(), own.end(), -1);
       left -= next + 1 == kOperations;
     }
@@ -84,8 +84,8 @@ void whatever_overtakes_what(std::uint64_t seed) {
   CHECK(wrong == 0, "seed", seed, "wrong", wrong);
 }
 
-// A rank that is not the first of its node sends its announcement only. The others, besides, one message for each round
-// of the tree. The coordinator also sends a decision to each rank.
+// A rank that is not the first of its node sends only its announcement. The first rank of a node also sends one message
+// in each round of the tree. The coordinator also sends a decision to each rank.
 void messages_grow_as_the_logarithm_of_the_nodes(int nodes, int node_size) {
   std::vector<int> layout;
   for (int node = 0; node < nodes; ++node) layout.insert(layout.end(), static_cast<std::size_t>(node_size), node);
@@ -98,7 +98,7 @@ void messages_grow_as_the_logarithm_of_the_nodes(int nodes, int node_size) {
     ranks.settle();
     for (const auto& handle : handles) CHECK(handle->done() && !handle->error);
   };
-  run("first");  // whose memory the ranks of a node find
+  run("first");  // in which the ranks of a node find each other's memory
   const auto before = ranks.network().sent();
   run("second");
   const auto after = ranks.network().sent();

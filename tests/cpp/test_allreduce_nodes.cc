@@ -16,7 +16,7 @@ using Random = std::mt19937_64;
 
 std::size_t draw(Random& random, std::size_t below) { return static_cast<std::size_t>(random() % below); }
 
-// The tensors that a rank reduces, in memory of one kind or another.
+// The tensors that a rank reduces, in shared or in ordinary memory.
 struct Tensors {
   std::shared_ptr<Segment> shared;
   std::vector<std::vector<float>> own, results;
@@ -76,8 +76,8 @@ void whatever_overtakes_what(std::uint64_t seed) {
   Random random(seed);
   const std::vector<std::vector<int>> layouts{
       {0, 0, 1, 1}, {0, 0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 1, 2, 2}, {0, 0, 0, 0, 1}};
-  // More parts than there are slots for, in ordinary memory, with one stripe or two. The last part is shorter, so its
-  // stripes overlap other stripes of the part whose slot it takes.
+  // A long operation has more parts than there are slots, in ordinary memory, with one stripe or two. The last part is
+  // shorter, so its stripes overlap other stripes of the part whose slot it takes.
   const bool long_one = seed % 8 == 0, two_stripes = seed % 16 == 8;
   const std::vector<int>& nodes = !long_one     ? layouts[draw(random, layouts.size())]
                                   : two_stripes ? layouts.front()
@@ -155,7 +155,7 @@ void whatever_overtakes_what(std::uint64_t seed) {
       small |= bytes <= 64 * 1024;
       expected += 2 * (hosts - 1) * bytes / hosts;
     }
-    // Small operations double, and three nodes need an extra step for that. Parts of a ring differ by one element.
+    // Small operations use doubling, for which three nodes need an extra step. Parts of a ring differ by one element.
     if (!small) CHECK(across <= expected + 4096 && across + 4096 >= expected, "seed", seed, across, expected);
   }
 }

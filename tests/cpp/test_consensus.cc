@@ -69,7 +69,7 @@ class Ranks {
       (*this)[to].receive(from, reader);
     }
   }
-  // Delivers them, and then the answers.
+  // Delivers all messages in flight from one rank to another, and then the answers.
   void pass_and_return(int from, int to) {
     pass(from, to);
     pass(to, from);
@@ -263,7 +263,7 @@ void who_is_alone_decides_at_once() {
   }
 }
 
-// A leader can continue without a further message.
+// Once the missed rank counts as silent, the leader continues without a further message.
 void a_leader_does_not_wait_for_who_is_missed() {
   Ranks ranks(3, 1);
   ranks[0].begin();
@@ -285,7 +285,7 @@ void who_cannot_work_with_the_leader_leads() {
   CHECK(ranks.decided() && ranks.decided()->place_of(0) < 0);
 }
 
-// The members follow from the number of accusations of each rank, and from who waits for whom.
+// The members follow from the number of accusations of each rank, and from the ranks that each rank waits for.
 void who_is_at_fault_is_left_out() {
   using Ranks = std::vector<int>;
   const auto kept = [](int size, const std::map<int, int>& accused, const Waits& waits) {
@@ -306,14 +306,14 @@ void who_is_at_fault_is_left_out() {
   CHECK(kept(3, {{1, 1}}, {{0, {1}}, {1, {0}}}) == (Ranks{0, 2}));
   CHECK(kept(4, {{0, 2}, {1, 1}}, {{0, {1}}, {1, {0}}, {2, {0}}}) == (Ranks{1, 2, 3}));
   CHECK(kept(3, {{0, 1}, {1, 1}, {2, 1}}, {{0, {1}}, {1, {2}}, {2, {0}}}) == (Ranks{0, 1}));
-  // Rank 7 is not there: who waits for it is excused, and who waits for that one.
+  // Rank 7 is not there: a rank that waits for it is excused, and so is a rank that waits for that rank.
   CHECK(kept(4, {{1, 1}}, {{1, {7}}}) == (Ranks{0, 1, 2, 3}));
   CHECK(kept(4, {{1, 1}, {3, 1}}, {{1, {2}}, {2, {7}}}) == (Ranks{0, 1, 2}));
   CHECK(kept(4, {{7, 1}}, {}) == (Ranks{0, 1, 2, 3}));
   CHECK(kept(2, {{0, 1}, {1, 1}}, {}) == (Ranks{0}));  // one rank stays
 }
 
-// A rank waits for another one, and so do others for it. Its waits come with its promise.
+// Other ranks wait for a rank that itself may wait for another one. Its promise contains the ranks that it waits for.
 void a_promise_tells_for_whom_its_rank_waits() {
   for (int culprit = 1; culprit < 3; ++culprit) {
     Ranks ranks(4, 1);
@@ -421,7 +421,7 @@ void nobody_is_told_of_itself_or_of_strangers() {
   CHECK(ranks[3].blamed().contains(0) && !ranks[0].blamed().contains(0));
 }
 
-// The next leader must ask for the decision.
+// Such a rank takes no part in later ballots. The next leader must ask it for the decision.
 void who_has_decided_answers_nothing() {
   Ranks ranks(3, 1);
   ranks[0].silence(2, "slow");
@@ -468,7 +468,7 @@ void who_is_refused_tries_again() {
   Ranks ranks(3, 1);
   let_a_rival_begin(ranks);
   ranks[0].begin();
-  ranks.pass(0, 1);  // it has been asked, and is asked again only in another ballot
+  ranks.pass(0, 1);  // rank 1 has been asked, and is asked again only in another ballot
   ranks.pass_and_return(0, 2);
   CHECK(ranks.sent(0, 1) == 0 && ranks.sent(0, 2) == 0);  // it waits until retry()
   ranks.pass(1, 0);
@@ -479,7 +479,7 @@ void who_is_refused_tries_again() {
   CHECK(ranks.decided() && ranks.decided()->members.size() == 3);
 }
 
-// A promise is for one ballot. It does not count for a later one, whether it arrives before or after that has begun.
+// A promise is for one ballot. It does not count for a later one, whether it arrives before or after its beginning.
 void promises_are_of_one_ballot() {
   for (const bool late : {false, true}) {
     Ranks ranks(4, 1);
@@ -518,7 +518,7 @@ void acceptances_are_of_one_ballot() {
   CHECK(ranks[0].decided());
 }
 
-// A leader that has promised another leader does not accept its own proposal, without a message from another rank.
+// A leader that has promised another leader refuses its own proposal. That takes no message from another rank.
 void a_leader_refuses_itself() {
   Ranks ranks(3, 1);
   ranks[0].begin();
@@ -579,8 +579,8 @@ void who_has_agreed_falls_still() {
   for (const auto& one : ranks) CHECK(one->view().epoch == 1 && one->view().members.size() == 3);
 }
 
-// The first two ranks agree on an epoch with the third in it, and meanwhile hear of its end. No rank tells them again,
-// and it answers nothing.
+// The first two ranks agree on an epoch that includes the third, and meanwhile hear that the third has ended. No rank
+// tells them again, and the third answers nothing.
 void who_has_died_is_not_asked_in_the_next_epoch() {
   std::vector<std::shared_ptr<Membership>> ranks;
   for (auto& transport : sim::Network({0, 1, 2}).transports())

@@ -57,8 +57,8 @@ void others_are_asked_to_make_room() {
   CHECK(holds(text, "no room for 9437184 bytes on simulated device 0") && holds(text, "smaller model or batch"), text);
 }
 
-// A function that owns an object of Python takes Python's lock when it is copied or destroyed. In its scope other
-// threads call the device, so both locks in turn would be a deadlock.
+// A function that owns an object of Python takes Python's lock when it is copied or destroyed. Other threads hold that
+// lock while they call the device, so taking it under the device's mutex would be a deadlock.
 struct TakesLock {
   explicit TakesLock(Device& device) : device(device) {}
   TakesLock(const TakesLock& other) : device(other.device) { CHECK(!other.set || other_threads_go_on()); }
@@ -92,7 +92,7 @@ void a_function_that_takes_a_lock_is_not_copied_under_the_mutex() {
   CHECK(holds(text, "could not be released: a graph is captured. Use a smaller"), text);
 }
 
-// CUDA returns null for them, as where there is no room.
+// CUDA returns null for empty blocks, as it does without room.
 void empty_blocks_need_no_room() {
   const auto device = device_with(kMiB);
   std::byte* data = device->take(0, device->queue());
@@ -212,7 +212,7 @@ std::shared_ptr<Device> device_without_pools(std::size_t room) {
   return sim::make_device(0, {.pools = false, .room = room});
 }
 
-// Work on a queue that is not over before this is destroyed.
+// Work on a queue that lasts until end() or the destructor.
 class Work {
  public:
   explicit Work(Stream queue) {
@@ -240,7 +240,7 @@ void a_block_is_used_again_after_its_work() {
   Work work(one);
   device->give_back(block, one);
   std::byte* const second = device->take(kMiB, other);
-  CHECK(second != block);                          // its work is not over
+  CHECK(second != block);                          // the block's work is not over
   CHECK(device->take(kMiB - 1000, one) == block);  // in the order of the queue
   device->give_back(block, one);
   work.end();

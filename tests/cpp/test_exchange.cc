@@ -1,5 +1,5 @@
 // Exchanges on worlds of threads: every element of every rank becomes, to the bit, the average of the topology, summed
-// in the order of the participants. This holds for all nodes of ranks and for late ranks.
+// in the order of the participants. This holds however ranks are placed on nodes, and for late ranks.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -27,7 +27,7 @@ using topology::Row;
 
 using Rows = std::vector<std::vector<Row>>;  // by group and rank
 
-// A topology that is written out. Destinations are in falling order: their order is not guaranteed.
+// A topology that is written out. Destinations are in falling order, as callers must not rely on an order.
 class Table : public topology::Topology {
  public:
   Table(int size, Rows rows) : Topology(size), rows_(std::move(rows)) {}
@@ -59,7 +59,7 @@ struct Rank {
   std::vector<Bytes> own;
 };
 
-// Nodes whose ranks have memory for exchanges: `kArenas` arenas, and each exchange uses others.
+// Nodes whose ranks have memory for exchanges: `kArenas` arenas, of which each exchange uses other ones.
 class Nodes {
  public:
   static constexpr std::size_t kArenas = 4;
@@ -105,7 +105,7 @@ void rethrow(const Handle& handle) {
 
 // ---- expected results ----------------------------------------------------------------------------------------------
 
-// Returns the sums in the order of the participants.
+// Returns the result of rank `me`, from sums in the order of the participants.
 Bytes expected(const What& what, const std::vector<Bytes>& before, const Bytes& result_before, std::size_t me) {
   Bytes after = result_before;
   for (const LayoutSegment& run : what.layout->segments()) {
@@ -404,9 +404,9 @@ Row copy_of(int source) {
   return row;
 }
 
-// A rank does not continue before its node peers have written all of its result. Ranks 0 and 1 of a node average. Rank
-// 0 needs data that rank 2 of another node sends late. Meanwhile rank 1 stops, with its part of rank 0's result still
-// to do.
+// A rank does not continue before its node peers have written all of its result. Ranks 0 and 1 of a node share the
+// work. Rank 0 needs data that rank 2 of another node sends late. Meanwhile rank 1 stops before it has written its part
+// of rank 0's result.
 void all_shards_are_waited_for() {
   Nodes nodes({0, 0, 1}, kRoom);
   const auto layout =
@@ -455,7 +455,8 @@ void receive_buffers_grow() {
   CHECK(world.in_shared_memory(buffer.reserve(2, 1000, true, nullptr), 2000));
 }
 
-// An exchange that waits for another operation has no deadline of its own until that is done. It fails if that fails.
+// An exchange that waits for another operation has no deadline of its own until that operation is done, and fails if
+// that operation fails.
 void what_comes_first_is_waited_for() {
   constexpr double kTimeout = 0.3;
   const auto layout =

@@ -19,7 +19,7 @@ Config config() {
   return config;
 }
 
-// Reads log lines while it lives.
+// Reader of the log lines during its life.
 class Heard {
  public:
   Heard() { log::open(log::Level::kWarning); }
@@ -48,7 +48,7 @@ class Heard {
   std::vector<int> ranks_;
 };
 
-// Returns the text of the error that watch() throws at some time, and the ranks that it names.
+// Returns the text of the error that watch() throws after some seconds; empty if it throws none.
 template <class Error>
 std::string thrown(Engine& engine, double seconds) {
   try {
@@ -83,7 +83,7 @@ void a_coordinator_warns_once_and_then_names_who_is_missing() {
   CHECK(!theirs->done());
 }
 
-// Its own deadline has passed, but the coordinator is alive and misses others: it is not blamed.
+// A rank's own deadline has passed, but the coordinator is alive and misses other ranks, so it is not blamed.
 void a_coordinator_that_has_reported_is_not_blamed() {
   Engines ranks({0, 1, 2}, config());
   ranks[0].scheduler.submit(barrier_called("late"));
@@ -287,7 +287,7 @@ void who_gives_up_an_operation_tells_the_others() {
     kill(ranks, 2);
     std::string error;
     {
-      const Heard heard;  // that rank 1 continues without it
+      const Heard heard;  // takes the warning that rank 1 continues without rank 2
       error = thrown<PeerLost>(ranks[1], 2);
     }
     CHECK(error.empty() && !error_of<PeerLost>(*handles[1]).empty(), error, behind);

@@ -108,7 +108,8 @@ Bytes spoilt(Random& random, const std::vector<Bytes>& valid) {
   return bytes;
 }
 
-// Reads a message of this many bytes: it may only throw errors of the library, and takes little memory.
+// Reads a message of `size` bytes. Checks that this throws only errors of the library, and takes little memory. Returns
+// whether the message was read.
 template <class Read>
 bool reads(std::size_t size, const Read& read) {
   constexpr std::size_t kTimes = 32, kBesides = 4096;
@@ -457,7 +458,7 @@ class Victim {
     }
   }
 
-  // Starts what concerns the other ranks: one operation of each kind, a pull and an averaging.
+  // Starts work that concerns the other ranks: one operation of each kind, a pull and an averaging.
   void submit() {
     for (const Announcement& said : announcements()) {
       Request request;

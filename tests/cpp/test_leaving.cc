@@ -52,7 +52,7 @@ void a_peer_that_has_left_before() {
   CHECK(kept.expired());
 }
 
-// The peer leaves a later world first. Its earlier one is the one that counts.
+// The peer leaves a later world first. Only the world that it shares with this process counts.
 void worlds_that_are_left_in_another_order() {
   std::optional<Presence> ours(std::in_place), peers(std::in_place), later(std::in_place);
   ours->share_with(getpid(), Presence::board(), peers->number());
@@ -138,7 +138,7 @@ void a_peer_that_is_killed() {
   close(told[1]);
 }
 
-// Seconds until the end of a child that shares memory with this process, which stays.
+// Returns the seconds until the end of a child that shares memory with this process, which stays.
 double end_of_a_child(bool (*prepare)(pid_t peer)) {
   const Location board = Presence::board();
   Presence ours;
@@ -157,7 +157,7 @@ double end_of_a_child(bool (*prepare)(pid_t peer)) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// A process waits at its end for the peers of its last world, also if an earlier world has failed.
+// A process waits at its end for the peers of its last world, even if an earlier world has failed.
 void a_process_that_has_given_up_waiting_once() {
   constexpr double kLimit = 1.0;
   CHECK(end_of_a_child([](pid_t peer) {

@@ -218,7 +218,7 @@ void failures_have_types_and_abort_ends_them() {
 }
 
 void nothing_hangs_at_the_end() {
-  // The operation never ends, so closing does not end either, and aborts it after a while.
+  // The operation never ends, so closing the communicator aborts it after a while.
   alone_in_an_operation([](auto& communicator) { communicator = nullptr; }, milliseconds(50));
   // Here aborting does not end either.
   FAKE(fake_nccl_hang_aborts)(1);
@@ -272,7 +272,7 @@ int main() {
     on_ranks(size, reductions);
     on_ranks(size, moves);
   }
-  CHECK(FAKE(fake_nccl_aborts)() == 0);  // healthy ones are closed
+  CHECK(FAKE(fake_nccl_aborts)() == 0);  // healthy communicators are closed
   a_group_ends_with_its_scope();
   a_call_too_early_is_an_error();
   ranks_that_disagree_fail();

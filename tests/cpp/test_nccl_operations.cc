@@ -32,7 +32,7 @@ class Memory {
   std::byte* data;
 };
 
-// Runs a task, and the work that it has put on the queue.
+// Runs a task to its end, and waits for the work that it has put on the queue.
 void finish(Channel& channel, Task task) {
   const auto until = steady_clock::now() + std::chrono::seconds(60);
   while (!task.done()) {
@@ -65,7 +65,8 @@ Bytes slice(const Bytes& data, std::size_t begin, std::size_t end) {
   return Bytes(data.begin() + static_cast<std::ptrdiff_t>(begin), data.begin() + static_cast<std::ptrdiff_t>(end));
 }
 
-// Whether the result is `post` times the sum of all ranks' values times `pre`, in floats of twice the tested width.
+// Returns whether the result is `post` times the sum of all ranks' values times `pre`: exactly for integers, and within
+// a tolerance for floats.
 bool is_scaled_sum(DType type, const Bytes& result, int size, double pre, double post) {
   const std::size_t count = result.size() / size_of(type);
   Bytes sum = folded(type, count, size, ReduceOp::kSum);

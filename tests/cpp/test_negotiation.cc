@@ -96,7 +96,7 @@ void joined_members_are_not_waited_for() {
   CHECK(talk.decide().empty());  // a new round: no rank has joined
 }
 
-// A rank joins and leaves, so the join() of the others fails. It leaves no rank joined.
+// A rank joins and leaves, so the join() of the others fails. Then no rank counts as joined.
 void a_join_that_fails_is_over() {
   Negotiation talk({0, 1, 2}, 0);
   const Announcement join{"join", Opcode::kJoin, ReduceOp::kSum, 1, 1, 0, {}, {}, {}};
@@ -108,7 +108,7 @@ void a_join_that_fails_is_over() {
   for (const char* name : {"a", "z"}) talk.announce(0, say(name), kNow);
   decisions = talk.decide();
   CHECK(decisions.size() == 2 && decisions[1].verdict == Verdict::kPeerLost);  // they need rank 2, too
-  // The same if they were called before.
+  // The same holds if the operations are called before the join() has failed.
   Negotiation before({0, 1, 2}, 0);
   for (const int member : {1, 2}) before.announce(member, join, kNow);
   CHECK(before.decide().empty());

@@ -94,7 +94,7 @@ std::vector<std::unique_ptr<Work>> work_of(Engines& ranks, const Kind& kind, int
   return all;
 }
 
-// Results of all ranks.
+// Runs the operation on all ranks. Returns their results.
 std::vector<Bytes> run(Engines& ranks, const Kind& kind, int turn, const std::string& name = "work") {
   const auto all = work_of(ranks, kind, turn, name);
   for (const auto& one : all) one->submit();
@@ -199,7 +199,7 @@ void a_late_rank_makes_all_negotiate() {
   }
 }
 
-// A rank that does nothing for a while still finds its result, which the leader must not have written over.
+// A rank that does nothing for a while still finds its result, which the leader must not have overwritten.
 void a_slow_rank_of_the_node_gets_its_result() {
   for (const Kind& kind : {kKinds[1], kKinds[4], kKinds[6], kKinds[8]}) {
     Engines ranks({0, 0, 1, 1});
@@ -221,7 +221,7 @@ void a_slow_rank_of_the_node_gets_its_result() {
   }
 }
 
-// The other ranks have the data that it has published or sent.
+// The other ranks have the data that the leaving rank has published or sent.
 void a_rank_that_has_its_result_may_leave() {
   for (const Kind& kind : {kKinds[0], kKinds[3], kKinds[5], kKinds[7]}) {
     for (int leaves = 0; leaves < 5; ++leaves) {
@@ -263,7 +263,7 @@ void a_message_of_another_size_is_refused() {
   CHECK_THROWS(TransportError, ranks[0].poll());
 }
 
-// combined_before() names the members whose vectors the steps have brought.
+// combined_before() returns the members whose vectors a member has combined before a round.
 void members_know_what_others_have_combined() {
   for (int size = 1; size <= 17; ++size) {
     std::vector<std::set<int>> known;

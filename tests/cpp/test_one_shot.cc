@@ -49,7 +49,7 @@ void what_was_not_is_to_be_submitted() {
   CHECK(!Call(ranks[0], "x", 1).enter({ReduceOp::kSum, DType::kFloat32, 1, 1, {3, 1}}));
 }
 
-// The second call is of another thread, or of a signal handler.
+// The second call comes from another thread, or from a signal handler.
 void who_has_entered_does_not_enter_again() {
   Engines ranks({0, 0});
   agree(ranks, {"x", "y"});
@@ -124,8 +124,8 @@ void submissions_repeat() {
   }
 }
 
-// An unnamed submission has used up a number, and a call has not. If they did it together, the next numbers would
-// differ.
+// An unnamed submission has used up a number, and a call has not. If both were one operation, the next numbers of the
+// ranks would differ.
 void unnamed_submissions_and_calls_do_not_meet() {
   Engines ranks({0, 0});
   agree(ranks, {"noname."});
@@ -232,7 +232,7 @@ void nobody_waits_for_who_has_left() {
   CHECK(!Call(ranks[0], "x", 1).enter());
 }
 
-// Submits the change of a set on both ranks. `changes`: of each rank.
+// Submits the change of a set on both ranks. `changes`: one for each rank.
 std::vector<std::shared_ptr<Handle>> change_sets(Engines& ranks, Opcode opcode, const std::vector<SetChange>& changes) {
   std::vector<std::shared_ptr<Handle>> handles;
   for (int rank = 0; rank < 2; ++rank) {
@@ -292,7 +292,7 @@ void the_slots_of_a_removed_set_stay_for_a_rank_that_has_left() {
   set.look();
 }
 
-// The ranks ask to remove different sets, which is refused. Both sets are as before.
+// The ranks ask to remove different sets, which is refused. Both sets stay usable.
 void a_set_whose_removal_is_refused_goes_on() {
   Engines ranks({0, 0});
   const int one = added_set(ranks), other = added_set(ranks);
@@ -327,8 +327,8 @@ std::shared_ptr<Handle> entered(Engine& rank, Call& call) {
   return handle;
 }
 
-// No rank has a result of a turn that was open when a rank left: also a rank that enters later, and has not heard of
-// it.
+// No rank gets a result of a turn that was open when a rank left, not even a rank that enters later and has not heard
+// that the other left.
 void a_rank_that_leaves_takes_its_entry_back() {
   Engines ranks({0, 0, 0});
   agree(ranks, {"x"});
@@ -351,7 +351,7 @@ void a_rank_that_leaves_takes_its_entry_back() {
   CHECK(calls[1].has(2) && calls[2].has(3));
 }
 
-// If all have entered, some may have their result. So the rank that leaves takes it, too.
+// If all have entered, some may have their result. So the rank that leaves takes its result, too.
 void a_rank_that_leaves_when_all_have_entered_has_its_result() {
   Engines ranks({0, 0});
   agree(ranks, {"x"});
@@ -449,7 +449,7 @@ void who_stands_still_is_named() {
   }
 }
 
-// Ranks as threads without any control: some are late, and some wait for their operations in the usual way.
+// Ranks are threads that run freely: some are late, and some submit their operations and wait for them.
 void threads_in_any_order() {
   constexpr int kRanks = 3, kTurns = 3000;
   const Config config = Config::from_environment();
@@ -580,7 +580,7 @@ void endless_names_displace_none_that_repeats() {
   CHECK(!Call(ranks[0], "once", 1).enter());
 }
 
-// Data of two successive turns never overlap, whatever their sizes, and larger data move on.
+// Data of two successive turns never overlap, whatever their sizes, and the place of larger data moves on.
 void data_have_a_place_per_turn() {
   const auto slots = std::make_unique_for_overwrite<OneShotSlots>();
   const std::byte* begin = reinterpret_cast<const std::byte*>(slots.get());

@@ -49,8 +49,8 @@ void numbers_that_differ_agree_on_nothing() {
   }
 }
 
-// A submission enters the turn of the calls that wait. An unnamed one has used up a number, and they have not: all do
-// it the usual way. On whatever node the rank is, and whichever other ranks have come.
+// A submission enters the turn of the calls that wait. An unnamed one has used up a number, and the calls have not, so
+// all ranks negotiate. This holds on whatever node the rank is, and whichever other ranks have come.
 void who_has_submitted_it_enters_too() {
   for (const std::vector<int>& nodes : {std::vector{0, 1, 2}, {0, 0, 1, 1}, {0, 0, 1, 1, 2}}) {
     for (const std::string name : {"x", "noname."}) {
@@ -119,7 +119,7 @@ void nobody_waits_long_for_a_rank_of_the_node() {
   }
 }
 
-// The rank itself does not decline, but its leader does.
+// The rank itself does not decline, but its leader does so for it.
 void a_node_does_not_wait_for_a_rank_that_stands_still() {
   Engines ranks({0, 0, 1, 1});
   agree(ranks, {"x"});
@@ -141,8 +141,8 @@ void a_node_does_not_wait_for_a_rank_that_stands_still() {
   for (Call& call : next) CHECK(call.over() && call.collect() && call.has(10));
 }
 
-// A leader does not write the outcome of a turn to a slot from which a slow rank has yet to read that of two turns
-// before.
+// A leader does not write the outcome of a turn to a slot from which a slow rank has yet to read the outcome of two
+// turns before.
 void a_slow_rank_of_the_node_gets_its_result() {
   Engines ranks({0, 0, 1});
   agree(ranks, {"x", "y", "z"});
@@ -198,7 +198,7 @@ void let_leave(Engines& ranks, int leaves) {
   }
 }
 
-// The other ranks have the data that it has published or sent.
+// The other ranks have the data that the leaving rank has published or sent.
 void who_has_its_result_may_leave() {
   for (int leaves = 0; leaves < 5; ++leaves) {
     Engines ranks({0, 0, 1, 1, 2});
@@ -245,7 +245,6 @@ void nobody_waits_for_who_has_left() {
   }
 }
 
-// All ranks name it, however far from it they are.
 // A rank that leaves takes its entry back until its leader has begun the turn. After that all have the result.
 void a_rank_that_leaves_takes_its_entry_back_until_the_turn_has_begun() {
   for (int leaves = 0; leaves < 4; ++leaves) {
@@ -279,6 +278,7 @@ void a_rank_that_leaves_takes_its_entry_back_until_the_turn_has_begun() {
   }
 }
 
+// All ranks name the leader, however far from it they are.
 void a_leader_that_stands_still_is_named() {
   Config config = Config::from_environment();
   config.timeout_s = 30;
@@ -313,7 +313,7 @@ std::vector<std::shared_ptr<Handle>> barrier_of_all(Engines& ranks) {
 }
 
 // A barrier may be over on another node before a rank has mapped the memory of its own node. Messages of the next turn
-// wait until it has.
+// wait until the rank has mapped it.
 void messages_wait_for_the_memory_of_the_node() {
   Engines ranks({0, 0, 1, 1});
   ranks.network().cut(2, 3, true);
@@ -336,7 +336,7 @@ void messages_wait_for_the_memory_of_the_node() {
   }
 }
 
-// A member that leaves before that takes part in no turn.
+// A member that leaves before the memory of its node is mapped takes part in no turn.
 void who_has_left_early_is_known() {
   Engines ranks({0, 0, 1, 1});
   ranks.network().cut(2, 3, true);

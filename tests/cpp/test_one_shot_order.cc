@@ -1,5 +1,5 @@
 // All-reduce in one shot between nodes, with polls in random order, late messages, late ranks and ranks that leave: all
-// ranks end every turn equally, with the same sums.
+// ranks end every turn with the same outcome and the same sums.
 #include <algorithm>
 #include <numeric>
 #include <random>
@@ -29,7 +29,7 @@ struct Kind {
 };
 constexpr Kind kKinds[] = {{"small", 3, true}, {"large", 3000, true}, {"huge", 20'000, false}};
 
-// A rank's series of operations, the same on all ranks. Each uses either way, sooner or later.
+// A rank's series of operations, the same on all ranks. Each is called or submitted, sooner or later.
 class Walker {
  public:
   Walker(Engine& engine, int rank, int ranks, Random& random, const std::vector<Kind>& kinds)
@@ -139,7 +139,7 @@ std::uint64_t whatever_overtakes_what(std::uint64_t seed) {
   return fast;
 }
 
-// Ranks as threads without any control: some are late, and some wait for their operations in the usual way.
+// Ranks are threads that run freely: some are late, and some submit their operations and wait for them.
 void threads_in_any_order() {
   constexpr int kTurns = 1500;
   const std::vector<int> nodes{0, 0, 1, 1, 2};

@@ -155,7 +155,7 @@ void buffering_has_a_limit() {
   }
 }
 
-// Sends wait in order while the receiver's program keeps it from polling, so that the fast box is full.
+// While the receiver does not poll, the fast box fills up, and further sends wait in order.
 void a_full_box_delays_sends() {
   Engines ranks({0, 0});
   std::vector<Call> sends, receives;
@@ -244,7 +244,7 @@ void both_ranks_learn_of_a_mismatch() {
   }
 }
 
-// The receive of an earlier refusal's peer reports it, too, and does not take a message.
+// After a refusal, the next receive from that peer reports it, too, and does not take a message.
 void a_receive_reports_a_refusal() {
   Engines ranks({0, 1});
   Call refused = send(ranks[0], 1, 0, bytes_of(4, 1)), back = send(ranks[1], 0, 0, bytes_of(4, 2));
@@ -299,7 +299,7 @@ void a_rank_that_leaves() {
   }
 }
 
-// Rank 2 leaves because it lost rank 1: what needs rank 2 names rank 1. A rank never names itself.
+// Rank 2 leaves because it lost rank 1: calls that need rank 2 name rank 1. A rank never names itself.
 void a_rank_that_leaves_because_of_another() {
   for (const auto& [lost, named] :
        std::vector<std::pair<std::vector<int>, std::vector<int>>>{{{}, {2}}, {{1}, {1}}, {{0}, {2}}, {{0, 1}, {1}}}) {
@@ -335,7 +335,7 @@ void a_transfer_from_a_rank_that_leaves() {
   }
 }
 
-// A sender dies while it writes a message to its fast box: its first part is there.
+// A sender dies while it writes a message to its fast box: the first part of the message is there.
 void a_rank_dies_within_a_message() {
   for (const bool early : {true, false}) {
     Engines ranks({0, 0});
@@ -440,8 +440,8 @@ void a_removed_set_ends_its_calls() {
   }
 }
 
-// The data of a message are on their way when its set is removed, or the receiver has just asked for them: both calls
-// succeed. Nothing is left of other messages: their room is there again.
+// If the data of a message are on their way when its set is removed, both calls succeed; otherwise both fail. Other
+// messages leave nothing behind: their room is free again.
 void messages_that_a_receive_has_taken_survive_their_set() {
   for (const auto& nodes : kPlaces) {
     for (int polls = 0; polls < 4; ++polls) {
@@ -468,7 +468,7 @@ void messages_that_a_receive_has_taken_survive_their_set() {
   }
 }
 
-// The receiver has removed the set before the sender, whose messages come after that. They take no room.
+// The receiver has removed the set before the sender, whose later messages take no room.
 void messages_that_come_after_the_removal() {
   for (const auto& nodes : kPlaces) {
     Engines ranks(nodes);
@@ -532,8 +532,8 @@ void random_program(unsigned seed) {
     std::memcpy(data.data(), &plan.number, std::min(sizeof(plan.number), data.size()));
     return data;
   };
-  // Each rank sends in the order of its plans, and receives in its own order, in which those of a source and tag keep
-  // theirs.
+  // Each rank sends in the order of its plans, and receives in its own order, in which messages of one source and tag
+  // keep their order.
   std::vector<Call> sends, receives;
   std::vector<Plan> expected;
   std::map<int, std::vector<std::size_t>> to_send, to_receive;

@@ -177,7 +177,7 @@ void ranks_that_crowd_a_core_rest_longer() {
   CHECK(rank.polls - before <= 3, rank.polls - before);
 }
 
-// A thread that needs the turn of one that rests gets it, each time, long before the rest is over.
+// A thread that needs the turn gets it from a thread that rests, each time long before the rest is over.
 void a_thread_that_wants_the_turn_does_not_wait_for_a_rest() {
   Resting rank;
   const auto begin = std::chrono::steady_clock::now();
@@ -189,8 +189,8 @@ void a_thread_that_wants_the_turn_does_not_wait_for_a_rest() {
   CHECK(acted == 20 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
 }
 
-// A thread that holds the turn from its call on gives it up for signals. Then it gets it back from a waiter, which
-// would otherwise poll and rest again and again.
+// A thread that has held the turn since its call gives it up for signals, and then gets it back from a waiting thread.
+// Otherwise the waiting thread would poll and rest again and again.
 void a_thread_that_gave_the_turn_up_gets_it_back() {
   using std::chrono::milliseconds;
   const auto transport = std::move(sordino::sim::Network({0}).transports().front());

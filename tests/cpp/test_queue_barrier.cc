@@ -109,7 +109,8 @@ void who_is_late_is_named() {
   CHECK(comes([&] { return ranks.barriers[0]->late().empty(); }));
 }
 
-// This also holds when a peer's device, which does not know of the failure, writes its progress.
+// A rank that has failed waits for no other, even when a peer's device that does not know of the failure writes its
+// progress.
 void who_has_failed_waits_for_nobody() {
   Ranks ranks(2);
   Held behind(ranks.queues[0]);  // of rank 0, so that its words are overwritten before it reads them
@@ -117,7 +118,7 @@ void who_has_failed_waits_for_nobody() {
   ranks.meet(0, {0, 1}, 2);
   ranks.barriers[0]->abandon();
   CHECK(comes([&] { return ranks.blocks[0].told[1] > 2; }));
-  CHECK((ranks.barriers[1]->let_go() == std::vector<int>{10}));  // from now on its words mean nothing
+  CHECK((ranks.barriers[1]->let_go() == std::vector<int>{10}));  // from now on rank 0's words mean nothing
   ranks.blocks[0].told[1] = 1;
   behind.go_on();
   CHECK(comes([&] { return ranks.over(0); }));
@@ -146,7 +147,7 @@ void several_devices_of_one_rank() {
   CHECK(comes([&] { return ranks.over(0) && ranks.over(1); }));
 }
 
-// Events recorded on it never happen, and queries throw.
+// Events recorded on the device never happen, and queries throw.
 void a_device_that_has_failed_holds_nobody_up() {
   Ranks ranks(2);
   ranks.meet(0, {0, 1}, 1);
@@ -207,7 +208,7 @@ void not_all_queues_wait() {
   CHECK(make(0, 0) != nullptr);  // a set that has ended leaves its queue to others
 }
 
-// A mapping may succeed and be of other memory. Then operations go through the host.
+// A mapping may succeed but show other memory. Then operations go through the host.
 void memory_that_is_not_the_peers_is_not_used() {
   for (const bool maps_others : {true, false}) {
     Engines ranks({0, 0, 0});

@@ -51,7 +51,7 @@ void a_factor_counts_once() {
   }
 }
 
-// The sum would be out of range for 16 bits, so each part is divided before.
+// The sum would be out of range for 16 bits, so each part is divided before it is added.
 void an_average_of_large_halves_is_finite() {
   for (const auto& nodes : kLayouts) {
     for (const Half value : {kFour, kSixtyThousand}) {

@@ -13,8 +13,8 @@
 namespace sordino::test {
 namespace {
 
-// If a product is near an integer, it depends on the last bits of the factor. With some factors just below a
-// fraction, such as the one below 0.2, some products round up to an integer and others do not.
+// If a product is near an integer, its truncation depends on the last bits of the factor. With some factors just below
+// a fraction, such as the one below 0.2, some products round up to an integer and others do not.
 std::vector<double> factors() {
   std::vector<double> found = {0,   5e-324, 1e-310, 1e-300, 1e-9,       1e-5, 1e-3,     0.1f, 0.7f, 0.99,
                                3.7, 1e6,    1e19,   -1e19,  4294967296, NAN,  INFINITY, -0.0, -1,   -INFINITY};
@@ -29,7 +29,7 @@ std::vector<double> factors() {
   return found;
 }
 
-// Returns all values, or many of them.
+// Returns all values of a type of up to 16 bits, or 1000 random values of a larger type.
 template <class T>
 std::vector<T> all_values() {
   if constexpr (sizeof(T) > 2) {
@@ -43,7 +43,7 @@ std::vector<T> all_values() {
   }
 }
 
-// Tests the values once, which are too few for fixed point, and more than four times, which are enough.
+// Tests with each value once, which is too few values for fixed point, and more than four times, which is enough.
 template <class T>
 void test_factors(const std::vector<std::string>& levels, DType type) {
   const std::vector<T> values = all_values<T>();

@@ -111,7 +111,7 @@ void sets_may_be_spoken_of_early() {
   const auto mine = ranks[1].scheduler.submit(barrier_called("in the set", set));
   ranks.settle();
   CHECK(mine->done() && theirs->done() && !theirs->error);
-  // A set with an operation in flight stays. When it is removed, so is its number.
+  // A set with an operation in flight stays. The number of a removed set is not used again.
   ranks[2].scheduler.submit(barrier_called("under way", set));
   CHECK_THROWS(UsageError, change_set(ranks[2].scheduler, Opcode::kRemoveSet, {{}, set}));
   ranks[1].scheduler.submit(barrier_called("under way", set));
@@ -337,7 +337,8 @@ void after_a_refused_removal_operations_start() {
   for (const auto& handle : again) CHECK(handle->done() && !handle->error);
 }
 
-// No transfer with rank 2 can begin. `destroyed` counts transfers that were destroyed before their end.
+// Transport on which no transfer with rank 2 can begin. `destroyed` counts transfers that were destroyed before their
+// end.
 class Failing : public Wrapped {
  public:
   Failing(std::unique_ptr<Transport> own, int& destroyed) : Wrapped(std::move(own)), destroyed_(destroyed) {}
@@ -367,7 +368,7 @@ class Failing : public Wrapped {
 };
 
 // Rank 1 receives from rank 0 when it finds that it cannot send to rank 2. The receive may still write to the memory of
-// the task, so both stay.
+// the task, so both the receive and the task stay.
 void a_transfer_that_cannot_begin_does_not_end_the_others(Opcode opcode) {
   int destroyed = 0;
   Engines ranks({0, 1, 2}, Config::from_environment(), [&](std::unique_ptr<Transport> own) {
@@ -388,7 +389,7 @@ void a_transfer_that_cannot_begin_does_not_end_the_others(Opcode opcode) {
   CHECK(destroyed == 0, destroyed);
 }
 
-// A set is about to be removed when another one fails: the removal ends once, with the failure.
+// The world fails while a set is about to be removed: the removal ends once, with the failure.
 void a_removal_in_the_middle_of_the_end_fails_once() {
   int interrupted = 0;
   for (int turns = 0; turns < 12; ++turns) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kNumber = 3;
 
-// Notes all calls.
+// Service that notes all calls.
 class Notes : public Service {
  public:
   void receive(int from, Reader& reader) override { messages.push_back(std::to_string(from) + ": " + reader.text()); }

@@ -74,7 +74,7 @@ bool ended(const Pull& pull) {
   return state == Pull::State::kDone || state == Pull::State::kFailed;
 }
 
-// Waits for an event of a kind; drops the others.
+// Waits for an event of a kind, and returns it; drops other events.
 Mailbox::Event wait_for(Mailbox& mailbox, Mailbox::Event::Kind kind) {
   const auto limit = steady_clock::now() + std::chrono::duration<double>(kDeadline);
   while (steady_clock::now() < limit) {
@@ -198,8 +198,8 @@ void a_peer_that_closes_fails_later_pulls(bool shared) {
   CHECK(pull->state == Pull::State::kFailed);
 }
 
-// A snapshot in flight does not change. When two of them take their slots, there is no slot for a snapshot after the
-// newest; when one was sent, its slot is free again.
+// A snapshot in flight does not change. While two of them occupy slots, there is no slot for a snapshot after the
+// newest. When one has been sent, its slot is free again.
 void what_was_sent_gives_its_place_back() {
   const auto layout = layout_of(10);
   test::Engines ranks({0, 1, 2});
@@ -364,7 +364,7 @@ struct Pair {
     for (Rank& rank : ranks) rank.world->shutdown();
   }
   Mailbox::Event done(int me) { return wait_for(*ranks[me].mailbox, Mailbox::Event::Kind::kDone); }
-  // Rank 1 has averaged. Rank 0 has sent and received everything, but a step of its own delays its averaging.
+  // Lets rank 1 average. Rank 0 has sent and received everything, but a step of its own delays its averaging.
   void average_on_one_side(std::uint64_t number) {
     ranks[1].averaging->lock();
     for (int me = 0; me < 2; ++me) ranks[me].averaging->begin(1 - me, number);
@@ -422,7 +422,7 @@ void one_side_is_held_up() {
   pair.average_on_one_side(1);
   CHECK(values[0][0] == 0.0 && values[1][0] == 2.0);
   ranks[1].averaging->begin(0, 2);
-  watched[0]->wait_until_acted_on(3);  // it is ready, the address, and it is ready for the next
+  watched[0]->wait_until_acted_on(3);  // rank 1's messages: ready, address, ready for the next
   values[0][0] += 1;
   ranks[0].averaging->unlock();
   CHECK(pair.done(0).number == 1);
@@ -437,7 +437,7 @@ void one_side_goes(bool altogether) {
   pair.average_on_one_side(1);
   World& world = *pair.ranks[1].world;
   altogether ? world.shutdown() : world.close_service(kAveraging);
-  pair.watched[0]->wait_until_acted_on(3);  // it is ready, the address, and it is gone
+  pair.watched[0]->wait_until_acted_on(3);  // from rank 1: ready, address, gone
   pair.ranks[0].averaging->unlock();
   CHECK(pair.done(0).text.empty());
   CHECK(pair.values[0][0] == 2.0 && pair.values[1][0] == 2.0);
@@ -479,7 +479,7 @@ void averagings_end() {
   CHECK(pair.values[0][0] == 0.0 && pair.values[1][0] == 4.0);
 }
 
-// Tags repeat after a while. An averaging that was cancelled, and whose values never came, must not get those of a
+// Tags repeat after a while. An averaging that was cancelled, and whose values never came, must not get the values of a
 // later one.
 void an_averaging_after_a_cancelled_one_with_the_same_tag() {
   Pair pair({{0.0}, {4.0}});
@@ -488,7 +488,7 @@ void an_averaging_after_a_cancelled_one_with_the_same_tag() {
   pair.watched[0]->wait_until_acted_on(1);  // it has copied its values, and waits for those of rank 1
   pair.ranks[0].averaging->cancel();
   pair.ranks[1].averaging->cancel();
-  pair.watched[1]->wait_until_acted_on(2);  // it is ready, and the tag
+  pair.watched[1]->wait_until_acted_on(2);  // rank 0's messages: ready, tag
   pair.ranks[1].averaging->unlock();
   ServiceContext& context = pair.ranks[0].world->service_context();
   for (int used = 1; used < 1 << kTagSequenceBits; ++used) context.next_tag();

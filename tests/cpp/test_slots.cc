@@ -70,7 +70,7 @@ void chunks_move_on() {
   for (std::size_t operation = 0; operation < 40; ++operation) {
     slots.take(participants, 1);
     CHECK(place(slots, 0, 0) == operation % 16 * 1024, "operation", operation);
-    CHECK(place(slots, 1, 0) == 0, "operation", operation);  // which has taken none
+    CHECK(place(slots, 1, 0) == 0, "operation", operation);  // rank 1 has taken none
   }
   Slots larger(participants, 3000);  // after 8 of 16 cells of 1024 bytes
   larger.take(participants, 9);

@@ -141,7 +141,7 @@ void pipes_bring_each_message_to_who_waits_for_it() {
   plumbing.introduce();
   for (const auto& one : sends) {
     plumbing.pipes[0].poll();
-    CHECK(!one->test());  // nothing was received yet; a sender that left now would take it along
+    CHECK(!one->test());  // nothing was received yet; a sender that left now would take its data along
   }
   for (int turn = 0; turn < 3; ++turn) {  // some of it arrives before the rest is asked for
     plumbing.pipes[0].poll();
@@ -337,8 +337,8 @@ class NoMoreFiles {
   rlimit before_{};
 };
 
-// The error of a call that finds no free descriptor. It is read when there are some again, because
-// UndefinedBehaviorSanitizer needs some to look at it.
+// Returns the error text of a call that finds no free descriptor. The text is read when descriptors are free again,
+// because UndefinedBehaviorSanitizer needs some for that.
 template <class Call>
 std::string text_without_files(Call&& call) {
   try {
@@ -398,7 +398,7 @@ void signals_do_not_keep_memory_from_being_reserved() {
   CHECK(shm::reserve(7, 0, 10, [](int, off_t, off_t) { return ENOSPC; }) == ENOSPC);
 }
 
-// Both with a descriptor of the process and without one.
+// It is seen with a descriptor of the process and without one.
 void the_end_of_a_process_is_seen() {
   for (const bool limited : {false, true}) {
     for (const bool collected : {false, true}) {

@@ -132,7 +132,7 @@ class Rank {
   std::map<int, std::size_t> exchanged_;
 };
 
-// Runs part(rank) in a process for each rank. There is no deadline here, but a process ends after minutes.
+// Runs part(rank) in a process for each rank. Nothing in it has a deadline, but the process is ended after 240 s.
 void in_processes(int ranks, const std::function<void(Rank&)>& part, int killed = -1,
                   const std::vector<std::string>& tokens = {"ours", "ours", "ours"}) {
   void* memory = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -233,7 +233,7 @@ void transfers_find_their_receives() {
         transfers.push_back(self.link->send(peer, static_cast<Tag>(1000 * i), mine[static_cast<std::size_t>(i)]));
       CHECK(self.link->silent_work());
       self.link->post(peer, pattern(10, self.rank));
-      self.poll_until([&] { return !self.got[peer].empty(); });  // it has come after them, so they are there as well
+      self.poll_until([&] { return !self.got[peer].empty(); });  // it comes after the data, so they are there as well
       if (!early) receive();
       self.finish(transfers);
       for (int i = 0; i < kTransfers; ++i)
@@ -489,7 +489,7 @@ int main() {
   a_world_hears_nothing_of_an_earlier_one();
   who_ends_waits_until_all_is_heard();
   a_forked_child_disturbs_nothing();
-  // With cards that fetch memory, UCX asks before it sends large data, so small messages overtake it.
+  // With network cards that fetch memory, UCX asks before it sends large data, so small messages overtake the data.
   setenv("UCX_RNDV_THRESH", "64k", 1);
   control_messages_come_in_order_and_once();
   transfers_find_their_receives();

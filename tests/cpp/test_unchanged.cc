@@ -21,7 +21,7 @@ bool same_bits(T a, T b) {
   return std::memcmp(&a, &b, sizeof(T)) == 0;
 }
 
-// The library's rounding, by functions of the C library.
+// The kernels' comparison of rounded elements, by functions of the C library.
 template <class T>
 bool same_element(T now, T before, int digits) {
   if (same_bits(now, before)) return true;
@@ -34,7 +34,7 @@ bool same_element(T now, T before, int digits) {
   return false;
 }
 
-// Returns the same value, a near one, its negative, a multiple of 1/2, another of its size, or any other.
+// Returns the same value, a near one, its negative, a multiple of 1/2, one of similar size, or any other.
 template <class T>
 T stepped(T value) {
   if (random_below(2)) return value;

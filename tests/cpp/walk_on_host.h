@@ -70,7 +70,7 @@ bool same_bytes(const Placed<T>& a, const Placed<T>& b) {
   return a.size() == b.size() && (a.size() == 0 || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
-// The addresses of a row, in elements after a multiple of 64 bytes.
+// Offsets of a row's lists from a multiple of 64 bytes: none, the same for all lists, or different ones.
 enum class Phases { kAligned, kAlike, kDifferent };
 inline constexpr Phases kPhases[] = {Phases::kAligned, Phases::kAlike, Phases::kDifferent};
 

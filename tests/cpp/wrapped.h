@@ -45,7 +45,7 @@ class Wrapped : public Transport {
   const std::unique_ptr<Transport> below_;
 };
 
-// Cannot send bulk data, as if all connections were broken.
+// A transport that cannot send bulk data, as if all connections were broken.
 class Unreachable : public Wrapped {
  public:
   using Wrapped::Wrapped;

@@ -1,6 +1,6 @@
-"""The checks again with every tensor in the memory of a GPU that is a thread, or of the stand-in for CUDA. So the
-handling of devices in the core, and of their tensors in Python, is tested without a GPU: on one node, with every rank
-on its own node, and in between. With the stand-in, CUDA's half of the core runs as well."""
+"""The checks again, with every tensor in the memory of a simulated GPU (a thread) or of the stand-in for CUDA. They
+test the handling of devices in the core, and of their tensors in Python, without a GPU: on one node, with every rank on
+its own node, and in between. With the stand-in, CUDA's half of the core runs as well."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cuda_on_cpu"))
 from job import Job
 
 LIMIT_S = 1800
-# The simulated GPU runs all of them in `make test`, the stand-in every twelfth.
+# In `make test`, the simulated GPU runs all checks, and the stand-in every twelfth one.
 ON_STAND_IN = [
     pytest.param(world, check, id=name, marks=[] if of_part(name, 1, 12) else pytest.mark.soak)
     for world, check in all_pairs(DEVICES)

@@ -14,7 +14,7 @@ from sordino import sim
 
 @pytest.fixture(autouse=True)
 def deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hanging check fails by itself, with the name of the operation, as threads cannot be killed."""
+    """Let a hanging check fail by itself, with the name of the operation, as threads cannot be killed."""
     monkeypatch.setenv("SORDINO_TIMEOUT_S", os.environ.get("SORDINO_TIMEOUT_S", "60"))
 
 

@@ -1,4 +1,4 @@
-"""An algorithm derived from one of ours is treated like it everywhere: in optimizers, simulations and costs."""
+"""An algorithm derived from one of ours is treated like its base everywhere: in optimizers, simulations and costs."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ STEPS, LR = 7, 0.1
 
 
 def trained(algorithm: EmaGossip, steps: int, state: Any = None, stop: int | None = None) -> tuple[torch.Tensor, Any]:
-    """Return the parameters of this rank after some steps, and a state from after step `stop`."""
+    """Return the parameters of this rank after some steps, and a state from after step `stop` (None without it)."""
     weight = torch.nn.Parameter(torch.full((5,), float(hvd.rank()), dtype=torch.float64))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=LR), [("weight", weight)], algorithm=algorithm)
     saved = None

@@ -23,7 +23,7 @@ fixed."""
 
 
 def unfairness(counts: np.ndarray) -> float:
-    """Return chi-square over its degrees of freedom, for the counts with which each worker (row) had each other one."""
+    """Return chi-square over its degrees of freedom; counts[i, j] is the number of pulls of worker i from worker j."""
     size = len(counts)
     apart = ~np.eye(size, dtype=bool)
     expected = np.broadcast_to(counts.sum(1, keepdims=True) / (size - 1), counts.shape)
@@ -71,7 +71,7 @@ def test_every_way_in_which_nobody_has_itself_is_as_likely() -> None:
         ways[tuple(found)] += 1
         for worker, peer in enumerate(found):
             manager.update_information(worker, peer, None)
-    # There are nine ways, and four of them remain. Each is expected 500 times, with a standard deviation of 21.
+    # There are nine ways. Each is expected 500 times, with a standard deviation of 21.
     assert len(ways) == 9 and all(abs(count - 500) < 4 * math.sqrt(500 * 8 / 9) for count in ways.values())
 
 

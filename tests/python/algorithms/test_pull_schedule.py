@@ -104,7 +104,7 @@ def test_the_manager_lets_pulls_end_with_the_window() -> None:
     assert manager.estimate(0, 1) == manager.estimate(1, 0) == 4.0
     assert manager.get_start_time(0, 10.0) == (1, 6.0)
     manager.update_information(1, 0, 4.5)
-    manager.update_information(0, 1, None)  # it failed, and gives no times
+    manager.update_information(0, 1, None)  # the pull failed, and gives no time
     assert manager.estimate(0, 1) == 4.25
 
 

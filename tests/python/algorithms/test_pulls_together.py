@@ -23,7 +23,7 @@ PATIENCE = 1.0
 
 
 class Watched(Pulling):
-    """World that notes the pulls of each worker in flight, and conflicts."""
+    """World that notes each worker's pull in flight, and conflicts: two pulls from one worker at once."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job, lambda _: None)
@@ -79,8 +79,8 @@ def test_nobody_is_pulled_from_twice_at_once_and_all_others_go_on(
     assert [time for time in world.conflicts if not died <= time <= last] == []
     slowest = max(world.job.links.seconds(i, j, 2**20) for i in alive for j in range(len(workers)))
     for worker in alive:
-        # A window has its steps and its own pull. While all others are taken, it also waits for their pulls and
-        # requests. Once per death it has the cost of finding out.
+        # A window takes its steps and its own pull. While all others are taken, it also takes their pulls and requests.
+        # Each death costs the time to notice it.
         window = 4 * compute[worker] + (len(workers) + 1) * (slowest + 10 * latency)
         assert record.steps[worker] >= 4 * int(1.5 / window) - 4
         if len(alive) > 1 and not kills:

@@ -1,5 +1,5 @@
-"""A rank that trains alone from a state of several ranks: what only exchanges need is not saved again, as it would not
-fit the parameters by then."""
+"""A rank that trains alone from a state of several ranks: values that only exchanges need are not saved again, as they
+would no longer fit the parameters."""
 
 from __future__ import annotations
 

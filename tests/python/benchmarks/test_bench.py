@@ -1,4 +1,4 @@
-"""The benchmarks: fair timing, right verdicts, reports made only from the JSON, and short runs of each."""
+"""Benchmarks: fair timing, right verdicts, reports made only from the JSON, and short runs."""
 
 from __future__ import annotations
 

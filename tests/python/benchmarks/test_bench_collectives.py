@@ -165,7 +165,7 @@ def job(operation: str, size: int, *of_ranks: float) -> dict[str, Any]:
 
 
 def row(operation: str, size: int, **medians: float) -> dict[str, Any]:
-    """Return a row in which each contestant had jobs of one time."""
+    """Return a row in which both jobs of each contestant took the same time."""
     return combine({name: [job(operation, size, median)] * 2 for name, median in medians.items()})[0]
 
 

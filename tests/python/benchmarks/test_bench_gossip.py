@@ -1,4 +1,4 @@
-"""The gossip benchmark: Algorithm 2 as in its source, counts that must be exact, verdicts, short runs."""
+"""The gossip benchmark: Algorithm 2 as in the paper, counts that must be exact, verdicts, short runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_algorithm_2_draws_destinations_that_are_all_different_and_none_is_the_w
 
 
 def dead_ends(size: int, taken: tuple[int, ...] = ()) -> float:
-    """Return the probability of a dead end, by trying every way."""
+    """Return the probability of a dead end, by trying every sequence of draws."""
     left = [rank for rank in range(size) if rank not in (*taken, len(taken))]
     if len(taken) == size or not left:
         return float(len(taken) < size)
@@ -75,7 +75,7 @@ def test_a_check_wants_values_to_move_and_their_sum_to_stay(
     monkeypatch: pytest.MonkeyPatch, after: float, right: bool
 ) -> None:
     monkeypatch.setattr(Participants, "maximum", lambda self, values: values)
-    monkeypatch.setattr(hvd, "allreduce", lambda tensor, **_: 2 * tensor)  # as if both ranks had the same
+    monkeypatch.setattr(hvd, "allreduce", lambda tensor, **_: 2 * tensor)  # as if both ranks had the same values
     tensor = torch.zeros(5)  # the ranks begin with 1 and 4
     contestant = exchange.Contestant([tensor], lambda: tensor.fill_(after))
     assert contestant.is_right(Participants(0, 2)) is right

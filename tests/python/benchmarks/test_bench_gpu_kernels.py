@@ -1,4 +1,4 @@
-"""The report of the GPU kernels' benchmark, from hand-made results."""
+"""The benchmark of the GPU kernels: its measurements on the host, and its report from hand-made results."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_targets_of_codecs() -> None:
 
 
 def test_codecs_are_measured() -> None:
-    """On the host instead of a GPU."""
+    """This runs on the host instead of a GPU."""
     host = places.find("gpu_kernels", True)
     rows = gpu_kernels.measure(host, 4096, 0.001, lambda kernel: "int4" in kernel or kernel == "encode top")
     moved = {one["kernel"]: one["moved"] for one in rows}
@@ -131,7 +131,7 @@ def test_operands_are_random_and_change_from_call_to_call(dtype: torch.dtype) ->
 
 
 def test_all_is_measured_beside_a_copy_and_pytorchs_operations() -> None:
-    """On the host instead of a GPU, with host kernels that a GPU has, too."""
+    """This runs on the host instead of a GPU, with host kernels that a GPU has, too."""
     host = places.find("gpu_kernels", True)
     rows = gpu_kernels.measure(host, 4096, 0.001, lambda kernel: kernel in ("axpby", "flatten"))
     assert [(one["kernel"], one["dtype"], one["moved"]) for one in rows][:2] == [

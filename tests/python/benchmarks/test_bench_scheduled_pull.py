@@ -41,7 +41,7 @@ def pulls_job() -> dict[str, Any]:
 def test_steps_are_compared_with_those_of_the_same_round_and_ages_with_what_pulls_take() -> None:
     row = pulls.row_of(pulls_job(), 1, 100)
     found = row["contestants"]
-    assert found["none"]["step"]["median"] == 3.0  # of 2 and 4
+    assert found["none"]["step"]["median"] == 3.0  # between 2 and 4
     assert found["none"]["over_alone"]["median"] == 2.0  # in both rounds
     assert found["none"]["waited"]["median"] == 10.0
     assert found["naive"]["age"] | {"q1": 0, "q3": 0} == {"median": 17.0, "q1": 0, "q3": 0, "least": 16.0, "count": 4}
@@ -155,7 +155,7 @@ def test_contestants_take_their_turns() -> None:
         assert all(len(one["ages"]) == len(one["behind"]) == 3 for one in ranks if "ages" in one)
 
 
-# --- The whole -------------------------------------------------------------------------------------------------------
+# --- Short runs -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.run_of_a_benchmark

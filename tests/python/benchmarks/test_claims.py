@@ -72,7 +72,7 @@ def test_a_table_shows_errors_counts_and_collapses() -> None:
 
 
 def count(folder: str, number: int) -> dict[str, Any]:
-    """Work that leaves a trace when it is done."""
+    """Do the work of a run: leave a trace in the folder, and return a result."""
     with Path(folder, "done").open("a") as file:
         file.write(f"{number} ")
     if number < 0:

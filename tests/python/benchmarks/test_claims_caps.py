@@ -20,7 +20,7 @@ RESIDUAL = layers_of(make_network("residual", 8, 1))
 
 
 def played(claim: Claim, answer: Any) -> Found:
-    """Return the claim after runs whose results are `answer` of their settings."""
+    """Return what a claim finds if the result of each run is `answer` of its settings."""
 
     def find(runs: Sequence[Run]) -> list[dict[str, Any]]:
         return [answer(run.settings) for run in runs]
@@ -33,7 +33,7 @@ def verdicts(evidence: Sequence[Evidence], word: str) -> list[str]:
 
 
 def rising(settings: dict[str, Any], layers: Sequence[str], ends: Sequence[float]) -> dict[str, Any]:
-    """Return shares from 1 % to each layer's end, with small differences between seeds."""
+    """Return unchanged shares that rise from 1 % to each layer's end, with small differences between seeds."""
     return {
         "unchanged": {
             name: [1.0] * (settings["epochs"] - 1) + [end + 0.01 * settings["seed"]]

@@ -1,4 +1,4 @@
-"""Claims of Layered SGD: the cost model of the source's cluster, and its verdict."""
+"""Claims of Layered SGD: the cost model of the paper's cluster, and its verdict."""
 
 from __future__ import annotations
 

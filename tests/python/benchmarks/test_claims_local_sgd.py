@@ -21,7 +21,7 @@ STUDY = replace(study.classification(True), counts=(1, 2, 4, 8), seeds=2, bears=
 
 
 def trained(tests: dict[int, list[float]], collapsed: tuple[tuple[int, int], ...] = ()) -> study.Trained:
-    """Return results of the trainings of STUDY, in which D is P / 10 up to P = 4, and 0.5 at P = 8."""
+    """Return results of the trainings of STUDY, in which the distance D is P / 10 up to P = 4, and 0.5 at P = 8."""
     return {
         (count, seed): {
             "test": value,
@@ -74,7 +74,7 @@ def test_learning_is_judged_at_equal_epochs_and_at_equal_steps() -> None:
 def test_the_rule_is_judged_by_what_accuracy_bears() -> None:
     tried = [{"chosen": 4}, {"chosen": 4}]
     evidence = workers.judge(STUDY, trained(FOUND), tried, 1)
-    assert [one.ours for one in evidence[:2]] == [1.0, 1.0]  # a doubling more than 2, by both ways
+    assert [one.ours for one in evidence[:2]] == [1.0, 1.0]  # one doubling more than P = 2, by both ways
     assert [one.verdict for one in evidence[:2]] == [FAILS, FAILS]
     assert workers.by_whole_training(STUDY, trained(FOUND, collapsed=((4, 2),))) == [4, 2]
 

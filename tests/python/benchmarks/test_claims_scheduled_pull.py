@@ -50,8 +50,8 @@ def test_how_soon_and_how_far_apart() -> None:
 
 
 def runs(gain: float, slow: float, spread: float = 0.1) -> comparison.Runs:
-    """Return scheduled runs that are better by `gain`, where runs without overlap take `slow` times as long; three
-    seeds."""
+    """Return runs of three seeds: scheduled ones are better by `gain` points, and runs without overlap take `slow`
+    times as long."""
     found: comparison.Runs = {}
     for mode in NAMES:
         high = {"none": 80.0, "naive": 78.0}.get(mode, 80.0 + gain)

@@ -31,7 +31,7 @@ places = hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.c
 print(socket.gethostname(), *places, flush=True)
 """
 
-# Repeats a measurement; the argument is the number of times. Prints the seconds of the fastest.
+# Script that repeats a transfer as many times as its argument says, and prints the seconds of the fastest one.
 STREAM = f"""
 import sys, time
 from mpi4py import MPI
@@ -49,7 +49,7 @@ if world.rank == 0:
 
 
 class Traces:
-    """Finds remains of a cluster, by a mark that its processes inherit in their environment."""
+    """Finder of a cluster's remains, by a mark that its processes inherit in their environment."""
 
     def __init__(self, mark: str) -> None:
         self._mark = f"SORDINO_TEST_MARK={mark}".encode()

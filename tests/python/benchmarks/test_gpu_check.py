@@ -133,7 +133,7 @@ def test_one_failure_stops_nothing_else(tmp_path: Path) -> None:
 
 
 def test_stages_run_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each writes a file and waits for the other's; the third runs alone afterwards."""
+    """The first two write a file each and wait for the other's. The third hangs, and the last runs alone afterwards."""
     monkeypatch.setattr(check.os, "cpu_count", lambda: stages.CORES_BESIDE)
     monkeypatch.setattr(check, "GRACE_S", 1)
     wait = (
@@ -162,7 +162,7 @@ def test_the_budget_ends_a_stage_and_leaves_the_next(tmp_path: Path, monkeypatch
 
 
 def test_an_early_end_leaves_a_summary(tmp_path: Path) -> None:
-    """A command is killed. The summary has the stages that ran, the running one, and the ones that were not reached."""
+    """The check is killed. The summary has the stages that ran, the running one, and the ones that were not reached."""
     work = (
         f"import sys; sys.path[:0] = [{str(ROOT / 'tests' / 'python')!r}]\n"
         "import test_gpu_check as t\nfrom pathlib import Path\n"

@@ -364,7 +364,7 @@ def test_no_flipped_bit_changes_the_state_unnoticed(tmp_path: Path, where: float
     damaged = bytearray(path.read_bytes())
     damaged[int(where * len(damaged))] ^= 1 << bit
     try:
-        # Padding and time stamps have no meaning, so the state may be whole.
+        # Padding and time stamps do not affect the state, so it may still be right.
         state = checkpoint.decode(bytes(damaged), "here")
     except UsageError as error:
         assert str(error).startswith("here: ")
@@ -373,7 +373,7 @@ def test_no_flipped_bit_changes_the_state_unnoticed(tmp_path: Path, where: float
 
 
 def test_a_part_that_claims_to_be_a_folder_is_refused(tmp_path: Path) -> None:
-    """One bit in the directory of the archive, which no checksum covers: torch would return memory as it is."""
+    """No checksum covers this bit in the directory of the archive. torch would return uninitialized memory."""
     path = tmp_path / "c.pt"
     checkpoint.save(path, STATE)
     whole = path.read_bytes()

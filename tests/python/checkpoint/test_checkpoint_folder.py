@@ -316,7 +316,7 @@ def deep() -> list[Any]:
 def test_shards_that_could_not_be_loaded_are_not_saved(tmp_path: Path, value: Any, why: str) -> None:
     """Ranks with a valid part do not wait for the rank with an invalid one."""
     folder = Folder(tmp_path)
-    if callable(value):  # such a deep value has no name for a test
+    if callable(value):  # a value that deep cannot be printed as the name of a test
         value = value()
 
     def save() -> None:
@@ -360,7 +360,7 @@ def test_an_error_of_the_disk_on_one_rank_is_heard_of_on_all(tmp_path: Path, mon
 
 
 def test_a_rank_without_memory_is_heard_of_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any other error of one rank stays what it is there."""
+    """On the rank itself, an error that is not Sordino's keeps its type."""
 
     def summary(part: dict[str, Any]) -> Any:
         if hvd.rank() == 1:
@@ -384,7 +384,7 @@ def test_shards_saved_on_some_ranks_are_loaded_on_any(tmp_path: Path, size: int)
             state = {**STATE, "number": step, "own": {hvd.rank(): torch.rand(2)}}
             own = state.pop("own")
             folder.save_shards(step, {**checkpoint.share(state, hvd.rank(), size), "own": own})
-            assert number_of(folder) == step  # complete when save() returns, on every rank
+            assert number_of(folder) == step  # complete on every rank when save_shards() returns
             hvd.barrier()
 
     sim.run(size, save)

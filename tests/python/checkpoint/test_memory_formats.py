@@ -43,7 +43,7 @@ class Image(torch.nn.Module):
 
 
 def resume(algorithm: Algorithm, codec: Codec | None, before: int) -> None:
-    """Train, and from a state in the middle also with the other memory format."""
+    """Train, and continue from a state in the middle also with the other memory format."""
 
     def wrap(model: Image) -> hvd.DistributedOptimizer:
         sgd = torch.optim.SGD(model.parameters(), 0.05, momentum=0.5)

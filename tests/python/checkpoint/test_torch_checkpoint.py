@@ -99,7 +99,7 @@ def round_trip(algorithm: Algorithm, flat: bool, tmp_path: Path, **settings: obj
 
 
 def test_torchs_checkpoints_take_no_step_of_an_algorithm() -> None:
-    """On one rank alone, for an optimizer without a state: the other ranks are not waited for."""
+    """One rank alone gets the state of an optimizer without one, and does not wait for the others."""
 
     def job() -> None:
         model, optimizer = wrapped(Crossover())

@@ -1,4 +1,4 @@
-"""Reports of `sordino doctor` about a machine, and about one with a problem."""
+"""Reports of `sordino doctor` about a sound machine, and about one with a problem."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BUILD: dict[str, Any] = {
 
 @pytest.fixture
 def core() -> types.ModuleType:
-    """The compiled module; a test that needs it fails without it."""
+    """Return the compiled module; a test that needs it fails without it."""
     return importlib.import_module("sordino._core")
 
 

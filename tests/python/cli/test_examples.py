@@ -155,7 +155,7 @@ def test_completion_without_its_library(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_only_completion_needs_its_library() -> None:
-    """A machine to which Sordino is copied without its packages can start ranks."""
+    """A machine to which Sordino is copied without the packages that it needs can start ranks."""
     hidden = (
         "import sys; sys.modules['shtab'] = None; from sordino.cli import app; sys.exit(app.main(['run', '--help']))"
     )

@@ -55,7 +55,7 @@ def through(codec: FlatCodec, values: np.ndarray) -> np.ndarray:
 
 
 def reference(codec: FlatCodec, values: np.ndarray) -> np.ndarray:
-    """Decode what the codec has made of one block, by its formulas in float64."""
+    """Return one block after encoding and decoding, by the codec's formulas in float64."""
     x = values.astype(np.float64)
     most = np.abs(x).max()
     if isinstance(codec, (Int8, Int4)):

@@ -63,7 +63,7 @@ class Code:
         return float(min(max(wide, fine), 2.0**126))
 
     def rounded(self, values: Floats, distances: Floats) -> NDArray[np.float64]:
-        """Return Q of all values, in float64. Integers are rounded after a product in float32."""
+        """Return the quantized values Q, in float64. Integers are rounded after a product in float32."""
         found = [np.zeros(0)]
         for block, distance in enumerate(distances):
             part = values[block * self.block : (block + 1) * self.block]
@@ -132,7 +132,7 @@ def test_whatever_is_within_the_estimate_is_decoded(both: tuple[Floats, Floats],
     st.lists(st.tuples(st.integers(0, 31), st.integers(1, 40), st.booleans()), min_size=1, max_size=6),
 )
 def test_a_block_beyond_its_window_is_missed(bits: int, far: list[tuple[int, int, bool]]) -> None:
-    """Wrong integers do not pass for right ones, also where they are wrong by opposite multiples of 2^bits."""
+    """Wrong integers do not pass for right ones, even where they are wrong by opposite multiples of 2^bits."""
     code, x = Code(bits), draw(64, 5)
     distances = estimates(code, 0.01, 64)
     step, y = code.step(x[:32], 0.01), x.copy()

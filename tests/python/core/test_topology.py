@@ -139,7 +139,7 @@ def test_small_worlds_draw_every_cycle_equally_often() -> None:
 
 @pytest.mark.parametrize("size", [5, 100])
 def test_segments_and_rounds_are_independent(size: int) -> None:
-    """The peers of two segments, and of two rounds, agree with the probability of independent draws."""
+    """The peers of two segments, or of two rounds, are the same with the probability of independent draws."""
     topology = RandomCycle(size, 0)
     draws = 40_000
     for other in (lambda turn: (turn, 1), lambda turn: (turn + 1, 0)):
@@ -223,7 +223,7 @@ def test_exponential_peers_take_their_turns(size: int) -> None:
             for rank in (0, size // 2, size - 1):
                 assert topology.destinations(turn, 0, rank) == [(rank + distance) % size for distance in far]
                 assert topology.row(turn, 0, rank)[0] == [(rank - distance) % size for distance in far]
-    if exponents > 1:  # of the present number of peers
+    if exponents > 1:  # the present number of peers counts for all earlier rounds
         assert Exponential(size, {0: 1, 3: 2}).destinations(3, 0, 0) == [
             2 ** ((6 + peer) % exponents) for peer in range(2)
         ]

@@ -57,7 +57,7 @@ def bits(tensor: torch.Tensor) -> np.ndarray:
 
 
 def same(now: torch.Tensor, before: torch.Tensor, digits: int) -> np.ndarray:
-    """Return which elements are unchanged, by NumPy."""
+    """Return flags of the unchanged elements, by NumPy; bool [elements]."""
     equal = np.all(bits(now) == bits(before), axis=1)
     if digits < 0:
         return equal
@@ -70,7 +70,7 @@ def same(now: torch.Tensor, before: torch.Tensor, digits: int) -> np.ndarray:
 
 
 def step(count: int, dtype: torch.dtype, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values before and after a step: equal ones, near ones, ones next to a tie, edge cases and other ones."""
+    """Return values after and before a step: equal ones, near ones, ones next to a tie, edge cases and other ones."""
     rng = np.random.default_rng([seed, count])
     before, now = values(0, count, dtype, seed), values(1, count, dtype, seed)
     kept = rng.random(count) < 0.5

@@ -40,7 +40,7 @@ def test_complex_numbers_and_float8_are_moved(dtype: torch.dtype, waits: bool) -
         size, me = do.size, do.rank
         given = [values(rank, 2 * size, dtype) for rank in range(size)]
         mine, parts = given[me], [torch.empty(2, dtype=dtype) for _ in range(size)]
-        for _ in range(3):  # the second of the same kind may be a repetition
+        for _ in range(3):  # an operation may be a repetition from its second time on
             tensor = mine.clone()
             over(do.broadcast(tensor, 1, waits))
             assert bits(tensor) == bits(given[1])
@@ -93,7 +93,7 @@ def test_complex_numbers_are_added_up(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "later"])
 def test_a_rank_may_have_no_rows_in_an_all_to_all(waits: bool) -> None:
-    """Neither to send nor to receive, as an expert without tokens. Its input may be a vector without elements."""
+    """An expert without tokens sends and receives no rows. Its input may be a vector without elements."""
 
     def work() -> None:
         do = Collectives(current())
@@ -120,7 +120,7 @@ def test_sizes_are_compared_in_each_repetition() -> None:
 
 
 def test_wrong_sizes_and_types_are_refused() -> None:
-    """Before or after the operation, and nothing is written to the outputs."""
+    """They are refused before or after the operation, and nothing is written to the outputs."""
     complex_one, float8 = torch.ones(2, dtype=torch.complex64), torch.ones(3, dtype=torch.float8_e4m3fn)
 
     def work() -> None:
@@ -154,7 +154,7 @@ def test_wrong_sizes_and_types_are_refused() -> None:
                 over(do.gather([], source, 0, waits))
                 over(do.all_to_all_list([torch.zeros(4 if me == 1 else 5 - one) for one in range(3)], rows, waits))
                 over(do.all_to_all(whole, torch.ones(12), splits, [3, 4, 5], waits))
-        # Ranks that have sent equally many, or the same numbers before, send others.
+        # Ranks that have sent equally many elements, or the same numbers of elements before, send other numbers.
         for sizes in ([4, 4, 4], [4, 2, 6]):
             for waits in (True, True, True, False):
                 over(do.all_gather_list([torch.zeros(count) for count in sizes], torch.ones(sizes[me]), waits))
@@ -184,7 +184,7 @@ def test_wrong_sizes_and_types_are_refused() -> None:
 
 
 def test_integers_in_sparse_tensors() -> None:
-    """Large ones keep all their digits, and an average is that of the sum."""
+    """Large integers keep all their digits, and an average is the truncated quotient of the sum."""
 
     def work() -> None:
         do = Collectives(current())

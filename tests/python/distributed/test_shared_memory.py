@@ -33,12 +33,12 @@ def test_segments_are_reused_and_bounded() -> None:
         again = [pool.allocate(25 * KIB + 7, torch.float32) for _ in range(2)]  # of nearly the same number of bytes
         assert {tensor.data_ptr() for tensor in again} == addresses and again[0].shape == (25 * KIB + 7,)
         del again
-        # No more memory than 416 KiB, twice as much as two tensors of 100 KiB, of which each has a segment of 104 KiB.
+        # The limit is 416 KiB: twice the memory of the two tensors of 100 KiB, each in a segment of 104 KiB.
         for size in (40, 48, 56, 64):
             bytes_of(size * KIB)
         assert pool.segments == (0, 6)  # 416 KiB
         bytes_of(36 * KIB)
-        assert pool.segments == (0, 6)  # without one of 104 KiB, which was returned first
+        assert pool.segments == (0, 6)  # without the segment of 104 KiB that was returned first
         assert not world.in_shared_memory(bytes_of(31 * KIB).data_ptr(), 31 * KIB)
         kept = bytes_of(64 * KIB).fill_(3)
         pool.close()

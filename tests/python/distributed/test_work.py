@@ -91,7 +91,7 @@ def test_results_are_there_when_an_operation_is_over() -> None:
     def work() -> None:
         do, total = Collectives(current()), ReduceOp(ReduceOp.SUM)
         mine, pairs = torch.full((2,), do.rank + 1.0), [[1.0, 1.0], [2.0, 2.0]]
-        for _ in range(3):  # the second of the same kind may be a repetition
+        for _ in range(3):  # an operation may be a repetition from its second time on
             room = [torch.zeros(2) for _ in range(2)]
             polled(do.all_gather_list(room, mine, False))
             assert [one.tolist() for one in room] == pairs

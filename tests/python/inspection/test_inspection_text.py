@@ -22,7 +22,7 @@ def answer(rank: int, *waits: list[Any], **more: Any) -> dict[str, Any]:
 
 
 def test_the_coordinator_knows_who_is_late() -> None:
-    """Rank 0 coordinates, and has not called the operation itself. Ranks that have only know that it is not decided."""
+    """Rank 0 coordinates, and has not called the operation itself. Ranks that called it only know it is undecided."""
     undecided = ["undecided", "allreduce 'loss'", 2.0, [0]]
     lines = list(described([answer(1, undecided), answer(0, ["called", "allreduce 'loss'", 3.04, [0, 2]])]))
     assert lines[0] == "3 ranks of `python train.py`, 2 of them answer here"
@@ -40,7 +40,7 @@ def test_a_coordinator_on_another_host() -> None:
 
 
 def test_ranks_that_wait_for_each_other() -> None:
-    """Each is late for the other's operation, so both stacks matter."""
+    """Each rank is late for the other's operation, so both stacks matter."""
     waits = [["message", "receive from 1", 1.0, [1]], ["message", "receive from 0", 2.0, [0]]]
     lines = list(described([answer(rank, wait) for rank, wait in enumerate(waits)]))
     assert lines[1:3] == [

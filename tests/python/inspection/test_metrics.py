@@ -25,7 +25,7 @@ def taken() -> Iterator[int]:
 
 
 def test_a_process_that_joins_takes_a_free_port(taken: int) -> None:
-    """Ranks are renumbered when one is lost, but keep their ports, so that of its number may be taken."""
+    """Ranks are renumbered when one is lost, but keep their ports. So the port of a newcomer's number may be taken."""
     metrics.start(f"127.0.0.1:{taken}", 1, joined=True)
     with socket.create_connection(("127.0.0.1", taken + 2)):
         pass
@@ -37,7 +37,7 @@ def test_a_rank_has_the_port_of_its_number_only(taken: int) -> None:
 
 
 def test_worlds_of_a_process_with_the_same_labels_count_together() -> None:
-    """Such as groups of torch.distributed. Prometheus refuses a name that comes twice with the same labels."""
+    """Groups of torch.distributed are such worlds. Prometheus refuses a name that comes twice with the same labels."""
     core = pytest.importorskip("prometheus_client.core")
 
     def look() -> None:

@@ -96,7 +96,7 @@ def test_a_look_at_the_mean_does_not_change_the_training(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["allreduce-late", "layered", "local-sgd-sharded", "crossover-buffers"])
 def test_a_closure_is_evaluated_before_the_step(name: str) -> None:
-    """So a training is that of a loop without closures, also where the algorithm refuses them."""
+    """So training equals that of a loop without closures, also where the algorithm refuses closures."""
     assert torch.equal(trained(CASES[name], False)[0], trained(CASES[name], False, closes=False)[0])
 
 
@@ -150,7 +150,7 @@ def test_tied_parameters_stay_tied_in_the_mean() -> None:
 
 
 def test_an_evaluation_may_keep_results_in_buffers() -> None:
-    """The other buffers and the parameters are the rank's own again."""
+    """Afterwards the other buffers and the parameters are the rank's own again."""
 
     def work() -> tuple[float, float, float]:
         model, mean = torch.nn.Linear(2, 1, bias=False), MeanModel()

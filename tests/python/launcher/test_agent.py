@@ -1,4 +1,4 @@
-"""Agent of a process of an elastic job: it passes on the launcher's signals."""
+"""Agent that starts a process of an elastic job: it passes on the launcher's signals."""
 
 from __future__ import annotations
 

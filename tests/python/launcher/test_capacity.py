@@ -1,4 +1,4 @@
-"""Number of ranks that `sordino run` starts: at most the capacity of the hosts, and nothing is started to find it."""
+"""Number of ranks that `sordino run` starts: the capacity of the hosts is the limit, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_grace_that_is_none(grace: str, capsys: pytest.CaptureFixture[str]) ->
 def most(
     here: Machine, hosts: Sequence[str] = (), environment: dict[str, str] | None = None, oversubscribe: bool = False
 ) -> int:
-    """Return the largest number that is not refused."""
+    """Return the largest number of ranks that is not refused."""
     for ranks in itertools.count(1):
         try:
             capacity.check(ranks, hosts, [], environment or {}, here, oversubscribe)

@@ -1,4 +1,4 @@
-"""Which hosts a discovery script names, which slots get processes, and which processes must go."""
+"""Hosts that a discovery script names, slots that get processes, and processes that must end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_each_slot_has_one_process_or_may_get_one(hosts: list[Host], taken: list
 
 
 def test_a_host_rests_after_failures() -> None:
-    """1 s, 2 s, 4 s after processes that failed soon; not after one that lived long. Other hosts do not rest."""
+    """It rests for 1, 2 and 4 s after processes that failed soon, and not after one that lived long."""
     hosts, rests = [Host("a", 1), Host("b", 1)], Cooldowns()
     for wait in (1.0, 2.0, 4.0):
         rests.failed("a", 100.0, lived=0.5)

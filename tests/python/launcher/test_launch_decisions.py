@@ -61,7 +61,10 @@ def test_patience_begins_anew_when_there_is_hope_again(monkeypatch: pytest.Monke
     job = Outcomes(3)
 
     def over_after(seconds: float) -> bool:
-        """Check at the launcher's interval: a longer time between two checks counts as time in which it was stopped."""
+        """Return whether the job is over within `seconds`.
+
+        Checks at the launcher's interval: a longer time between checks counts as time in which it was stopped.
+        """
         end = now[0] + seconds
         while not job.over() and now[0] < end:
             now[0] += 0.02
@@ -97,7 +100,7 @@ def not_permitted(*_: object) -> None:
 
 
 def test_children_of_another_user_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither is the launcher's end an error, nor does it wait for them."""
+    """The launcher ends without an error, and does not wait for them."""
     monkeypatch.setattr(os, "kill", not_permitted)
     monkeypatch.setattr(processes, "time", None)
     with processes.subreaper():
@@ -122,7 +125,7 @@ def test_a_discovery_script_of_another_user_is_left(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> tuple[StopSignals, list[subprocess.Popen[bytes]]]:
-    """Signals, and the started processes. SIGTERM comes when the first one has been started, but is not noted yet."""
+    """Return stop signals and the list of started processes. SIGTERM comes before the launcher notes the first one."""
     stop, started = StopSignals(grace=5.0), list[subprocess.Popen[bytes]]()
     plain = subprocess.Popen
 
@@ -149,7 +152,7 @@ def test_a_signal_while_ranks_are_started(
 def test_a_signal_while_processes_of_an_elastic_job_are_started(
     interrupted: tuple[StopSignals, list[subprocess.Popen[bytes]]],
 ) -> None:
-    """The agent gets it after its order."""
+    """The agent gets the signal after its order."""
     stop, started = interrupted
     discovery: Any = SimpleNamespace(look=lambda: "", hosts=[Host("localhost", 3)], problem="", running=list)
     with stop:
@@ -158,7 +161,7 @@ def test_a_signal_while_processes_of_an_elastic_job_are_started(
     assert [one.returncode for one in started] == [128 + signal.SIGTERM]
 
 
-# It starts an orphan, and fails if that is still there, as a zombie, 2 s later.
+# Script that starts an orphan, and fails if the orphan still exists, as a zombie, 2 s later.
 LEAVES_AN_ORPHAN = """
 pid=$( (true & echo $!) )
 for _ in $(seq 100); do [ -d /proc/$pid ] || exit 0; sleep 0.02; done

@@ -25,7 +25,7 @@ class Clock:
 
 
 class Sleeps(StopSignals):
-    """Clock that notes the seconds of each sleep, and does not sleep."""
+    """Stop signals that note the seconds of each sleep, and do not sleep."""
 
     def __init__(self) -> None:
         super().__init__()

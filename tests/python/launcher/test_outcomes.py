@@ -111,7 +111,7 @@ def test_outcomes_are_known_if_the_reader_of_stderr_has_gone(
 
 
 def test_known_outcomes_do_not_change_while_they_are_read() -> None:
-    """The ends of ranks come in another thread."""
+    """Another thread notes the ends of ranks."""
     job = Outcomes(2)
     job.note(0, 0, 1.0)
     for _ in job.known().items():
@@ -150,7 +150,7 @@ def test_the_order_of_errors_is_that_of_their_links(tmp_path: Path) -> None:
 def over_after_a_while(job: Outcomes) -> bool:
     """Return whether the job is over after a while; ranks may just be about to report."""
     assert not job.over()
-    for _ in range(10):  # as the launcher does, for a longer sleep is time in which it was stopped
+    for _ in range(10):  # short sleeps, as in the launcher: a longer one counts as time in which it was stopped
         time.sleep(outcomes._PATIENCE_S / 8)
         job.over()
     return job.over()
@@ -164,7 +164,7 @@ def test_who_waits_for_one_that_has_ended_waits_for_ever(code: int, status: int)
     job.note(1, code, 12.0)
     assert over_after_a_while(job)
     for rank, at in ((0, 13.0), (2, 11.0)):
-        job.note(rank, -15, at)  # ended with the job, which it did not cause
+        job.note(rank, -15, at)  # ended because the job ended
     found, text = job.judge(0)
     assert found == status
     assert text.startswith("rank 1 ")
@@ -246,7 +246,7 @@ def test_who_was_left_out_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
 def test_who_stands_still_when_all_others_have_come_to_their_end_is_killed(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, finalizing: bool
 ) -> None:
-    monkeypatch.setattr(outcomes, "_LOOK_S", -1.0)  # the states are older than this test's patience
+    monkeypatch.setattr(outcomes, "_LOOK_S", -1.0)  # read the states of processes at each check
     with subprocess.Popen(["sleep", "100"]) as other, subprocess.Popen(["sleep", "100"]) as still:
         job = Outcomes(2, kept=False, deadlines=Deadlines(start=0.1))
         for rank, process in enumerate((other, still)):

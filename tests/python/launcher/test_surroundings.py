@@ -38,7 +38,7 @@ def unread(descriptor: int) -> int:
 
 
 def test_no_output_is_lost_in_a_pipe_that_does_not_block() -> None:
-    """Other programs make their stdout non-blocking, and with it that of all processes that share it."""
+    """A program that makes its stdout non-blocking does so for all processes that share it."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     program = f"for i in range({LINES}): print(i, '.' * 50)"

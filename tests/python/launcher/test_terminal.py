@@ -21,7 +21,7 @@ from sordino.launcher.processes import state_and_parent
 
 
 class Terminal:
-    """A program in a terminal of its own, which is ended with the block."""
+    """A program in a terminal of its own, which is killed at the end of the block."""
 
     def __init__(self, words: Sequence[str], before: Callable[[], None] = lambda: None) -> None:
         self.shown = b""
@@ -43,7 +43,7 @@ class Terminal:
         os.write(self._side, text.encode())
 
     def read(self, seconds: float) -> bool:
-        """Read what the program shows within this time. Return False at its end."""
+        """Read the output that the program shows within `seconds`. Return False at its end."""
         if not select.select([self._side], [], [], seconds)[0]:
             return True
         try:

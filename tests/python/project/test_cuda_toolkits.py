@@ -25,7 +25,7 @@ include("{root}/cmake/FindCudaCompiler.cmake")
 message(STATUS "found ${{SORDINO_CUDA_FOUND}}, C++20 is '${{CMAKE_CUDA20_STANDARD_COMPILE_OPTION}}'")
 """
 
-# A toolkit and its driver, made of a stack of contexts: `cudaGetDriverEntryPointByVersion` exists since 12.5.
+# Headers of a toolkit and its driver, a stack of contexts. `cudaGetDriverEntryPointByVersion` exists since CUDA 12.5.
 RUNTIME = """
 #pragma once
 #include <cstring>

@@ -90,7 +90,7 @@ def test_a_value_that_is_none_is_refused_by_all(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_its_name_is_in_one_place() -> None:
-    """The core reads it. Launchers set it, and a job of one rank looks whether others may join it."""
+    """The core reads the variable. Launchers set it, and a job of one rank checks whether others may join it."""
     assert [name for name, text in sources().items() if '"SORDINO_ON_PEER_LOST"' in text] == [
         "rendezvous/environment.py"
     ]

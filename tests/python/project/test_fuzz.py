@@ -165,7 +165,7 @@ DEEP: list[Any] = []
 for _ in range(300):
     DEEP = [DEEP]
 
-# Each of these was once loaded, or caused another error than UsageError.
+# Files that must be refused with a UsageError, by their fault.
 MALFORMED = {
     "no state": torch_file({"sordino_checkpoint": 1}),
     "state is no dict": file_of([1, 2]),

@@ -140,7 +140,7 @@ def component(name: str) -> str:
 
 
 def below(place: str) -> set[str]:
-    """Return the components that this one may import: itself, its components in the table, and `sordino` itself."""
+    """Return the components that this one may import: itself, those of its line in the table, and `sordino` itself."""
     words = COMPONENTS[place].split()
     nested = {one for one in COMPONENTS for word in words if word.endswith(".*") and one.startswith(word[:-1])}
     return {place, "", *words} | nested
@@ -157,7 +157,7 @@ def upward(imports: Imports) -> set[tuple[str, str]]:
 
 
 def circle(imports: Imports, but: set[tuple[str, str]]) -> list[str]:
-    """Return a cycle of modules, if there is one without these imports."""
+    """Return a cycle of modules that needs none of the imports `but`; empty if there is no such cycle."""
     graph = {
         name: [target for target in targets if target != name and (name, target) not in but]
         for name, targets in imports.items()
@@ -183,7 +183,7 @@ def test_imports_point_down(package: dict[str, Path]) -> None:
 
 
 def test_no_module_needs_itself(imports: Imports) -> None:
-    """This holds for imports at the top of a module and, later, in functions."""
+    """This holds for imports at the top of a module, and for imports in functions."""
     assert circle(imports, KNOWN) == []
 
 

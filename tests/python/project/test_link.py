@@ -1,4 +1,4 @@
-"""What the libraries of the build show to others in a process."""
+"""Symbols that the libraries of the build show to other libraries in a process."""
 
 from __future__ import annotations
 

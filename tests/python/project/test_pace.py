@@ -1,4 +1,4 @@
-"""Bounds on time grow with how slow the machine is."""
+"""Bounds on time grow with the slowness of the machine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The pages are true: Python snippets run, commands parse, and figures are those of the cited results.
 
-A snippet runs on two ranks (threads), as for its reader: a fragment finds the names that the text around it mentions.
+A snippet runs on two ranks (threads). A fragment finds the names that the text around it mentions, as for its reader.
 `make docs` checks links and names within the site.
 """
 
@@ -59,7 +59,7 @@ state = {"model": model.state_dict()}
 folder, state = checkpoint.Folder("shards"), {"total": torch.ones(8)}
 """,
 }
-# By a word of the snippet: ranks that are not two of one machine, and how they are started.
+# By a word of the snippet: how to start its ranks, if they are not two of one machine.
 STARTED: dict[str, dict[str, Any]] = {
     'communicator="rank"': {"size": 5, "algorithm": sordino.algorithms.Layered(group_size=4, communicator="rank")},
     'on_peer_lost="continue"': {"size": 2, "on_peer_lost": "continue"},
@@ -76,15 +76,15 @@ def fences(language: str) -> Iterator[tuple[str, str]]:
                 yield f"{page.relative_to(ROOT)}:{line}", found[2]
 
 
-# A Python block of benchmarks/ needs a cluster (test_cluster.py); one of a framework needs that (tests/frameworks);
-# and one of torch.distributed needs a launcher (test_distributed.py).
+# A Python block of benchmarks/ needs a cluster (test_cluster.py), a block for a framework needs the framework
+# (tests/frameworks), and a block for torch.distributed needs a launcher (test_distributed.py).
 ELSEWHERE = ("benchmarks/", "docs/frameworks.md", "docs/torch-distributed.md")
 PYTHON = [(place, text) for place, text in fences("python") if not place.startswith(ELSEWHERE)]
 SHELL = list(fences("sh"))
 
 
 def play(place: str, snippet: str) -> dict[str, Any]:
-    """Run a snippet as a rank."""
+    """Run a snippet on this rank. Return the names that it has then."""
     names: dict[str, Any] = {**vars(sordino.algorithms), "NonFinite": NonFinite, "checkpoint": checkpoint}
     names["__name__"] = "__main__"
     page, _, line = place.rpartition(":")
@@ -258,7 +258,7 @@ def test_the_number_of_algorithms() -> None:
 
 
 def test_variables_of_horovod_are_all_named() -> None:
-    """A reader must not take a variable for one that is read."""
+    """A reader must not take an ignored variable for one that is read."""
     read = {alias for _, alias, *_ in _core.variables() if alias}
     rows = [row for row in (ROOT / "docs/coming-from-horovod.md").read_text().splitlines() if "HOROVOD_" in row]
     assert set(re.findall(r"HOROVOD_\w+", "".join(rows))) == read

@@ -19,7 +19,7 @@ def test_every_world_has_checks_and_launchers_start_four_jobs() -> None:
     assert min(found.values()) >= 10, found
     for launcher, ranks in STARTS.items():
         assert {world.ranks for world in found if world.launcher == launcher} == set(ranks) and len(ranks) == 2
-    # A number of ranks that the quick worlds lack as processes is there as threads.
+    # Quick worlds have every layout of ranks, at least with threads.
     layouts = {(world.ranks, world.per_node) for world in QUICK_WORLDS}
     assert {(world.ranks, world.per_node) for world in WORLDS} == layouts
 

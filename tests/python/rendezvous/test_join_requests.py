@@ -42,7 +42,7 @@ def test_the_first_rank_answers(launcher_of_ranks: Launcher, threads: ThreadPool
     assert first.newcomers(HANG_S) == [(4, b"process 4")]
     first.answer(4, Verdict.INVITED, b"the plan")
     assert answers[4].result(10) == (Verdict.INVITED, b"the plan")
-    first.answer(4, Verdict.INVITED, b"again")  # nobody waits
+    first.answer(4, Verdict.INVITED, b"again")  # no process waits
     assert first.gather("x", [0], b"me") == [b"me"]
 
 
@@ -52,7 +52,7 @@ def test_a_newcomer_that_has_ended_waits_no_more(launcher_of_ranks: Launcher, th
     launcher_of_ranks.orders.send(b"\x04")
     while first.newcomers(HANG_S):
         pass
-    launcher_of_ranks.orders.send(b"\x00")  # the first rank, too: nobody is left, but this newcomer does not wait
+    launcher_of_ranks.orders.send(b"\x00")  # the first rank ends, too; no answer goes to the newcomer that has ended
     launcher_of_ranks.end()
     with pytest.raises(TransportError, match="the launcher that started this rank is gone"):
         answer.result(10)
@@ -87,7 +87,7 @@ def test_numbers_are_new(launcher_of_ranks: Launcher) -> None:
 
 
 def test_a_foreign_process_that_leaves_has_ended(launcher_of_ranks: Launcher, threads: ThreadPoolExecutor) -> None:
-    """The launcher has not started it, so it sees its end by the connection."""
+    """The launcher has not started the process, so it learns of the end from the connection."""
     first = launcher_of_ranks.rank(0)
     number = launcher_of_ranks.rank(NO_NUMBER).new_number()
     stranger = launcher_of_ranks.rank(number)
@@ -146,13 +146,13 @@ def test_an_introduction_of_any_bytes(launcher_of_ranks: Launcher, threads: Thre
 
 
 def test_a_late_answer_is_not_taken_for_another(launcher_of_ranks: Launcher) -> None:
-    """A rank gives up a round. What the others of that round get or send later does not reach its next requests."""
+    """Ranks give up a round. Later messages about that round are not taken for answers to their next requests."""
     ranks = [launcher_of_ranks.rank(number) for number in range(3)]
     for number in range(3):  # each finds the others missing, because they have left the round
         with pytest.raises(Timeout) as caught:
             ranks[number].gather("x", [0, 1, 2], b"value", 0.3)
         assert set(caught.value.missing) == {0, 1, 2} - {number}
-    launcher_of_ranks.orders.send(b"\x02")  # the round is over, and would say that this rank is lost
+    launcher_of_ranks.orders.send(b"\x02")  # an answer about the old round would say that rank 2 is lost
     assert ranks[0].newcomers(HANG_S) == []
     assert ranks[0].gather("y", [0], b"me") == [b"me"]
 

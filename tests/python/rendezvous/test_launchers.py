@@ -39,7 +39,7 @@ SRUN = {
     "SLURM_STEP_NODELIST": "gpu[017-018,031]",
 }  # fmt: skip
 SRUN_OF_ONE = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
-# As in a script of sbatch and in a shell of salloc, whose processes no launcher has multiplied.
+# As in a script of sbatch or a shell of salloc, where no launcher has started several processes.
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_NPROCS": "8", "SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "2"}
 MPI = "OMPI_COMM_WORLD_SIZE"
 VARIABLES = {"HOROVOD_SIZE", "HOROVOD_RANK", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE"} | {
@@ -225,7 +225,7 @@ def test_ranks_see_what_all_have_shown() -> None:
 
 
 def test_rounds_of_different_ranks_may_have_one_name() -> None:
-    """Such as those of ranks that call init(comm=[0, 1]) while others call init(comm=[2, 3])."""
+    """For example, some ranks call init(comm=[0, 1]) while others call init(comm=[2, 3])."""
     store, shown = HashStore(), {}
 
     def come(rank: int) -> None:
@@ -316,7 +316,7 @@ def together(work: Callable[[int], Any], ranks: Iterable[int]) -> list[Any]:
 
 
 def test_each_start_at_a_store_has_entries_of_its_own() -> None:
-    """A start is kept as long as it is not forgotten, because it counts the worlds that it has made."""
+    """A start is kept until it is forgotten, because it counts the worlds that it has made."""
     store = HashStore()
 
     def start(rank: int) -> Any:
@@ -349,8 +349,8 @@ class Dying:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_ranks_that_are_started_again_do_not_meet_those_before(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each start but the last, ranks end somewhere, before they have come or while they meet. The launcher ends the
-    others and starts all again. No process counts."""
+    """In each start but the last, ranks end before they have come or while they meet. The launcher ends the others and
+    starts all again. No process counts the starts."""
     for module in (rendezvous.store, rendezvous.roll_call):
         monkeypatch.setattr(module, "_LOOK_S", 0.05)
     random, store, size = Random(seed), HashStore(), 4
@@ -376,7 +376,7 @@ def test_ranks_that_are_started_again_do_not_meet_those_before(seed: int, monkey
 
 
 def test_who_does_not_come_to_the_roll_call_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if an earlier process of this rank has come. What an earlier start has given up is over."""
+    """It is named even if an earlier process of that rank has come. A later start, to which all come, succeeds."""
     for module in (rendezvous.store, rendezvous.roll_call):
         monkeypatch.setattr(module, "_LOOK_S", 0.1)
     store = HashStore()

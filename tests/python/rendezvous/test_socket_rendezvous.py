@@ -115,7 +115,7 @@ def test_a_launcher_that_is_gone_is_said(launcher_of_ranks: Launcher) -> None:
 
 
 def hung_up_on(launcher: Launcher, data: bytes) -> bool:
-    """Return whether the launcher closes a connection on which this is sent."""
+    """Return whether the launcher closes a connection on which `data` is sent."""
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(str(launcher.path))
         stranger.settimeout(10)

@@ -75,7 +75,7 @@ def test_who_comes_too_late_gets_the_same_decision(admissions: Admissions, threa
 
 
 def test_a_stranger_cannot_vote(admissions: Admissions) -> None:
-    """Neither for a rank, nor by the count, nor for the decision."""
+    """It can neither vote for a rank, nor raise the count, nor write the decision."""
     stranger = StoreAdmission(admissions[0]._store, "sordino/x", 1, b"guessed", 60.0, 60.0)
     stranger._write("vote/k/1", "yes")
     admissions[0]._store.add("sordino/x/vote/k/count", 2)
@@ -154,7 +154,7 @@ def test_a_job_is_not_over_when_its_first_rank_has_left(admissions: Admissions, 
 
 
 def test_who_waits_for_a_job_without_ranks_gets_an_error() -> None:
-    """Such as pods that all come back, to a store that has survived them."""
+    """For example, all pods come back to a store that has survived them."""
     admission = StoreAdmission(Store(), "sordino/x", 4, TOKEN, 0.3, 60.0)
     with pytest.raises(TransportError, match=r"of which no rank has answered for 0.3 s \(SORDINO_TIMEOUT_S\)"):
         admission.ask_to_join(b"", 60.0)
@@ -175,7 +175,7 @@ def test_a_newcomer_that_was_stopped_asks_again(
 
 
 def test_only_the_latest_request_of_a_newcomer_counts(admissions: Admissions, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newcomer that was stopped for 3 s has asked again when its first request does not count as gone yet."""
+    """A newcomer that was stopped for 3 s asks again before its first request counts as gone."""
     monkeypatch.setattr(StoreAdmission, "_look", lambda _: None)
     admissions[0].waits()
     admissions[0]._waiting = [admissions[2]._new_request(b"before"), admissions[2]._new_request(b"after")]

@@ -12,7 +12,7 @@ RANKS = (0, 2, 5)
 
 
 class Ballot:
-    """A vote of `RANKS`, with the decisions that each has received."""
+    """A vote of `RANKS`, with the decisions that each rank has received."""
 
     def __init__(self) -> None:
         self.votes = Votes()
@@ -49,7 +49,7 @@ def test_one_is_against(against: int) -> None:
 
 
 def test_a_rank_changes_its_mind() -> None:
-    """It has waited long. The others get the same decision, also if they agree later."""
+    """It has waited too long. The others get the same decision, even if they agree later."""
     ballot = Ballot()
     ballot.ask(0, True)
     ballot.ask(0, False)

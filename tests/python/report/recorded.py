@@ -14,8 +14,10 @@ STEP = 0.05  # seconds
 
 def write(folder: Path, algorithm: str = "AllReduce()", ranks: int = 4, steps: int = 200, skips: bool = False,
           ages: bool = False, faults: bool = False, seed: int = 1, parameters: int = 61_706) -> Path:  # fmt: skip
-    """Write a training of this many ranks; rank 1 is slow. With `faults` the last rank is killed half way, in the
-    middle of a line."""
+    """Write the record of a training; rank 1 is slow. Return its folder.
+
+    With `faults` the last rank is killed halfway, while it writes a line.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     head = {"kind": "job", "format": 1, "version": "0.1", "what": "training", "time": ZERO}
     job: list[dict[str, Any]] = [

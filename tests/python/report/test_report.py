@@ -284,8 +284,7 @@ def test_training_writes_steps_metrics_links_and_waits(tmp_path: Path) -> None:
     assert found["summary"]["steps"] == 40 and {rank["fate"] for rank in found["ranks"]} == {"finished"}
     losses = found["metrics"]["loss"]["mean"]
     assert len(losses) == 40 and losses[-1] < losses[0] and "odd" not in found["metrics"]
-    # In an all-reduce within a node each rank sends 2 (N-1)/N of the gradients, an equal part of them to each other
-    # rank.
+    # In an all-reduce within a node each rank sends 2 (N-1)/N of the gradients, in equal parts to the other ranks.
     gradients, table = 4 * (64 * 32 + 32), found["links"]["bytes"]
     for rank in range(3):
         assert table[rank][rank] == 0 and sum(table[rank]) == pytest.approx(40 * 2 * gradients * 2 / 3, rel=0.3)
@@ -424,7 +423,7 @@ def test_bytes_by_rank_add_up_to_what_was_sent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algorithm", ["allreduce", "dpsgd"])
 def test_waits_are_for_the_rank_that_comes_last(tmp_path: Path, algorithm: str) -> None:
-    """Rank 1 starts the operation in which the others wait, and does its part later: with agreements and without."""
+    """Rank 1 is last in each operation, and the others wait for it: with agreements (all-reduce) and without."""
     arrived = [threading.Semaphore(0) for _ in range(10)]
 
     def work() -> None:
@@ -449,7 +448,7 @@ def test_waits_are_for_the_rank_that_comes_last(tmp_path: Path, algorithm: str) 
 
 
 def test_a_recovery_is_told_and_counting_goes_on(tmp_path: Path) -> None:
-    """A rank is lost. The two remaining ranks have a new world with other ranks, and the same names in the record."""
+    """Rank 0 is lost. The two remaining ranks have other numbers in the new world, but keep theirs in the record."""
     network = SimNetwork([0, 0, 0])
 
     def work() -> None:
@@ -496,7 +495,7 @@ def test_skipping_has_a_map(tmp_path: Path) -> None:
 
 
 def test_skipping_of_a_tensor_that_is_unfrozen(tmp_path: Path) -> None:
-    """It comes before others in the model, whose points from before stay theirs."""
+    """The tensor comes before others in the model, which keep their earlier points."""
 
     def work() -> None:
         current().recorder = Recorder(current(), str(tmp_path))

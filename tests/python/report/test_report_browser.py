@@ -26,7 +26,7 @@ WIDTH, HEIGHT = 1100, 900
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium without a window; skips without it."""
+    """Yield Chromium without a window; skip the test if it is not installed."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
         pytest.skip("needs a browser: apt-get install chromium chromium-driver")

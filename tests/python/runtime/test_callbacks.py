@@ -11,7 +11,7 @@ class Owner:
 
 
 def test_an_object_does_not_take_the_place_of_a_former_one() -> None:
-    """The id() of an object that is gone may be that of a new one, on some ranks and not on others."""
+    """A new object may get the id() of a deleted one, on some ranks and not on others."""
     methods = WeakMethods()
     first, second = Owner(), Owner()
     place = id(first)

@@ -64,14 +64,14 @@ class Training:
         }
         self.algorithm = algorithm
         options = {"check_finite": True, **options}
-        if dtype == torch.float16:  # Adam itself divides by zero in it
+        if dtype == torch.float16:  # in which Adam itself divides by zero
             inner: torch.optim.Optimizer = torch.optim.SGD(self.parameters.values(), lr=0.01, momentum=0.9)
         else:
             inner = torch.optim.Adam(self.parameters.values(), lr=0.01)
         self.optimizer = hvd.DistributedOptimizer(inner, self.parameters.items(), algorithm=algorithm, **options)
 
     def backward(self, step: int, value: float = 0.0, place: int | None = 0, names: list[str] | None = None) -> None:
-        """Make the gradients of a step, with `value` at one place of these tensors; place None is the middle."""
+        """Compute the gradients of a step, with `value` at one place of the tensors `names`; None is the middle."""
         loss = torch.zeros((), dtype=torch.float64)
         for number, (name, parameter) in enumerate(self.parameters.items()):
             slope = math.sin(1 + step + 10 * hvd.rank() + 100 * number)

@@ -188,7 +188,7 @@ def test_gradients_that_are_dropped_leave_no_trace(algorithm: Algorithm) -> None
 
 
 def test_the_last_one_left_is_judged_when_the_loss_is_seen_in_its_step() -> None:
-    """Gradients that backward has not made are first checked in step(), where the loss of the other rank is noticed."""
+    """Gradients that no backward pass computed are checked in step(), where the loss of the other rank is noticed."""
 
     def train() -> tuple[list[int], list[float]]:
         weight = torch.nn.Parameter(torch.ones(2))

@@ -1,4 +1,4 @@
-"""Means of encoded values: what they warn of and refuse, and whose kernels they use."""
+"""Means of encoded values: their warnings and errors, and the device whose kernels they use."""
 
 from __future__ import annotations
 
@@ -91,17 +91,17 @@ def test_what_was_not_reported_is_warned_of_by_the_next_mean() -> None:
 
 
 class Many(Echo):
-    """Transfers of one process that stands for any number of ranks. It measures what arrives."""
+    """Transfers of one process that stands for any number of ranks. They measure the received bytes that are held."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.place, self.most = size, 0, 0  # the last in bytes
+        self.size, self.place, self.most = size, 0, 0  # most: in bytes
         self._held: list[weakref.ref[torch.Tensor]] = []
 
     def all_to_all(self, sent: torch.Tensor) -> Callable[[], torch.Tensor]:
         return lambda: self._arrive(sent.chunk(self.size)[0].repeat(self.size), 0)
 
     def all_gather(self, sent: torch.Tensor) -> Callable[[], torch.Tensor]:
-        sent_besides = sent.numel() if self._held else 0  # the first bytes that are sent belong to the mean
+        sent_besides = sent.numel() if self._held else 0  # the first sent buffer is a tensor of the mean
         return lambda: self._arrive(sent.repeat(self.size), sent_besides)
 
     def _arrive(self, received: torch.Tensor, sent: int) -> torch.Tensor:
@@ -137,7 +137,7 @@ def test_memory_is_that_of_the_page(
 
 
 class Reductions:
-    """The begins of encoded means, and the reads of their counts, in their order."""
+    """Recorder of the order in which encoded means begin and their counts are read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.order: list[str] = []
@@ -155,7 +155,7 @@ class Reductions:
         monkeypatch.setattr(BlockCount, "read", noted("read", read))
 
     def check(self, means: int) -> None:
-        """Compare with the order in which no mean waits for the encoding of an earlier one."""
+        """Check that all means begin before the first read, so that none waits for the encoding of an earlier one."""
         assert self.order == ["begin"] * means + ["read"] * means
         self.order.clear()
 

@@ -1,4 +1,4 @@
-"""Routes of operations on GPU memory, and refused operations; on GPUs that are threads."""
+"""Routes of operations on GPU memory, and refused operations; on simulated GPUs, which are threads."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_memory_that_was_shared_is_freed_with_its_world(monkeypatch: pytest.Monk
 
 
 def test_a_gpu_without_memory_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results are in memory that is kept and used again, after the work of its earlier use."""
+    """Results are in memory that is kept, and reused after the work of its earlier use."""
     devices("nccl", 2, monkeypatch)
 
     def work() -> None:
@@ -200,7 +200,7 @@ def test_results_may_be_freed_after_their_world(monkeypatch: pytest.MonkeyPatch)
     contexts = []
 
     def work() -> None:
-        contexts.append(current())  # has the operations that no rank waits for
+        contexts.append(current())  # keeps the operations that no rank waits for
         pair = hvd.add_process_set([0, 1])
         mine = torch.ones(6, 1000)
         for process_set in (pair, hvd.global_process_set)[hvd.rank() == 2 :]:
@@ -271,7 +271,7 @@ def test_what_a_gpu_still_reads_is_kept_when_another_stream_has_waited(
         gc.collect()
         kept = alive() is not None
         go_on()
-        assert kept is elsewhere  # on its own stream, a new owner of the memory comes after the operation
+        assert kept is elsewhere  # on the same stream, work of the memory's next owner runs after the operation
         gpu.current_stream = None
         for turn in range(2):
             hvd.allreduce(torch.ones(3), name=f"later {turn}")
@@ -313,7 +313,7 @@ def test_lars_on_a_device_is_lars(momentum: float, nesterov: bool) -> None:
                 if parameter.dim() == 4:
                     parameter.grad = parameter.grad.contiguous(memory_format=torch.channels_last)
             optimizer.step()
-            for state in optimizer.state.values():  # as a checkpoint of a model in another memory format
+            for state in optimizer.state.values():  # as from a checkpoint of a model in another memory format
                 state["momentum_buffer"] = state["momentum_buffer"].contiguous()
         return [parameter.detach() for parameter in parameters]
 
@@ -323,7 +323,7 @@ def test_lars_on_a_device_is_lars(momentum: float, nesterov: bool) -> None:
 
 
 def test_a_graph_writes_to_gradients_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A captured backward runs no hooks, and has the addresses of its gradients."""
+    """A captured backward pass runs no hooks, and writes to the addresses that gradients had at its capture."""
     gpus = devices("direct", 2, monkeypatch)
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""Forward-mode differentiation, which collectives refuse. On one rank, as torch has one level for all threads."""
+"""Forward-mode differentiation, which collectives refuse. On one rank, as torch has one dual level for all threads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_forward_mode_is_refused(call: Callable[[torch.Tensor], Any]) -> None:
         with forward_ad.dual_level():
             with pytest.raises(UsageError, match="forward mode"):
                 call(forward_ad.make_dual(x, torch.ones_like(x)))
-            call(x)  # has no tangent
+            call(x)  # without a tangent
         with pytest.raises(UsageError, match="forward mode"):
             torch.func.jvp(call, (x,), (x,))
         call(x)

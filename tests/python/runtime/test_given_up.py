@@ -22,14 +22,14 @@ class Memory:
         self.tensor = torch.ones(count)
 
     def request(self, name: str) -> Request:
-        """Return an all-reduce in place."""
+        """Return the request of an in-place all-reduce."""
         address = self.tensor.data_ptr()
         tensors = [(address, address, dtype_code(self.tensor), list(self.tensor.shape))]
         return Request(opcode.ALLREDUCE, name, tensors, keep=self)
 
 
 def error_of(world: World, name: str, count: int) -> tuple[BaseException | None, weakref.ref[Memory]]:
-    """Return the error of an operation, and a weak reference to its memory after all other references are gone."""
+    """Submit an operation. Return its error, and a weak reference to its memory after all other references are gone."""
     memory = Memory(count)
     handle = world.submit(memory.request(name))
     error: BaseException | None = None
@@ -72,7 +72,7 @@ def test_memory_of_an_operation_that_was_given_up_stays() -> None:
 
 
 def test_memory_of_an_operation_that_shutdown_ends_stays() -> None:
-    """Rank 1 is stopped in the middle, and may write to it when it continues."""
+    """Rank 1 is stopped during the operation, and may write to the memory when it continues."""
     network = SimNetwork([0, 1])
     worlds = sim_worlds(network)
     lost = worlds[1].submit(Memory(1 << 20).request("x"))
@@ -86,7 +86,7 @@ def test_memory_of_an_operation_that_shutdown_ends_stays() -> None:
     del memory, handle
     gc.collect()
     stays = held() is not None
-    network.kill(1)  # before an assertion: a world of a stopped rank does not end
+    network.kill(1)  # before any assertion: the world of a stopped rank does not end
     del lost
     assert is_over and stays
 

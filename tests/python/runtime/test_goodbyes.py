@@ -21,7 +21,7 @@ def lost_by_a_receive(context: Context, source: int) -> PeerLost:
 @pytest.mark.parametrize("end", ["shutdown", "abort"])
 @pytest.mark.parametrize("named", [None, 1, 7])
 def test_the_rank_that_left_first_is_named(end: str, named: int | None) -> None:
-    """Rank 1 leaves, so rank 2 does, and rank 0 waits for rank 2 only. Ranks that do not exist are not named."""
+    """Rank 1 leaves, so rank 2 leaves too. Rank 0 waits only for rank 2. Ranks that do not exist are not named."""
     contexts = [Context(world) for world in sim_worlds(SimNetwork([0, 1, 1]))]
     contexts[1].shutdown()
     error: Exception = lost_by_a_receive(contexts[2], 1)

@@ -23,7 +23,7 @@ from sordino.errors import UsageError
 from sordino.log import NO_RANK, logger
 from sordino.log.core import listen
 
-# A script that prints the lines that its handler gets on stdout, as "LEVEL rank text".
+# Start of a script whose log handler prints each line to stdout, as "got LEVEL rank text".
 HANDLES = """
 import ctypes, logging, os, sys, threading, torch
 import sordino.torch as hvd
@@ -96,7 +96,7 @@ def stall(heard: threading.Event) -> None:
 
 
 def test_a_stall_reaches_a_handler_with_its_level_and_rank(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is handed over while all ranks wait; otherwise this test hangs."""
+    """The line is handed over while all ranks wait; otherwise this test hangs."""
     monkeypatch.setenv("SORDINO_STALL_WARN_S", "0.1")
     stall(records.heard)
     first = records.records[0]

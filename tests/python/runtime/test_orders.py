@@ -1,4 +1,4 @@
-"""Orders of calls that differ between ranks or are unusual: each of these once hung, crashed or reduced twice."""
+"""Orders of calls that differ between ranks or are unusual: no rank hangs or crashes, and nothing is reduced twice."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from sordino.errors import UsageError
 
 
 def test_a_handle_from_before_a_shutdown_is_no_handle_of_the_next_world() -> None:
-    """It must not be taken for that of another operation, whose result synchronize() would return."""
+    """It must not be taken for the handle of another operation, whose result synchronize() would return."""
     (old,) = sim.run(1, lambda: hvd.allreduce_async(torch.ones(2)))
 
     def go_on() -> None:

@@ -1,5 +1,5 @@
-"""Repeats after a loss, and the limit of recoveries without a loss, with invented answers of other ranks. And memory
-that is kept for repeats."""
+"""Repeats after a loss, the limit of recoveries without a loss, and memory that is kept for repeats. The answers of
+other ranks are invented."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_an_optimizer_that_is_dropped_frees_its_parameters() -> None:
 
 
 def test_ranks_that_continue_after_a_loss_do_not_join() -> None:
-    """They count steps together, to agree on the one to repeat."""
+    """Such ranks count their steps together, to agree on the one to repeat."""
 
     def work() -> None:
         with pytest.raises(hvd.UsageError, match=r"join.* cannot be used with on_peer_lost='continue'"):
@@ -111,7 +111,7 @@ def test_ranks_that_continue_after_a_loss_do_not_join() -> None:
 
 
 def test_a_timeline_goes_on_after_a_loss(tmp_path: Path) -> None:
-    """It is complete JSON when it has been stopped, and has the operations of both worlds."""
+    """Once stopped, it is complete JSON with the operations of both worlds."""
     path = tmp_path / "timeline.json"
 
     def work() -> None:

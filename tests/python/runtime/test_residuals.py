@@ -1,4 +1,4 @@
-"""Residuals that other numbers of ranks load: the values owed to the mean, against float64."""
+"""Residuals that another number of ranks loads: the values owed to the mean, against a float64 reference."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def united(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
 @pytest.mark.parametrize("after", (2, 3, 4, 7))
 @pytest.mark.parametrize("pieces", (ALL, TURNED), ids=("same", "turned"))
 def test_another_number_of_ranks_owes_the_same(codec: Codec, after: int, pieces: list[Piece]) -> None:
-    """A state with the residuals of all ranks loses none of them, and warns of nothing."""
+    """Loading a state with the residuals of all ranks loses none of them, and does not warn."""
     before = [Rank(rank, 4, codec, ALL) for rank in range(4)]
     state = united([rank.draw() for rank in before])
     with warnings.catch_warnings():
@@ -103,7 +103,7 @@ def test_a_state_that_is_saved_again_before_it_is_used(codec: Codec) -> None:
 
 @pytest.mark.parametrize("after", (2, 5))
 def test_each_rank_loads_its_own_state(after: int) -> None:
-    """The residuals of ranks that are gone are lost, which their heirs say. New ranks start from 0."""
+    """Residuals of ranks that are gone are lost, and the ranks that would inherit them warn. New ranks start from 0."""
     before = [Rank(rank, 4, Sign(32), ALL) for rank in range(4)]
     states = [rank.draw() for rank in before]
     now = []
@@ -121,7 +121,7 @@ def test_each_rank_loads_its_own_state(after: int) -> None:
     ("codec", "sums"), ((TopK(0.1, 32, contributors=True), False), (Sign(32), True)), ids=("contributors", "sums")
 )
 def test_values_that_do_not_depend_on_the_number_of_ranks(codec: Codec, sums: bool) -> None:
-    """A sum, and a mean over the ranks that have sent a value: residuals keep their size."""
+    """With a sum, and with a mean over the ranks that have sent a value, residuals keep their size."""
     before = [Rank(rank, 2, codec, ALL, sums) for rank in range(2)]
     state = united([rank.draw() for rank in before])
     now = [Rank(rank, 4, codec, ALL, sums).load(state) for rank in range(4)]
@@ -168,7 +168,7 @@ def test_a_rank_with_another_number_has_its_own_residuals_only() -> None:
 
 
 def test_pieces_of_parameters() -> None:
-    """Slices of parameters, as shards have them, are found in other slices."""
+    """Residuals of slices of parameters, as shards have them, are loaded into other slices."""
     codec, half = Sign(32), [Piece("second", 0, 200, 0, 333)]
     one = Rank(0, 2, codec, half)
     state = one.draw()

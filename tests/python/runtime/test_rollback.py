@@ -1,4 +1,4 @@
-"""Changes that a loss has interrupted are undone; changes that have ended, well or badly, are not."""
+"""Changes that a loss has interrupted are undone; changes that completed, or failed for another reason, are not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_loss_is_undone_in_memory_of_its_own() -> None:
 
 
 class LateWrites(TorchDispatchMode):
-    """Writes NaN to an arena after each copy to it, as a rank that was taken for lost may still do."""
+    """Mode that writes NaN to an arena after each copy to it, as a rank that was taken for lost may still do."""
 
     def __init__(self, arena: torch.Tensor) -> None:
         super().__init__()

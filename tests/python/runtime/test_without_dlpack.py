@@ -1,4 +1,4 @@
-"""Older versions of torch, which lack a table of C functions of DLPack: results are the same."""
+"""Older versions of torch, without DLPack's table of C functions: results are the same."""
 
 from __future__ import annotations
 

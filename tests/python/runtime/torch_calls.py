@@ -12,7 +12,7 @@ _PACKAGE = Path(sordino.__file__).parent
 
 
 def calls_without(keyword: str, functions: Collection[str], folder: str) -> list[str]:
-    """Return the calls of these functions of torch in a folder of the package that do not give a keyword."""
+    """Return the calls of these torch functions without the argument `keyword`, in a folder of the package."""
     found = []
     for path in sorted((_PACKAGE / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""The data sets: their content, and the detection of all damaged files."""
+"""Data sets: their content, and the detection of damaged files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
 
 
 def zipped(content: bytes) -> bytes:
-    """Compress like gzip, but to the same bytes at any time, as tests are named after them."""
+    """Compress like gzip, but without a time stamp, as tests are named after the bytes."""
     return gzip.compress(content, mtime=0)
 
 
@@ -197,7 +197,7 @@ def test_no_flipped_byte_changes_the_data_unnoticed(folder: Path, name: str, whe
     damaged[int(where * len(whole))] ^= flip
     path.write_bytes(damaged)
     try:
-        # gzip's own header has bytes without a meaning (time stamp, system), so the data may still be right.
+        # Some bytes of gzip's header (time stamp, system) do not affect the data, so the data may still be right.
         read = load_fashion_mnist(folder)
     except UsageError as error:
         assert str(path) in str(error)

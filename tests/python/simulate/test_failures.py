@@ -1,4 +1,4 @@
-"""Goodput with failures: closed forms, and how far the pause of some workers spreads."""
+"""Goodput with failures: against closed forms, and the spread of a pause to other workers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FAILING = ["--mtbf", "1000", "--recover", "50"]
 
 
 def results(path: Path, *words: str) -> dict[str, Any]:
-    """Return the JSON of `sordino simulate`, without the time that it has taken."""
+    """Return the JSON of `sordino simulate`, without its own run time."""
     assert main(["simulate", "--algorithm", *words, "--quiet", "--json", str(path)]) == 0
     found: dict[str, Any] = json.loads(path.read_text())
     return {name: value for name, value in found.items() if not name.startswith("wall_")}
 
 
 def lost(goodput: float, wanted: float) -> None:
-    """Compare lost parts, which are means of 20,000 failures."""
+    """Compare the lost parts of two goodputs; the first is measured over 20,000 failures."""
     assert 1 - goodput == pytest.approx(1 - wanted, rel=0.03)
 
 
@@ -65,7 +65,7 @@ def test_a_pause_spreads_to_all_that_step_together(algorithm: Algorithm) -> None
 
 def test_a_pause_does_not_spread_to_workers_that_do_not_wait() -> None:
     assert share(ADPSGD()) == 1 / 8
-    # A message that is awaited three steps later hides a short pause from the failed worker, the only one without it.
+    # All workers but the failed one pause. It awaits their messages three steps later, which hides a short pause.
     hidden = DiLoCo(interval=4, outer_momentum=0.5, overlap=3)
     assert share(hidden, pause=0.02) == pytest.approx(7 / 8)
     assert share(hidden, pause=50.0) == pytest.approx(1.0, abs=1e-2)

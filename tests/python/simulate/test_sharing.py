@@ -24,7 +24,7 @@ Transfer = tuple[float, int, int, float]
 
 
 def carried_out(links: Links, transfers: Sequence[Transfer]) -> tuple[list[float], list[tuple[float, float]]]:
-    """Return the end of each transfer, and the sent and received bytes of each worker by the sum of its rates."""
+    """Return the end of each transfer, in seconds, and each worker's sent and received bytes, summed from the rates."""
     sharing, ends = Sharing(links), [math.inf] * len(transfers)
     moved = [(0.0, 0.0)] * len(links)
     waiting = sorted(range(len(transfers)), key=lambda number: transfers[number][0])
@@ -148,8 +148,7 @@ def transfers_of(outcome: Outcome) -> list[Span]:
 
 
 def test_pulls_that_meet_at_a_peer_take_longer_and_others_do_not() -> None:
-    """With naive overlap all pull at once, so a transfer takes at least as long as the number of pulls from its
-    peer."""
+    """With naive overlap all workers pull at once. k pulls from one peer take k times as long, plus the latency."""
     alone = 8e-9 * 3.5 * 2**20
     spans = transfers_of(run(ScheduledPull(overlap="naive"), "fair"))
     first = [span for span in spans if span.begin == 0.0]

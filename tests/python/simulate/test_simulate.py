@@ -138,7 +138,7 @@ def test_without_overlap_a_pull_brings_what_was_there_when_the_window_ended(coun
         expected += 2 * np.eye(2)
         expected = (expected + expected[::-1]) / 2 if window < 2 else expected
     assert [run.problem.values(worker).tolist() for worker in (0, 1)] == expected.tolist()
-    assert record.waiting.tolist() == [2 * links.seconds(0, 1, 1e6)] * 2  # of a transfer each
+    assert record.waiting.tolist() == [2 * links.seconds(0, 1, 1e6)] * 2  # each for a transfer
 
 
 def test_a_scheduled_pull_brings_steps_of_the_same_window(counting: None) -> None:
@@ -177,7 +177,7 @@ def test_steps_that_end_together_come_in_the_order_of_workers_and_before_pulls(
 
 
 def test_pulls_change_nobody_but_the_puller(counting: None) -> None:
-    # The second is much slower: it pulls the first one's model and is pulled from, without a step of its own.
+    # The second worker is much slower: the first pulls from it again and again while it computes its first step.
     run = world(ScheduledPull(interval=1, overlap="none"), [0.01, 1.0], Links([1.0, 1.0], 0.0), seconds=0.5)
     record = run.run().record
     assert record.pulls.tolist() == [record.steps[0] - 1, 0]  # the last one is not complete
@@ -200,7 +200,7 @@ def test_an_averaging_loses_no_step(counting: None) -> None:
 def test_an_averaging_without_overlap_is_waited_for(counting: None) -> None:
     links = Links([1.0, 1.0], 1e-3)
     record = world(ADPSGD(interval=4, overlap=0), [0.01, 0.01], links, steps=40).run().record
-    # Questions cross: a yes takes the latency twice, then the transfer.
+    # The two workers' questions cross. A yes takes the latency twice; then comes the transfer.
     assert record.waiting.max() >= 9 * (links.seconds(0, 1, 1e6) + links.latency)
     hidden = world(ADPSGD(interval=4, overlap=1), [0.01, 0.01], links, steps=40).run().record
     assert hidden.waiting.tolist() == [0.0, 0.0]

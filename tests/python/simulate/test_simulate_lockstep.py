@@ -141,7 +141,7 @@ def test_with_data_it_is_the_real_algorithm_bit_for_bit(choice: str) -> None:
 
 
 def exchanged(choice: str, workers: int, rounds: int) -> Iterator[np.ndarray]:
-    """Return all workers' random parameters after each step with a learning rate of 0."""
+    """Yield all workers' parameters, float64 [workers, dimension], after each step with a learning rate of 0."""
     algorithm = CHOICES[choice]
     job = job_of(algorithm, workers=workers, lr=0.0)
     problem = Quadratic(job)
@@ -156,7 +156,7 @@ def exchanged(choice: str, workers: int, rounds: int) -> Iterator[np.ndarray]:
 @pytest.mark.parametrize("choice", [choice for choice in MIXES if choice != "crossover-roulette"])
 def test_mixing_keeps_the_mean_and_brings_workers_together(choice: str, workers: int) -> None:
     if choice == "push-sum-two" and workers == 2:
-        return  # one worker has no two peers
+        return  # a worker has only one peer
     values = list(exchanged(choice, workers, 12))
     start = np.random.default_rng(workers).normal(size=values[0].shape).mean(axis=0)
     for now in values:

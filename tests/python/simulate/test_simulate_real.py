@@ -25,14 +25,14 @@ STEPS = 13  # the last one ends no window, so no pull after it is waited for
 
 
 def job_of(algorithm: ScheduledPull | ADPSGD, workers: int) -> Job:
-    """Return a job with different speeds, so that no two steps end at once."""
+    """Return a job whose workers have different speeds, so that no two steps end at once."""
     compute = np.array([0.010 + 0.00137 * worker for worker in range(workers)])
     links = Links([float("inf")] * workers, 0.0)
     return Job(algorithm, workers, links, compute, 32, steps=STEPS, data="none", lr=0.1, spans_until=1e9)
 
 
 class Turns:
-    """Let threads act one at a time, in a given order."""
+    """Turns of threads that act one at a time, in a given order."""
 
     def __init__(self, order: list[int]) -> None:
         self._order, self._place = order, 0
@@ -70,7 +70,7 @@ class Descent(torch.optim.Optimizer):
 
 
 def is_idle(optimizer: hvd.DistributedOptimizer, algorithm: ScheduledPull | ADPSGD) -> bool:
-    """Return whether no action without duration is in flight."""
+    """Return whether all actions that take no virtual time have ended."""
     if isinstance(algorithm, ADPSGD):
         averager = optimizer._strategy._averager
         with averager.lock:
@@ -87,7 +87,7 @@ def really(job: Job, turns: Turns) -> torch.Tensor:
     turns.optimizers.append(optimizer)
 
     def arrived() -> None:
-        """Wait for actions without duration before another rank acts."""
+        """Wait for actions that take no virtual time, before another rank acts."""
         limit = time.monotonic() + 100
         while not all(is_idle(one, job.algorithm) for one in turns.optimizers):
             assert time.monotonic() < limit
@@ -133,7 +133,7 @@ def test_equal_to_real_ranks(algorithm: ScheduledPull | ADPSGD, workers: int) ->
 
 
 def test_scheduled_pulls_without_transfer_time_are_as_fresh_as_can_be() -> None:
-    """Nothing is waited for, and a pulled model is from the moment of its use."""
+    """No worker waits for a pull."""
     for schedule in ("manager", "autonomous"):
         job = job_of(ScheduledPull(2, schedule=schedule), 5)
         outcome = simulate(job, lambda part: None)

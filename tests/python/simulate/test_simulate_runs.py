@@ -81,7 +81,7 @@ def test_a_run_follows_from_its_seed() -> None:
 
 @pytest.mark.parametrize("wrong", ("a gradient", "an evaluation"))
 def test_what_goes_wrong_in_a_rank_is_raised(wrong: str) -> None:
-    job = job_of(LocalSGD(interval=50), steps=5)  # without an exchange no rank would notice the loss
+    job = job_of(LocalSGD(interval=50), steps=5)  # no exchange, in which the other ranks would notice the loss
     problem = Quadratic(job)
     trainees = [OnTorch(problem, worker) for worker in range(WORKERS)]
     seen = 0

@@ -47,8 +47,8 @@ from sordino.simulate.training import train
 # ---- traffic ---------------------------------------------------------------------------------------------------------
 
 # The core repeats collectives of up to 64 KiB per rank in turns, without a negotiation. If a rank comes 10 ms late to a
-# turn, the operation is done once more the usual way, and all bytes that the others have sent for it count twice. A
-# busy machine makes ranks late, so here values have more bytes, or the step with the fewest bytes counts.
+# turn, the operation is repeated with a negotiation, and the bytes that others have sent for it count twice. Ranks are
+# late on a busy machine, so here values have more bytes, or the step with the fewest bytes counts.
 
 
 @pytest.mark.parametrize("scale", (0.1, 0.3, 0.7, 3.3))
@@ -63,7 +63,7 @@ def test_there_are_as_many_blocks_as_in_training(scale: float, exchange: Any) ->
 
 
 def traffic_seconds(job: Job, sent: list[np.ndarray | None], steps: range) -> np.ndarray:
-    """Return the bytes that every worker sends in these steps, by the pattern."""
+    """Return the bytes that each worker sends in these steps according to the simulator, float64 [workers]."""
     problem = Quadratic(job)
     traffic = lockstep.traffic_of(job, problem, problem.tensors)
     timeline = Timeline(job, Record(job.workers))
@@ -130,9 +130,9 @@ def test_encoded_gossip_is_one_message_for_each_peer() -> None:
 
 
 class Matrices:
-    """A worker with constant gradients, which notes the transport's byte count at each of them.
+    """A worker with constant gradients, which notes the transport's byte count before each backward pass.
 
-    They are too large for operations in one shot, whose number of messages varies.
+    The gradients are too large for one-shot operations, whose number of messages varies.
     """
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ def test_a_ring_goes_as_fast_as_its_slowest_link() -> None:
 def test_small_all_reduces_take_as_many_rounds_as_doublings() -> None:
     job = job_of(AllReduce(), 5, links=Links([1.0] * 5, 0.001), message_bytes=1000.0, steps=1)
     out = lockstep.run(job, silent)
-    assert out.seconds == pytest.approx(0.01 + 4 * (0.001 + 8e-6))  # to a power of two, twice, and back
+    assert out.seconds == pytest.approx(0.01 + 4 * (0.001 + 8e-6))  # one round to a power of two, 2 doublings, one back
     assert out.record.messages.tolist() == [3, 2, 2, 2, 1]
 
 
@@ -291,7 +291,7 @@ def test_what_hides_communication() -> None:
     layered = seconds_of(Layered(), gbps, steps=4, load=0.004)
     assert layered.seconds == pytest.approx(4 * (0.01 + rounds))
     assert layered.record.waiting.tolist() == pytest.approx([4 * (rounds - 0.004)] * 4)
-    for load, waits in ((0.02, 0.0), (0.004, 0.002)):  # loading hides only what sends the parameters
+    for load, waits in ((0.02, 0.0), (0.004, 0.002)):  # loading hides only the messages with parameters
         local = seconds_of(LocalSGD(group_size=4, overlap=True), gbps, steps=4, load=load)
         assert local.seconds == pytest.approx(4 * (0.01 + 0.006 + load + waits))
         assert local.record.waiting.tolist() == pytest.approx([4 * (0.006 + waits)] * 4)
@@ -307,7 +307,7 @@ def test_what_hides_communication() -> None:
         assert diloco.seconds == pytest.approx(7 * 0.01 + waits)
         assert diloco.record.waiting.tolist() == pytest.approx([waits] * 4)
     grouped = seconds_of(DiLoCo(interval=4, overlap=1, group_size=2), gbps, steps=4)
-    # The last of four reductions in groups of two: 2 rounds of half of the bytes. The outer step is not waited for.
+    # Each step reduces in groups of two: 2 rounds of half of the bytes. No worker waits for the outer step.
     assert grouped.seconds == pytest.approx(4 * (0.01 + 2 * 0.004))
     slow = seconds_of(PushSum(overlap=1), [0.5] * 4, steps=4)
     assert slow.seconds == pytest.approx(0.02 + 0.006 + 0.016 + 0.016, abs=1e-6)

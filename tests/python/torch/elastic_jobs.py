@@ -19,7 +19,7 @@ PATIENCE = 60.0  # seconds
 
 
 class Killed(BaseException):
-    """Ends a rank that is to be lost; no `except Exception` catches it."""
+    """Error that ends a rank that is to be lost; `except Exception` does not catch it."""
 
 
 class Seat(Context):

@@ -131,7 +131,7 @@ def test_by_default_a_loop_of_faults_ends_too() -> None:
 
 
 def test_interrupts_are_no_faults() -> None:
-    """For example, those by newcomers that were refused."""
+    """For example, interrupts by newcomers that were refused."""
 
     def work() -> int:
         state = ObjectState(step=0)

@@ -49,8 +49,8 @@ class Stopped(TorchState):
 
 @pytest.mark.parametrize("deaf", [{0}, {1}, {0, 2}, {0, 1, 2}])
 def test_who_is_stopped_in_a_commit_that_others_have_saved_has_it(deaf) -> None:
-    """Rank 3 is lost in the second commit; some of the others know that it is complete. Every rank has its own model,
-    which no other rank could restore."""
+    """Rank 3 is lost in the second commit; some of the others know that the commit is complete. Every rank has its own
+    model, which no other rank could restore."""
 
     def work() -> tuple[int, int, Values, Values]:
         model = line_of(0)
@@ -122,7 +122,7 @@ def momenta(optimizer: torch.optim.Optimizer) -> Values:
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_ranks_that_go_on_by_themselves_are_interrupted_together(saves) -> None:
-    """If a step survives a loss, the function hears of the loss on all ranks at once, and the rest is divided again."""
+    """If a step survives a loss, the function is interrupted on all ranks at once, and the rest is divided again."""
 
     def work() -> tuple[Any, ...]:
         sampler = ElasticSampler(range(30), seed=1)
@@ -169,7 +169,7 @@ def test_ranks_that_go_on_by_themselves_are_interrupted_together(saves) -> None:
 
 @pytest.mark.parametrize("exchange", ["allreduce", "sharded"])
 def test_groups_that_lose_ranks_agree_within_the_groups_that_are_left(exchange) -> None:
-    """The second of three groups loses one rank, and so does the third: the rest is one group with one model."""
+    """The second and the third of three groups lose one rank each: the two that remain are one group with one model."""
 
     def work() -> tuple[Values, Values, Values]:
         number = current().number

@@ -35,7 +35,7 @@ def everybodys(rows: list[int]) -> list[list[int]]:
 
 
 class Training:
-    """Training of one rank: counts its points, and is lost at some of them."""
+    """Training of one rank. It counts the points at which ranks may be lost, and is lost at some of them."""
 
     def __init__(self, length: int, batch: int, interval: int, losses: Sequence[Point]) -> None:
         self.rows = data(length)

@@ -26,7 +26,7 @@ def deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Counter:
-    """Neither a module nor an object with a state_dict."""
+    """A value that is no module and has no state_dict."""
 
     def __init__(self, count: int) -> None:
         self.count = count

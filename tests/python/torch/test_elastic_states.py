@@ -272,7 +272,7 @@ def test_a_sampler_goes_back_to_the_last_commit(size: int) -> None:
 
 
 def test_residuals_stay_with_their_ranks_after_a_loss() -> None:
-    """The others have other numbers then, and owe the same to the mean of fewer ranks (residuals.py)."""
+    """The remaining ranks have other numbers then, and owe the same to the mean of fewer ranks (residuals.py)."""
     before: dict[int, tuple[list[torch.Tensor], int]] = {}
     after: dict[int, list[torch.Tensor]] = {}
 

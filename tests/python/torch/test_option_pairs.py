@@ -98,7 +98,7 @@ def stepped(change: Callable[[nn.Module, hvd.DistributedOptimizer], object], alg
 
 
 def test_clipped_gradients_of_shards() -> None:
-    """A rank has only its own part of them, until it asks for all."""
+    """A rank has only its own part of the gradients until it calls `synchronize()`."""
 
     def read(model: nn.Module, _: object) -> None:
         with pytest.raises(hvd.StepOrderError, match=r"optimizer.synchronize\(\)"):
@@ -131,7 +131,7 @@ def test_clipped_gradients_of_shards() -> None:
 
 
 def trained(algorithm: Algorithm, wrapper: str | None, state: Any, steps: range) -> tuple[Any, torch.Tensor]:
-    """Return the state and the parameters after these steps. `wrapper` is in all names; None: there are no names."""
+    """Return the state and the parameters after these steps. `wrapper` is a prefix of all names; None: no names."""
     weight = nn.Parameter(torch.zeros(6) if state is None else state[1].clone())
     named = None if wrapper is None else [(f"{wrapper}w", weight)]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5), named, algorithm=algorithm)
@@ -241,7 +241,7 @@ def test_no_learning_rate_is_needed() -> None:
 
 
 def test_a_step_that_fails_leaves_no_scale_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next step would divide by it again."""
+    """The next step would divide by the scale again."""
 
     def work() -> None:
         weight = nn.Parameter(torch.zeros(4))
@@ -300,7 +300,7 @@ def test_gradients_that_are_sent_for_some_steps_only() -> None:
 
 @pytest.mark.parametrize("unused", [False, True])
 def test_a_model_that_moves_to_another_device_is_told_of(unused: bool) -> None:
-    """Also if the first parameter of a bucket has no gradient."""
+    """This holds even if the first parameter of a bucket has no gradient."""
 
     def work() -> None:
         model = nn.Linear(3, 3)
@@ -324,14 +324,14 @@ def test_a_model_that_moves_to_another_device_is_told_of(unused: bool) -> None:
 
 @pytest.mark.parametrize("now", [torch.empty(3), torch.empty(2, dtype=torch.float64), torch.empty(2, device="meta")])
 def test_a_parameter_that_has_changed_does_not_go_back_to_shared_memory(now: torch.Tensor) -> None:
-    """Such as one that the script has moved to another device. Its place in memory is on the former one."""
+    """For example, the script has moved it to another device. Its shared memory is on the former device."""
     change = rf"from torch.float32 \(2,\) on cpu to {now.dtype} \(.,\) on {now.device} "
     with pytest.raises(hvd.UsageError, match=change):
         require_unchanged(now, torch.empty(2))
 
 
 def test_hyper_parameters_that_are_tensors_are_sent_like_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pickled tensor would come to the root's device on every rank."""
+    """Every rank would load a pickled tensor onto the root's device."""
     sent: list[torch.Tensor] = []
     monkeypatch.setattr(functions, "broadcast_parameters", lambda named, *_: sent.extend(one for _, one in named))
 

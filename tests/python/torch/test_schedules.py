@@ -158,7 +158,7 @@ def test_a_saved_state_goes_on_exactly(name: str, stop: int, order: str, tmp_pat
     checkpoint.save(tmp_path / "state", state)
     kept = copy.deepcopy(state["schedule"])
     expected = run(straight, 8)
-    if name != "SequentialLR":  # torch's own lists the live state of its sub-schedulers
+    if name != "SequentialLR":  # the state of torch's own refers to the live states of its sub-schedulers
         assert state["schedule"] == kept, "a state changed after it was taken"
 
     loaded = checkpoint.load(tmp_path / "state")
