@@ -1,4 +1,5 @@
-// Handle by which other processes of the node open device memory: a cudaIpcMemHandle_t, or that of a simulated device.
+// Handle with which other processes of the node open device memory: a cudaIpcMemHandle_t, or the equivalent for a
+// simulated device.
 #pragma once
 
 #include <array>
