@@ -35,7 +35,7 @@ class AwakeClock {
 
   // Time at the last tick. May be called from any thread.
   time_point now() const { return time_point(duration(awake_.load(std::memory_order_relaxed))); }
-  // Time at `at`, the present. May be called from any thread. Correct within `longest` while another thread ticks.
+  // Time at `at`, now. May be called from any thread. Correct within `longest` while another thread ticks.
   time_point now(Time at) const { return now() + duration(last_.load() == Time{} ? 0 : step(at)); }
 
  private:

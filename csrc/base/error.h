@@ -60,7 +60,7 @@ class TransportError : public Error {
   using Error::Error;
 };
 
-// Memory of a peer no longer exists: its process has ended, or has freed it. This does not mean that the rank is lost.
+// Memory of a peer no longer exists: its process has ended or freed it. The rank may be alive.
 class MemoryGone : public TransportError {
  public:
   MemoryGone(const std::string& what, int rank) : TransportError(what), rank(rank) {}

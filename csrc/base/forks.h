@@ -5,7 +5,7 @@
 
 namespace sordino {
 
-// Number of forks from the process that loaded this library down to this one.
+// Number of forks between the process that loaded this library and this one.
 std::uint32_t forks();
 
 }  // namespace sordino

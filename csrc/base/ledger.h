@@ -1,6 +1,5 @@
 // Ledger: the data of a run record, except the bytes sent to each rank (transport/traffic.h). It records how long
-// operations were in flight, and when an operation waited for which rank. If it is off, it costs one relaxed load per
-// event.
+// operations were in flight, and when an operation waited for which rank. Off, it costs a relaxed load per event.
 #pragma once
 
 #include <atomic>

@@ -4,8 +4,7 @@
 // Control groups limit memory on several levels: the group of a container, the group of its job, and so on. All levels
 // are read, in version 1 (a separate hierarchy for memory, below /sys/fs/cgroup/memory) and in version 2 (one hierarchy
 // for all resources, below /sys/fs/cgroup). /proc/self/cgroup names the innermost group. In a container without a
-// cgroup namespace, that file names a path on the host, but the group is at the top of the mount. So folders that do
-// not exist are skipped.
+// cgroup namespace, it names a path on the host, but the group is at the top of the mount. So it skips missing folders.
 #pragma once
 
 #include <cstddef>

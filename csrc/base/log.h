@@ -1,7 +1,6 @@
 // Log lines of the core.
 //
-// A thread of the core may log while it polls, and must not wait for Python's lock (the GIL). So lines go through a
-// queue:
+// A thread of the core may log while it polls, so it must not wait for Python's lock. Lines go through a queue:
 //
 //   say() --> queue --> take()    the reader, a Python thread, passes the line to `logging` (python/sordino/log)
 //               |

@@ -1,5 +1,4 @@
-// Sordino's libraries that are opened at run time, because their dependencies may be missing. They lie next to
-// libsordino.so.
+// Sordino's libraries next to libsordino.so that are opened at run time, because their dependencies may be missing.
 #pragma once
 
 #include <filesystem>

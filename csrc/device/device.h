@@ -42,10 +42,9 @@ class Device {
   virtual bool capturing(Stream stream) = 0;
   // Whether NCCL works on the device's memory and queues.
   virtual bool takes_nccl() const = 0;
-  // The queue of this library, separate from queues that compute. Work on it may wait for an event, but never itself
-  // for a peer.
+  // This library's queue, separate from queues that compute. Work on it may wait for events, but not itself for peers.
   virtual Stream queue() const = 0;
-  // Makes and releases further queues.
+  // Further queues.
   virtual Stream make_queue() = 0;
   virtual void drop_queue(Stream queue) noexcept = 0;
   // Makes a queue for work that itself waits for peers; drop_waiting_queue() releases it. Returns nothing if half of
@@ -95,8 +94,7 @@ class Device {
   virtual bool waits_for_words() const = 0;
   // Writes the word after earlier work on the queue. A reader that sees the value also sees the results of that work.
   virtual void write_word(std::atomic<std::uint64_t>& word, std::uint64_t value, Stream stream) = 0;
-  // Work that is put on the queue from now on runs once the word is at least `least`: once word - least, as a signed
-  // number, is not negative.
+  // Work that is put on the queue from now on runs once word - least, as a signed number, is not negative.
   virtual void wait_for_word(std::atomic<std::uint64_t>& word, std::uint64_t least, Stream stream) = 0;
   // Copies between any two addresses, of this device or the host.
   virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes, Stream stream) = 0;

@@ -1,5 +1,4 @@
-// Handle with which other processes of the node open device memory: a cudaIpcMemHandle_t, or the equivalent for a
-// simulated device.
+// Handle with which other processes of the node open device memory: a cudaIpcMemHandle_t, or its simulated equivalent.
 #pragma once
 
 #include <array>

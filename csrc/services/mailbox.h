@@ -28,8 +28,7 @@ class Mailbox : public Service {
 
   Mailbox(ServiceContext& context, int number) : context_(context), number_(number) {}
 
-  // Sends a message to a rank, which may be this one. Throws UsageError if it is too large, or if there is no such
-  // rank.
+  // Sends a message to any rank, also to this one. Throws UsageError if it is too large, or there is no such rank.
   void send(int to, std::string text);
   // Adds an event, and wakes the waiting thread.
   void push(Event event);

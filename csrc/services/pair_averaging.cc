@@ -171,8 +171,7 @@ bool PairAveraging::advance(Time now) {
   if (!current_) return cancelled;
   Averaging& averaging = *current_;
   try {
-    // If the peer left after the exchange, it has averaged. Then this side must average, too, once no step holds the
-    // lock.
+    // A peer that left after the exchange has averaged. Then this side must average, too, once no step holds the lock.
     if (averaging.deserted && !exchanged(averaging)) {
       leave("rank " + std::to_string(averaging.peer) + " is gone");
       return true;

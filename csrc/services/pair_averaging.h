@@ -4,8 +4,7 @@
 // values. So both move to the same mean, the sum over all workers stays the same, and changes by a step in the meantime
 // are not lost. Each first announces that it is ready, so that no values are sent to a worker that has left the
 // averaging. No worker holds a lock while it waits for another. The lock on the values is held for a step of the
-// optimizer, or for one pass over the values. The polling thread never waits for the lock: if it is held, it tries
-// again later.
+// optimizer, or for one pass over the values. The polling thread does not wait for it, but tries again.
 #pragma once
 
 #include <atomic>
@@ -36,8 +35,7 @@ class PairAveraging : public Service {
   // Requests an averaging with `peer`, which must pass the same number to its own begin(). Throws UsageError if an
   // earlier request has not begun yet, and after end() the error given to it.
   void begin(int peer, std::uint64_t number);
-  // Drops a request, and leaves the current averaging if it has not ended by then. Neither changes the values here or
-  // is reported.
+  // Drops a request, and leaves the current averaging unless it has ended, without a change of the values here.
   void cancel();
   // Prevents averagings from changing the values until unlock(). lock() may wait for one pass over the values.
   void lock() { values_mutex_.lock(); }
@@ -66,8 +64,7 @@ class PairAveraging : public Service {
     std::unique_ptr<Transfer> sending{}, receiving{};
   };
   // A peer's latest message about an averaging with this rank: that it is ready, and later the tag to send to. The peer
-  // begins its next averaging as soon as it has all data of this one. So an invitation is not valid once this side has
-  // begun to send.
+  // begins its next averaging as soon as it has all data of this one. So nothing here is valid once this side has sent.
   struct Invitation {
     std::uint64_t number = 0;
     std::optional<Tag> tag{};

@@ -19,9 +19,8 @@ class Service {
   virtual bool advance(Time now) = 0;
   // Called when a rank has left or died, or has closed its service.
   virtual void lost(int rank) = 0;
-  // Called when the world has failed or been shut down, or when the service is being closed. After it, no new work
-  // begins. The service keeps memory that transfers may still use, and the world keeps the service until it is
-  // settled().
+  // Called when the world has failed or been shut down, or the service is being closed. No new work may begin. The
+  // service keeps memory that transfers may still use, and the world keeps the service until it is settled().
   virtual void end(std::exception_ptr why) = 0;
   // Whether all work that was under way at the end is done. Until then, advance() is still called.
   virtual bool settled() const = 0;

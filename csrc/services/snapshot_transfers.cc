@@ -1,5 +1,4 @@
-// The part of a snapshot store that runs on the polling thread: it begins pulls, answers requests and advances
-// transfers.
+// The part of a snapshot store on the polling thread: it begins pulls, answers requests and advances transfers.
 #include <algorithm>
 #include <utility>
 

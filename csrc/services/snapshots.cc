@@ -34,8 +34,7 @@ void copy_out(std::byte* place, std::byte* destination, std::size_t bytes) {
 
 }  // namespace
 
-// `sequence` is odd while the place is written, and grows by 2 with each snapshot. The other members describe the
-// snapshot.
+// `sequence` is odd while the place is written, and grows with each write. The other members describe the snapshot.
 struct alignas(64) Snapshots::Place {
   std::atomic<std::uint64_t> sequence;
   std::atomic<std::uint64_t> version, steps;

@@ -31,8 +31,8 @@ class Snapshots {
 
   const std::shared_ptr<Segment>& segment() const { return segment_; }
 
-  // Copies `source` to the oldest free place. Returns the version of the snapshot; 0 if no place is free. Called by one
-  // thread at a time.
+  // Copies `source` to the oldest free place. Returns its version, or 0 if no place is free. Called by one thread at a
+  // time.
   std::uint64_t publish(const std::byte* source, std::uint64_t steps);
   // Returns the place of the newest snapshot, which is not overwritten before unpin(). -1 if there is no snapshot.
   int pin_newest();

@@ -17,8 +17,8 @@ class Roulette : public Topology {
   static constexpr int kMost = 128;  // workers; the constructor takes up to O(size^4) time and O(size^3) memory
 
   // weights[i * size + j]: how often worker i sends to worker j, in any unit, at least 0; the diagonal is 0. Throws
-  // UsageError for other weights, for more than kMost workers, if no permutation has only positive weights, and if the
-  // weights cannot be scaled.
+  // UsageError for other weights, or more than kMost workers, and if no permutation has only positive weights or
+  // scaling fails.
   Roulette(int size, std::uint64_t seed, std::vector<double> weights);
 
   void row(At at, int rank, Row& row) const override;

@@ -49,8 +49,7 @@ std::vector<int> combined_before(int size, int me, int round);
 // `some_share`: some ranks share memory.
 bool gathers_by_doubling(std::size_t nodes, bool some_share, std::size_t bytes_of_all);
 
-// Parts of a vector, numbered from 0 to size - 1, that a member of a ring gives to the next member and takes from the
-// previous one.
+// Parts of a vector, from 0 to size - 1, that a member of a ring gives to the next one and takes from the previous one.
 struct RingStep {
   int give, take;
 };

@@ -117,8 +117,7 @@ class RandomPull : public Topology {
 
 // Groups of workers that average with each other (NoLoCo). They are drawn anew for every round and segment, and all
 // divisions into groups of these sizes are equally likely. A group has `peers` workers. If `peers` does not divide the
-// number of workers, the remaining workers join the groups, as evenly as possible: with peers = 2, 5 workers form
-// groups of 3 and 2.
+// number of workers, the others join groups, as evenly as possible: with peers = 2, 5 workers form groups of 3 and 2.
 class RandomGroups : public Topology {
  public:
   // Throws UsageError unless 2 <= peers <= size (no upper limit for size 1).

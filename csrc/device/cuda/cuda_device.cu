@@ -155,8 +155,8 @@ class CudaDevice : public Device {
     int least = 0, greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
     cudaStream_t made = nullptr;
-    // Higher priority than queues that compute, because peers wait for its work. Not ordered with the default stream,
-    // which would block it.
+    // Higher priority than queues that compute, because peers wait for it. Not ordered with the default stream, which
+    // would block it.
     check(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
     return reinterpret_cast<Stream>(made);
   }

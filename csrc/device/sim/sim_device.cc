@@ -98,8 +98,7 @@ class Queue {
   std::thread thread_;
 };
 
-// All queues, by numbers that are never reused. So putting work on a dropped queue is an error; on a GPU it would be
-// undefined.
+// All queues, by numbers that are never reused. So a use of a dropped queue, undefined on a GPU, is an error.
 class Queues {
  public:
   Stream add(std::shared_ptr<Hardware> hardware) {

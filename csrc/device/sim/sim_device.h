@@ -22,8 +22,7 @@ struct Traits {
   int hardware_queues = 8;      // queues whose work can run at once; others wait
 };
 
-// Makes a device. Devices with the same ordinal count as the same hardware, in all processes. Work on stream 0 runs in
-// the calling thread.
+// Devices with the same ordinal are the same hardware, in all processes. Work on stream 0 runs in the calling thread.
 std::shared_ptr<Device> make_device(int ordinal, Traits traits = {});
 
 // Bytes of a simulated device that are allocated, with those that its cache holds.
