@@ -7,8 +7,8 @@
 namespace sordino {
 
 // Leaks `thing` on purpose, because it may be used after its owner is destroyed: by an abandoned transfer, or by a
-// thread that a forked child lacks. A list keeps it reachable, so leak checkers do not report it. Takes no lock,
-// because a fork may have left a lock locked.
+// thread that only the parent of a forked process has. A list keeps it reachable, so leak checkers do not report it.
+// Takes no lock, because a fork may have left a lock locked.
 template <class T>
 void leak_intentionally(T thing) {
   struct Kept {

@@ -4,7 +4,8 @@
 // Control groups limit memory on several levels: the group of a container, the group of its job, and so on. All levels
 // are read, in version 1 (a separate hierarchy for memory, below /sys/fs/cgroup/memory) and in version 2 (one hierarchy
 // for all resources, below /sys/fs/cgroup). /proc/self/cgroup names the innermost group. In a container without a
-// cgroup namespace, it names a path on the host, but the group is at the top of the mount. So it skips missing folders.
+// cgroup namespace, this file names a path on the host, but the group is at the top of the mount. So missing folders
+// are skipped.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,5 @@
-// The loop of all kernels: over many tensors at once, in chunks, with the widest accesses that their addresses allow.
+// walk(), the loop of all kernels: over many tensors at once, in chunks, with the widest accesses that their addresses
+// allow.
 //
 // A launch gets a batch of rows by value, as its parameter. So no table in device memory has to be filled or waited
 // for. A row stands for one tensor: words (mostly addresses) and a number of elements. A block takes one chunk of one
