@@ -1,4 +1,4 @@
-// Flat memory for the tensors of a layout, which the ranks of the node can share.
+// Arena: flat memory for the tensors of a layout, which the ranks of a node can share.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@ namespace sordino {
 
 class Arena {
  public:
-  // Allocates memory of the device, or of the host if it is null. Throws TransportError if there is no room.
+  // Allocates memory of `device`, or of the host if it is null. Throws TransportError if there is no room.
   Arena(Layout layout, NodeMemory& memory, const std::shared_ptr<Device>& device = nullptr)
       : layout_(std::move(layout)),
         memory_(device ? memory.allocate_on(device, layout_.bytes()) : memory.allocate(layout_.bytes())) {}

@@ -10,7 +10,7 @@ std::size_t align(std::size_t offset) {
   return (offset + Layout::kAlignment - 1) / Layout::kAlignment * Layout::kAlignment;
 }
 
-// FNV-1a: tiny, and the same on every machine.
+// FNV-1a, a hash that is the same on every machine.
 struct Fnv {
   std::uint64_t state = 14695981039346656037ull;
   void add(std::string_view text) {

@@ -1,5 +1,5 @@
-// Places of tensors in flat memory. Pure arithmetic: no memory, no ranks. So ranks that name the same tensors compute
-// the same layout, and a 64-bit hash shows whether they did.
+// Layout: the offsets of tensors in flat memory. It needs no memory and no other rank: ranks with the same tensors
+// compute the same layout. A 64-bit hash shows whether they did.
 #pragma once
 
 #include <cstdint>
@@ -23,24 +23,24 @@ struct TensorSpec {
 // A run of neighboring tensors of one dtype that is exchanged as one.
 struct LayoutSegment {
   std::size_t first, last;    // tensors [first, last), in layout order
-  std::size_t offset, bytes;  // in the arena
+  std::size_t offset, bytes;  // in the arena, in bytes
   DType dtype;
-  std::size_t group = 0;  // the caller's number for it; runs of several dtypes may share one
+  std::size_t group = 0;  // the caller's number; several segments, of different dtypes, may have the same
 };
 
 class Layout {
  public:
-  static constexpr std::size_t kAlignment = 64;  // of every segment; its tensors lie back to back, so it is one run
+  static constexpr std::size_t kAlignment = 64;  // of each segment, in bytes; tensors in it follow without gaps
 
   // Places tensors in the order given. A segment ends before it would exceed `segment_bytes` (a larger tensor is a
   // segment of its own) and where the dtype changes. Throws UsageError for duplicate names.
   Layout(std::vector<TensorSpec> tensors, std::size_t segment_bytes);
-  // A segment ends where the tensors' group or the dtype changes. groups[i] is tensor i's. Throws UsageError unless
-  // there is a group for each tensor and they never decrease.
+  // The same, but a segment ends where the group or the dtype changes. groups[i] is the group of tensor i. Throws
+  // UsageError for duplicate names, unless there is a group for each tensor, and if groups decrease.
   Layout(std::vector<TensorSpec> tensors, const std::vector<std::size_t>& groups);
 
-  // Some parts of an arena of `bytes` bytes, as segments at the offsets that they give. Throws UsageError if one
-  // exceeds the arena, or groups decrease.
+  // A layout without tensors: its segments are parts of an arena of `bytes` bytes, at the given offsets. Throws
+  // UsageError if a part exceeds the arena, or groups decrease.
   static Layout of_parts(std::vector<LayoutSegment> parts, std::size_t bytes);
 
   const std::vector<TensorSpec>& tensors() const { return tensors_; }

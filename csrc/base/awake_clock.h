@@ -1,6 +1,6 @@
-// Clock of all deadlines: time in which this process ran. Time in which it was stopped (Ctrl-Z, a suspended job, a
-// paused container) does not count. So ranks that were stopped together go on together, and a rank that was stopped
-// alone does not blame the others for it.
+// Clock of all deadlines. It counts only the time in which this process ran, not the time in which it was stopped
+// (Ctrl-Z, a suspended job, a paused container). So ranks that were stopped together continue together, and a rank that
+// was stopped alone does not blame the others for it.
 //
 // Linux has no such clock. The polling thread ticks it at least every 100 ms (nap_for in engine/world.cc). So a much
 // longer time between two ticks is time in which this process did not run.
@@ -19,7 +19,7 @@ class AwakeClock {
   using duration = std::chrono::nanoseconds;
   using rep = duration::rep;
   using period = duration::period;
-  // A type of its own, so that a comparison with another clock does not compile.
+  // A separate type, so that a comparison with a time of another clock does not compile.
   using time_point = std::chrono::time_point<AwakeClock>;
 
   static constexpr duration kLongestStep = std::chrono::milliseconds(200);
@@ -33,9 +33,9 @@ class AwakeClock {
     last_.store(now);
   }
 
-  // As of the last tick. From any thread.
+  // Time at the last tick. May be called from any thread.
   time_point now() const { return time_point(duration(awake_.load(std::memory_order_relaxed))); }
-  // At this moment. From any thread. Correct within `longest` while another thread ticks.
+  // Time at `at`, now. May be called from any thread. Correct within `longest` while another thread ticks.
   time_point now(Time at) const { return now() + duration(last_.load() == Time{} ? 0 : step(at)); }
 
  private:

@@ -19,9 +19,9 @@ struct Row {
   std::function<void(Config&, const std::string& name, const std::string& value)> read;
 };
 
-// `whole`: fractions are refused.
+// Throws UsageError unless the value is a number from `least` to `most`, without a fraction if `whole`.
 double number(const std::string& name, const std::string& value, double least, double most, bool whole = false) {
-  double parsed = 0;  // not by strtod, which expects the locale's decimal sign
+  double parsed = 0;  // not by strtod, which expects the locale's decimal point
   const std::string_view text = std::string_view(value).substr(std::min(value.find_first_not_of(" +"), value.size()));
   const char* const last = text.data() + text.size();
   const auto [end, problem] = std::from_chars(text.data(), last, parsed);
@@ -169,8 +169,8 @@ const std::vector<Variable>& documented_variables() {
 }
 
 LauncherHint launcher_hint() {
-  // Open MPI, MPICH/Intel MPI (Hydra), Slurm. Slurm comes last: srun sets its variables for every job step, also for
-  // one that mpirun then takes over.
+  // Open MPI, MPICH/Intel MPI (Hydra), Slurm. Slurm comes last: srun sets its variables for every job step, even if
+  // mpirun starts the ranks in that step.
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
     if (const char* value = std::getenv(name)) return {std::atoi(value), name};
   }

@@ -93,8 +93,8 @@ inline constexpr ReduceOp kLastReduceOp = ReduceOp::kProduct;
 
 // Operation and factor of a reduction: an average is a sum, divided by the number of members of the process set.
 //
-// Products with integers are truncated. So their factor must not be below the quotient, or 49 times 1/49 would be 0.
-// The product is then exact for integers of up to 32 bits.
+// Integers times a factor are truncated toward zero. So for integers the factor is never below the exact quotient:
+// otherwise 49 times 1/49 would be 0. The truncated average is then exact for integers of up to 32 bits.
 struct Folding {
   ReduceOp op;
   double post;
@@ -107,7 +107,7 @@ inline Folding folding_of(ReduceOp op, DType dtype, double postscale, int member
   return {ReduceOp::kSum, factor};
 }
 
-// For partial sums in float16: an average divides first, which keeps the sums in range.
+// For partial sums in float16: moves the factor of an average before the sum, which keeps the sums in range.
 constexpr void divide_first(DType dtype, ReduceOp op, double& pre, double& post) {
   if (dtype == DType::kFloat16 && op == ReduceOp::kSum && post < 1) {
     pre *= post;

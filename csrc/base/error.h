@@ -1,4 +1,4 @@
-// Typed errors: every failure that a user can meet is one of these, and each maps to one Python class.
+// Typed errors. Every failure that a user can meet has one of these types, and each type has one Python class.
 #pragma once
 
 #include <stdexcept>
@@ -14,26 +14,26 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The caller asked for something impossible. Nothing was sent.
+// The caller asked for something impossible. Nothing was sent, and the world stays usable.
 class UsageError : public Error {
  public:
   using Error::Error;
 };
 
-// Ranks disagree about an operation (shape, dtype, op, root). Raised on all of them; the world survives.
+// Ranks disagree about an operation (shape, dtype, op, root). Raised on all of them; the world stays usable.
 class OperationMismatch : public UsageError {
  public:
   using UsageError::UsageError;
 };
 
-// One or more ranks have died, left or raised. Latched: every later operation raises it too.
+// One or more ranks have died, left or raised. Permanent: every later operation of this world raises it too.
 class PeerLost : public Error {
  public:
   PeerLost(const std::string& what, std::vector<int> ranks) : Error(what), ranks(std::move(ranks)) {}
   std::vector<int> ranks;
 };
 
-// A deadline has passed. Latched like PeerLost.
+// A deadline has passed. Permanent, like PeerLost.
 class Timeout : public Error {
  public:
   Timeout(const std::string& what, std::string operation, std::vector<int> missing)
@@ -42,13 +42,13 @@ class Timeout : public Error {
   std::vector<int> missing;
 };
 
-// Too few of the ranks that may be alive answer. The others may go on, so this rank must not.
+// No quorum: too few of the ranks that may be alive answer. The others may continue, so this rank must not.
 class NoQuorum : public Error {
  public:
   using Error::Error;
 };
 
-// The others have gone on without this rank.
+// The other ranks continue without this rank.
 class Evicted : public Error {
  public:
   using Error::Error;
@@ -60,7 +60,7 @@ class TransportError : public Error {
   using Error::Error;
 };
 
-// Memory of a peer is gone, with its process or because the peer has freed it. Other signs tell whether that is a loss.
+// Memory of a peer no longer exists: its process has ended or freed it. The rank may be alive.
 class MemoryGone : public TransportError {
  public:
   MemoryGone(const std::string& what, int rank) : TransportError(what), rank(rank) {}
@@ -73,7 +73,7 @@ class DeviceError : public Error {
   using Error::Error;
 };
 
-// This build or this machine lacks a feature. The text tells how to get it.
+// This build or this machine lacks a feature. The message says how to get it.
 class NotBuilt : public Error {
  public:
   using Error::Error;

@@ -1,4 +1,4 @@
-// Tells a process from its forked children, without the system call of getpid().
+// Distinguishes a process from its forked children, without the system call getpid().
 #pragma once
 
 #include <cstdint>

@@ -6,9 +6,9 @@
 
 namespace sordino {
 
-// Leaks `thing` on purpose, because it may be used after its owner is gone: by a transfer that was given up, or by a
-// thread that only the parent of a forked process has. A leak checker finds it in a list. Takes no lock, because a fork
-// may have left one locked.
+// Leaks `thing` on purpose, because it may be used after its owner is destroyed: by an abandoned transfer, or by a
+// thread that only the parent of a forked process has. A list keeps it reachable, so leak checkers do not report it.
+// Takes no lock, because a fork may have left a lock locked.
 template <class T>
 void leak_intentionally(T thing) {
   struct Kept {

@@ -1,5 +1,5 @@
-// Ledger: the data of a run record, besides bytes sent by rank (transport/traffic.h). It records how long operations
-// were in flight, and when an operation waited for which rank. Switched off, it costs one relaxed load per event.
+// Ledger: the data of a run record, except the bytes sent to each rank (transport/traffic.h). It records how long
+// operations were in flight, and when an operation waited for which rank. Off, it costs a relaxed load per event.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ class Ledger {
   enum class What : std::uint8_t {
     kWait,     // a call of this rank waited
     kMeet,     // an operation of this rank waited for other ranks to begin theirs; `peer` was the last
-    kMove,     // its data were in flight, while `peer` was late, or no rank (-1)
+    kMove,     // its data were in flight; `peer` was late (-1: no rank)
     kPull,     // a snapshot of `peer` was fetched
     kAverage,  // parameters were averaged with those of `peer`
   };
@@ -30,9 +30,9 @@ class Ledger {
     std::string name;
   };
   struct Taken {
-    double seconds = 0;         // with operations in flight, since the beginning; overlapping ones may count twice
+    double seconds = 0;         // with work in flight, since the beginning; overlapping work may count twice
     std::vector<Span> spans;    // since the last take()
-    std::uint64_t dropped = 0;  // spans since then beyond the limit kMost
+    std::uint64_t dropped = 0;  // number of spans since then that exceeded the limit kMost
   };
 
   void open(bool opened) {
@@ -45,7 +45,7 @@ class Ledger {
   void keep_spans(bool keep) { spans_kept_ = keep; }
   bool keeps_spans() const { return spans_kept_.load(std::memory_order_relaxed); }
 
-  // busy(): the first operation begins. idle(): the last one ends. Called in this order, from any thread.
+  // busy(): the first operation in flight begins. idle(): the last one ends. Called in turn, from any thread.
   void busy(Time now) {
     std::lock_guard lock(mutex_);
     since_ = now;
@@ -55,7 +55,7 @@ class Ledger {
     std::lock_guard lock(mutex_);
     if (std::exchange(is_busy_, false)) add(now - since_);
   }
-  // Work outside the operations was under way.
+  // Adds the time of work that busy() and idle() do not cover.
   void beside(Time begin, Time end) {
     std::lock_guard lock(mutex_);
     add(end - begin);

@@ -11,7 +11,7 @@
 namespace sordino {
 namespace {
 
-// File names in one version of control groups.
+// File names, and names in memory.stat, of one version of control groups.
 struct Version {
   const char *mount, *limit, *usage, *active, *inactive;
 };
@@ -19,7 +19,7 @@ constexpr Version kFirst{"sys/fs/cgroup/memory", "memory.limit_in_bytes", "memor
                          "total_inactive_file"};
 constexpr Version kSecond{"sys/fs/cgroup", "memory.max", "memory.current", "active_file", "inactive_file"};
 
-// Empty for "max", and if there is no such file.
+// Returns nothing for "max" (no limit), or if there is no such file.
 std::optional<std::size_t> number_in(const std::filesystem::path& file) {
   std::size_t number = 0;
   if (std::ifstream(file) >> number) return number;
@@ -36,7 +36,7 @@ bool names_memory(const std::string& controllers) {
 
 }  // namespace
 
-// Calls visit(version, folder, limit) for each group of this process that has a limit.
+// Calls visit(version, folder, limit) for each control group around this process that limits memory.
 template <class Visit>
 void Limits::visit_groups(Visit&& visit) const {
   std::ifstream groups(root_ / "proc/self/cgroup");

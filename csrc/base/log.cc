@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kReaderTime{1};  // until a line that nobody has read goes to stderr
+constexpr std::chrono::seconds kReaderTime{1};  // after which an unread line goes to stderr
 constexpr std::size_t kMostLines = 1000;        // in the queue
 
 // One write per line, so that lines of several processes do not mix.

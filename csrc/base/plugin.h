@@ -1,4 +1,4 @@
-// Our libraries that are opened at run time, because their dependencies may be missing. They are next to libsordino.so.
+// Sordino's libraries next to libsordino.so that are opened at run time, because their dependencies may be missing.
 #pragma once
 
 #include <filesystem>
@@ -8,13 +8,13 @@
 
 namespace sordino::plugin {
 
-// Path of the library of this name, whether or not it exists.
+// Returns the path of the library with this file name. The file need not exist.
 std::filesystem::path path_of(const std::string& name);
 
-// Opens the library until the process ends. Null if the loader refuses; `why` then gives the reason.
+// Opens a library, which stays loaded until the process ends. Returns null if that fails; `why` is then the reason.
 void* open(const std::filesystem::path& path, std::string& why);
 
-// Address of an exported function. TransportError if there is no function of this name.
+// Returns the address of an exported function. Throws TransportError if there is no function of this name.
 void* symbol(void* library, const char* name);
 
 }  // namespace sordino::plugin

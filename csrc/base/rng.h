@@ -1,5 +1,5 @@
 // Stateless random numbers: each is a hash of its purpose. All ranks get the same number for the same purpose, in any
-// order, without seeding, carrying or exchanging a state.
+// order, without a state to seed, keep or exchange.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ constexpr std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Derives a key for one use from a key for several: key(key(seed, round), segment) and so on.
+// Derives the key for one purpose from a key for several purposes, as in key(key(seed, round), segment).
 constexpr std::uint64_t key(std::uint64_t parent, std::uint64_t child) {
   return mix(parent + 0x9e3779b97f4a7c15u * (child + 1));
 }

@@ -1,7 +1,7 @@
 // Lists of integers in control messages, as runs of numbers with a common difference: (first, difference, count).
 //
 // The numbers that a message has for each rank are mostly equal or consecutive. Then they take one run, for any number
-// of ranks. Any other list takes at most 1.5 times the bytes that it takes without runs.
+// of ranks. Any other long list takes up to about 1.5 times the bytes that it takes without runs.
 #pragma once
 
 #include <concepts>
@@ -35,7 +35,7 @@ void put_runs(Writer& writer, const std::vector<T>& values) {
   }
 }
 
-// `most`: largest count of all numbers. So a damaged message does not take all memory.
+// Throws TransportError for more than `most` numbers, so that a damaged message cannot exhaust memory.
 template <std::integral T>
 std::vector<T> read_runs(Reader& reader, std::size_t most) {
   using Number = std::make_unsigned_t<T>;

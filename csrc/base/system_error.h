@@ -1,4 +1,4 @@
-// Meaning of a failed system call, the same for mappings, memory files and watched processes.
+// Classification of failed system calls, shared by mappings, memory files and watched processes.
 #pragma once
 
 #include <string>
@@ -8,13 +8,13 @@ namespace sordino {
 enum class Failing {
   kAgain,  // a signal interrupted it; the same call may succeed
   kGone,   // the process, or its memory, no longer exists
-  kOther   // a limit of this process or machine, or a refusal by the kernel: no statement about a peer
+  kOther   // a limit of this process or machine, or a refusal by the kernel: says nothing about a peer
 };
 
 // Classifies an errno value.
 Failing failing_of(int error);
 
-// The kernel's text for the error. For a limit, also its value and how to raise it.
+// Returns the system's text for an errno value. For a limit, also its value and how to raise it.
 std::string explained(int error);
 
 }  // namespace sordino

@@ -1,5 +1,4 @@
-// Clock of records and traces. It never goes back, and all ranks of a node read the same clock. Deadlines have another
-// one (awake_clock.h).
+// Clock of records and traces. It never goes back, and is the same on all ranks of a node. Deadlines use awake_clock.h.
 #pragma once
 
 #include <chrono>

@@ -34,14 +34,14 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
-// With three decimals and a point, whatever the locale's decimal sign.
+// Formats with three decimals, and a point in every locale.
 std::string number(double value) {
   char digits[64];
   const auto [end, problem] = std::to_chars(std::begin(digits), std::end(digits), value, std::chars_format::fixed, 3);
   return problem == std::errc() ? std::string(digits, end) : "0";
 }
 
-// Like snprintf, into a string of any length.
+// Like snprintf, but returns a string of any length.
 __attribute__((format(printf, 1, 2))) std::string formatted(const char* format, ...) {
   va_list arguments, again;
   va_start(arguments, format);
@@ -104,7 +104,7 @@ void Trace::write(const std::string& text) {
   if (waiting_.size() >= kFlushAt) flush();
 }
 
-// Events that a full disk does not take are lost: a timeline is no reason to end a training run.
+// Drops events that cannot be written, for example to a full disk: a timeline must not end a training run.
 void Trace::flush() {
   write_all(file_, waiting_);
   waiting_.clear();

@@ -1,7 +1,7 @@
 // Timeline of operations in Chrome's trace format (chrome://tracing, Perfetto), with one lane per tensor. The event
-// names are Horovod's. While it is off, it costs one relaxed load per operation.
+// names are Horovod's. If it is off, it costs one relaxed load per operation.
 //
-// Text waits in a buffer of this class, not of stdio, which a forked child would write a second time at its exit.
+// Events are buffered in this class and not in stdio: a forked child would write stdio's buffer again when it exits.
 #pragma once
 
 #include <sys/types.h>
@@ -21,21 +21,21 @@ class Trace {
 
   // Throws UsageError if the file cannot be written, or if a trace is already running.
   void start(const std::string& path, int rank, bool mark_cycles);
-  // Ends the JSON and closes the file. No effect if no trace runs, and in a forked child.
+  // Ends the JSON and closes the file. Does nothing if no trace runs, or in a forked child.
   void stop();
   bool on() const { return on_.load(std::memory_order_relaxed); }
 
-  // Continues the trace of another world of this rank, if one runs there.
+  // Continues the running trace, if any, of another world of this rank.
   void take_over(Trace& other);
 
-  // One box: `activity` on the lane of `tensor`, with its size.
+  // Adds a box: `activity` on the lane of `tensor`, with its size in bytes.
   void span(const std::string& tensor, const std::string& activity, Time begin, Time end, std::size_t bytes);
-  // A mark across all lanes, if start() asked for marks.
+  // Adds a mark across all lanes, if start() was called with `mark_cycles`.
   void mark(const std::string& text);
 
  private:
   double micros(Time time) const { return std::chrono::duration<double, std::micro>(time - start_).count(); }
-  // These need mutex_ held.
+  // The callers of these functions hold mutex_.
   int lane(const std::string& tensor);
   void write(const std::string& text);
   void flush();

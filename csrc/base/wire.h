@@ -1,4 +1,4 @@
-// Control messages as bytes: a writer, and a reader that checks every length before using it.
+// Control messages as bytes: a writer, and a reader that throws TransportError if a message is too short.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class Writer {
     for (const T& value : values) put(value);
     return *this;
   }
-  // The bytes only, without their number.
+  // Appends the bytes only, without their number.
   Writer& put_rest(std::span<const std::byte> bytes) {
     append(bytes.data(), bytes.size());
     return *this;
@@ -60,7 +60,7 @@ class Reader {
     std::memcpy(&value, cut(sizeof(T)).data(), sizeof(T));
     return value;
   }
-  // Reads an enumerator of a type whose last one is `last`. Throws TransportError for a larger value.
+  // Reads an enumerator of a type whose last enumerator is `last`. Throws TransportError for a larger value.
   template <class T>
     requires std::is_enum_v<T>
   T one_of(T last) {

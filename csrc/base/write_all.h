@@ -1,4 +1,4 @@
-// Writing to a file that may accept only a part at a time.
+// Writes to a file that may accept only a part at a time.
 #pragma once
 
 #include <unistd.h>
@@ -8,7 +8,7 @@
 
 namespace sordino {
 
-// Writes all of the text, or as much as possible before the file is closed or its disk is full.
+// Writes all of the text, or as much as possible before an error (the file is closed, its disk is full).
 inline void write_all(int file, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(file, text.data(), text.size());

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kLeast = 512, kLarge = std::size_t{2} << 20;
 
-// Few different sizes, so that blocks fit later requests.
+// Rounds up to one of few sizes, so that later requests can use the same blocks.
 std::size_t size_for(std::size_t bytes) {
   if (bytes <= kLarge) return std::bit_ceil(std::max(bytes, kLeast));
   return (bytes + kLarge - 1) / kLarge * kLarge;
@@ -36,14 +36,14 @@ std::byte* BlockCache::take(std::size_t bytes, Stream stream) {
   return data;
 }
 
-// Returns the smallest kept block of at least `size`, and less than twice that, whose work is over or comes before that
-// of the stream; null if there is none.
+// Returns the smallest free block of at least `size` and less than 2 * size bytes whose work is done, or was put on the
+// same stream. Null if there is none.
 std::byte* BlockCache::take_again(std::size_t size, Stream stream) {
   for (auto found = free_blocks_.lower_bound(size); found != free_blocks_.end() && found->first < 2 * size; ++found) {
     const Block block = found->second;
     if (!block.busy->done()) {
       if (block.stream != stream) continue;
-      device_.wait(stream, block.busy);  // the stream may be a new one with the number of a destroyed one
+      device_.wait(stream, block.busy);  // a new stream may have the number of a destroyed one
     }
     taken_[block.data] = found->first;
     free_blocks_.erase(found);

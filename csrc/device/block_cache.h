@@ -1,7 +1,7 @@
-// Temporary memory of a device without memory pools, such as some virtual GPUs: blocks that are kept and used again.
+// Temporary memory of a device without memory pools, such as some virtual GPUs: blocks that are kept and reused.
 //
-// give_back() cannot free a block: that waits for all work on the device, and this work may wait for peers, which may
-// need the calling thread. So a block is freed only where there is no room, once its work is over.
+// give_back() cannot free a block: freeing waits for all work on the device, which may wait for peers, which may wait
+// for the calling thread. So a block is freed only if there is no room, and after its work is done.
 #pragma once
 
 #include <cstddef>
@@ -22,16 +22,16 @@ class BlockCache {
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
 
-  // As Device::take() and give_back(), from any thread. take() returns null if there is no room, after blocks without
-  // work have been freed. A block that cannot be given back, because the device has failed, is lost.
+  // As Device::take() and give_back(). Any thread may call them. If there is no room, take() frees the blocks without
+  // work and returns null. A block that is given back after the device has failed is lost.
   std::byte* take(std::size_t bytes, Stream stream);
   void give_back(std::byte* data, Stream stream) noexcept;
 
  private:
   struct Block {
     std::byte* data;
-    Stream stream;                // on which it was given back
-    std::shared_ptr<Event> busy;  // is done when its work is over
+    Stream stream;                // stream on which it was given back
+    std::shared_ptr<Event> busy;  // event that is done when its work is done
   };
   std::byte* take_again(std::size_t size, Stream stream);
   void free_unused();

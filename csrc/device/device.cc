@@ -1,5 +1,4 @@
-// If there is no room on a device, memory that others keep there for later is given back, and the allocation is
-// retried.
+// Device memory: if there is no room, memory that is kept for later use is freed, and the allocation is retried.
 #include "device/device.h"
 
 #include <algorithm>
@@ -31,7 +30,7 @@ void Device::drop_waiting_queue(Stream queue) noexcept {
 }
 
 std::byte* Device::allocate(std::size_t bytes) {
-  bytes = std::max<std::size_t>(bytes, 1);  // for none, CUDA returns null
+  bytes = std::max<std::size_t>(bytes, 1);  // CUDA returns null for 0 bytes
   return insist(bytes, [&] { return try_allocate(bytes); });
 }
 
@@ -50,7 +49,7 @@ std::byte* Device::insist(std::size_t bytes, const std::function<std::byte*()>& 
                        "(nvidia-smi)");
 }
 
-// Returns a description of the measures taken, for an error.
+// Returns what it did, for an error message.
 std::string Device::others_make_room() {
   std::shared_ptr<const std::function<void()>> make_room;
   {
@@ -68,7 +67,7 @@ std::string Device::others_make_room() {
 void Device::on_no_room(std::function<void()> make_room) {
   auto shared = std::make_shared<const std::function<void()>>(std::move(make_room));
   std::lock_guard lock(mutex_);
-  make_room_.swap(shared);  // the former one is destroyed after the mutex is unlocked
+  make_room_.swap(shared);  // the previous function is destroyed after the mutex is unlocked
 }
 
 void Device::free_when_unused(std::byte* data, std::function<bool()> unused) {

@@ -1,4 +1,4 @@
-// Handle by which other processes of the node open device memory: a cudaIpcMemHandle_t, or that of a simulated device.
+// Handle with which other processes of the node open device memory: a cudaIpcMemHandle_t, or its simulated equivalent.
 #pragma once
 
 #include <array>

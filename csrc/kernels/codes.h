@@ -1,11 +1,10 @@
-// Formulas of the codecs (codecs.h), on CPUs and GPUs: scales of blocks, codes of values, and values of codes. Included
-// like element.h.
+// Formulas of the codecs (codecs.h) on CPUs and GPUs: scales of blocks, codes of values, and values of codes. Define
+// SORDINO_LEVEL before including this, as for element.h.
 //
 // Codes of fewer than 8 bits are packed in planes: with 4 bits, byte j holds the values j and j + block / 2; with 2
-// bits j, j + block / 4, and so on. So neighboring lanes of a CPU's vector or of a GPU read and write neighboring
-// elements.
+// bits j, j + block / 4, and so on. So neighboring lanes, of a CPU or a GPU, read and write neighboring elements.
 //
-// Sums have the same order everywhere: lane k of kSumLanes adds up the elements k, k + kSumLanes, k + 2 kSumLanes and
+// Sums have the same order everywhere: lane k of kSumLanes adds up the elements k, k + kSumLanes, k + 2 * kSumLanes and
 // so on. Then the upper half of the lanes is added to the lower half, until one lane is left.
 #pragma once
 
@@ -19,15 +18,15 @@ constexpr std::uint32_t kMagnitude = 0x7fffffff;  // all bits of a float but the
 constexpr std::uint32_t kInfinity = 0x7f800000;
 constexpr std::uint32_t kTiny = 0x0d800000;  // 2^-100
 constexpr std::uint32_t kNan = 0x7fc00000;
-// Levels, and the boundary between them, of four values for a normal distribution of deviation 1 (Max 1960, Table I).
+// Magnitudes of a four-level code for a standard normal distribution, and their boundary (Max 1960, Table I).
 constexpr float kLower = 0.4528F, kUpper = 1.510F, kBoundary = 0.9816F;
-// Limits a little below the largest float, so that no code of a finite value overflows.
+// Limits of a scale, below the largest float, so that no finite value decodes to an infinity.
 constexpr std::uint32_t kLargest = 0x7f7ffff0;
 constexpr float kLargestRoot = 2.25e38F;
 
 constexpr std::uint32_t kSumLanes = 32;
 
-// Values of one byte.
+// Number of planes, which is the number of values in a byte.
 template <Code kCode>
 constexpr std::uint32_t kPlanes = kCode == Code::kInt8     ? 1
                                   : kCode == Code::kInt4   ? 2
@@ -42,20 +41,20 @@ SORDINO_BOTH inline float square_root(float value) {
 #endif
 }
 
-// The element of a block's sum.
+// One term of a block's sum.
 template <Code kCode>
 SORDINO_BOTH inline float summand(float value, float factor) {
   const float x = value * factor;
   return kCode == Code::kTwoBit ? x * x : float_of(bits_of(x) & kMagnitude);
 }
 
-// The scale of a block. The codes of values are functions of value * factor; those of a block that is not finite are 0.
+// Scale of a block. A code is a function of value * factor. All codes of a block that is not finite are 0.
 struct BlockScale {
   float scale, factor;
   bool finite;
 };
 
-// `largest`: bits of the largest magnitude of `count` values. `sum(factor)` returns the sum of their summands.
+// `largest`: bits of the largest magnitude of `count` values. sum(factor) returns the sum of summand(value, factor).
 template <Code kCode, class TakeSum>
 SORDINO_BOTH inline BlockScale block_scale(std::uint32_t largest, std::size_t count, const TakeSum& sum) {
   if (largest >= kInfinity) return {float_of(kNan), 0, false};
@@ -66,7 +65,7 @@ SORDINO_BOTH inline BlockScale block_scale(std::uint32_t largest, std::size_t co
   } else if constexpr (kCode == Code::kInt4) {
     return {most / 7, 7 / most, true};
   } else {
-    // Relative to the largest, so that squares neither overflow nor vanish.
+    // Relative to the largest magnitude, so that squares neither overflow nor underflow.
     const float mean = sum(1 / most) / static_cast<float>(count);
     if constexpr (kCode == Code::kTwoBit) {
       const float root = most * square_root(mean);
@@ -105,7 +104,7 @@ SORDINO_BOTH inline float value_of(std::uint32_t code, float scale) {
   }
 }
 
-// Mean of `count` magnitudes of kTop; 0 without any.
+// Level of kTop: the mean of `count` magnitudes; 0 if there are none.
 SORDINO_BOTH inline float level_of(double sum, std::uint32_t count) {
   return count > 0 ? static_cast<float>(sum / static_cast<double>(count)) : 0;
 }

@@ -1,8 +1,8 @@
-// Reading, combining, scaling and writing of one element: on every CPU level (cpu/) and on GPUs (cuda/), with the same
-// bits. Define SORDINO_LEVEL, the namespace of a copy, before including this.
+// Reading, combining, scaling and writing of one element, with the same bits on every CPU level (cpu/) and on GPUs
+// (cuda/). Define SORDINO_LEVEL, the namespace of this copy, before including this.
 //
-// Everything here is branch-free or if-convertible, because on CPUs the loops over it are left to the compiler's
-// vectoriser: one definition then serves every level, and all levels agree bit for bit.
+// The code is branch-free, or its branches can be removed, because on CPUs compilers vectorize the loops over it. So
+// one definition serves every level, with the same bits.
 #pragma once
 
 #include <cstddef>
@@ -25,16 +25,16 @@ namespace {
 SORDINO_BOTH inline std::uint32_t bits_of(float value) { return __builtin_bit_cast(std::uint32_t, value); }
 SORDINO_BOTH inline float float_of(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
-// A selection without a branch: compilers turn chains of ?: into jumps, which they then cannot vectorise.
+// Selects without a branch: compilers turn chains of ?: into jumps, which they cannot vectorize.
 SORDINO_BOTH inline std::uint32_t pick(bool condition, std::uint32_t yes, std::uint32_t no) {
   return no ^ ((yes ^ no) & -static_cast<std::uint32_t>(condition));
 }
 
-// Half: the same bits as VCVTPH2PS and VCVTPS2PH, which quieten NaNs and keep their upper payload bits. Magnitudes are
-// signed because SSE2 has only signed comparisons.
+// Half: the same bits as VCVTPH2PS and VCVTPS2PH, which make NaNs quiet and keep their upper payload bits. Magnitudes
+// are compared as signed integers, because SSE2 has only signed comparisons.
 SORDINO_BOTH inline float decode(Half half) {
 #if defined(__CUDA_ARCH__)
-  float value;  // a GPU moves more elements than it could convert bit by bit
+  float value;  // the code below would be slower than the memory of a GPU
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half.bits));
   return value;
 #else
@@ -42,7 +42,7 @@ SORDINO_BOTH inline float decode(Half half) {
   const std::uint32_t magnitude = bits & 0x7fffu;
   const auto order = static_cast<std::int32_t>(magnitude);
   const std::uint32_t normal = (magnitude << 13) + ((127u - 15u) << 23);
-  // 0.5 + m * 2^-24 has m in its last bits; no float subnormal arises, so flush-to-zero mode changes nothing.
+  // 0.5 + m * 2^-24 has m in its last bits. No float is subnormal here, so flush-to-zero mode changes nothing.
   const std::uint32_t subnormal = bits_of(float_of((126u << 23) + magnitude) - 0.5f);
   const std::uint32_t infinite = (magnitude << 13) | 0x7f800000u;
   std::uint32_t result = pick(order < 0x0400, subnormal, normal);
@@ -59,7 +59,7 @@ SORDINO_BOTH inline void encode(float value, Half& out) {
   const std::uint32_t bits = bits_of(value);
   const std::uint32_t magnitude = bits & 0x7fffffffu;
   const auto order = static_cast<std::int32_t>(magnitude);
-  // Nearest even: half a unit less one, plus the last kept bit; a carry runs into the exponent, and up to infinity.
+  // To nearest even: adds half a unit minus 1, plus the last kept bit. A carry goes into the exponent, up to infinity.
   const std::uint32_t normal = (magnitude - ((127u - 15u) << 23) + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
   // Adding 0.5 shifts the mantissa to units of 2^-24 and lets the FPU round it.
   const std::uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - (126u << 23);
@@ -79,7 +79,7 @@ SORDINO_BOTH inline void encode(float value, BFloat16& out) {
 #else
   const std::uint32_t bits = bits_of(value);
   const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  // A NaN whose payload lies in the dropped half would become infinity without the quiet bit.
+  // Without the quiet bit, a NaN whose payload is in the dropped half would become an infinity.
   const std::uint32_t nan = (bits >> 16) | 0x0040u;
   out.bits = static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 #endif
@@ -95,8 +95,8 @@ SORDINO_BOTH T decode(T value) {
 template <class T>
 using Stage = decltype(decode(T{}));
 
-// Rounds toward zero and saturates; NaN (an infinite scale of zero) becomes 0. The upper bound of 64-bit types rounds
-// up to 2^63 or 2^64 as a double, which is the first value out of range: hence >=.
+// Rounds toward zero and saturates. NaN (zero times an infinite scale) becomes 0. As a double, the upper limit of a
+// 64-bit type rounds up to 2^63 or 2^64, the first value out of range: hence >=.
 template <class T>
 SORDINO_BOTH T saturate(double value) {
   constexpr T min = std::numeric_limits<T>::min();
@@ -106,11 +106,11 @@ SORDINO_BOTH T saturate(double value) {
   return static_cast<T>(value);
 }
 
-// Integers wrap: unsigned arithmetic, at least as wide as unsigned int, because uint16 would promote to signed int.
+// Integers wrap. So arithmetic is unsigned, and not in 16 bits, because uint16 would promote to signed int.
 template <class T>
 using Wrapping = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
 
-// The folds. T is a scalar or, in lanes.h, a vector of floats: the same expressions serve both.
+// The folds. T is a scalar or, in lanes.h, a vector of floats.
 struct Sum {
   template <class T>
   SORDINO_BOTH static T apply(T a, T b) {
@@ -133,7 +133,7 @@ struct Product {
   }
 };
 
-// a != a keeps a NaN on the left, and a comparison with a NaN on the right is false and takes it.
+// If a is NaN, a != a selects it. If b is NaN, the comparison is false and selects b.
 struct Min {
   template <class T>
   SORDINO_BOTH static T apply(T a, T b) {

@@ -8,7 +8,7 @@
 
 namespace sordino::kernels {
 
-// New value of the outputs `into`: scale * (the sum of the inputs `of`, in that order; zero if `of` is empty).
+// New value of each output in `into`: scale * (sum of the inputs in `of`, in that order). Zero if `of` is empty.
 struct Average {
   std::vector<int> of;
   std::vector<int> into;
@@ -19,11 +19,11 @@ struct Average {
 bool clashes(std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
              std::span<const Average> averages);
 
-// Element by element, reads all inputs before it writes any output. So outputs may be inputs, and a vector that two
-// averages read may be replaced by a third. inputs[k] and outputs[k] have `count` elements; outputs that no average
-// names stay as they are. Each output is named by one average at most. One pass over memory: blocks are so small that
-// values that are read twice, or wait to be written, stay in cache. Throws UsageError if values of a type that is not
-// floating would be read after they are written.
+// For each element, reads all inputs before it writes any output. So outputs may be inputs, and an average may replace
+// a vector that other averages read. inputs[k] and outputs[k] have `count` elements. Each output is named by at most
+// one average; an output that none names does not change. One pass over memory: blocks are so small that values that
+// are read twice, or wait to be written, stay in cache. Throws UsageError if values of a type that is not floating
+// would be read after they are written.
 void mix(DType type, std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
          std::span<const Average> averages, std::size_t count);
 

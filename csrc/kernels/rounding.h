@@ -14,8 +14,7 @@ SORDINO_BOTH inline double magnitude(double value) { return __builtin_fabs(value
 SORDINO_BOTH inline float with_sign(float value, float sign) { return __builtin_copysignf(value, sign); }
 SORDINO_BOTH inline double with_sign(double value, double sign) { return __builtin_copysign(value, sign); }
 
-// Rounds to the nearest integer by addition: the baseline has no instruction for it, and floats have no decimals from
-// 2^23 on.
+// Rounds to the nearest integer by addition: the baseline has no instruction for it. Floats from 2^23 on are integers.
 template <class Float>
 SORDINO_BOTH inline Float whole(Float value) {
   const Float shift = with_sign(kNoDecimals<Float>, value);

@@ -1,5 +1,5 @@
-// Mailbox of a thread that makes decisions: small messages between ranks that expect them at any time, and other events
-// that wake the waiting thread. Sending and waiting are safe from any thread.
+// Mailbox of a thread that makes decisions. It gets small messages from other ranks at any time, and other events. Each
+// wakes the waiting thread. Any thread may send, push and wait.
 #pragma once
 
 #include <atomic>
@@ -28,12 +28,12 @@ class Mailbox : public Service {
 
   Mailbox(ServiceContext& context, int number) : context_(context), number_(number) {}
 
-  // Sends a message, also to this rank itself. UsageError if it is too large, or if there is no such rank.
+  // Sends a message to any rank, also to this one. Throws UsageError if it is too large, or there is no such rank.
   void send(int to, std::string text);
-  // Adds an event that a waiting thread should know of.
+  // Adds an event, and wakes the waiting thread.
   void push(Event event);
-  // Waits up to this many seconds for events, and takes all that have come, in order. If no event has come, throws the
-  // error that has ended the world or this service.
+  // Waits up to `seconds` for an event, and returns all events that have come, in order, or nothing when the time is
+  // over. If none has come and the world or this service has ended, throws the error that ended it.
   std::vector<Event> wait(double seconds);
 
   void receive(int from, Reader& reader) override;

@@ -56,8 +56,8 @@ void PairAveraging::unlock() {
   if (refused_.exchange(false)) context_.wake();
 }
 
-// Returns the lock, or no lock while a step holds the values; the end of that step then wakes this thread. The second
-// try covers a step that ended before it could see refused_.
+// Returns the lock on the values, or no lock if a step holds it. The end of that step then wakes this thread. The
+// second try is for a step that ended before it could see refused_.
 std::unique_lock<std::mutex> PairAveraging::try_values() {
   std::unique_lock free(values_mutex_, std::try_to_lock);
   if (free) return free;
@@ -75,8 +75,8 @@ void PairAveraging::receive(int from, Reader& reader) {
   said.tag = tag;
 }
 
-// Does this side's part as far as the peer is ready for it. True once this side has begun to send: messages of the peer
-// after that concern later averagings.
+// Does this side's part, as far as the peer is ready. Returns true once this side has begun to send: later messages of
+// the peer concern later averagings.
 bool PairAveraging::join(Averaging& averaging, Time now) {
   const auto said = invitations_.find(averaging.peer);
   if (said == invitations_.end() || said->second.number != averaging.number) return false;
@@ -86,7 +86,7 @@ bool PairAveraging::join(Averaging& averaging, Time now) {
   return true;
 }
 
-// Copies the values, and tells the peer the tag to send to. False while a step holds the values.
+// Copies the values, and tells the peer the tag to send to. Returns false if a step holds the lock on the values.
 bool PairAveraging::start(Averaging& averaging, Time now) {
   const auto free = try_values();
   if (!free) return false;
@@ -118,14 +118,14 @@ void PairAveraging::send(Averaging& averaging, Tag tag) {
   averaging.sending = context_.transport().send(averaging.peer, tag, out);
 }
 
-// True if all is sent and received: then neither side waits for the other any more.
+// Returns whether all data are sent and received. Then neither side waits for the other.
 bool PairAveraging::exchanged(Averaging& averaging) {
   if (!averaging.sending) return false;
   const bool sent = averaging.sending->test(), received = averaging.receiving->test();
   return sent && received;
 }
 
-// Adds half the difference. False while a step holds the values.
+// Adds half the difference. Returns false if a step holds the lock on the values.
 bool PairAveraging::apply(Averaging& averaging) {
   const auto free = try_values();
   if (!free) return false;
@@ -165,14 +165,13 @@ bool PairAveraging::advance(Time now) {
     try {
       return (!old.sending || old.sending->test()) && (!old.receiving || old.receiving->test());
     } catch (const PeerLost&) {
-      return false;  // MPI may still use the memory, so it stays
+      return false;  // MPI may still use the memory, so it is kept
     }
   });
   if (!current_) return cancelled;
   Averaging& averaging = *current_;
   try {
-    // If the peer left after the exchange, it has averaged. Then this side has to do so too, once no step holds the
-    // values.
+    // A peer that left after the exchange has averaged. Then this side must average, too, once no step holds the lock.
     if (averaging.deserted && !exchanged(averaging)) {
       leave("rank " + std::to_string(averaging.peer) + " is gone");
       return true;
@@ -202,7 +201,7 @@ void PairAveraging::push_done(const Averaging& averaging, const std::string& why
   mailbox_->push({Mailbox::Event::Kind::kDone, averaging.peer, why, averaging.number});
 }
 
-// `why` is empty if the caller has cancelled the averaging, and so needs no report.
+// `why`: the reason; empty if the caller has cancelled the averaging, which is not reported.
 void PairAveraging::leave(const std::string& why) {
   const std::unique_ptr<Averaging> left = std::move(current_);
   if (left->copied) abandoned_.push_back(std::move(*left));

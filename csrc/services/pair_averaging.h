@@ -1,10 +1,10 @@
 // Averaging of the values of two workers while both compute (AD-PSGD).
 //
-// Both send each other a copy of their values. Each then adds half the difference of the two copies to its current
+// Each sends a copy of its values to the other, and then adds half the difference of the two copies to its current
 // values. So both move to the same mean, the sum over all workers stays the same, and changes by a step in the meantime
-// are not lost. Both first say that they are ready, so that nothing is sent to a worker that has left the averaging. No
-// worker holds a lock while it waits. The lock on the values is taken for a step of the optimizer, or for one pass over
-// the values. The polling thread only tries to take it, and tries again later.
+// are not lost. Each first announces that it is ready, so that no values are sent to a worker that has left the
+// averaging. No worker holds a lock while it waits for another. The lock on the values is held for a step of the
+// optimizer, or for one pass over the values. The polling thread does not wait for it, but tries again.
 #pragma once
 
 #include <atomic>
@@ -24,20 +24,20 @@ namespace sordino {
 
 class PairAveraging : public Service {
  public:
-  // `values` hold layout->bytes() bytes, and must live longer than the service. `mailbox` gets kDone, with the number,
-  // when an averaging has succeeded (empty text) or failed (the text gives the reason).
+  // `values` has layout->bytes() bytes, and must outlive the service. `mailbox` gets kDone with the number of each
+  // averaging that succeeds (empty text) or fails (the text is the reason).
   PairAveraging(ServiceContext& context, int number, std::shared_ptr<const Layout> layout, std::byte* values,
                 std::shared_ptr<Mailbox> mailbox);
 
-  // Leaks memory that transfers may still touch.
+  // Leaks memory that transfers may still use.
   ~PairAveraging() override;
 
-  // Averages with `peer`, which must pass the same number to its own begin(). One at a time. Throws the error given to
-  // end().
+  // Requests an averaging with `peer`, which must pass the same number to its own begin(). Throws UsageError if an
+  // earlier request has not begun yet, and after end() the error given to it.
   void begin(int peer, std::uint64_t number);
-  // Leaves the current averaging; the values here do not change.
+  // Drops a request, and leaves the current averaging unless it has ended, without a change of the values here.
   void cancel();
-  // Keeps averagings from changing the values until unlock(). lock() may wait for one pass over them.
+  // Prevents averagings from changing the values until unlock(). lock() may wait for one pass over the values.
   void lock() { values_mutex_.lock(); }
   void unlock();
 
@@ -59,13 +59,12 @@ class PairAveraging : public Service {
     bool told = false;          // this side has told the peer that it is ready
     bool copied = false;        // both sides are ready, and the values to send are fixed
     bool deserted = false;      // the peer has left
-    Tag tag = 0;                // of the values of the peer, once copied
+    Tag tag = 0;                // of the peer's values; valid once copied
     std::uint64_t changes = 0;  // changes_ when the values were copied
     std::unique_ptr<Transfer> sending{}, receiving{};
   };
-  // Last message of a peer about an averaging with this rank: that it is ready, and then the tag to send to. The peer
-  // goes on to the next averaging as soon as it has all it needs of this one, so nothing here is valid once this side
-  // has sent.
+  // A peer's latest message about an averaging with this rank: that it is ready, and later the tag to send to. The peer
+  // begins its next averaging as soon as it has all data of this one. So nothing here is valid once this side has sent.
   struct Invitation {
     std::uint64_t number = 0;
     std::optional<Tag> tag{};
@@ -88,7 +87,7 @@ class PairAveraging : public Service {
 
   std::mutex values_mutex_;           // held during changes of the values
   std::uint64_t changes_ = 0;         // number of changes of the values; guarded by values_mutex_
-  std::atomic<bool> refused_{false};  // the polling thread has failed to take values_mutex_
+  std::atomic<bool> refused_{false};  // the polling thread found values_mutex_ locked, and waits for unlock()
 
   std::mutex mutex_;  // guards the next three members, which callers share with the polling thread
   std::unique_ptr<Averaging> next_;
@@ -99,7 +98,7 @@ class PairAveraging : public Service {
   std::unique_ptr<Averaging> current_;
   std::map<int, Invitation> invitations_;
   std::set<int> closed_;            // peers that are gone, or have closed their service
-  std::list<Averaging> abandoned_;  // transfers may still touch their memory
+  std::list<Averaging> abandoned_;  // transfers may still use their memory
   Memory spare_;
 };
 

@@ -1,5 +1,5 @@
 // Service: work of a rank for other ranks, besides its operations. It answers messages at any time, on the thread that
-// polls the world; its own rank's program need not call anything.
+// polls the world, without a call of its own rank's program.
 #pragma once
 
 #include <exception>
@@ -13,16 +13,16 @@ namespace sordino {
 class Service {
  public:
   virtual ~Service() = default;
-  // A message of the service with the same number on another rank.
+  // Takes a message of the service with the same number on rank `from`.
   virtual void receive(int from, Reader& reader) = 0;
-  // Advances the work under way. True if anything moved.
+  // Advances the work under way. Returns whether anything moved.
   virtual bool advance(Time now) = 0;
-  // The rank has left or died, or has closed its service.
+  // Called when a rank has left or died, or has closed its service.
   virtual void lost(int rank) = 0;
-  // The world has failed or been shut down, or the service is being closed: nothing new may begin. The service keeps
-  // memory that transfers may still touch, and the world keeps the service until it is settled().
+  // Called when the world has failed or been shut down, or the service is being closed. No new work may begin. The
+  // service keeps memory that transfers may still use, and the world keeps the service until it is settled().
   virtual void end(std::exception_ptr why) = 0;
-  // True if all work that was under way at the end is done. Until then advance() may be called.
+  // Whether all work that was under way at the end is done. Until then, advance() is still called.
   virtual bool settled() const = 0;
 };
 

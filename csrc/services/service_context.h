@@ -1,4 +1,4 @@
-// The part of a world that a service can use: the other ranks and ways to reach them, but no operations.
+// The part of a world that a service can use: messages and transfers to other ranks, but no operations.
 #pragma once
 
 #include "base/ledger.h"
@@ -8,18 +8,18 @@
 
 namespace sordino {
 
-// wake(), and what does not change (ranks, memory, the trace, the ledger), may be used from any thread. All else may be
-// used only by the thread that calls the service's methods.
+// Any thread may call wake(), and use what does not change (ranks, memory, the trace, the ledger). Only the thread that
+// calls the service's methods may use anything else.
 class ServiceContext {
  public:
   virtual ~ServiceContext() = default;
-  // Reports new work for services.
+  // Reports new work for services to the polling thread.
   virtual void wake() = 0;
-  // For bulk data, under tags of next_tag(), and for memory that the node shares.
+  // The transport, for bulk data (with tags of next_tag()) and for memory that the ranks of a node share.
   virtual Transport& transport() = 0;
   // Sends a message to the service with this number on another rank; does nothing if that rank has left.
   virtual void post(int number, int to, const Bytes& message) = 0;
-  // A tag under which no other rank sends to this one.
+  // Returns a tag with which no other rank sends to this one. Tags repeat after a while.
   virtual Tag next_tag() = 0;
   virtual void count_sent(int to, std::size_t bytes) = 0;
   virtual bool has_left(int rank) const = 0;

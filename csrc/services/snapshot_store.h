@@ -1,9 +1,9 @@
-// Store of snapshots of one rank's memory that other ranks pull at any time. The owner publishes its memory, in one
-// copy, when it is consistent. A reader pulls the newest snapshot; the owner's threads only move bytes for that.
+// Store of snapshots of one rank's memory, which other ranks pull at any time. The owner publishes its memory, by one
+// copy, when the memory is consistent. A reader pulls the newest snapshot, without a call of the owner's program.
 //
 // Within a node, the reader copies a snapshot itself (snapshots.h). From another node, it sends a request, and the
-// owner answers with one contiguous snapshot. The place of that snapshot is not overwritten until it has left. If both
-// other places are still being sent, publish() skips this snapshot, so the publishing thread never waits.
+// owner answers with one contiguous snapshot. The place of that snapshot is not overwritten until the snapshot is sent.
+// If both other places are still being sent, publish() does nothing, so the publishing thread never waits.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@
 
 namespace sordino {
 
-// A pull of one snapshot. Members that are not atomic may be read once `state` is kDone or kFailed.
+// A pull of one snapshot. Other threads may read members that are not atomic once `state` is kDone or kFailed.
 struct Pull {
   enum class State { kArmed, kUnderWay, kDone, kFailed };
   int peer = -1;
@@ -31,34 +31,35 @@ struct Pull {
   std::atomic<State> state{State::kArmed};
   std::string failure;
   Time begun{}, ended{};
-  std::uint64_t version = 0;  // number of publications of its owner, up to this snapshot
-  std::uint64_t steps = 0;    // as given to the owner's publish()
-  double age = 0;             // of the snapshot, in seconds, when the pull began (within a node) or when it was sent
+  std::uint64_t version = 0;  // number of its owner's publications up to this one
+  std::uint64_t steps = 0;    // argument of the owner's publish()
+  double age = 0;             // in seconds, when the pull began (within a node) or the owner sent the snapshot
   std::unique_ptr<std::byte[]> values;
 };
 
 class SnapshotStore : public Service {
  public:
-  // `mailbox` gets kDone with the number of each pull that ends. Throws TransportError if there is no memory.
+  // `mailbox` gets kDone with the number of each pull that ends, except pulls that are cancelled before they begin.
+  // Throws TransportError if there is no memory.
   SnapshotStore(ServiceContext& context, int number, std::shared_ptr<const Layout> layout,
                 std::shared_ptr<Mailbox> mailbox);
-  // Leaks memory that transfers may still touch.
+  // Leaks memory that transfers may still use.
   ~SnapshotStore() override;
 
-  // Location of the snapshots for node peers. Give it to their connect() before any rank pulls.
+  // Location of the snapshots for node peers, which pass it to connect() before any rank pulls.
   Location location() const { return location_; }
   void connect(int rank, const Location& location);
 
-  // Copies `source` (layout->bytes() bytes). False if no place was free. Called by one thread at a time.
+  // Copies `source` (layout->bytes() bytes). Returns false if no place was free. Called by one thread at a time.
   bool publish(const std::byte* source, std::uint64_t steps);
 
-  // Pulls from `peer`, beginning at `start` (on this rank's steady clock).
+  // Pulls from `peer`, no earlier than `start` (on this rank's steady clock). After end(), returns a failed pull.
   std::shared_ptr<Pull> pull(int peer, Time start);
   // Cancels a pull, if it has not ended.
   void cancel(const std::shared_ptr<Pull>& pull);
-  // values = (values + pulled values) / 2. Takes back the pull's memory. UsageError if the pull is not done.
+  // values = (values + pulled values) / 2. Takes back the pull's memory. Throws UsageError if the pull is not done.
   void average(Pull& pull, std::byte* values);
-  // Takes back the memory of a pull whose values are not needed.
+  // Takes back the memory of a pull that has ended and whose values are not needed.
   void discard(Pull& pull);
 
   // Number of calls of publish() that found no free place.
@@ -104,7 +105,7 @@ class SnapshotStore : public Service {
   const std::shared_ptr<Mailbox> mailbox_;
   Snapshots snapshots_;
   const Location location_;
-  std::vector<Location> locations_;  // by rank; segment 0 for ranks that share no memory with this one
+  std::vector<Location> locations_;  // by rank; segment 0: the rank shares no memory with this one
 
   std::mutex mutex_;  // guards the next four members and next_number_, which pull() shares with advance()
   std::deque<std::shared_ptr<Pull>> armed_;
@@ -116,11 +117,11 @@ class SnapshotStore : public Service {
   std::uint64_t next_number_ = 0;
 
   // Used by the polling thread only.
-  std::vector<bool> closed_;  // by rank: it no longer answers
+  std::vector<bool> closed_;  // by rank: whether it no longer answers
   std::list<Sending> sendings_;
   std::list<Receiving> receivings_;
-  std::vector<Request> early_;      // came before the first publication
-  std::list<Receiving> abandoned_;  // may still be written to
+  std::vector<Request> early_;      // requests before the first publication
+  std::list<Receiving> abandoned_;  // transfers may still write to their memory
 };
 
 }  // namespace sordino

@@ -1,4 +1,4 @@
-// The part of a snapshot store that runs on the polling thread: pulls that begin, answers to requests, and transfers.
+// The part of a snapshot store on the polling thread: it begins pulls, answers requests and advances transfers.
 #include <algorithm>
 #include <utility>
 
@@ -28,7 +28,7 @@ void SnapshotStore::begin(const std::shared_ptr<Pull>& pull, Time now) {
         context_.count_sent(pull->peer, layout_->bytes());
         finish(pull, Pull::State::kDone);
       } else {
-        receivings_.push_back({pull, nullptr});  // tried again
+        receivings_.push_back({pull, nullptr});  // advance_receivings() tries again
       }
     } catch (const MemoryGone& error) {
       finish(pull, Pull::State::kFailed, error.what());
@@ -125,13 +125,13 @@ bool SnapshotStore::advance(Time now) {
     try {
       return receiving.transfer->test();
     } catch (const PeerLost&) {
-      return false;  // MPI may still use the memory, so it stays
+      return false;  // MPI may still use the memory, so it is kept
     }
   });
   return moved;
 }
 
-// Begins pulls whose time has come, and drops cancelled ones.
+// Begins pulls whose time has come, and ends cancelled ones.
 bool SnapshotStore::advance_armed(Time now) {
   std::vector<std::shared_ptr<Pull>> due, cancelled;
   {
@@ -181,7 +181,7 @@ bool SnapshotStore::advance_sendings() {
 
 bool SnapshotStore::advance_receivings() {
   bool moved = false;
-  std::vector<std::shared_ptr<Pull>> again;  // within this node: the snapshot was being written
+  std::vector<std::shared_ptr<Pull>> again;  // pulls within this node that met a snapshot being written
   for (auto receiving = receivings_.begin(); receiving != receivings_.end();) {
     const std::shared_ptr<Pull> pull = receiving->pull;
     if (!receiving->transfer) {
@@ -207,7 +207,7 @@ bool SnapshotStore::advance_receivings() {
   return moved;
 }
 
-// The transfer may still write. It keeps its memory, and the pull ends without it.
+// Ends the pull. Its transfer may still write, so the transfer keeps the memory.
 void SnapshotStore::abandon(std::list<Receiving>::iterator receiving, const std::string& why) {
   const std::shared_ptr<Pull> pull = receiving->pull;
   if (receiving->transfer) {

@@ -8,9 +8,9 @@ namespace {
 std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Copy between a place and private memory. The owner may write the place while a reader reads it, so all shared words
-// are atomic. A torn copy is then no undefined behaviour, and `sequence` of the place tells it from a whole one. Each
-// word is ordered against `sequence` by itself, which is free on x86. So no fence is needed, which ThreadSanitizer
-// would not understand. Copying 25 MiB takes 1.05 times as long as with memcpy.
+// are atomic. Then a torn copy is not undefined behavior, and `sequence` of the place shows that it is torn. Each word
+// has its own ordering with `sequence`, which costs nothing on x86. So there is no fence, which ThreadSanitizer would
+// not understand. Copying 25 MiB takes 1.05 times as long as with memcpy.
 using Word64 = std::uint64_t;
 
 void copy_in(std::byte* place, const std::byte* source, std::size_t bytes) {
@@ -34,8 +34,7 @@ void copy_out(std::byte* place, std::byte* destination, std::size_t bytes) {
 
 }  // namespace
 
-// `sequence` is odd while the place is written, and grows with each write. The other members belong to the snapshot in
-// it.
+// `sequence` is odd while the place is written, and grows with each write. The other members describe the snapshot.
 struct alignas(64) Snapshots::Place {
   std::atomic<std::uint64_t> sequence;
   std::atomic<std::uint64_t> version, steps;
@@ -48,7 +47,7 @@ struct alignas(64) Snapshots::Place {
 
 struct Snapshots::Header {
   alignas(64) std::atomic<std::uint64_t> versions;  // number of snapshots published
-  std::atomic<int> newest;                          // place of the newest, -1 before the first
+  std::atomic<int> newest;                          // place of the newest; -1 before the first, and after close()
   Place places[kPlaces];
 };
 
@@ -71,7 +70,7 @@ std::uint64_t Snapshots::publish(const std::byte* source, std::uint64_t steps) {
     const int newest = header_->newest.load(std::memory_order_relaxed);
     for (int place = 0; place < kPlaces; ++place) {
       if (place == newest || pins_[static_cast<std::size_t>(place)] > 0) continue;
-      // The oldest place: a reader that has just begun to copy the second newest then has time to finish.
+      // Takes the oldest place. So a reader that has just begun to copy the second newest has time to finish.
       const auto version = [this](int at) { return header_->places[at].version.load(std::memory_order_relaxed); };
       if (chosen < 0 || version(place) < version(chosen)) chosen = place;
     }

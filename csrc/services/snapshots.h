@@ -1,7 +1,7 @@
-// Snapshots: three places in one segment for the snapshots of some memory, which other ranks read at any time. One
-// place holds the newest snapshot, one may be on its way to another node, and the next snapshot goes to the third. A
-// node peer maps the segment and copies a snapshot itself. It repeats the copy if the owner has meanwhile begun to
-// overwrite the place, which the sequence number of the place shows.
+// Snapshots of some memory, which other ranks read at any time: three places in one segment. One place holds the newest
+// snapshot, another may be in flight to another node, and the next snapshot goes to the third. A node peer maps the
+// segment and copies a snapshot itself. If the sequence number of the place shows that the owner began to overwrite it
+// meanwhile, the peer repeats the copy.
 #pragma once
 
 #include <array>
@@ -31,19 +31,19 @@ class Snapshots {
 
   const std::shared_ptr<Segment>& segment() const { return segment_; }
 
-  // Copies `source` to the oldest free place, and returns its version; 0 if no place is free. Called by one thread at a
+  // Copies `source` to the oldest free place. Returns its version, or 0 if no place is free. Called by one thread at a
   // time.
   std::uint64_t publish(const std::byte* source, std::uint64_t steps);
-  // Place of the newest snapshot, which is not overwritten before unpin(); -1 before the first.
+  // Returns the place of the newest snapshot, which is not overwritten before unpin(). -1 if there is no snapshot.
   int pin_newest();
   void unpin(int place);
   const std::byte* data(int place) const { return data_of(segment_->data, place); }
   Facts facts(int place) const;
-  // Withdraws the newest snapshot, so that no peer takes a final one for new.
+  // Withdraws the newest snapshot, so that no peer takes the last one for a new one.
   void close();
 
-  // Copies the newest snapshot of a node peer, whose segment is mapped at `base`. Empty if the peer has not published
-  // yet, or publishes faster than this rank reads.
+  // Copies the newest snapshot of a node peer, whose segment is mapped at `base`. Returns nothing if the peer has no
+  // snapshot, or publishes faster than this rank reads.
   std::optional<Facts> copy_newest(std::byte* base, std::byte* destination) const;
 
  private:

@@ -8,7 +8,7 @@ namespace sordino::topology {
 
 class Matching {
  public:
-  // `allowed(row, column)` says which pairs may be matched; it may allow less from one call of complete() to the next.
+  // `allowed(row, column)`: whether the pair may be matched. In a later call of complete(), it may allow fewer pairs.
   Matching(int size, std::function<bool(int, int)> allowed)
       : size_(size),
         allowed_(std::move(allowed)),
@@ -16,8 +16,8 @@ class Matching {
         row_of_(column_of_),
         seen_(column_of_) {}
 
-  // Drops pairs that are not allowed any more, and matches the rows that have no pair (augmenting paths, Kuhn 1955).
-  // Returns the row that cannot be matched, or -1.
+  // Drops pairs that are no longer allowed, and matches rows without a pair (augmenting paths, Kuhn 1955). Returns a
+  // row that cannot be matched, or -1 if all rows are matched.
   int complete() {
     for (int row = 0; row < size_; ++row) {
       const int column = column_of(row);

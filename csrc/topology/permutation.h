@@ -1,9 +1,9 @@
-// A random permutation of [0, size) that is computed, not stored. Any value and its inverse take constant time and
-// memory, and are the same on every rank that knows the key.
+// A random permutation of [0, size). It is computed, not stored: a value or an inverse takes constant time and memory.
+// Both are the same on every rank that has the key.
 //
-// Up to kTable elements it is a shuffle (exactly uniform among all permutations). Beyond, it is a Feistel network on
-// pairs (left, right) with left * right just above `size`. Values outside [0, size) are sent through again ("cycle
-// walking", Black and Rogaway 2002), which is seldom needed and keeps it a bijection.
+// Up to kTable elements, it is a stored shuffle. For more, it is a Feistel network on pairs (left, right), where the
+// number of pairs is `size` or a little more. Values outside [0, size) pass through the network again ("cycle walking",
+// Black and Rogaway 2002). This is seldom needed, and keeps it a bijection.
 #pragma once
 
 #include <array>

@@ -47,8 +47,8 @@ void check(int size, std::vector<double>& weights) {
   }
 }
 
-// Clears the entries that lie on no permutation of positive entries: scaling would need infinitely many passes for
-// that. Given a perfect matching, (row, column) lies on one exactly if `row` can be reached from the row matched with
+// Clears the entries that are in no permutation of positive entries: scaling would need infinitely many passes to clear
+// them. Given a perfect matching, (row, column) is in one exactly if `row` can be reached from the row matched with
 // `column`.
 void keep_support(const Square& matrix) {
   const int size = matrix.size;

@@ -8,7 +8,7 @@ namespace {
 
 int wrapped(int part, int size) { return (part % size + size) % size; }
 
-// Adds a binomial tree among members, of which the first is the root.
+// Adds member `me`'s parent and children in a binomial tree of the members. The first member is the root.
 void add_tree(const std::vector<int>& members, int me, Branch& branch) {
   const auto size = static_cast<int>(members.size());
   const auto place = static_cast<int>(std::find(members.begin(), members.end(), me) - members.begin());

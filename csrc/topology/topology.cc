@@ -18,7 +18,7 @@ Permutation permutation(int size, std::uint64_t seed, std::uint64_t a, std::uint
   return {static_cast<std::uint32_t>(size), rng::key(rng::key(seed, a), b)};
 }
 
-// The rank that is `distance` places (below `size` either way) after `rank` in the order of `shuffled`.
+// The rank that is `distance` places after `rank` in the order of `shuffled`, where -size < distance < size.
 int along(const Permutation& shuffled, int size, int rank, int distance) {
   const int place = static_cast<int>(shuffled(static_cast<std::uint32_t>(rank))) + distance;
   return static_cast<int>(shuffled.inverse(static_cast<std::uint32_t>(place < 0      ? place + size
@@ -118,8 +118,8 @@ RandomPull::RandomPull(int size, std::uint64_t seed, int segments, int replicas)
   }
 }
 
-// A worker's pulls of one round, in the order of (segment, replica), walk round a shuffle of the other workers.
-// Neighbors on it differ, so the replicas of a segment do, and size - 1 pulls reach all other workers.
+// A worker's pulls of one round, in the order of (segment, replica), go round a shuffled cycle of the other workers. So
+// the replicas of a segment come from different workers, and size - 1 pulls reach all other workers.
 void RandomPull::row(At at, int rank, Row& row) const {
   if (size() == 1) return row.leave_alone();
   const Permutation others = permutation(size() - 1, seed_, at.round, static_cast<std::uint64_t>(rank));
@@ -158,7 +158,7 @@ void RandomGroups::row(At at, int rank, Row& row) const {
   row.average();
 }
 
-// The workers at every groups_-th place of a shuffle are a group.
+// A group has the workers at every groups_-th place of a shuffle.
 void RandomGroups::destinations(At at, int rank, std::vector<int>& ranks) const {
   const Permutation shuffled = permutation(size(), seed_, at.round, at.segment);
   const int own = static_cast<int>(shuffled(static_cast<std::uint32_t>(rank)));

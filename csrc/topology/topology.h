@@ -1,5 +1,5 @@
 // Topologies of gossip: pure functions of (round, segment, rank) that say which workers mix. Every rank computes the
-// same, so no rank has to announce them. Ranks count from 0 within the workers that train together.
+// same result, so none is sent. Ranks are numbered from 0 within the workers that train together.
 #pragma once
 
 #include <cstdint>
@@ -43,15 +43,15 @@ class Topology {
   virtual void row(At at, int rank, Row& row) const = 0;
   // Whether every rank always takes the mean of all.
   virtual bool is_mean_of_all() const { return false; }
-  // The ranks in whose rows `rank` is a source.
+  // Sets `ranks` to the ranks that have `rank` as a source.
   virtual void destinations(At at, int rank, std::vector<int>& ranks) const = 0;
 
  private:
   const int size_;
 };
 
-// Crossover-SGD, section 3.2: each segment goes round the workers along a random cycle, which is drawn anew for every
-// round and segment. All pairs are equally likely. Constant time and memory.
+// Crossover-SGD, section 3.2: each worker gets a segment from its predecessor on a random cycle of all workers, drawn
+// anew for every round and segment. All pairs are equally likely. Constant time and memory.
 class RandomCycle : public Topology {
  public:
   RandomCycle(int size, std::uint64_t seed) : Topology(size), seed_(seed) {}
@@ -70,12 +70,12 @@ class Ring : public Topology {
   void destinations(At at, int rank, std::vector<int>& ranks) const override;
 };
 
-// SGP (Assran et al. 2019): the directed exponential graph. In round t a worker sends to the `peers` ranks that are
-// 2^(t * peers), 2^(t * peers + 1), ... further on (exponents modulo ceil(log2 size)).
+// SGP (Assran et al. 2019): the directed exponential graph. In round t a worker sends to `peers` ranks, at the
+// distances 2^(t * peers), 2^(t * peers + 1), ... after it (exponents modulo ceil(log2 size)).
 class Exponential : public Topology {
  public:
-  // `peers`: number of peers, by the round from which it holds. Throws UsageError unless the first is round 0, and 1 <=
-  // peers <= ceil(log2 size) (any for size < 3).
+  // `peers`: number of peers, by the first round in which it holds. Throws UsageError unless the first key is round 0,
+  // and 1 <= peers <= ceil(log2 size) (no upper limit for size < 3).
   Exponential(int size, std::map<std::uint64_t, int> peers);
   void row(At at, int rank, Row& row) const override;
   void destinations(At at, int rank, std::vector<int>& ranks) const override;
@@ -101,11 +101,11 @@ class Dissemination : public Topology {
 };
 
 // Segmented gossip, COMBO (Hu et al. 2019): every worker pulls each of `segments` segments from `replicas` random
-// workers. Over the segments it asks every other one when segments * replicas >= size - 1. Pulls are not balanced among
-// workers: destinations() takes O(size), and may find none or many.
+// workers. In each round it pulls from every other worker if segments * replicas >= size - 1. The number of pulls from
+// a worker varies: destinations() takes O(size) time, and may find none or many.
 class RandomPull : public Topology {
  public:
-  // Throws UsageError unless 1 <= replicas <= size - 1 (any for size 1) and segments >= 1.
+  // Throws UsageError unless 1 <= replicas <= size - 1 (no upper limit for size 1) and segments >= 1.
   RandomPull(int size, std::uint64_t seed, int segments, int replicas);
   void row(At at, int rank, Row& row) const override;
   void destinations(At at, int rank, std::vector<int>& ranks) const override;
@@ -116,12 +116,11 @@ class RandomPull : public Topology {
 };
 
 // Groups of workers that average with each other (NoLoCo). They are drawn anew for every round and segment, and all
-// groups of the same sizes are equally likely. A group has `peers` workers. Where `peers` does not divide the number of
-// workers, the rest joins the groups, as evenly as possible: 5 workers in pairs are a group of 3 and one of 2, so no
-// worker is left out.
+// divisions into groups of these sizes are equally likely. A group has `peers` workers. If `peers` does not divide the
+// number of workers, the others join groups, as evenly as possible: with peers = 2, 5 workers form groups of 3 and 2.
 class RandomGroups : public Topology {
  public:
-  // Throws UsageError unless 2 <= peers <= size (any from 2 on for size 1).
+  // Throws UsageError unless 2 <= peers <= size (no upper limit for size 1).
   RandomGroups(int size, std::uint64_t seed, int peers);
   bool is_mean_of_all() const override { return groups_ == 1; }
   void row(At at, int rank, Row& row) const override;
@@ -132,9 +131,9 @@ class RandomGroups : public Topology {
   const int groups_;
 };
 
-// Hierarchical gossip (Crossover-SGD, section 3.3): `among` connects groups of `group_size` neighboring ranks, whose
-// members hold equal values. A group receives values from another group's first rank, its leader. They go to all
-// members of the group or, with `leaders_only`, to its leader.
+// Hierarchical gossip (Crossover-SGD, section 3.3): `among` is the topology of groups of `group_size` neighboring
+// ranks, whose members have equal values. The first rank of a group, its leader, sends to all members of another group
+// or, with `leaders_only`, to its leader. Throws UsageError unless group_size >= 1.
 class Grouped : public Topology {
  public:
   Grouped(std::shared_ptr<const Topology> among, int group_size, bool leaders_only);
@@ -147,7 +146,7 @@ class Grouped : public Topology {
   const bool leaders_only_;
 };
 
-// Every member of a group of `group_size` neighboring ranks takes over its leader's value: a broadcast.
+// Broadcast in groups of `group_size` neighboring ranks: each member takes the value of the first, the leader.
 class Star : public Topology {
  public:
   // Throws UsageError unless group_size divides size.
@@ -159,7 +158,7 @@ class Star : public Topology {
   const int group_size_;
 };
 
-// Base class where the first `workers` ranks have values of their own, and the other ranks only serve them.
+// Base class of topologies in which the first `workers` ranks have values of their own, and the others only serve them.
 class Served : public Topology {
  public:
   // Throws UsageError unless 1 <= workers <= size.
@@ -170,7 +169,7 @@ class Served : public Topology {
   const int workers_;
 };
 
-// The value of each worker becomes the mean of the workers' values.
+// Each worker's value becomes the mean of the workers' values.
 class Mean : public Served {
  public:
   using Served::Served;
@@ -188,7 +187,7 @@ class ToOwner : public Served {
   void destinations(At at, int rank, std::vector<int>& ranks) const override;
 };
 
-// Second half: the (other) workers take over the owner's value.
+// Second half: the workers, except the owner itself, take the owner's value.
 class FromOwner : public Served {
  public:
   using Served::Served;

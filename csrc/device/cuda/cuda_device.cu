@@ -1,5 +1,5 @@
-// A GPU by the CUDA runtime, which is linked statically: without a driver, it finds no devices. All of this is in
-// libsordino_cuda.so, which exports one function; loader.cc opens it.
+// A GPU, through the CUDA runtime. The runtime is linked statically, and finds no devices if there is no driver. This
+// file is part of libsordino_cuda.so, which loader.cc opens and which exports one function.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -21,7 +21,7 @@ using kernels::cuda::check;
 using kernels::cuda::cuda_stream;
 using kernels::cuda::Current;
 
-// Runs clean-up that must not throw. The device may have failed, or the process may end before its work on the GPU.
+// Runs a clean-up, without throwing. The device may have failed, or the process may end before its work on the GPU.
 template <class Work>
 void attempt(int ordinal, const Work& work) noexcept {
   try {
@@ -32,17 +32,17 @@ void attempt(int ordinal, const Work& work) noexcept {
   }
 }
 
-// Loaded before the rest of this file: shows whether there are kernels for this GPU at all.
+// The first kernel that is loaded: shows whether this build has any kernels for this GPU.
 __global__ void is_there() {}
 
-// The numbers in unloadable() are those of this CUDA.
+// unloadable() has the same numbers as this CUDA.
 static_assert(cudaErrorInvalidDeviceFunction == 98 && cudaErrorInvalidKernelImage == 200 &&
               cudaErrorNoKernelImageForDevice == 209 && cudaErrorInvalidPtx == 218 &&
               cudaErrorJitCompilerNotFound == 221 && cudaErrorUnsupportedPtxVersion == 222 &&
               cudaErrorJitCompilationDisabled == 223);
 
-// The environment variable is CUDA's own: it reads it when a process first uses a GPU, and allows 1 to 32. On an H100
-// with driver 580, n queues that waited held up all others of the process, of every priority; n - 1 held up none.
+// The variable is CUDA's: CUDA reads it when a process first uses a GPU, and allows n = 1 to 32 queues. On an H100 with
+// driver 580, n waiting queues blocked all other queues of the process, at every priority; n - 1 blocked none.
 int queues_of_a_process() {
   constexpr int kDefault = 8, kMost = 32;
   const char* set = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -50,7 +50,7 @@ int queues_of_a_process() {
   return number < 1 ? kDefault : std::min(number, kMost);
 }
 
-// Driver calls for words (numbers in pinned memory), in the form that came with CUDA 12.
+// Driver calls for words (numbers in pinned memory), in the form that CUDA 12 introduced.
 struct Words {
   CUresult (*write)(CUstream, CUdeviceptr, cuuint64_t, unsigned int);
   CUresult (*wait)(CUstream, CUdeviceptr, cuuint64_t, unsigned int);
@@ -125,7 +125,7 @@ class CudaDevice : public Device {
     return std::string(properties_.name) + " (cuda:" + std::to_string(ordinal_) + ")";
   }
   // FNV-1a hash of the machine's boot id and the GPU's place on the bus. Ordinals depend on CUDA_VISIBLE_DEVICES.
-  // Slices of one GPU (MIG) have UUIDs of their own, but NCCL takes them for one GPU.
+  // Slices of one GPU (MIG) have different UUIDs, but NCCL treats them as one GPU.
   std::uint64_t identity() const override {
     std::string place;
     std::ifstream("/proc/sys/kernel/random/boot_id") >> place;
@@ -155,7 +155,7 @@ class CudaDevice : public Device {
     int least = 0, greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
     cudaStream_t made = nullptr;
-    // Higher priority than computing queues, because peers wait for it. Not ordered with the default stream, which
+    // Higher priority than queues that compute, because peers wait for it. Not ordered with the default stream, which
     // would block it.
     check(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
     return reinterpret_cast<Stream>(made);
@@ -200,7 +200,7 @@ class CudaDevice : public Device {
 
   bool pin(std::byte* data, std::size_t bytes) override {
     const Current current(ordinal_);
-    // Kernels write there by the address that the host has for it.
+    // Kernels use the host's address of the memory.
     int same_address = 0;
     check(cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, ordinal_),
           "cudaDeviceGetAttribute");
@@ -227,7 +227,7 @@ class CudaDevice : public Device {
     check(cudaStreamWaitEvent(cuda_stream(stream), recorded.native(), 0), "cudaStreamWaitEvent");
   }
   bool waits_for_words() const override { return waits_for_words_; }
-  // The driver fences earlier work on the queue, for the whole system.
+  // The driver puts a system-wide fence between earlier work on the queue and the write.
   void write_word(std::atomic<std::uint64_t>& word, std::uint64_t value, Stream stream) override {
     const Current current(ordinal_);
     check_driver(words().write(cuda_stream(stream), address_of(word), value, CU_STREAM_WRITE_VALUE_DEFAULT),
@@ -271,18 +271,18 @@ class CudaDevice : public Device {
     wanted.allocType = cudaMemAllocationTypePinned;
     wanted.location = {cudaMemLocationTypeDevice, ordinal_};
     check(cudaMemPoolCreate(&pool_, &wanted), "cudaMemPoolCreate");
-    std::uint64_t kept = std::uint64_t{256} << 20;  // bytes kept for the next operation; PyTorch needs the rest
+    std::uint64_t kept = std::uint64_t{256} << 20;  // bytes kept for later operations; PyTorch needs the rest
     check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &kept), "cudaMemPoolSetAttribute");
     int never = 0;  // communication must not wait for computation in order to save memory
     check(cudaMemPoolSetAttribute(pool_, cudaMemPoolReuseAllowInternalDependencies, &never), "cudaMemPoolSetAttribute");
   }
-  // Null if there is no room.
+  // Returns null if there is no room.
   std::byte* try_malloc(std::size_t bytes) const {
     const Current current(ordinal_);
     void* data = nullptr;
     return lacks_room(cudaMalloc(&data, bytes), "cudaMalloc") ? nullptr : static_cast<std::byte*>(data);
   }
-  // Devices use the host's addresses for memory that pin() accepts.
+  // Devices use the host's addresses of memory that pin() accepts.
   static CUdeviceptr address_of(const std::atomic<std::uint64_t>& word) {
     static_assert(sizeof(word) == sizeof(cuuint64_t));
     return reinterpret_cast<CUdeviceptr>(&word);
@@ -310,13 +310,13 @@ class CudaDevice : public Device {
 
   const int ordinal_;
   cudaDeviceProp properties_{};
-  cudaMemPool_t pool_ = nullptr;  // null: the device has no pools, and temporary memory is that of the cache
+  cudaMemPool_t pool_ = nullptr;  // null: the device has no pools, and temporary memory comes from cache_
   BlockCache cache_{*this, [this](std::size_t bytes) { return try_malloc(bytes); },
                     [this](std::byte* data) { free(data); }};
   cudaStream_t queue_ = nullptr, clearing_ = nullptr;  // live as long as the process, like this object
   const int hardware_queues_ = queues_of_a_process();
   bool waits_for_words_ = false;
-  // Data that a peer's GPU wrote here before it wrote a word may still be on its way within this GPU.
+  // Flag for waits. Without it, data that a peer's GPU wrote before a word may become visible after the word.
   unsigned int flush_ = 0;
   std::unique_ptr<Kernels> kernels_;
 };

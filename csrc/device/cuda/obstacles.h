@@ -1,15 +1,16 @@
-// Messages that say why GPUs cannot be used, and the fix. They need no CUDA, so tests run without a GPU.
+// Messages that say why a GPU cannot be used, and the fix. They do not need CUDA, so their tests need no GPU.
 #pragma once
 
 #include <string>
 
 namespace sordino::cuda {
 
-// Version as CUDA encodes it: 13010 is 13.1. The driver's is 0 without a driver.
+// Formats a version number of CUDA: 13010 is 13.1.
 inline std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
+// `driver`: 0 if there is no driver.
 inline std::string driver_too_old(int driver, int runtime) {
   if (driver == 0) return "there is no CUDA driver: install NVIDIA's (nvidia-smi shows it)";
   return "the GPU's driver supports CUDA up to " + version_text(driver) + ", and Sordino was built with CUDA " +
@@ -17,8 +18,8 @@ inline std::string driver_too_old(int driver, int runtime) {
          std::to_string(driver / 1000) + " (CUDACXX=/path/to/nvcc)";
 }
 
-// Returns why CUDA cannot load kernels of this build, if building Sordino for the GPU is the fix; empty for other
-// errors. `code`: a cudaError_t.
+// Returns the reason why CUDA cannot load this build's kernels, if the fix is to build Sordino for the GPU; else an
+// empty string. `code`: a cudaError_t.
 inline std::string unloadable(int code) {
   const char* what = nullptr;
   switch (code) {

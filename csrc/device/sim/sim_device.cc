@@ -49,7 +49,7 @@ class SimEvent : public Event {
   std::atomic<bool> reached_{false};
 };
 
-// The queues of the hardware. Each queue of the device takes one for a piece of work, and keeps it while that waits.
+// The queues of the hardware. A queue of the device occupies one while a piece of its work runs or waits.
 using Hardware = std::counting_semaphore<>;
 
 class Queue {
@@ -79,8 +79,8 @@ class Queue {
         work_.pop_front();
       }
       if (!work) return;
-      // Runs late enough that a reader that should have waited, and did not, sees the values from before. Some work is
-      // so late that even a reader or writer that has done something else in between is noticed.
+      // The delay reveals missing waits: a reader that does not wait sees old values. A few long delays also reveal
+      // readers and writers that do something else first.
       std::this_thread::sleep_for(std::chrono::microseconds(++done_ % kVeryLate == 0 ? 1000 : 20));
       hardware_->acquire();
       work();
@@ -98,8 +98,7 @@ class Queue {
   std::thread thread_;
 };
 
-// All queues, by numbers that are never used again. So work that is put on a dropped queue is noticed, which on a GPU
-// would be undefined.
+// All queues, by numbers that are never reused. So a use of a dropped queue, undefined on a GPU, is an error.
 class Queues {
  public:
   Stream add(std::shared_ptr<Hardware> hardware) {
@@ -117,7 +116,7 @@ class Queues {
     dropped = std::move(found->second);
     all_.erase(found);
   }
-  // Calls `use` with the queue. Throws DeviceError if it was dropped, or never existed.
+  // Calls `use` with the queue. Throws DeviceError if the queue was dropped or never existed.
   template <class Use>
   void with(Stream stream, const Use& use) {
     std::lock_guard lock(mutex_);
@@ -157,7 +156,7 @@ class SimDevice : public Device {
   ~SimDevice() override {
     for (const Stream queue : further_) queues().drop(queue);  // work on queues uses the blocks
     queues().drop(queue_);
-    for (const auto& [data, bytes] : taken_) delete[] data;  // those that the cache has kept
+    for (const auto& [data, bytes] : taken_) delete[] data;  // blocks that the cache holds
     for (auto& [data, block] : blocks_) discard(data, block);
   }
 
@@ -195,7 +194,7 @@ class SimDevice : public Device {
   }
   int hardware_queues() const override { return traits_.hardware_queues; }
   std::byte* try_allocate(std::size_t bytes) override {
-    if (bytes == 0 || !occupy(bytes)) return nullptr;  // none for no bytes, as CUDA
+    if (bytes == 0 || !occupy(bytes)) return nullptr;  // null for 0 bytes, as with CUDA
     const int descriptor = memfd_create("sordino-device", MFD_CLOEXEC);
     if (descriptor < 0 || ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
       throw TransportError("no memory on " + name());
@@ -248,7 +247,7 @@ class SimDevice : public Device {
   void close(std::byte* data) noexcept override { free(data); }
 
   bool pin(std::byte*, std::size_t) override { return true; }
-  // Ends the program if the memory has gone before: CUDA would fail, too.
+  // Aborts if the memory is already unmapped, because CUDA would fail, too.
   void unpin(std::byte* data) noexcept override {
     if (munlock(data, 1) == 0 || errno != ENOMEM) return;
     log::say(log::Level::kError, -1, "memory was unmapped while the simulated device had it pinned");
@@ -293,7 +292,7 @@ class SimDevice : public Device {
   struct Block {
     int descriptor;
     std::size_t bytes;
-    std::size_t occupies;  // bytes of this device's room; 0 if another process has allocated it
+    std::size_t occupies;  // bytes that it takes of this device; 0 if another process has allocated it
   };
   bool occupy(std::size_t bytes) {
     std::lock_guard lock(mutex_);

@@ -1,4 +1,4 @@
-// The CPU's kernels, run on queues of simulated devices.
+// The CPU kernels, run on the queues of simulated devices.
 #pragma once
 
 #include <memory>

@@ -1,3 +1,3 @@
-// The level that every CPU of the architecture has.
+// The level that every CPU of the architecture supports.
 #define SORDINO_LEVEL baseline
 #include "kernels/cpu/impl.h"

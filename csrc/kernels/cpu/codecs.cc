@@ -1,4 +1,4 @@
-// The codecs: checks, sizes, and the walk over blocks. A block is the work of the level in use (coding.h).
+// The codecs: checks, sizes, and the loop over blocks. The level in use encodes and decodes each block (coding.h).
 #include "kernels/codecs.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kByte = 8;
 
-// Bits of one value, without those for its position.
+// Bits of one value, without the bits of its position.
 constexpr std::size_t bits_of(Code code) {
   constexpr std::size_t bits[kCodeCount] = {8, 4, 2, 1, 2, 32};
   return bits[static_cast<int>(code)];

@@ -1,6 +1,6 @@
 // Encoding and decoding of one block (codecs.h). Included by impl.h only.
 //
-// Every loop reads and writes adjacent elements, so compilers vectorise it.
+// The loops read and write adjacent elements, so that compilers vectorize them.
 #pragma once
 
 #include "kernels/codes.h"
@@ -116,7 +116,7 @@ bool decode_all(const Decoding& d) {
 
 // ---- the largest of a block -----------------------------------------------------------------------------------------
 
-// Stream of numbers of some bits each.
+// Writes numbers with any number of bits each, without gaps.
 class BitWriter {
  public:
   explicit BitWriter(std::byte* out) : out_(reinterpret_cast<std::uint8_t*>(out)) {}
@@ -157,20 +157,19 @@ inline std::size_t count_from(const std::uint32_t* magnitudes, std::size_t count
   return found;
 }
 
-// A magnitude that at least `kept` values reach, as bits: a power of two below the largest, so that few others do.
+// Bits of a magnitude that at least `kept` values reach, but few others: the largest divided by 2, 4, 16, ..., or 0.
 inline std::uint32_t low_bar(const std::uint32_t* magnitudes, std::size_t count, std::size_t kept) {
   std::uint32_t largest = 0;
   for (std::size_t i = 0; i < count; ++i) largest = magnitudes[i] > largest ? magnitudes[i] : largest;
-  constexpr std::uint32_t kHalf = 1U << 23;  // less by this much, the bits are those of half the magnitude
+  constexpr std::uint32_t kHalf = 1U << 23;  // subtracted from the bits, it halves the magnitude
   for (std::uint32_t step = kHalf; step < largest; step *= 2) {
     if (count_from(magnitudes, count, largest - step) >= kept) return largest - step;
   }
   return 0;
 }
 
-// Positions of the `kept` largest values, rising, and of equal ones the first. Only values above a low bar are looked
-// at closely: the smallest of the largest is found bit by bit, as floats without their sign are in the order of their
-// bits.
+// Finds the positions of the `kept` largest magnitudes, in rising order; of equal ones, the first. From a low bar on,
+// it finds the smallest kept magnitude bit by bit: floats without their sign have the order of their bits.
 inline void find_largest(const float* values, std::size_t count, std::size_t kept, std::uint16_t* positions) {
   std::uint32_t magnitudes[kMostCoded];
   for (std::size_t i = 0; i < count; ++i) magnitudes[i] = bits_of(values[i]) & kMagnitude;
@@ -186,7 +185,7 @@ inline void find_largest(const float* values, std::size_t count, std::size_t kep
   for (std::uint32_t bit = 1U << 30; bit != 0; bit >>= 1) {
     if (count_from(magnitudes, high, least | bit) >= kept) least |= bit;
   }
-  std::size_t equal = kept - count_from(magnitudes, high, least + 1);  // to be taken of those that equal `least`
+  std::size_t equal = kept - count_from(magnitudes, high, least + 1);  // number of kept values that equal `least`
   std::size_t taken = 0;
   for (std::size_t k = 0; k < high && taken < kept; ++k) {
     if (magnitudes[k] < least) continue;

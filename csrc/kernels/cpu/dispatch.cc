@@ -22,8 +22,8 @@ struct Level {
 };
 
 #if defined(SORDINO_X86)
-// __builtin_cpu_supports also asks whether the operating system saves the wide registers. It does not know F16C in
-// every compiler, so the bit itself is tested.
+// __builtin_cpu_supports also checks that the operating system saves the wide registers. Some compilers do not support
+// F16C in it, so the bit itself is tested.
 bool has_avx2() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
@@ -58,7 +58,7 @@ std::atomic<const Level*>& current() {
   throw UsageError(std::string("kernels::") + function + ": " + std::string(name_of(type)) + " is not a floating type");
 }
 
-// A reduction of one unscaled source: the bytes are copied as they are, and each is read once.
+// A reduction of one unscaled source: copies its bytes, and reads each once.
 void copy_to_all(const std::byte* source, std::span<std::byte* const> destinations, std::size_t bytes) {
   constexpr std::size_t kBlock = 16 * 1024;
   for (std::size_t begin = 0; begin < bytes; begin += kBlock) {

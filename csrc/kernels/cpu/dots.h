@@ -7,8 +7,8 @@
 namespace sordino::kernels::SORDINO_LEVEL {
 namespace {
 
-// Partial sums by index modulo 8, at every level: the order of additions is part of the result. A level holds them in
-// as many vectors as it needs: GCC keeps a vector wider than the registers in memory.
+// Partial sums by index modulo 8, at every level: the order of additions is part of the result. A level uses as many
+// vectors as it needs, because GCC keeps a vector that is wider than the registers in memory.
 constexpr std::size_t kLanes = 8;
 #if defined(__AVX2__)
 using Doubles = __m256d;
@@ -33,7 +33,7 @@ struct LaneDots {
   }
 };
 
-// Not computed from the dot products: for vectors that lie close together, only rounding errors would be left.
+// Not computed from the dot products: for vectors close to each other, only rounding errors would be left.
 struct LaneSquares {
   Doubles differences[kVectors];
   void add(std::size_t v, Doubles x, Doubles y) { differences[v] += (x - y) * (x - y); }

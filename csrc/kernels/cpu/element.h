@@ -5,7 +5,7 @@
 
 #include "kernels/element.h"
 
-// The iterations of the next loop do not depend on each other: a destination is exactly a source or disjoint from it.
+// States that iterations of the next loop are independent: a destination is exactly a source, or disjoint from it.
 #if defined(__clang__)
 #define SORDINO_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -15,7 +15,7 @@
 namespace sordino::kernels::SORDINO_LEVEL {
 namespace {
 
-// Callers pass slices of byte buffers.
+// An element at an address of any alignment, because callers pass slices of byte buffers.
 template <class T>
 struct __attribute__((packed, may_alias)) Loose {
   T value;

@@ -7,7 +7,7 @@ namespace sordino::kernels {
 
 void flatten(std::span<const Span> tensors, std::byte* flat) {
   for (const Span& tensor : tensors) {
-    // An empty tensor may have no address, and memcpy takes no null even for nothing.
+    // An empty tensor may have no address, and memcpy does not allow null even for 0 bytes.
     if (tensor.data == nullptr || tensor.bytes == 0) continue;
     std::memcpy(flat, tensor.data, tensor.bytes);
     flat += tensor.bytes;

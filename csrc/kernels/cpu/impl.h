@@ -1,7 +1,7 @@
-// The kernels of one level: a level's .cc file defines SORDINO_LEVEL and includes this.
+// The kernels of one level. Each level's .cc file defines SORDINO_LEVEL and includes this.
 //
-// All templates have internal linkage and live in the level's own namespace: no copy compiled for a newer CPU can
-// stand in for another level's. A ctest looks for weak symbols in the objects.
+// All templates have internal linkage and are in the level's own namespace. So the linker cannot use a copy that was
+// compiled for a newer CPU in another level. A ctest looks for weak symbols in the objects.
 #include "kernels/cpu/coding.h"
 #include "kernels/cpu/dots.h"
 #include "kernels/cpu/lanes.h"
@@ -15,10 +15,10 @@
 namespace sordino::kernels::SORDINO_LEVEL {
 namespace {
 
-// Elements per pass: a working block (at most 8 KiB) stays in the first-level cache.
+// Elements per pass. A block of them (at most 8 KiB) stays in the first-level cache.
 constexpr std::size_t kBlock = 1024;
-// Sources that one loop reads. Each number of them is one more loop to compile. So only sums of floats, which training
-// computes all the time, get more than two.
+// Largest number of sources that one loop reads. Each number is one more loop to compile. So only sums of floats, which
+// training needs most, have loops for more than two.
 template <class T, class Op>
 constexpr std::size_t kFan = std::is_same_v<Op, Sum> && !std::is_integral_v<T> ? 4 : 2;
 
@@ -36,7 +36,7 @@ inline void copy_to_others(const Reduction& r, std::size_t offset, std::size_t b
 }
 
 // out = post * fold(carry, pre * sources...): one loop, which reads each source before it writes its element of out.
-// The carry is the result of earlier sources, and scaled already.
+// The carry is the fold of earlier sources, already scaled by `pre`.
 template <class T, class Op, bool kScaled, bool kCarry, int kSources, class Out>
 void fold(Loose<Out>* out, const Loose<Stage<T>>* carry, const std::byte* const* sources, std::size_t offset,
           std::size_t count, Stage<T> pre, Stage<T> post) {
@@ -92,7 +92,7 @@ void reduce_direct(const Reduction& r) {
     if (r.source_count <= kMost) {
       fold_some<T, Op, kScaled, false>(out, nullptr, r.sources, r.source_count, offset, count, pre, post);
     } else {
-      // The destination may be a source not read yet, so the result of the first sources waits in `partial`.
+      // The destination may be a source that is not read yet, so the result of earlier sources stays in `partial`.
       fold<T, Op, kScaled, false, kMost>(partial, nullptr, r.sources, offset, count, pre, 1);
       std::size_t done = kMost;
       for (; r.source_count - done > kMost; done += kMost) {
@@ -175,7 +175,7 @@ constexpr void enter_floating(Table& table, DType type) {
 
 constexpr Table make_table() {
   Table table = {};
-  // Bytes that are 0 or 1: OR is their maximum and AND their minimum.
+  // bool: for bytes that are 0 or 1, OR is the maximum and AND the minimum.
   ReduceFn* row = table.reduce[static_cast<int>(DType::kBool)];
   row[static_cast<int>(ReduceOp::kSum)] = row[static_cast<int>(ReduceOp::kMax)] = reduce<std::uint8_t, Max>;
   row[static_cast<int>(ReduceOp::kProduct)] = row[static_cast<int>(ReduceOp::kMin)] = reduce<std::uint8_t, Min>;
@@ -199,7 +199,7 @@ constexpr Table make_table() {
 
 }  // namespace
 
-// Constant-initialised: no code of a level runs before its CPU check.
+// Constant-initialized: no code of a level runs before the check of the CPU.
 constinit const Table table = make_table();
 
 }  // namespace sordino::kernels::SORDINO_LEVEL

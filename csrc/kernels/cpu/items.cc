@@ -1,5 +1,5 @@
-// kernels/unchanged.h: the walk over the items, the samples, and the values gathered at them. The levels compare; the
-// code here touches a hundredth of the memory, or one byte per element.
+// Functions of kernels/unchanged.h: the loop over the items, the samples, and the values at the samples. Comparisons
+// are in the code of the levels. The code here uses only samples, or one byte per element.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -30,7 +30,7 @@ void store(std::byte* array, std::size_t index, T value) {
   throw UsageError("item " + std::to_string(item) + " " + why);
 }
 
-// to[k] = from[indices[k]]. Prefetches, because the samples lie too far apart for the hardware to predict them.
+// to[k] = from[indices[k]]. Prefetches, because samples are too far apart for the hardware to predict them.
 template <class Word>
 void gather_words(const std::byte* from, const std::byte* indices, std::size_t count, std::size_t known,
                   std::byte* to) {
@@ -43,7 +43,7 @@ void gather_words(const std::byte* from, const std::byte* indices, std::size_t c
   }
 }
 
-// `known`: number of indices in the array, of which the first `count` are gathered now.
+// `known`: number of valid indices in the array, of which the first `count` are gathered.
 void gather(DType type, const std::byte* from, const std::byte* indices, std::size_t count, std::size_t known,
             std::byte* to) {
   switch (size_of(type)) {
@@ -54,13 +54,13 @@ void gather(DType type, const std::byte* from, const std::byte* indices, std::si
   }
 }
 
-// Halves the counters if one of them is full.
+// Halves all counters if one of them is 255.
 void age(std::uint8_t* counters, std::size_t count) {
   if (count == 0 || std::memchr(counters, 255, count) == nullptr) return;
   for (std::size_t i = 0; i < count; ++i) counters[i] /= 2;
 }
 
-// Several histograms, because a second increment of the same bin must wait until the first store can be read back.
+// Histogram in several parts: a second increment of the same bin would wait for the first one's store.
 struct Histogram {
   static constexpr std::size_t kParts = 8, kBins = 256;
   std::uint32_t parts[kParts][kBins] = {};
@@ -84,7 +84,7 @@ struct Histogram {
 class AtLeast {
  public:
   explicit AtLeast(std::uint8_t bound) : low_((bound & 0x7f) * kOnes), small_(bound & 0x80 ? 0 : kTops) {}
-  // Each byte's low bits, under a set top bit, minus the bound's low bits: the top bit is cleared if they are smaller.
+  // Subtracts the bound's low bits from each byte's low bits under a set top bit, which is cleared if they are smaller.
   std::uint64_t operator()(std::uint64_t bytes) const {
     const std::uint64_t enough = (bytes | kTops) - low_;
     return (bytes & enough & kTops) | ((bytes | enough) & small_);
@@ -98,12 +98,12 @@ class AtLeast {
 void select_one(const std::byte* counters, std::size_t count, std::size_t samples, std::byte* indices) {
   if (samples == 0) return;
   const Histogram histogram(counters, count);
-  std::size_t ties = samples;  // samples with exactly the counter `cut`
+  std::size_t ties = samples;  // number of samples whose counter is exactly `cut`
   int cut = 255;
   for (; histogram[static_cast<std::size_t>(cut)] < ties; --cut) ties -= histogram[static_cast<std::size_t>(cut)];
   AtLeast candidate(static_cast<std::uint8_t>(cut));
   std::size_t taken = 0;
-  std::uint64_t last = 0;  // bytes past the end do not matter: all samples are taken by then
+  std::uint64_t last = 0;  // zeros past the end do no harm: all samples are taken by then
   std::memcpy(&last, counters + count / 8 * 8, count % 8);
   for (std::size_t begin = 0; begin < count; begin += 8) {
     const auto eight = begin + 8 <= count ? load<std::uint64_t>(counters + begin, 0) : last;

@@ -1,5 +1,5 @@
-// Walks over arrays in lanes. 16-bit floats use the level's widest lanes, because compilers do not vectorise their
-// conversions well. All other types use single elements, which compilers do vectorise. Included by impl.h only.
+// Loops over arrays in lanes. 16-bit floats use the level's widest vectors, because compilers do not vectorize their
+// conversions well. All other types use single elements, which compilers do vectorize. Included by impl.h only.
 #pragma once
 
 #include "kernels/cpu/element.h"
@@ -12,13 +12,13 @@ namespace sordino::kernels::SORDINO_LEVEL {
 namespace {
 
 struct Single {
-  // 16-bit floats go in and out as integers: GCC 12 vectorises no loop that copies a struct.
+  // 16-bit floats are loaded and stored as integers: GCC 12 vectorizes no loop that copies a struct.
   template <class T>
   static Stage<T> load(const Loose<T>* p) {
     if constexpr (std::is_class_v<T>) return decode(T{p->value.bits});
     if constexpr (!std::is_class_v<T>) return p->value;
   }
-  // Out is T, or Stage<T> where a partial result waits for more sources.
+  // Out is T, or Stage<T> for a partial result.
   template <class Out>
   static void store(Loose<Out>* p, Stage<Out> value) {
     if constexpr (std::is_class_v<Out>) {
@@ -38,13 +38,13 @@ inline Vector load_as(const void* p) {
   return vector;
 }
 
-// Floats, and the integers from which 16-bit elements become floats. Plain __builtin_convertvector would do for the
-// last two functions, but GCC 12 takes it apart into narrow steps.
+// Vectors of floats, and of the integers between 16-bit elements and floats. __builtin_convertvector could replace
+// widen() and narrow(), but GCC 12 splits it into narrow steps.
 #if defined(__AVX512F__)
 using Floats = __m512;
 using Bits16 = __m256i;
 using Bits32 = std::uint32_t __attribute__((vector_size(64)));
-// The zero-masking forms, because GCC 12 warns of uninitialised variables inside the unmasked ones.
+// Zero-masking forms, because GCC 12 warns of uninitialized variables inside the unmasked ones.
 inline Floats from_half(Bits16 bits) { return _mm512_maskz_cvtph_ps(0xffff, bits); }
 inline Bits16 to_half(Floats value) { return _mm512_maskz_cvtps_ph(0xffff, value, _MM_FROUND_TO_NEAREST_INT); }
 inline Bits32 widen(Bits16 bits) { return reinterpret_cast<Bits32>(_mm512_maskz_cvtepu16_epi32(0xffff, bits)); }
@@ -62,10 +62,10 @@ inline Bits16 narrow(Bits32 bits) {
 }
 #endif
 
-// Conversion keeps a core too busy to look far ahead, and the hardware's prefetchers do not make up for it: without
-// this prefetch, large bfloat16 arrays take up to three times as long. An address past the end of an array is harmless
-// here, but only as a number.
-constexpr std::size_t kLine = 64;  // bytes that one prefetch brings
+// Conversions keep a core too busy to load far ahead, and the hardware's prefetchers do not suffice: without this
+// prefetch, large bfloat16 arrays take up to 3 times as long. A prefetch past the end of an array is harmless, but a
+// pointer there is not valid: so the address is an integer.
+constexpr std::size_t kLine = 64;  // bytes that one prefetch loads
 inline void prefetch(const void* p) {
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(p) + 1024));
 }
@@ -100,7 +100,7 @@ struct Wide {
 };
 #endif
 
-// Calls body(lane, i) so that every i < count is covered once; body loads from and stores to index i through lane.
+// Calls body(lane, i) so that each index below `count` is covered once. body loads and stores at index i through lane.
 template <class T, class Body>
 inline void for_lanes(std::size_t count, Body body) {
   std::size_t i = 0;

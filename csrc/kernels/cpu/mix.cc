@@ -70,7 +70,7 @@ void mix(DType type, std::span<const std::byte* const> inputs, std::span<std::by
     }
     shares.push_back({of[k].data(), of[k].size(), average.into.data(), average.into.size(), average.scale});
   }
-  if (shares.size() == 1 || function == nullptr) {  // plain reductions need no tiles
+  if (shares.size() == 1 || function == nullptr) {  // separate reductions suffice
     if (shares.size() > 1 && clashes(inputs, outputs, averages))
       throw UsageError("kernels::mix: " + std::string(name_of(type)) + " is not a floating type");
     for (const Share& share : shares) reduce_share(type, sources, outputs, share, count);

@@ -1,6 +1,5 @@
-// Several averages of the same vectors at once. A tile of every input is read before any output is written, and waits
-// in the first-level cache. So there is one pass over memory, whichever inputs the averages read. Included by impl.h
-// only.
+// Several averages of the same vectors at once. A tile of every input is read into the first-level cache before any
+// output is written. So there is one pass over memory, whichever inputs the averages read. Included by impl.h only.
 #pragma once
 
 #include "kernels/cpu/lanes.h"

@@ -1,4 +1,4 @@
-// Modulo codes: checks, sizes, estimates, and the walk over blocks. A block is the work of the level in use
+// Modulo codes: checks, sizes, estimates, and the loop over blocks. The level in use encodes and adds each block
 // (residues.h).
 #include "kernels/modulo.h"
 

@@ -9,7 +9,7 @@
 namespace sordino::kernels {
 namespace {
 
-constexpr std::size_t kLeastTimed = 16 * 1024;  // shorter streaming stores may still be under way when the copy ends
+constexpr std::size_t kLeastTimed = 16 * 1024;  // in bytes; stores of smaller copies may end after the timer
 
 StoreChoice choice;
 

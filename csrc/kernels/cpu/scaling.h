@@ -1,4 +1,4 @@
-// Integers times a factor: saturate() of the product in double (element.h), computed faster. Included by impl.h only.
+// Integers times a factor: as saturate() of the product in double (element.h), but faster. Included by impl.h only.
 #pragma once
 
 #include "kernels/cpu/lanes.h"
@@ -11,14 +11,14 @@ inline std::uint16_t upper_half_of_product(std::uint16_t a, std::uint16_t b) {
   return static_cast<std::uint16_t>((static_cast<std::uint32_t>(a) * b) >> 16);
 }
 
-// A factor in fixed point: its magnitude times 2^16 for 8-bit integers, times 2^32 and below 1 for 16-bit ones. GCC 12
-// needs to know that the halves have 16 bits to find the instruction above.
+// A factor in fixed point: its magnitude times 2^16 for 8-bit integers, or times 2^32 for 16-bit integers and factors
+// below 1. GCC 12 uses the instruction above only if the halves have 16 bits.
 struct FixedPoint {
   std::uint16_t high, low;
   std::uint16_t negative;  // all ones, or 0 (always for unsigned integers)
 };
 
-// This loop and the next two are out of line: inlined into each fold they would be most of the code of a level.
+// This loop and the next two are not inlined: in every fold, they would be most of the code of a level.
 template <class T>
 [[gnu::noinline]] void scale_fixed(const Loose<T>* in, Loose<T>* out, std::size_t count, FixedPoint factor) {
   using Word = std::conditional_t<std::is_signed_v<T>, std::int16_t, std::uint16_t>;
@@ -44,11 +44,11 @@ template <class T>
   }
 }
 
-// Up to 32 bits: their limits are doubles, and values between the limits convert without overflow.
+// For types of up to 32 bits: their limits are doubles, and values between the limits convert without overflow.
 template <class T>
 [[gnu::noinline]] void scale_bounded(const Loose<T>* in, Loose<T>* out, std::size_t count, double factor) {
   using Int = std::conditional_t<sizeof(T) < sizeof(std::int32_t), std::int32_t, T>;
-  // Read at run time: GCC 12 turns limits that it knows into masks, which take twice as long as minimum and maximum.
+  // Read at run time: GCC 12 turns known limits into masks, which take twice as long as minimum and maximum.
   const volatile double limits[] = {std::numeric_limits<T>::min(), std::numeric_limits<T>::max()};
   const double min = limits[0], max = limits[1];
   SORDINO_INDEPENDENT
@@ -68,13 +68,13 @@ template <class T>
   }
 }
 
-// A factor of `count` integers.
+// Multiplication of integers by a factor. `count`: number of integers in all calls of apply().
 template <class T>
 class Scaling {
  public:
   Scaling(double factor, std::size_t count) : factor_(bounded(factor)) {
     if constexpr (sizeof(T) <= 2) {
-      // Only for many integers, because all values of T are tried.
+      // Only for many integers, because choose_fixed() tries all values of T.
       if (factor_ != 1 && count / 4 >= kValues) choose_fixed();
     }
   }
@@ -106,10 +106,10 @@ class Scaling {
     return factor < kMin ? kMin : factor > kMax ? kMax : factor;
   }
 
-  // Fixed point is exact if it is for every value of T, so they are all tried. With b bits, the factors that give the
-  // same results are an interval between two fractions with denominators below 2^b. Those are more than 4^-b apart, so
-  // a multiple of 4^-b lies between them: the one below the factor or the one above. The exceptions are factors just
-  // below a fraction, for which some products round up to an integer in double while others do not.
+  // Tries all values of T: fixed point is used only if it is exact for each. With b bits, the factors that give the
+  // same results are an interval between two fractions with denominators below 2^b. These are more than 4^-b apart, so
+  // a multiple of 4^-b lies between them: the next one below or above the factor. The exceptions are factors just below
+  // a fraction, for which some products round up to an integer in double while others do not.
   void choose_fixed() {
     const double magnitude = factor_ < 0 ? -factor_ : factor_;
     if (sizeof(T) == 2 && magnitude >= 1) return;

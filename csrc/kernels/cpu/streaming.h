@@ -1,4 +1,4 @@
-// Copy by streaming stores. Included by files of several instruction set levels, so it has internal linkage.
+// Copies with streaming stores. Files of several instruction set levels include this, so it has internal linkage.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace {
 #if defined(__SSE2__)
 inline constexpr bool kCanStream = true;
 
-// Its stores are ordered before later ones only after streamed().
+// Its stores are ordered before later stores only by streamed().
 inline void stream(std::byte* to, const std::byte* from, std::size_t bytes) {
   constexpr std::size_t kLine = 64;
   const std::size_t before = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;

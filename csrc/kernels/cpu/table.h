@@ -15,7 +15,7 @@
 
 namespace sordino::kernels {
 
-// The arguments of kernels::reduce; at least one source, one destination and one element.
+// Arguments of kernels::reduce, with at least one source, one destination and one element.
 struct Reduction {
   const std::byte* const* sources;
   std::size_t source_count;
@@ -35,7 +35,7 @@ struct Comparison {
   std::size_t count;
   double scale;
   std::byte* kept;         // copy of `now`, which may be `before`; null if not wanted
-  std::uint8_t* counters;  // of elements that differ, or null
+  std::uint8_t* counters;  // counters of changes, one per element, or null
 };
 
 // One average, as in mix.h.
@@ -69,7 +69,7 @@ struct Encoding {
   std::byte* encoded;
 };
 
-// values[i] = weight * x[i], or that plus its former value.
+// One block to be decoded: values[i] = weight * x[i], or with `add`, values[i] += weight * x[i].
 struct Decoding {
   const std::byte* encoded;
   std::size_t count;
@@ -78,7 +78,7 @@ struct Decoding {
   float* values;
   float weight;
   bool add;
-  float* given;  // counts of the values that the block has, or null
+  float* given;  // counters of decoded values, one per value, or null
 };
 
 // One block of at most `block` values, to be encoded for an estimated distance of the receiver's values (modulo.h).
@@ -102,9 +102,9 @@ struct ResidueDecoding {
   float* distance;  // gets the largest |Q(x[i]) - values[i]|
 };
 
-// The header of a modulo code: the upper bits of the step, a positive float without the others, and a checksum.
+// Header of a block of modulo codes: the low 10 bits are bits of the step, and the others are the checksum.
 static constexpr std::uint32_t kStepMask = 0x3ff;
-static constexpr int kStepShift = 21;               // a step has 8 bits of exponent and 2 of mantissa
+static constexpr int kStepShift = 21;               // a step is a positive float, with 2 bits of mantissa
 static constexpr std::uint32_t kNotFinite = 0x3ff;  // a NaN
 static constexpr std::uint32_t kLeastStep = 0x00800000, kMostStep = 0x7e800000;  // 2^-126 and 2^126
 
@@ -117,7 +117,7 @@ static inline std::uint32_t header_of(const std::byte* encoded) {
 // Bits of the step, as a float.
 static constexpr std::uint32_t step_bits(std::uint32_t header) { return (header & kStepMask) << kStepShift; }
 
-// Largest distance, in steps, that is decoded for certain: both values are rounded.
+// Largest distance, in steps, that is always decoded correctly: both values are rounded.
 static constexpr float reach_of(int bits) { return static_cast<float>((1 << (bits - 1)) - 2); }
 
 static constexpr float margin_of(int bits) { return bits == 4 ? ModuloCodec::kMargin4 : ModuloCodec::kMargin8; }
@@ -138,7 +138,7 @@ using LargestFn = std::uint32_t (*)(const float* values, std::size_t count);  //
 
 inline constexpr int kReduceOpCount = 6;
 
-// A null entry means that the operation does not exist for that type (or that it is not a fold, such as kAverage).
+// Null: the operation does not exist for the type (or is not a fold, such as kAverage).
 struct Table {
   ReduceFn reduce[kDTypeCount][kReduceOpCount];
   AxpbyFn axpby[kDTypeCount];

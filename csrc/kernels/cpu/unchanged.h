@@ -1,5 +1,5 @@
-// Count of the elements that are the same in two arrays. Every step over a block is a loop of its own, which compilers
-// vectorise; all but the first find the block in the first-level cache. Included by impl.h only.
+// Counts the elements that are the same in two arrays. Each step on a block is a separate loop, which compilers
+// vectorize. All steps but the first find the block in the first-level cache. Included by impl.h only.
 #pragma once
 
 #include "kernels/cpu/lanes.h"
@@ -89,7 +89,7 @@ std::size_t count_same(const Comparison& c) {
 }
 
 constexpr void enter_comparisons(Table& table) {
-  // Integers and bool by their width.
+  // Integers and bool, by their size in bytes.
   constexpr CountSameFn by_width[] = {nullptr,
                                       count_same<std::uint8_t>,
                                       count_same<std::uint16_t>,

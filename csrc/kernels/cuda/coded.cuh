@@ -1,4 +1,4 @@
-// Blocks of a codec's call, and the values of a block: shared by codes.cu and largest.cu.
+// Blocks of one call of a codec, and loops over their values. Shared by codes.cu and largest.cu.
 #pragma once
 
 #include <limits>
@@ -17,8 +17,8 @@ static_assert(kWarp == kSumLanes);
 struct Blocks {
   std::uint64_t count;        // values
   std::uint32_t block, kept;  // values of a block
-  std::uint32_t bits;         // of a position in a block, of 1 << bits values
-  std::uint32_t bytes;        // of an encoded block
+  std::uint32_t bits;         // bits of a position in a block, which has 1 << bits values
+  std::uint32_t bytes;        // bytes of an encoded block
 
   Blocks(const Codec& codec, std::size_t count)
       : count(count),
@@ -27,14 +27,14 @@ struct Blocks {
         bits(index_bits(codec.block())),
         bytes(static_cast<std::uint32_t>(codec.bytes(codec.block()))) {}
   SORDINO_BOTH std::uint64_t blocks() const { return (count + block - 1) >> bits; }
-  // Values of block `number`: all, but for the last block.
+  // Number of values of block `number`: `block`, or fewer in the last block.
   SORDINO_BOTH std::uint32_t values_of(std::uint64_t number) const {
     const std::uint64_t left = count - (number << bits);
     return left < block ? static_cast<std::uint32_t>(left) : block;
   }
 };
 
-// Blocks of threads for `work`, of which each does `share`.
+// Number of thread blocks for `work` items, if each block does `share` of them.
 inline std::uint32_t grid_for(std::uint64_t work, std::uint64_t share) {
   const std::uint64_t blocks = (work + share - 1) / share;
   if (blocks > std::numeric_limits<std::int32_t>::max()) throw UsageError("kernels::cuda: more values than any memory");
@@ -43,7 +43,7 @@ inline std::uint32_t grid_for(std::uint64_t work, std::uint64_t share) {
 
 __device__ inline std::uint32_t magnitude_bits(float value) { return bits_of(value) & kMagnitude; }
 
-// Calls use(i, values[i]) for i = thread, thread + threads and so on, in this order. Some loads are in flight at once.
+// Calls use(i, values[i]) for i = thread, thread + threads and so on, in order. Several loads are in flight at once.
 template <class Use>
 __device__ void each_value(const float* values, std::uint32_t count, std::uint32_t thread, std::uint32_t threads,
                            const Use& use) {
@@ -63,7 +63,7 @@ __device__ void each_value(const float* values, std::uint32_t count, std::uint32
   }
 }
 
-// The work of the sparse codes, on the current device.
+// encode and decode for the sparse codes, on the current device.
 void encode_largest(const Codec& codec, const float* values, std::size_t count, std::byte* encoded,
                     std::uint32_t* infinite, cudaStream_t stream);
 void decode_largest(const Codec& codec, const std::byte* encoded, std::size_t count, float* values, float weight,

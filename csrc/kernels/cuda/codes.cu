@@ -1,4 +1,4 @@
-// The codecs with a code for each value. A warp encodes a block, and a thread decodes a value.
+// The codecs that are not sparse. A warp encodes a block, and a thread decodes some values.
 #include "kernels/cuda/coded.cuh"
 
 namespace sordino::kernels::cuda {
@@ -27,7 +27,7 @@ template <Code kCode>
 __global__ void __launch_bounds__(kThreads)
     encode_blocks(const Blocks blocks, const float* values, std::byte* encoded, std::uint32_t* infinite) {
   constexpr std::uint32_t kCount = kPlanes<kCode>, kBits = 8 / kCount;
-  constexpr std::uint32_t kBytes = kCount < 4 ? 4 / kCount : 1;  // that a thread writes after one wait for their values
+  constexpr std::uint32_t kBytes = kCount < 4 ? 4 / kCount : 1;  // that a thread writes per round of loads
   const std::uint64_t number = std::uint64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
   if (number >= blocks.blocks()) return;
   const std::uint32_t lane = threadIdx.x % kWarp, count = blocks.values_of(number);

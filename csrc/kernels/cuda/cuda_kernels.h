@@ -1,4 +1,4 @@
-// The kernels of kernels/device_kernels.h on NVIDIA's GPUs: part of libsordino_cuda.so, like all of this folder.
+// The kernels of kernels/device_kernels.h on NVIDIA GPUs. This folder is part of libsordino_cuda.so.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,7 @@ struct Lender {
   std::function<void(std::byte*, Stream)> give_back;
 };
 
-// Makes the kernels of CUDA device `ordinal`, whose streams are cudaStream_t. Throws DeviceError if the device is
-// missing or refuses.
+// Makes the kernels of CUDA device `ordinal`, with cudaStream_t as streams. Throws DeviceError if the device fails.
 std::unique_ptr<Kernels> make(int ordinal, Lender lender);
 
 }  // namespace sordino::kernels::cuda

@@ -16,13 +16,13 @@ namespace sordino::kernels::cuda {
 template <class Failure = DeviceError>
 void check(cudaError_t error, const std::string& call) {
   if (error == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());  // clears the error, so that another caller does not find it again
+  static_cast<void>(cudaGetLastError());  // clears the error, so that no other caller gets it
   throw Failure(call + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")");
 }
 
 inline cudaStream_t cuda_stream(Stream stream) { return reinterpret_cast<cudaStream_t>(stream); }
 
-// Driver functions without a counterpart in the runtime: they leave a thread in no context if it was in none.
+// Driver functions. The runtime's functions would leave a thread that has no context with one.
 struct Driver {
   CUresult (*device)(CUdevice*, int);
   CUresult (*retain)(CUcontext*, CUdevice);
@@ -30,14 +30,14 @@ struct Driver {
   CUresult (*pop)(CUcontext*);
 };
 
-// `since`: the version of CUDA that has the function in this form.
+// `since`: the CUDA version that introduced this form of the function.
 template <class Function>
 void find_in_driver(const char* name, Function*& function, unsigned int since = 7000) {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result{};
 #if CUDART_VERSION >= 12050
   check(cudaGetDriverEntryPointByVersion(name, &found, since, cudaEnableDefault, &result), name);
-#else  // it has only the older function, which later versions deprecate
+#else  // has only this function, which later versions deprecate
   static_cast<void>(since);
   check(cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result), name);
 #endif
@@ -57,8 +57,8 @@ inline const Driver& driver() {
   return found;
 }
 
-// The context of a device, which the runtime and PyTorch use as well. Once retained, it stays until the process ends,
-// and so does the list, because handles may be destroyed after static objects.
+// The primary context of a device, which the runtime and PyTorch use, too. It is retained until the process ends. The
+// list is never destroyed, because handles may be destroyed after static objects.
 inline CUcontext context_of(int ordinal) {
   static std::mutex mutex;
   static auto* all = new std::map<int, CUcontext>;
@@ -73,9 +73,8 @@ inline CUcontext context_of(int ordinal) {
   return context;
 }
 
-// Makes a device the current one of this thread while it lives. It also relaxes the capture mode: another thread may be
-// capturing a CUDA graph, and calls such as cudaMalloc and cudaEventQuery, which add nothing to a graph, would end that
-// capture.
+// Makes a device current in this thread while it lives, and relaxes the capture mode: another thread may be capturing a
+// CUDA graph, and calls such as cudaMalloc and cudaEventQuery, which add nothing to a graph, would end its capture.
 class Current {
  public:
   explicit Current(int ordinal) {
@@ -92,7 +91,7 @@ class Current {
   Current& operator=(const Current&) = delete;
 
  private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // while this lives: the thread's previous mode
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // after the constructor: the thread's previous mode
 };
 
 }  // namespace sordino::kernels::cuda

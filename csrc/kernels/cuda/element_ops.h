@@ -1,4 +1,4 @@
-// Operations that compute elements from elements at the same place: reductions, a * x + b * y, LARS, copies.
+// Operations that compute an element from the elements at the same index: reductions, a * x + b * y, LARS, copies.
 #pragma once
 
 #include "kernels/cuda/walk.h"
@@ -7,8 +7,8 @@ namespace sordino::kernels::cuda {
 
 struct Nothing {};
 
-// Packs loaded at once: enough to hide the latency of memory, few enough to leave registers to other blocks. For
-// operations that unpack all of these packs; a narrow element unpacked takes four to eight times its size.
+// Number of packs loaded at once: enough to hide the latency of memory, and few enough to leave registers for other
+// blocks. For operations that unpack all packs: an unpacked narrow element takes 4 to 8 times its size.
 template <class T, int kWidth>
 inline constexpr int kInFlight = kWidth == 1 || sizeof(T) >= sizeof(float) ? 4 : static_cast<int>(sizeof(T));
 
@@ -34,8 +34,7 @@ SORDINO_BOTH inline void fold(ReduceOp op, Stage (&values)[kCount], const Stage 
   }
 }
 
-// A row has `sources` sources, then destinations. Multiplying a float by 1 is exact, so there is no separate code
-// without a scale.
+// A row has `sources` sources, then destinations. Floats are always scaled, because multiplying by 1 is exact.
 template <class T>
 struct Reduce {
   using Element = T;
@@ -90,7 +89,7 @@ struct Reduce {
   }
 };
 
-// Scaled integers: through double, element by element. Slow, but training does not use them.
+// Scaled integers, computed in double, element by element. Slow, but training does not use them.
 template <class T>
 struct ReduceScaled {
   using Element = T;
@@ -151,7 +150,7 @@ struct Axpby {
   }
 };
 
-// device_kernels.h's lars_step of a row (weights, gradient) or (weights, gradient, velocity).
+// Kernels::lars_step of a row (weights, gradient) or (weights, gradient, velocity).
 template <class T>
 struct Lars {
   using Element = T;
@@ -192,9 +191,8 @@ struct Lars {
   }
 };
 
-// Copies bytes from the first address of a row to all others. Packs are aligned at the first destination. At an address
-// with less alignment, an access is split into narrower ones. So a tensor of odd size does not slow down the tensors
-// behind it.
+// Copies bytes from the first address of a row to all others. Packs are aligned at the first destination. At less
+// aligned addresses, an access is split into narrower ones. So a tensor of odd size does not slow down later tensors.
 struct Copy {
   using Element = std::uint8_t;
   using State = Nothing;
@@ -210,7 +208,7 @@ struct Copy {
     const std::byte* const from = row.at(0) + i;
     in_words<kWidth>(from, [&](auto word) {
       using Word = decltype(word);
-      // If accesses are narrow, one pack has enough of them in flight.
+      // If accesses are narrow, those of one pack are enough in flight.
       constexpr int kPacks = sizeof(Word) * 4 < kWidth ? 1 : 4;
       SORDINO_NO_UNROLL
       for (int first = 0; first < live; first += kPacks) {
@@ -233,7 +231,7 @@ struct Copy {
   }
 
  private:
-  // Calls visitor(Word{}) with the widest word by which a pack at the address can be accessed.
+  // Calls visitor(Word{}) with the widest word that can access a pack at the address.
   template <int kWidth, class Visitor>
   SORDINO_BOTH static void in_words(const std::byte* at, const Visitor& visitor) {
     const auto address = reinterpret_cast<std::uintptr_t>(at);

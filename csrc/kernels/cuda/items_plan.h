@@ -7,7 +7,7 @@
 
 namespace sordino::kernels::cuda {
 
-// The type as which elements are compared. Without rounding it is an unsigned integer: bits count, whatever they mean.
+// The type as which elements are compared. Without rounding, only bits count: an unsigned integer of the same size.
 inline DType compared_as(DType type, bool rounded) {
   constexpr DType words[] = {DType::kUInt8, DType::kUInt16, DType::kUInt32, DType::kUInt64};
   std::size_t log2 = 0;
@@ -15,7 +15,7 @@ inline DType compared_as(DType type, bool rounded) {
   return rounded ? type : words[log2];
 }
 
-// Calls visitor(tag, items) with the items that are compared as each type, if there are any.
+// Calls visitor(tag, indices) for each type as which items are compared, with the indices of these items.
 template <class Visitor>
 void by_type(const Items& items, bool rounded, const Visitor& visitor) {
   std::vector<std::size_t> of_type[kDTypeCount];
@@ -68,7 +68,7 @@ inline Table samples(const Items& items, std::span<const std::size_t> chosen, co
   return table;
 }
 
-// Rows (indices, elements, samples, item's key).
+// Rows (indices, elements, samples, the item's key).
 inline Table draws(const Items& items, std::uint64_t key, const std::byte* indices) {
   Table table(4);
   std::uint64_t item = 0;
@@ -80,8 +80,8 @@ inline Table draws(const Items& items, std::uint64_t key, const std::byte* indic
   return table;
 }
 
-// Rows (counters, indices, samples, counters before the item's) of the items that have elements. Each begins at a
-// multiple of 16 bytes.
+// Rows (counters, indices, samples, skipped) of the items that have elements. A row begins at a multiple of 16 bytes,
+// so its first `skipped` counters are not the item's.
 inline Table selections(const Items& items, const std::byte* counters, const std::byte* indices) {
   Table table(4);
   for (const Items::Row& row : items.rows()) {

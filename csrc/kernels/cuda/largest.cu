@@ -1,10 +1,10 @@
 // The sparse codecs: the largest values of a block, by a block of threads.
 //
-//   1. the bar: the smallest magnitude that is kept, and how many values equal to it are kept. Three histograms of the
-//      magnitudes' bits, 11 and then twice 10 of them, each of the values that agree with the bar so far
-//   2. the positions of the kept values, rising, in shared memory. Each warp has a part of the block
-//   3. for kTop, sums of the kept values, by the first warp
-//   4. the encoded bytes, each by one thread, from the numbers of which it has bits
+//   1. the bar: the smallest kept magnitude, and how many values with it are kept. Three histograms find it: of the
+//      magnitudes' upper 11, next 10 and last 10 bits, each for the values whose higher bits equal the bar's
+//   2. the positions of the kept values, in rising order, in shared memory. Each warp has a part of the block
+//   3. for kTop, the sums of kept magnitudes, by the first warp
+//   4. the encoded bytes. A thread writes a whole byte, from all values that have bits in it
 #include "kernels/cuda/coded.cuh"
 
 namespace sordino::kernels::cuda {
@@ -19,7 +19,7 @@ struct Bar {
 __device__ Bar find_bar(const float* values, std::uint32_t count, std::uint32_t kept) {
   __shared__ std::uint32_t bins[kBins];
   __shared__ Bar found;
-  Bar bar{0, kept};  // ties: how many values with these upper bits are kept
+  Bar bar{0, kept};  // ties: number of kept values with these upper bits
   for (int shift = 20, known = 31; shift >= 0; known = shift, shift -= 10) {
     for (std::uint32_t bin = threadIdx.x; bin < kBins; bin += kThreads) bins[bin] = 0;
     __syncthreads();
@@ -29,7 +29,7 @@ __device__ Bar find_bar(const float* values, std::uint32_t count, std::uint32_t 
       if (bits >> known == bar.magnitude >> known) atomicAdd(&bins[bits >> shift & mask], 1U);
     });
     __syncthreads();
-    // Bins from the highest one on.
+    // Each thread takes some bins, from the highest one down.
     const std::uint32_t first = kBins - 1 - threadIdx.x * kBinsOfThread;
     std::uint32_t own = 0, all;
     for (std::uint32_t k = 0; k < kBinsOfThread; ++k) own += bins[first - k];
@@ -45,10 +45,10 @@ __device__ Bar find_bar(const float* values, std::uint32_t count, std::uint32_t 
   return bar;
 }
 
-// Two numbers up to 2^14 are added up as one.
+// Packs two numbers of at most 2^14, so that one sum adds both.
 __device__ std::uint32_t packed(std::uint32_t above, std::uint32_t ties) { return above | ties << 16; }
 
-// Writes the positions of the kept values, and returns whether this thread has found only finite ones.
+// Writes the positions of the kept values. Returns whether all values that this thread kept are finite.
 __device__ bool find_kept(const float* values, std::uint32_t count, std::uint32_t block, const Bar& bar,
                           std::uint16_t* positions) {
   __shared__ std::uint32_t of_warps[kWarps];
@@ -91,7 +91,7 @@ struct Levels {
   float lower, upper, mean;
 };
 
-// By one warp.
+// Called by one warp.
 __device__ Levels find_levels(const float* values, std::uint32_t kept, const std::uint16_t* positions) {
   const std::uint32_t lane = threadIdx.x % kWarp;
   double sum = 0, lower = 0, upper = 0;
@@ -109,7 +109,7 @@ __device__ Levels find_levels(const float* values, std::uint32_t kept, const std
   return {level_of(warp_sum(lower), kept - above), level_of(warp_sum(upper), above), mean};
 }
 
-// Bits of a kept value with its position; bytes before the first one.
+// Bits of a kept value with its position, and bytes before the first value.
 template <bool kExact>
 SORDINO_BOTH constexpr std::uint32_t width_of(std::uint32_t position_bits) {
   return position_bits + (kExact ? 32 : 2);
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads)
     encode_kept(const Blocks blocks, const float* values, std::byte* encoded, std::uint32_t* infinite) {
   extern __shared__ std::uint16_t positions[];  // of all kept values
   __shared__ Levels levels;
-  __shared__ std::uint32_t unbounded;  // threads that keep a value that is not finite
+  __shared__ std::uint32_t unbounded;  // number of threads that keep a value that is not finite
   const std::uint64_t number = blockIdx.x;
   const std::uint32_t count = blocks.values_of(number), kept = blocks.kept < count ? blocks.kept : count;
   values += number << blocks.bits;

@@ -34,12 +34,12 @@ class Scratch {
   std::byte* data_ = nullptr;
 };
 
-// Loads a kernel on the current device, once. Its first launch would do so, too, but CUDA then waits for all streams of
-// the process, also for those that wait for peers; and the peers may wait for this kernel. Asking for its attributes
-// loads it and waits for nothing (both measured on an H100 with driver 580).
+// Loads a kernel on the current device, once. The first launch would do so, too, but would wait for all streams of the
+// process. Some may wait for peers, which may wait for this kernel. A query of its attributes loads it without waiting
+// (both measured on an H100 with driver 580).
 inline void load(const char* name, const void* kernel) {
   static std::mutex mutex;
-  static auto* loaded = new std::set<std::pair<int, const void*>>;  // threads may still launch when the process ends
+  static auto* loaded = new std::set<std::pair<int, const void*>>;  // threads may launch until the process ends
   int device = 0;
   check(cudaGetDevice(&device), name);
   std::lock_guard lock(mutex);
@@ -48,13 +48,13 @@ inline void load(const char* name, const void* kernel) {
   check(cudaFuncGetAttributes(&attributes, kernel), name);
   loaded->emplace(device, kernel);
 }
-// Whether a kernel with this parameter may read this argument: it gets the argument's bytes, without a conversion.
+// Whether an argument may be passed for a parameter: the kernel gets the argument's bytes, without a conversion.
 template <class Parameter, class Argument>
 inline constexpr bool kPassesAs =
     std::is_same_v<Parameter, Argument> ||
     (std::is_pointer_v<Argument> && std::is_pointer_v<Parameter> && std::is_convertible_v<Argument, Parameter>);
 
-// Replaces <<<>>>, which returns no error: errors would have to be queried, together with those of other calls.
+// Replaces <<<>>>, which returns no error. A query for errors would also return errors of other calls.
 template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), std::uint32_t blocks, std::uint32_t threads,
             std::size_t shared, cudaStream_t stream, const Arguments&... arguments) {
@@ -66,8 +66,8 @@ void launch(const char* name, void (*kernel)(Parameters...), std::uint32_t block
         name);
 }
 
-// Blocks of a multiprocessor, among which its registers are divided: each gets enough for loads in flight. By default
-// the compiler makes room for more blocks, and spills.
+// Blocks per multiprocessor, which share its registers: each gets enough registers for its loads in flight. By default,
+// the compiler allows for more blocks, and spills registers.
 inline constexpr int kBlocks = 3;
 
 template <class Batch, class Operation>
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   walk(batch, blockIdx.x, threadIdx.x, kThreads, operation, state);
 }
 
-// The sum over a block, in thread 0. It is always added in the same order.
+// Returns the sum over a block, in thread 0. The order of additions is always the same.
 template <class Sums>
 __device__ inline Sums block_sum(Sums sums) {
   constexpr unsigned kWarp = 32, kAll = 0xffffffff;

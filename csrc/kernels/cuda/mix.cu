@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   walk(batch, blockIdx.x, threadIdx.x, blockDim.x, operation, state);
 }
 
-// Returns false if these parameters are too small.
+// Returns false if the call does not fit in a launch with these sizes.
 template <int kWords, class Operation>
 bool mix_with(const Table& table, std::size_t inputs, std::span<const Average> averages, bool direct,
               cudaStream_t stream) {
@@ -50,7 +50,7 @@ void CudaKernels::mix(DType type, std::span<const std::byte* const> inputs, std:
     const auto queue = cuda_stream(stream);
     const Current current(ordinal_);
     if (mix_with<128, Mix<T, 512, 64, 4>>(table, inputs.size(), averages, direct, queue)) return;
-    // With one pack at a time, the waiting values need less shared memory.
+    // With one pack at a time, the waiting averages need less shared memory.
     if (mix_with<2000, Mix<T, 4000, 384, 1>>(table, inputs.size(), averages, direct, queue)) return;
     throw UsageError("kernels::cuda::mix: " + std::to_string(averages.size()) + " averages of " +
                      std::to_string(inputs.size()) + " vectors are too many for one launch");

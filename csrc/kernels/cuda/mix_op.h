@@ -22,7 +22,7 @@ struct Mix {
   static constexpr int kAhead = kPacks;
 
   std::uint32_t lists, inputs, averages;
-  bool direct;  // no average reads what another one writes: nothing needs to wait
+  bool direct;  // no average reads what another one writes, so results need not wait
   double scales[kAverages];
   std::uint16_t numbers[kNumbers];
 
@@ -77,7 +77,7 @@ struct Mix {
   }
 
  private:
-  // Packs of a thread: bytes before the first, bytes from one to the next, number of packs.
+  // Packs of a thread: offset of the first, distance from one to the next (both in bytes), and their number.
   struct ThreadPacks {
     std::size_t at, stride;
     int live;

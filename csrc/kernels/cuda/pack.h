@@ -9,7 +9,7 @@
 #endif
 #include "kernels/rounding.h"
 
-// Arrays of values in flight lie in registers only if loops over them are unrolled.
+// Compilers keep arrays in registers only if loops over them are unrolled.
 #if defined(__CUDA_ARCH__)
 #define SORDINO_UNROLL _Pragma("unroll")
 #define SORDINO_NO_UNROLL _Pragma("unroll 1")
@@ -40,7 +40,7 @@ struct AccessOf<kWidest> {
 template <class T, int kWidth>
 using Access = typename AccessOf<sizeof(Pack<T, kWidth>)>::type;
 
-// The address must be a multiple of the access. On the host, where tests run this, others crash as on a GPU.
+// The address must be a multiple of the size of Word. On the host (in tests), others crash, as on a GPU.
 template <class Word>
 SORDINO_BOTH inline Word load_word(const std::byte* from) {
 #if defined(__CUDA_ARCH__)
@@ -98,7 +98,7 @@ SORDINO_BOTH inline void store_packed(std::byte* to, T value) {
   store_each(to, __builtin_bit_cast(Bytes, value));
 }
 
-// Loads the first `live` of several packs, which lie `step` bytes apart; the others are zero.
+// Loads the first `live` of several packs, `step` bytes apart, and sets the others to zero.
 template <class T, int kWidth, int kAhead>
 SORDINO_BOTH inline void load_live(Pack<T, kWidth> (&packs)[kAhead], const std::byte* from, std::size_t step,
                                    int live) {

@@ -1,4 +1,4 @@
-// Conversion of a call's tensors to the batches of walk.h that a kernel can take.
+// Conversion of a call's tensors to batches (walk.h), each of which fits in one launch.
 #pragma once
 
 #include <algorithm>
@@ -15,9 +15,9 @@
 
 namespace sordino::kernels::cuda {
 
-// Words of a batch. There are several sizes, because the cost of a launch grows with its parameter. Every driver takes
-// 4 KiB, and those since 530 take 32 764 bytes; the size between them is for a model of some hundred tensors. The rest
-// of the parameter is for the operation.
+// Words of a batch. There are three sizes, because the cost of a launch grows with the size of its parameters. Every
+// driver allows 4 KiB of parameters, and drivers since 530 allow 32,764 bytes. The size between them is for a model of
+// some hundred tensors. The rest of the parameters is for the operation.
 inline constexpr int kFewWords = 448, kSomeWords = 1024, kManyWords = 4000;
 
 // The words of all rows, row after row, and their counts.
@@ -43,7 +43,7 @@ inline Table table_of(const Rows& rows) {
   return table;
 }
 
-// Rows (source, destination) of bytes: into the flat buffer, or out of it.
+// Rows (source, destination) of bytes, for copies into the flat buffer or out of it.
 inline Table copies(std::span<const Span> tensors, const std::byte* flat, bool into) {
   Table table(2);
   for (const Span& tensor : tensors) {
@@ -68,7 +68,7 @@ inline void check_width(const char* function, const Rows& rows, std::size_t widt
                    std::to_string(rows.addresses.size()) + " in all for " + std::to_string(rows.size()) + " rows)");
 }
 
-// Calls launch(batch, chunks) for batches that hold all rows in order, of elements of `size` bytes.
+// Calls launch(batch, chunks) for batches that together hold all rows, in order. `size`: bytes of an element.
 template <int kWords, class Launch>
 void plan_batches(const Table& table, std::size_t size, std::uint32_t chunk, const Launch& launch) {
   constexpr std::size_t kMostChunks = std::numeric_limits<std::int32_t>::max();  // blocks of a launch

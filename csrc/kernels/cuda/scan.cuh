@@ -1,4 +1,4 @@
-// Sums over the threads of a block, in their order.
+// Sums over the threads of a block or warp.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@ namespace sordino::kernels::cuda {
 
 inline constexpr std::uint32_t kWarp = 32, kAllLanes = 0xffffffff;
 
-// The sum of the `own` of all threads before this one; `all` becomes the sum over all threads. For whole blocks of
-// kScanned threads.
+// Returns the sum of `own` over all threads before this one, and sets `all` to the sum over all threads. Called by all
+// threads of a block of kScanned threads.
 template <std::uint32_t kScanned, class Number>
 __device__ Number exclusive_sum(Number own, Number& all) {
   constexpr std::uint32_t kWarps = kScanned / kWarp;
@@ -32,7 +32,7 @@ __device__ Number exclusive_sum(Number own, Number& all) {
 }
 
 // The sum over a warp's lanes in every lane: the upper half of the lanes is added to the lower half until one is left,
-// as on the CPU (codes.h). Both operands of an addition come in either order, which gives the same bits.
+// as on the CPU (codes.h). The two lanes of an addition add in opposite orders, which gives the same bits.
 template <class Number>
 __device__ Number warp_sum(Number own) {
   for (std::uint32_t distance = kWarp / 2; distance > 0; distance /= 2) {

@@ -1,4 +1,4 @@
-// The samples that moved most: the steps of select_ops.h, and the sums over a block between them.
+// Selection of the elements with the highest counters: kernels for the steps of select_ops.h.
 #include "kernels/cuda/items_plan.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/scan.cuh"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::uint32_t kSelecting = 1024;  // threads
 
-// The cut of a row whose histogram is `bins`.
+// Returns the cut of a row whose histogram is `bins`.
 __device__ Cut find_cut(const Row& row, const std::uint32_t* bins) {
   __shared__ Cut cut;
   const std::uint32_t counter = kBins - 1 - threadIdx.x;
@@ -21,7 +21,7 @@ __device__ Cut find_cut(const Row& row, const std::uint32_t* bins) {
   return cut;
 }
 
-// Two numbers below 2^32 are added up as one.
+// Packs two numbers below 2^32, so that one sum adds both.
 __device__ std::uint64_t packed(const Taken& taken) { return std::uint64_t{taken.ties} << 32 | taken.above; }
 __device__ Taken unpacked(std::uint64_t sums) {
   return {static_cast<std::uint32_t>(sums), static_cast<std::uint32_t>(sums >> 32)};

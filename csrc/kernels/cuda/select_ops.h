@@ -1,10 +1,10 @@
-// kernels::select of rows (counters, indices, samples, counters before the row's). Each block has a chunk of a row:
+// kernels::select of rows (counters, indices, samples, skipped; see items_plan.h). Each block has a chunk of a row:
 //
-//   1. a histogram of each row's counters, and from it the cut: the lowest counter that is taken
-//   2. how many counters each chunk takes
-//   3. the indices in rising order, sixteen counters per thread at a time, behind those of earlier chunks
+//   1. a histogram of each row's counters, which gives the cut: the lowest counter that is taken
+//   2. the number of taken counters of each chunk
+//   3. the indices in rising order, after those of earlier chunks. A thread takes sixteen counters at a time
 //
-// Between the steps, the block waits. Its sums and scans are in select.cu, and for the host in the test.
+// Each step is one kernel. Sums over a block are in select.cu, and for the host in tests/cpp/test_cuda_sums.cc.
 #pragma once
 
 #include "kernels/cuda/walk.h"
@@ -13,7 +13,7 @@ namespace sordino::kernels::cuda {
 
 inline constexpr int kBins = 256;
 
-// Bytes of a chunk. Each block adds up the counts of all earlier chunks, so there must not be many.
+// Bytes of a chunk. Each block adds up the counts of all earlier chunks of its row, so there must not be many.
 inline constexpr std::uint32_t kSelectChunk = 64 << 10;
 
 // Neighboring counters, of which [begin, end) belong to the row.
@@ -23,8 +23,7 @@ struct Sixteen {
   Pack<std::uint8_t, kWidest> values;
 };
 
-// A row begins at a multiple of 16 bytes, perhaps with counters of another row; so does a chunk. `at` is a position in
-// the row, and `end` is where the row ends.
+// Loads sixteen counters. `at`: their position in the row, a multiple of 16. `end`: where the row's chunk ends.
 SORDINO_BOTH inline Sixteen load_sixteen(const Row& row, std::uint64_t at, std::uint64_t end) {
   Sixteen found;
   const std::uint64_t skipped = row.words[3];
@@ -43,8 +42,8 @@ SORDINO_BOTH inline Sixteen load_sixteen(const Row& row, std::uint64_t at, std::
   return found;
 }
 
-// Calls add(counter, times) for this thread's counters. Most counters are equal. Adding many equal ones at once saves
-// contention with other threads.
+// Calls add(counter, times) for this thread's counters. Most neighboring counters are equal: adding them at once
+// reduces contention between threads.
 template <class Add>
 SORDINO_BOTH inline void count_counters(const Row& row, std::uint64_t begin, std::uint64_t end, std::uint32_t thread,
                                         std::uint32_t threads, const Add& add) {
@@ -70,12 +69,12 @@ SORDINO_BOTH inline void count_counters(const Row& row, std::uint64_t begin, std
 struct Cut {
   std::uint32_t counter, ties;
 };
-// Whether a counter that `times` elements have, and `above` elements exceed, is the lowest of `samples` samples.
+// Whether a counter is the lowest that is taken, if `times` elements have it and `above` elements have a higher one.
 SORDINO_BOTH inline bool is_lowest(std::uint64_t times, std::uint64_t above, std::uint64_t samples) {
   return above < samples && samples <= above + times;
 }
 
-// Numbers of counters above the cut and at the cut; for elements before a place, their sums.
+// Numbers of counters above the cut and at the cut, of some elements.
 struct Taken {
   std::uint32_t above, ties;
   SORDINO_BOTH void add(const Taken& other) {

@@ -1,5 +1,5 @@
-// Operations that add up: each thread its share of a chunk, the block its threads, and `combine` a row's chunks. The
-// order is the same wherever the tensors lie: packs are cut from a row's beginning, not at multiples of 16 bytes.
+// Operations that compute sums. Each thread adds up its part of a chunk, the block adds up its threads, and `combine`
+// adds up a row's chunks. The order does not depend on addresses: packs are cut from a row's beginning.
 #pragma once
 
 #include <cmath>
@@ -83,7 +83,7 @@ struct SumUp {
   }
 };
 
-// The sum of the chunks of a row that thread `thread` adds up.
+// Returns the part of the sum over a row's chunks that thread `thread` of `threads` computes.
 template <class Sums, class AnyBatch>
 SORDINO_BOTH inline Sums combine(const AnyBatch& batch, std::uint32_t row, const Sums* chunks, std::uint32_t thread,
                                  std::uint32_t threads) {
@@ -93,7 +93,7 @@ SORDINO_BOTH inline Sums combine(const AnyBatch& batch, std::uint32_t row, const
   return sums;
 }
 
-// Results of a row's sums: the sums themselves, or a norm.
+// Stores a row's results: the sums themselves, or a norm.
 template <class Sums>
 struct StoreSums {
   double* results;

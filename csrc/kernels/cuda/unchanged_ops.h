@@ -65,7 +65,7 @@ struct Compare {
   }
 
  private:
-  // Counters have an alignment of their own. Returns how many are full afterwards.
+  // Counters may be aligned differently from elements. Returns how many are full (255) afterwards.
   template <int kWidth>
   SORDINO_BOTH static std::int32_t count_changes(std::byte* counters, const Pack<std::uint8_t, kWidth>& changed) {
     const bool aligned = reinterpret_cast<std::uintptr_t>(counters) % kWidth == 0;
@@ -84,8 +84,7 @@ struct Compare {
   }
 };
 
-// Stores the counts of a row. The row's word `item` is the index of its item. `full`, if not null, has one flag per
-// row.
+// Stores the counts of a row. A row's word `item` is the index of its item. `full`, if not null, has one flag per row.
 struct StoreCounts {
   std::int64_t* counts;
   std::uint8_t* full;
@@ -96,7 +95,7 @@ struct StoreCounts {
   }
 };
 
-// Halves the counters of rows (counters) that have the flag.
+// Halves the counters of rows (counters) whose flag is set.
 struct Age {
   using Element = std::uint8_t;
   using State = Nothing;
@@ -117,7 +116,7 @@ struct Age {
   }
 };
 
-// kernels::draw of rows (indices, elements, samples, item's key).
+// kernels::draw of rows (indices, elements, samples, the item's key).
 struct Draw {
   using Element = std::uint32_t;
   using State = Nothing;

@@ -1,10 +1,10 @@
-// One walk for all kernels: over many tensors at once, in chunks, with the widest accesses that their addresses allow.
+// walk(), the loop of all kernels: over many tensors at once, in chunks, with the widest accesses that their addresses
+// allow.
 //
-// A launch gets a batch of rows by value, as its parameter: there is no table in device memory to fill, to keep alive
-// or to wait for. A row stands for one tensor: words (addresses, most of them) and a number of elements. A block takes
-// one chunk of one row, which it finds among the chunks' running sums. Its threads then cover the chunk's elements,
-// each element once. An operation (*_ops.h) does the work on some packs of elements at a time, so that all their loads
-// are in flight.
+// A launch gets a batch of rows by value, as its parameter. So no table in device memory has to be filled or waited
+// for. A row stands for one tensor: words (mostly addresses) and a number of elements. A block takes one chunk of one
+// row, which it finds by the running sums of the rows' chunks. Its threads then cover each element of the chunk once.
+// An operation (*_ops.h) works on several packs of elements at a time, so that all their loads are in flight.
 //
 // All of this runs on the host as well, one thread after the other: tests/cpp/test_cuda_walk.cc.
 #pragma once
@@ -15,20 +15,20 @@ namespace sordino::kernels::cuda {
 
 inline constexpr int kThreads = 256;
 
-// Bytes of a chunk in a call of `call_bytes` bytes: the bytes that a block's threads have in flight at once. A small
-// call has smaller chunks, because few blocks would leave most of a GPU idle.
+// Bytes of a chunk in a call of `call_bytes` bytes: those that a block's threads have in flight at once. A small call
+// has smaller chunks, because few blocks would leave most of a GPU idle.
 constexpr std::uint32_t chunk_bytes(std::size_t call_bytes) {
   constexpr std::uint32_t kLeast = 4 << 10, kMost = 16 << 10, kEnough = 512;
   return call_bytes <= std::size_t{kLeast} * kEnough ? kLeast : kMost;
 }
-// For sums: always the same, so that a row's sum does not depend on the other rows of the call.
+// For sums, always the same, so that a row's sum does not depend on the other rows of the call.
 inline constexpr std::uint32_t kSumChunk = 32 << 10;
 
-// As many rows as fit: `width` words of each, its count, and the number of chunks up to its end.
+// As many rows as fit: the `width` words of each, then the counts, then the numbers of chunks up to the end of each.
 template <int kWords>
 struct Batch {
   std::uint32_t rows, width, chunk;  // chunk: bytes per chunk, a multiple of 16
-  std::uint64_t first_row;           // its index in the call
+  std::uint64_t first_row;           // index in the call
   std::uint64_t words[kWords];
 
   static constexpr std::size_t most_rows(std::size_t width) { return kWords / (width + 2); }
@@ -66,14 +66,14 @@ SORDINO_BOTH inline Chunk find_chunk(const AnyBatch& batch, std::uint64_t block,
   return {low, begin, left < chunk ? left : chunk};
 }
 
-// Whether all addresses are multiples of 16 after the same number of single elements.
+// Whether all addresses are equal modulo 16, so that the same single elements precede their packs.
 SORDINO_BOTH inline bool aligned_alike(const std::uint64_t* addresses, std::uint32_t count) {
   std::uint64_t distances = 0;
   for (std::uint32_t k = 1; k < count; ++k) distances |= addresses[k] ^ addresses[0];
   return distances % kWidest == 0;
 }
 
-// Cover of a chunk: `head` single elements, `packs` of 16 bytes, and single elements again.
+// Cover of a chunk: `head` single elements, `packs` of 16 bytes, then the rest of the `singles` single elements.
 struct Cover {
   std::uint32_t head, packs, singles;
 };
@@ -83,7 +83,7 @@ SORDINO_BOTH inline Cover cover(std::uint32_t count, std::uint64_t address, std:
   return {head, packs, count - packs * width};
 }
 
-// Packs that an operation sees; see walk().
+// Kind of packs that an operation gets; see walk().
 enum class Accesses { kSingle, kWide, kStored, kFixed };
 
 // Calls apply<kWidth> for all packs of this thread.
@@ -102,13 +102,13 @@ SORDINO_BOTH inline void walk_packs(const Row& row, std::size_t begin, std::uint
 }
 
 // Runs thread `thread` of `threads` (32 or more) of block `block`. An operation has:
-//   Element, the unit of a row's count; State, which its thread carries along;
-//   kAccesses: kSingle to see single elements only; kWide to see packs of 16 bytes if all of a row's first `lists`
-//     addresses (also a member) allow it, else single elements; kStored to see packs of 16 bytes that are aligned at
-//     the row's second address, and kFixed to see packs that are cut from the row's beginning, both for all alignments
-//     of the other addresses;
-//   kAhead<kWidth>: number of packs that it sees at a time;
-//   apply<kWidth>(row, i, step, live, state): the packs at elements i, i + step and so on, `live` of them.
+//   Element: the unit of a row's count;
+//   State: what a thread keeps from one call of apply() to the next;
+//   kAccesses: kSingle: only single elements; kWide: packs of 16 bytes if the row's first `lists` (a member) addresses
+//     allow it, else single elements; kStored: packs of 16 bytes, aligned at the row's second address; kFixed: packs of
+//     16 bytes, cut from the row's beginning. With kStored and kFixed, other addresses may have any alignment;
+//   kAhead<kWidth>: number of packs that it gets at a time;
+//   apply<kWidth>(row, i, step, live, state): works on the `live` packs at elements i, i + step and so on.
 template <class AnyBatch, class Operation>
 SORDINO_BOTH inline void walk(const AnyBatch& batch, std::uint64_t block, std::uint32_t thread, std::uint32_t threads,
                               const Operation& operation, typename Operation::State& state) {
@@ -118,7 +118,7 @@ SORDINO_BOTH inline void walk(const AnyBatch& batch, std::uint64_t block, std::u
   const Chunk chunk = find_chunk(batch, block, kSize);
   const Row row{batch.row(chunk.row), batch.first_row + chunk.row};
   const auto count = static_cast<std::uint32_t>(chunk.count);
-  // A chunk begins a multiple of 16 bytes after its row.
+  // A chunk begins at a multiple of 16 bytes from the beginning of its row.
   Cover parts{0, 0, count};
   if constexpr (kAccesses == Accesses::kFixed) parts = cover(count, 0, kSize);
   if constexpr (kAccesses == Accesses::kStored) parts = cover(count, row.words[1], kSize);
@@ -130,7 +130,7 @@ SORDINO_BOTH inline void walk(const AnyBatch& batch, std::uint64_t block, std::u
       walk_packs<kWide>(row, chunk.begin + parts.head, parts.packs, thread, threads, operation, state);
     }
   }
-  // Besides packs there are fewer than 32 single elements: each thread has at most one, and none `step` after it.
+  // With packs, there are fewer than 32 single elements: each thread has at most one, and does not use `step`.
   if (thread >= parts.singles) return;
   const std::size_t skipped = thread < parts.head ? 0 : std::size_t{parts.packs} * kWide;
   walk_packs<1>(row, chunk.begin + skipped, parts.singles, thread, threads, operation, state);
