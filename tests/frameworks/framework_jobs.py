@@ -1,4 +1,4 @@
-"""Starts jobs of two ranks that use a framework."""
+"""Jobs of two ranks that use a framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Asynchronous gossip when a rank is killed: the others train on, log the lost rank, and end well."""
+"""Asynchronous gossip when a rank is killed: the others continue to train, log the lost rank, and end without an
+error."""
 
 from __future__ import annotations
 
