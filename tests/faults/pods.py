@@ -44,7 +44,8 @@ class Pods:
         self.statuses: dict[str, list[int]] = {}
 
     def is_over(self) -> bool:
-        """Return whether the first rank has written that the job is over, as a launcher that starts newcomers does."""
+        """Return whether the first rank has written to the store that the job is over. A launcher of newcomers checks
+        the same."""
         assert self.store is not None
         return StoreAdmission(self.store, latest_job(self.store), 0, b"", HANG_S, HANG_S).is_over()
 

@@ -2,7 +2,7 @@
 
 PLAN is JSON: `algorithm`, `steps`, `faults` (each: `victim`, `step`, `when`, `what`), and more: see `Plan`. FOLDER gets
 pid.R, step.R (when it has trained a little), fault.R (when a fault strikes), resized.R (the numbers of ranks, and the
-times of changes) and report.R (at the end, or at the error that ended it). R is the first rank of the process.
+times of changes) and report.R (at the end, or at the error that ended it). R is the rank that the process had first.
 """
 
 from __future__ import annotations

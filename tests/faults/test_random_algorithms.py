@@ -84,7 +84,7 @@ def test_the_others_go_on(algorithm: Algorithm, compression: Any, thorough: bool
 
 
 def lose(crew: Crew, victims: list[int], moments: list[tuple[int, int]]) -> None:
-    """Kill each victim at its moment, a step and microseconds after it, while all train."""
+    """Kill each victim at its moment (a step, and a delay after it in microseconds) while all ranks train."""
     crew.all(metric)
     crew.order(train)
     begun = time.monotonic()
@@ -127,8 +127,8 @@ def train_on(member: Member) -> None:
 
 
 def train(member: Member) -> tuple[int, int, float]:
-    """Train and then make an operation, as all ranks do: a rank that has lost another in a step waits for the others
-    there."""
+    """Train, and then call operations of all ranks. There, a rank that has noticed a loss in a step waits for the
+    others."""
     for _ in range(STEPS):
         member.step()
     return metric(member)
