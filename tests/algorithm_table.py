@@ -18,12 +18,10 @@ DEFAULTS: Table = {name: resolve(name) for name in names()}
 
 
 def chosen(condition: Callable[[Algorithm], bool]) -> Table:
-    """Return the algorithms for which a condition holds."""
     return {name: one for name, one in DEFAULTS.items() if condition(one)}
 
 
 def has(algorithm: Algorithm, setting: str) -> bool:
-    """Return whether the algorithm has a setting of this name."""
     return setting in {one.name for one in fields(algorithm)}
 
 

@@ -63,7 +63,7 @@ def launcher() -> mpi.Launcher:
 
 @pytest.fixture(scope="session")
 def emulated_hosts() -> None:
-    """Skip the test if no cluster can be emulated. The reason is the tool's error message."""
+    """Skip the test if no cluster can be emulated."""
     try:
         mpirun()
         with Cluster(hosts=1, mbps=1000):

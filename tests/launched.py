@@ -74,7 +74,6 @@ class Started:
 
     @property
     def output(self) -> str:
-        """Output of the command and of all ranks."""
         return self._output.read_text(errors="replace")
 
     def processes(self) -> dict[int, dict[str, str]]:
@@ -129,7 +128,6 @@ class Started:
             raise AssertionError(f"still there after {within} s: {left}\n{self.output}") from None
 
     def leaves_nothing(self) -> None:
-        """Check that neither processes nor files remain."""
         self.leaves_no_process()
         left = [file for file in self.files if file.exists() and not is_locked(file)]
         assert not left, f"left behind: {left}\n{self.output}"
@@ -177,9 +175,8 @@ class Launched(Started):
 
 
 def own_mounts(script: str, *words: str) -> list[str]:
-    """Return the words to put before a command so that it runs with its own mounts. The shell script `script` finds
-    `words` in $1, $2, ..., removes them by `shift`, makes the mounts, and runs "$@". Skips the test if mounts are not
-    allowed."""
+    """Return words to put before a command, to run it with its own mounts. The shell script `script` takes `words` as
+    $1, $2, ..., shifts them away, makes the mounts, and runs "$@". Skips the test if mounts are not allowed."""
     try:
         subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:

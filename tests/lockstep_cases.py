@@ -120,7 +120,7 @@ def really_trained(
     Args:
         job: the job.
         steps: number of steps.
-        late: whether worker 1 takes 20 ms longer for a step; the others wait for it for 10 ms at most in a turn.
+        late: whether worker 1 takes 20 ms longer for a step, more than the others wait in a turn (10 ms).
     """
     problem = Quadratic(job)
     trainees = [OnTorch(problem, worker, 0.02 if late and worker == 1 else 0.0) for worker in range(job.workers)]

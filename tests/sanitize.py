@@ -38,7 +38,6 @@ def output(*command: str) -> str:
 
 
 def run(what: str, command: list[str], environment: dict[str, str] | None = None, limit: float | None = None) -> bool:
-    """Run a command from the root, and print its outcome."""
     begin = time.monotonic()
     try:
         status = subprocess.run(command, cwd=ROOT, env=os.environ | (environment or {}), timeout=limit).returncode

@@ -94,7 +94,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def quick(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return the tests of the quick tier."""
     pairs = quick_pairs()
     functions: dict[str, list[pytest.Item]] = defaultdict(list)
     drills: dict[str, list[pytest.Item]] = defaultdict(list)
@@ -125,5 +124,4 @@ def first_of(drill: str, group: list[pytest.Item]) -> pytest.Item:
 
 
 def parameters(item: pytest.Item) -> dict[str, Any]:
-    """Return the parameters of a test."""
     return dict(item.callspec.params) if hasattr(item, "callspec") else {}

@@ -23,7 +23,6 @@ _TREES = (
 
 
 def library() -> Path:
-    """Return the stand-in's libsordino_cuda.so."""
     path = next((tree / _NAME for tree in _TREES if (tree / _NAME).is_file()), None)
     if path is None:
         pytest.skip("needs the stand-in for CUDA: `make test` builds it, on x86-64")

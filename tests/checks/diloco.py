@@ -74,7 +74,6 @@ def train_resumed(seat: Seat, wrap: Wrap, saved: tuple[Any, Any], turns: range, 
 
 
 def same_parameters(one: torch.nn.Module, other: torch.nn.Module) -> bool:
-    """Return whether two models are equal, bit for bit."""
     return all(map(torch.equal, one.parameters(), other.parameters()))
 
 

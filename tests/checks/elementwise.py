@@ -28,8 +28,7 @@ class Derived(torch.optim.SGD):
 
 
 class Own(torch.optim.Optimizer):
-    """Tanh of a moving average, element by element. The kinds "norm", "shape", "scalar" and "noise" only look
-    element-wise."""
+    """Tanh of a moving average, element by element. The kinds norm, shape, scalar and noise only look so."""
 
     def __init__(self, params: Any, lr: float, kind: str = "elements") -> None:
         super().__init__(params, {"lr": lr})

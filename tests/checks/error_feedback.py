@@ -56,7 +56,6 @@ def tensors_of(state: dict[str, Any]) -> list[torch.Tensor]:
 
 
 def has_residuals(state: dict[str, Any]) -> bool:
-    """Return whether a state has residuals other than 0."""
     return bool(residuals_of(state)) and any(bool(one.any()) for one in tensors_of(state))
 
 
@@ -93,8 +92,7 @@ def training_that_resumes(seat: Seat, kind: str) -> None:
 
 @check(least=2, kind=("gradients", "diloco-overlap", "local-sgd"))
 def a_state_that_is_loaded_twice(seat: Seat, kind: str) -> None:
-    """A state can be loaded again into an optimizer that has trained meanwhile, and saved again before the next
-    step."""
+    """A state can be loaded again after more training, and saved again before the next step."""
     model, optimizer = wrap(kind)
     train(seat, model, optimizer, range(5))
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -404,8 +402,7 @@ def one_rank_loads_a_state_of_local_sgd(seat: Seat) -> None:
 
 @check(least=2)
 def averages_of_local_sgd_in_flight_are_waited_for(seat: Seat) -> None:
-    """Loading a state waits for them. Otherwise their names would stay taken, and they would still write to their
-    memory."""
+    """Loading a state waits for them, as they hold names and memory."""
     model, optimizer = wrap("local-sgd")
     train(seat, model, optimizer, range(3))
     saved = copy.deepcopy(optimizer.state_dict())

@@ -326,8 +326,7 @@ def an_optimizer_clips(seat: Seat, algorithm: str, kind: float) -> None:
 
 @check(least=2)
 def leaders_evaluate_closures_once(seat: Seat) -> None:
-    """An optimizer that evaluates a closure again would do so on leaders only, and wait for their groups forever. So it
-    is refused."""
+    """An optimizer that evaluates a closure again would do so on leaders only, and wait for their groups forever."""
     algorithm = Crossover(group_size=seat.size, within="leader")
     for make in (torch.optim.SGD, torch.optim.LBFGS):
         value = torch.nn.Parameter(torch.zeros(3))

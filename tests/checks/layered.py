@@ -52,8 +52,8 @@ def postponed(optimizer: Any) -> bool:
 
 
 def equal(one: torch.nn.Module, other: torch.nn.Module) -> None:
-    """Check that two models are nearly equal, and equal bit for bit if all ranks share memory: there, a group of all
-    workers adds gradients in AllReduce's order."""
+    """Check that two models are nearly equal, and bit for bit in shared memory, where a group of all workers adds
+    gradients in AllReduce's order."""
     near(one, other)
     if len(set(current().world.nodes)) == 1 and current().world.shares_memory:
         for mine, theirs in zip(one.parameters(), other.parameters()):

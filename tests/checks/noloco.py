@@ -31,7 +31,6 @@ def wrap(model: torch.nn.Module, algorithm: RandomGossip | DiLoCo, **options: ob
 
 
 def fitting(algorithm: NoLoCo, size: int, grouped: bool = False) -> NoLoCo:
-    """Return the algorithm for a number of ranks."""
     group = 1 if not grouped else 2 if size % 2 == 0 else size
     return replace(algorithm, group_size=group, peers=max(2, min(algorithm.peers, size // group)))
 

@@ -301,8 +301,8 @@ def sets_whose_removal_is_refused(seat: Seat) -> None:
 
 @check(least=3)
 def messages_on_a_set_that_is_removed(seat: Seat) -> None:
-    """A message whose data is in flight arrives. A message without a receive ends with an error, and its buffer is free
-    again."""
+    """A message whose data is in flight arrives. A message without a receive ends with an error, and frees its
+    buffer."""
     pair = hvd.add_process_set([0, seat.last])
     large, got = torch.arange(1 << 20, dtype=torch.float32), torch.zeros(1 << 20)
     handles = []

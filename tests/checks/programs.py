@@ -55,7 +55,6 @@ class Program:
         self.step = 0
 
     def run(self, steps: int = STEPS) -> None:
-        """Run all calls, then join."""
         kinds: Sequence[Callable[[Team], Callable[[], None]]] = (
             self.reduce, self.reduce, self.reduce, self.group, self.at_once, self.broadcast, self.gather,
             self.reduce_scatter, self.exchange, self.meet, self.objects, self.disagree,

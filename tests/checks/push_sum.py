@@ -34,7 +34,6 @@ class Small(torch.nn.Module):
 
     @torch.no_grad()
     def pull(self, rank: int, turn: int) -> None:
-        """Set a different gradient for each parameter."""
         for index, parameter in enumerate(self.parameters()):
             parameter.grad = torch.full_like(parameter, gradient(rank, turn, index))
 

@@ -56,7 +56,6 @@ class Program:
         return None
 
     def call(self, kind: str, mine: torch.Tensor, name: str | None, **options: Any) -> Any:
-        """Make a blocking call."""
         if kind == "barrier":
             return hvd.barrier()
         if kind == "broadcast":
@@ -117,8 +116,7 @@ def every_kind_and_size(seat: Seat, kind: str, way: str, named: bool) -> None:
 
 @check()
 def results_may_lie_where_the_inputs_are(seat: Seat) -> None:
-    """The input may be this rank's part of the result (allgather), and the result this rank's part of the input
-    (reducescatter)."""
+    """The input may be this rank's part of the result (allgather), or the result this rank's part of the input."""
     for rows in (2, 30_000):
         for turn in range(REPEATS):
             whole = torch.full((rows * seat.size, 2), -1.0)

@@ -71,7 +71,6 @@ def pull_of(optimizer: hvd.DistributedOptimizer) -> str | None:
 
 
 def rounded(value: float) -> float:
-    """Return the value rounded to bfloat16."""
     return torch.tensor(value).bfloat16().item()
 
 

@@ -55,7 +55,6 @@ class World:
         return {"mpi": "mpi", "local": "local", "ucx": "local"}.get(self.kind, "")
 
     def fits(self, check: Check) -> bool:
-        """Return whether the check runs in this world at all."""
         if check.worlds and str(self) not in check.worlds:
             return False
         if self.launcher:
@@ -137,7 +136,6 @@ def _named(values: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 def all_pairs(worlds: Iterable[World]) -> list[tuple[World, Check]]:
-    """Return all pairs of a world and a check that fits it."""
     return [(world, check) for world in worlds for check in all_checks().values() if world.fits(check)]
 
 

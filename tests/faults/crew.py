@@ -113,7 +113,6 @@ class Member(threading.Thread):
                 self.answers.put(None)
 
     def step(self) -> None:
-        """Take a step."""
         self.backward()
         self.finish_step()
 
@@ -124,17 +123,14 @@ class Member(threading.Thread):
         return self.steps
 
     def backward(self) -> None:
-        """Begin a step."""
         self.optimizer.zero_grad()
         loss(list(self.parameters), self.identity, self.steps).backward()
 
     def finish_step(self) -> None:
-        """End a step."""
         self.optimizer.step()
         self.steps += 1
 
     def values(self) -> list[torch.Tensor]:
-        """Return the values of the parameters."""
         return [parameter.detach().clone() for parameter in self.parameters]
 
 

@@ -148,7 +148,6 @@ def add_another(step: int) -> None:
 
 
 def main(folder: Path, plan: Plan) -> None:
-    """Train."""
     faulthandler.dump_traceback_later(STUCK_S, exit=True)
     hvd.init(on_peer_lost="continue")
     me = current().identity

@@ -49,8 +49,6 @@ def write(path: Path, content: object) -> None:
 
 
 class Worker:
-    """One rank."""
-
     def __init__(self, folder: Path, plan: Plan) -> None:
         self.folder, self.plan = folder, plan
         self.me = current().identity

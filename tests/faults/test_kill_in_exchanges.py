@@ -42,7 +42,6 @@ def apart(crew: Crew) -> bool:
 
 
 def apart_after_steps(crew: Crew, count: int) -> list[bool]:
-    """Take steps, and return whether models differ after each."""
     seen = []
     for _ in range(count):
         crew.all(Member.step)
@@ -188,8 +187,7 @@ def test_who_is_a_step_behind_finds_the_centre_alone(crew_of: MakeCrew) -> None:
 
 
 def centre(member: Member) -> list[torch.Tensor]:
-    """Return the center of elastic averaging. Check that it is the mean of the parameters, which all remaining ranks
-    have just averaged."""
+    """Return the center of elastic averaging. Check that it is the mean that all remaining ranks have just taken."""
     found: list[torch.Tensor] = member.optimizer._strategy.state_dict()["centre"]
     flat = torch.cat([value.flatten() for value in member.values()])
     assert torch.equal(torch.cat(found)[: len(flat)], flat)

@@ -54,8 +54,7 @@ def test_messages_after_a_loss(crew: Crew, delay_us: int) -> None:
 
 
 def test_calls_that_wait_for_a_killed_rank(crew: Crew) -> None:
-    """All of these raise PeerLost: receives from the lost rank, from any rank, and from a living rank that sends
-    nothing, and a send to the lost rank."""
+    """PeerLost ends receives from the lost rank, from any rank, and from a rank that sends nothing, and a send."""
 
     def begin(member: Member) -> None:
         member.got = torch.full((5,), 7.0)  # type: ignore[attr-defined]

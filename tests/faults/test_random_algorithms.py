@@ -121,14 +121,12 @@ def groups(crew: Crew) -> list[list[int]]:
 
 
 def train_on(member: Member) -> None:
-    """Train again, without a loss."""
     for _ in range(2):
         member.step()
 
 
 def train(member: Member) -> tuple[int, int, float]:
-    """Train, and then call operations of all ranks. There, a rank that has noticed a loss in a step waits for the
-    others."""
+    """Train, then call operations: there, a rank that has noticed a loss in a step waits for the others."""
     for _ in range(STEPS):
         member.step()
     return metric(member)

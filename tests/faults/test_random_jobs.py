@@ -52,8 +52,6 @@ BY_SIGNAL = "*** Process received signal ***"  # printed by Open MPI for a rank 
 
 @dataclass(frozen=True)
 class Case:
-    """One job and its faults."""
-
     number: int
     mode: str
     algorithm: str
@@ -115,8 +113,6 @@ def case(number: int) -> Case:
 
 
 class Job(Launched):
-    """The job of a case."""
-
     def __init__(self, folder: Path, case: Case) -> None:
         self.folder, self.case = folder, case
         options = ["--data", "digits", "--max-steps", str(STEPS), "--algorithm", *case.algorithm.split()]

@@ -47,8 +47,7 @@ def drill(
     note_time: Callable[[str, float], None],
     timeout_s: float,
 ) -> Drill:
-    """Return a function that runs a job of some cases to its end, once, and returns what its ranks noted. It checks
-    that nothing of the job remains."""
+    """Return a function that runs a job of some cases to its end, once, and returns what its ranks noted."""
     if launcher.family != "openmpi":
         pytest.skip("written for Open MPI's launcher")
     known: dict[tuple[str, int], dict[str, Attempts]] = {}

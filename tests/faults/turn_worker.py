@@ -79,8 +79,6 @@ def names_in_shm() -> list[str]:
 
 
 class Worker:
-    """One rank."""
-
     def __init__(self, folder: Path, plan: Plan) -> None:
         self.folder, self.plan = folder, plan
         self.rank, self.size = hvd.rank(), hvd.size()

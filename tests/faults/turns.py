@@ -58,7 +58,6 @@ class TurnJob:
         self._answering.start()
 
     def _answer(self) -> None:
-        """Answer the ranks that meet."""
         while not self._over:
             for key, _ in self._events.select(0.05):
                 key.data()

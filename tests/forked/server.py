@@ -48,8 +48,6 @@ def load() -> None:
 
 
 class Server:
-    """Server with its clients and their forks."""
-
     def __init__(self, path: str) -> None:
         self.events = selectors.DefaultSelector()
         self.listener = socket.socket(socket.AF_UNIX)

@@ -29,8 +29,7 @@ warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 renamed operations;
 Kinds = dist.ReduceOp
 DEVICE = os.environ.get("SORDINO_TEST_DEVICE", "cpu")
 BACKEND = os.environ.get("SORDINO_TEST_BACKEND", "sordino")
-# In a group of several backends, torch passes on neither is_completed() nor the source of a message from Sordino's
-# Work.
+# With several backends, torch passes on neither is_completed() nor the source of a message from Sordino's Work.
 WORK_IS_WHOLE = "," not in BACKEND
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8]
 ARITHMETIC = {

@@ -74,7 +74,6 @@ class Inputs(Dataset[torch.Tensor]):
 
 
 def train(model: torch.nn.Module, steps: int, workers: int = 0, after: Callable[[int], None] | None = None) -> Any:
-    """Return the losses and the parameters."""
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
     context = "fork" if workers else None
     loader = iter(DataLoader(Inputs(), batch_size=None, num_workers=workers, multiprocessing_context=context))

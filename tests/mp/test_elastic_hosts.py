@@ -40,7 +40,6 @@ class Job(Started):
         super().__init__(folder, [*SORDINO, "run", *words, "--", *command])
 
     def name(self, *hosts: str) -> None:
-        """Change the hosts."""
         new = self._hosts.with_suffix(".new")
         new.write_text("".join(f"{host}\n" for host in hosts))
         new.replace(self._hosts)
@@ -51,7 +50,6 @@ class Job(Started):
         self.wait_for(lambda: [line for line in self.output.splitlines() if line.startswith("trains on")] == wanted)
 
     def workers(self) -> list[int]:
-        """Return the ranks' processes."""
         files = list(self.folder.glob("pid.*"))
         living = self.processes()
         return sorted(pid for pid in (int(file.suffix[1:]) for file in files) if pid in living)

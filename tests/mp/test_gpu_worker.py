@@ -15,8 +15,8 @@ from selection import of_part
 
 WORLD, ALONE, FOUR = World(2, gpus=0), World(1, gpus=0), World(4, gpus=0)
 STAND_IN, STAND_INS = World(2, gpus=0, stand_in=True), World(4, gpus=0, stand_in=True)
-# All checks run by the route that they would use on a GPU. For other routes and for four ranks, only the check of the
-# route runs, and for four ranks the one of many process sets. `make test` runs half of the first world's checks.
+# All checks run by the route that they would use on a GPU. For other routes and four ranks, only the check of the route
+# runs (for four ranks also that of many process sets). `make test` runs half of the first world's.
 CASES = [
     pytest.param(world, name, id=f"{world}-{name}", marks=[] if of_part(name, 1, parts) else pytest.mark.soak)
     for world, way, word, parts in (

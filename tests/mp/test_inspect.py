@@ -26,7 +26,6 @@ LATE = {"new": 2, "first": 0, "repeated": 2, "message": 2, "held": 2, "stopped":
 
 
 def inspect(*words: str) -> tuple[int, str]:
-    """Run `sordino inspect`; return its status and its output."""
     done = subprocess.run([*SORDINO, "inspect", *words], capture_output=True, text=True, timeout=HANG_S)
     return done.returncode, done.stdout + done.stderr
 

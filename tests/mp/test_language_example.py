@@ -68,7 +68,6 @@ def losses(results: dict[str, Any]) -> list[float]:
 
 @pytest.fixture(scope="module")
 def alone(text: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of one rank."""
     return trained(1, tmp_path_factory.mktemp("alone"), text)
 
 

@@ -28,7 +28,6 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 def said(words: list[str], folder: Path, **more: str) -> list[str]:
-    """Return the lines of the ranks, sorted."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run(

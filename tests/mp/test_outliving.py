@@ -1,5 +1,4 @@
-"""Asynchronous gossip when a rank is killed: the others continue to train, log the lost rank, and end without an
-error."""
+"""Asynchronous gossip when a rank is killed: the others continue, log the lost rank, and finish."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The checks with ranks as processes, under a real mpirun and under `sordino run`. There is one job for each launcher
-and number of ranks; its ranks run the checks of all its worlds, one after the other. In the job of two ranks of
-`sordino run`, ranks are real processes, as in users' jobs; in the other jobs they are forks."""
+and number of ranks; its ranks run the checks of all its worlds, one after the other. The job of two ranks of `sordino
+run` has real processes, as users' jobs do; the other jobs are forks."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ TIMEOUT_S = 3 * HANG_S
 
 
 def of_this_machine(out: Path, per_node: int, *words: str, **variables: str) -> dict[str, Any]:
-    """Return the results of four ranks on this machine, with `per_node` ranks on each node (0: all on one node)."""
+    """Return the results of four ranks on this machine, `per_node` on each node (0: all on one)."""
     command = [*SORDINO, "run", *words, "-np", "4", "--", *forked.python(), str(WORKER), str(out)]
     environment = {**os.environ, "SORDINO_RANKS_PER_NODE": str(per_node), **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)

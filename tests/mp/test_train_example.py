@@ -32,15 +32,14 @@ TIMEOUT_S = 150
 
 
 def words(launcher: mpi.Launcher, ranks: int, *options: object, real: bool = False) -> list[str]:
-    """Return the command. One rank is started without a launcher. With `real`, no rank is a fork, which would have
-    another parent process."""
+    """Return the command. One rank is started without a launcher. With `real`, no rank is a fork (whose parent
+    differs)."""
     command = [*(["python"] if real else forked.python()), TRAIN, *map(str, options)]
     return mpi.resolve(command) if ranks == 1 else mpi.command_line(launcher, mpi.Job(ranks, command))
 
 
 def environment() -> dict[str, str]:
-    """Return the environment without the variable by which `sordino run` describes the terminal. A plain mpirun does
-    not set it."""
+    """Return the environment without the variable by which `sordino run` describes the terminal."""
     return {name: value for name, value in os.environ.items() if name != "TTY_COMPATIBLE"}
 
 
@@ -68,7 +67,6 @@ def parameters(path: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="session")
 def alone(launcher: mpi.Launcher, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of ten epochs in one process."""
     return train(launcher, 1, tmp_path_factory.mktemp("alone"), "--epochs", 10)
 
 
