@@ -18,12 +18,10 @@ DEFAULTS: Table = {name: resolve(name) for name in names()}
 
 
 def chosen(condition: Callable[[Algorithm], bool]) -> Table:
-    """Return the algorithms for which a condition holds."""
     return {name: one for name, one in DEFAULTS.items() if condition(one)}
 
 
 def has(algorithm: Algorithm, setting: str) -> bool:
-    """Return whether the algorithm has a setting of this name."""
     return setting in {one.name for one in fields(algorithm)}
 
 
@@ -35,7 +33,7 @@ def often(algorithm: Algorithm) -> Algorithm:
 
 
 def only_mixes(algorithm: Algorithm) -> bool:
-    """Return whether an exchange is the mixing of a topology, without an outer step."""
+    """Return whether an exchange only mixes parameters by a topology, without an outer step."""
     return isinstance(algorithm, MixingGossip) and algorithm.optional_state <= AveragingGossip.optional_state
 
 
@@ -72,4 +70,4 @@ CONSERVING = chosen(keeps_the_sum)
 ENCODING = chosen(lambda one: isinstance(one, AveragingGossip) and has(one, "compression"))
 """Mixings with `compression=`, which send modulo codes of parameters."""
 SHARDED = chosen(lambda one: one.traits.whole_parameters is None)
-"""With their default settings these train parameters that are sharded over a device mesh."""
+"""Parameters may be sharded over a device mesh, with the default settings."""

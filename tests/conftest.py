@@ -1,5 +1,5 @@
-"""Fixtures and settings of all tests: the folder of checks on the path, one thread per rank, mpirun, and Hypothesis
-without a deadline."""
+"""Fixtures and settings of all tests: plugins, one thread per rank, mpirun, emulated hosts, and Hypothesis without a
+deadline."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ os.environ.setdefault("UCX_NET_DEVICES", "lo")  # UCX messages do not leave the 
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup; jobs of tests must not inherit that
     signal.signal(signal.SIGHUP, lambda *_: None)
 torch.set_num_threads(1)
-# If two threads make the process's first matrix product at once, they may use another kernel, which gives other bits.
+# If two threads compute the first matrix product of a process at once, another kernel may run, which gives other bits.
 torch.nn.functional.linear(torch.ones(6, 13), torch.ones(7, 13))
 torch.nn.functional.linear(torch.ones(6, 13).double(), torch.ones(7, 13).double())
 settings.register_profile(
@@ -40,7 +40,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 @pytest.fixture(scope="session")
 def thorough(request: pytest.FixtureRequest) -> bool:
-    """Whether there is time for long tests: in all runs except `make test`."""
+    """Return whether long tests run: in all runs except `make test`."""
     return request.config.getoption("--tier") == "all" or request.config.getoption("--slice") is not None
 
 
@@ -54,7 +54,7 @@ def level_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def launcher() -> mpi.Launcher:
-    """A real mpirun; skips without one."""
+    """Return the launcher of a real mpirun. Skips the test if there is none."""
     try:
         return mpi.find_launcher(mpi.build_info(), os.environ)
     except NotBuilt as error:
@@ -63,7 +63,7 @@ def launcher() -> mpi.Launcher:
 
 @pytest.fixture(scope="session")
 def emulated_hosts() -> None:
-    """Skip where no cluster can be made, with the tool's own reason."""
+    """Skip the test if no cluster can be emulated."""
     try:
         mpirun()
         with Cluster(hosts=1, mbps=1000):

@@ -1,4 +1,4 @@
-"""Starts jobs of mp/distributed_worker.py and other workers, as torchrun would. Ranks without a GPU are forks."""
+"""Jobs of mp/distributed_worker.py and other workers, started as by torchrun. Ranks without a GPU are forks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(
     real: bool = False,
     **variables: str,
 ) -> list[str]:
-    """Run the ranks of a job to their ends, and return the output of each. `real`: no forks."""
+    """Run the ranks of a job until they end, and return the output of each. With `real`, no rank is a fork."""
     folder.mkdir(exist_ok=True)
     python = forked.python() if device == "cpu" and not real else [sys.executable]
     command = [*python, str(worker), part, str(folder / "store")]

@@ -1,5 +1,5 @@
-"""Running jobs of tests: their processes, the files that they hold, and whether anything remains after them. Fixtures
-select the launcher of a job's ranks: `sordino run` by itself, or by mpirun."""
+"""Jobs of tests: their processes, their open files, and whether anything remains after their end. Fixtures select what
+starts a job's ranks: `sordino run` itself, or mpirun."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Started:
     Args:
         folder: folder for the output.
         command: words of the command.
-        variables: additional environment variables; those of Sordino and Horovod are not inherited.
+        variables: additional environment variables. SORDINO_* and HOROVOD_* are not inherited.
     """
 
     def __init__(self, folder: Path, command: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
@@ -74,25 +74,24 @@ class Started:
 
     @property
     def output(self) -> str:
-        """Output of the command and of all ranks."""
         return self._output.read_text(errors="replace")
 
     def processes(self) -> dict[int, dict[str, str]]:
-        """Return the job's living processes and their initial environments."""
+        """Return the initial environments of the job's living processes, by process number."""
         found = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     text = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
                     dead = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-                except OSError:  # it has just ended
+                except OSError:  # the process has just ended
                     continue
                 if self._mark in text and not dead:
                     found[int(entry.name)] = dict(word.split("=", 1) for word in text if "=" in word)
         return found
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = HANG_S) -> None:
-        """Wait until the condition holds; note files that the job holds meanwhile."""
+        """Wait until the condition holds. Meanwhile, note the files that the job uses."""
 
         def holds() -> bool:
             self._remember()
@@ -103,8 +102,8 @@ class Started:
         assert condition(), f"over with {self.front.returncode} before that\n{self.output}"
 
     def _remember(self) -> None:
-        """Note the files in shared memory and in the folder for temporary files that the job has open, mapped or
-        named."""
+        """Note the files in /dev/shm and in the folder for temporary files that the job has open or mapped, or that its
+        environment names."""
         folders = ("/dev/shm/", f"{tempfile.gettempdir()}/sordino-run-", f"{tempfile.gettempdir()}/ompi")
         for pid, environ in self.processes().items():
             names = {environ.get("OMPI_MCA_btl_sm_backing_directory", "")}
@@ -121,7 +120,7 @@ class Started:
             os.kill(pid, number)
 
     def ends(self, within: float = HANG_S) -> int:
-        """Return the status. The command must end within this time, in seconds."""
+        """Return the exit status. The command must end within this time, in seconds."""
         try:
             return self.front.wait(within)
         except subprocess.TimeoutExpired:
@@ -129,7 +128,6 @@ class Started:
             raise AssertionError(f"still there after {within} s: {left}\n{self.output}") from None
 
     def leaves_nothing(self) -> None:
-        """Check that neither processes nor files remain."""
         self.leaves_no_process()
         left = [file for file in self.files if file.exists() and not is_locked(file)]
         assert not left, f"left behind: {left}\n{self.output}"
@@ -155,7 +153,7 @@ class Launched(Started):
         return [pid for pid, environ in processes.items() if condition(pid, words_of(pid), environ)]
 
     def copy(self) -> int:
-        """Return the process of the front's copy, which does its work."""
+        """Return the process that does the work of `sordino run`: a copy of the one that was started."""
         (pid,) = self._find(lambda pid, words, environ: pid != self.front.pid and "sordino.cli run" in words)
         return pid
 
@@ -164,7 +162,7 @@ class Launched(Started):
         return pid
 
     def rank(self, number: int) -> int:
-        """Return the rank's process: not its supervisor, its stand-in (tests/forked), or one of its children."""
+        """Return the rank's process, and not its supervisor, its stand-in (tests/forked), or a child of it."""
         here = self._find(
             lambda pid, words, environ: (
                 environ.get("SORDINO_RANK", environ.get("OMPI_COMM_WORLD_RANK")) == str(number)
@@ -177,8 +175,8 @@ class Launched(Started):
 
 
 def own_mounts(script: str, *words: str) -> list[str]:
-    """Return the words before a command that runs with its own mounts. The shell `script` makes the mounts and runs
-    "$@". It finds the words in $1 and so on, and shifts them away. Skips if mounts are not allowed."""
+    """Return words to put before a command, to run it with its own mounts. The shell script `script` takes `words` as
+    $1, $2, ..., shifts them away, makes the mounts, and runs "$@". Skips the test if mounts are not allowed."""
     try:
         subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -216,17 +214,18 @@ def _start_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, s
 
 @pytest.fixture(params=["local", "mpi"])
 def starter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each launcher. `make test` runs a drill with one, which depends on its class (tests/selection.py)."""
+    """Start ranks with each launcher. `make test` runs a drill with one of them, chosen by its class
+    (tests/selection.py)."""
     return _start_by(request, monkeypatch, request.param)
 
 
 @pytest.fixture(params=["local", "mpi", "hosts"])
 def starter_anywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each launcher, and mpirun with a list of hosts, which learns its ranks in another way."""
+    """Start ranks with each launcher, and with mpirun and a list of hosts."""
     return _start_by(request, monkeypatch, request.param)
 
 
 @pytest.fixture
 def by_mpirun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of mpirun itself."""
+    """Start ranks with mpirun only."""
     _start_by(request, monkeypatch, "mpi")

@@ -97,7 +97,7 @@ class OnTorch(Trainee):
     """A worker of the quadratic as a torch module, which notes the transport's byte count at each gradient.
 
     Args:
-        pause: seconds that it loses in each step.
+        pause: seconds that the worker sleeps in each step.
     """
 
     def __init__(self, problem: Quadratic, worker: int, pause: float = 0.0) -> None:
@@ -114,12 +114,13 @@ class OnTorch(Trainee):
 def really_trained(
     job: Job, steps: int, late: bool = False
 ) -> tuple[list[np.ndarray], list[OnTorch], list[np.ndarray | None]]:
-    """Return all workers' parameters after each step of the real optimizer.
+    """Train with the real optimizer. Return all workers' parameters after each step, the trainees, and for each step
+    which items parameter skipping has sent (None for other algorithms).
 
     Args:
         job: the job.
         steps: number of steps.
-        late: whether worker 1 is later than the others by more than they wait in a turn (10 ms).
+        late: whether worker 1 takes 20 ms longer for a step, more than the others wait in a turn (10 ms).
     """
     problem = Quadratic(job)
     trainees = [OnTorch(problem, worker, 0.02 if late and worker == 1 else 0.0) for worker in range(job.workers)]
@@ -137,6 +138,6 @@ def really_trained(
 
 
 def seconds_of(algorithm: Algorithm, gbps: list[float], latency: float = 0.0, **options: Any) -> Outcome:
-    """Run over links with models of 10^6 bytes (8 ms at 1 Gb/s) and steps of 10 ms."""
+    """Simulate a model of 10^6 bytes (8 ms at 1 Gb/s) and steps of 10 ms."""
     job = job_of(algorithm, len(gbps), links=Links(gbps, latency), message_bytes=1e6, **options)
     return lockstep.run(job, silent)

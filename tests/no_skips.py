@@ -1,6 +1,6 @@
-"""Skipped tests in CI, where everything is installed: a test that is skipped because something is missing fails.
+"""Pytest plugin for CI, where everything is installed: a test that is skipped because something is missing fails.
 
-Only tests may be skipped that need a GPU, that a GPU would disturb, or that need a framework (`make test-frameworks`).
+Tests that need a GPU, run only without a GPU, or need a framework (`make test-frameworks`) may be skipped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 _GPU_TESTS = Path(__file__).resolve().parent / "gpu"
-# Prefixes of reasons: of tests that any machine without GPUs skips, and of tests that one with GPUs skips.
+# Prefixes of permitted reasons: of tests that need a GPU, and of tests that run only without one.
 _ALLOWED = ("no CUDA", "a GPU is there")
 
 
@@ -43,7 +43,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, None, None]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, None, None]:
-    """Fail a whole module that skips while it is imported."""
+    """Fail a module that skips all its tests while it is imported."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     if os.environ.get("CI") and report.skipped and _GPU_TESTS not in collector.path.parents:

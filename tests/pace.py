@@ -1,7 +1,7 @@
-"""Present slowness of this machine. No test's verdict depends on a clock alone. A time limit is the time on an idle
+"""Current slowness of this machine. No test's verdict depends on a clock alone. A time limit is the time on an idle
 machine, times the slowness of this one, times a wide margin. Measured times are printed at the end.
 
-A limit that only ends a broken test is no verdict, and is simply long: `HANG_S`.
+A limit that only ends a hanging test decides nothing, so it is simply long: `HANG_S`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-MARGIN = 20  # of any bound, over the time of an idle machine
+MARGIN = 20  # factor between a bound and the time on an idle machine
 HANG_S = 150  # longer than any correct test takes, on a machine that does ten other things
 _IDLE_START_S = 0.025  # start of a Python process without imports, on an idle machine of two cores
-_MEMORY_S = 60.0  # recent slowness may have delayed the present measurement
+_MEMORY_S = 60.0  # a measurement counts for this long
 _FRESH_S = 5.0
 
-_measured: list[tuple[float, float]] = []  # times, and how many times slower
+_measured: list[tuple[float, float]] = []  # time of each measurement, and the slowness
 _times: dict[str, list[float]] = defaultdict(list)
 
 
@@ -45,15 +45,15 @@ def bound(expected_s: float, certain_s: float = 0.0) -> float:
     """Return the longest permitted time, in seconds.
 
     Args:
-        expected_s: time on an idle machine.
-        certain_s: time that passes before it on any machine, such as a silence or a deadline.
+        expected_s: time on an idle machine, in seconds.
+        certain_s: time that passes before it on any machine, in seconds, such as a silence or a deadline.
     """
     return certain_s + MARGIN * expected_s * slowness()
 
 
 def stretched(seconds: float) -> float:
-    """Return a deadline or a silence for a job, so that a busy machine does not count as a fault. The test has to wait
-    for it, so it grows by less than a bound."""
+    """Return a deadline or a silence for a job, in seconds, so long that a busy machine does not count as a fault. It
+    grows by less than a bound does, because the test has to wait for it."""
     return round(seconds * max(1.0, slowness() / 2), 1)
 
 
@@ -81,7 +81,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take a worker's notes."""
+    """Add the notes of a pytest-xdist worker."""
     for name, seconds in getattr(node, "workeroutput", {}).get("times", {}).items():
         _times[name] += seconds
 

@@ -1,4 +1,4 @@
-"""Ports of this machine that are free, for processes that a test starts."""
+"""Free ports of this machine, for processes that a test starts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import socket
 from pathlib import Path
 
 _LEAST = 10_000
-_random = random.SystemRandom()  # processes that run tests must not choose the same ports
+_random = random.SystemRandom()  # parallel test processes must not choose the same ports
 
 
 def free_ports(count: int = 1) -> int:
-    """Return the first of some ports in a row that are free.
+    """Return the first of `count` consecutive free ports.
 
     They are below the range from which the kernel assigns ports, so no other socket gets one of them by chance.
     """

@@ -25,7 +25,7 @@ def built_stand_in_for_nccl() -> Path | None:
 
 @cache
 def stand_in_for_nccl() -> Path:
-    """Return this library, set to use simulated queues."""
+    """Return the stand-in for NCCL, set to use simulated queues. Skips the test if it is not built."""
     path = built_stand_in_for_nccl()
     if path is None:
         pytest.skip("needs libfake_nccl.so: `make test` builds it")
@@ -36,8 +36,9 @@ def stand_in_for_nccl() -> Path:
 
 
 def devices(kind: str, size: int, monkeypatch: pytest.MonkeyPatch) -> list[Device]:
-    """Return GPUs for this number of ranks; set the environment for one route: "direct" (all ranks have one GPU, which
-    they map), "unshared" (they cannot map it), "staged" (they may not map it), or "nccl" (one GPU each)."""
+    """Return GPUs for this number of ranks; set the environment for one route: "direct" (all ranks use one GPU and map
+    its memory), "unshared" (they cannot map it), "staged" (the environment forbids it), or "nccl" (one GPU per
+    rank)."""
     monkeypatch.setenv("SORDINO_TIMEOUT_S", os.environ.get("SORDINO_TIMEOUT_S", "60"))
     monkeypatch.setenv("SORDINO_GPU_ROUTE", "host" if kind == "staged" else "")
     if kind == "nccl":

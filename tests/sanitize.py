@@ -1,7 +1,7 @@
 """Build everything with a sanitizer and run the C++ tests: `python tests/sanitize.py thread address`.
 
-`thread` is ThreadSanitizer. `address` is AddressSanitizer and UndefinedBehaviorSanitizer, with which some of the checks
-on ranks as threads run, too, in a Python with the sanitized extension. Run it from the repository root with the virtual
+`thread` is ThreadSanitizer. `address` is AddressSanitizer and UndefinedBehaviorSanitizer; it also runs some checks on
+ranks as threads, in a Python with the sanitized extension. Run it from the repository root with the virtual
 environment's cmake and ninja on PATH, as `make sanitize` does. Its exit status is non-zero if a sanitizer reported
 something or a test failed.
 """
@@ -22,9 +22,9 @@ SINGLE_THREADED = "consensus|arena|cuda|kernels|negotiation|unchanged"
 # Checks that move much data, in worlds of one node and of several.
 CHECKS = "(allreduce or gossip or process_sets or repeated) and (sim-3- or sim-5x2-)"
 CHECKS_LIMIT = 900
-# One thread of a rank per core is enough. A small machine runs out of memory first, because of the sanitizers.
+# At most one job per core. With sanitizers, more than 4 jobs may not fit into memory.
 JOBS = str(min(4, os.cpu_count() or 1))
-# Without detect_stack_use_after_return: with it, GCC before 14 puts vectors of 64 bytes at unaligned addresses (its bug
+# No detect_stack_use_after_return: with it, GCC before 14 puts vectors of 64 bytes at unaligned addresses (GCC bug
 # 110027).
 OPTIONS = {
     "TSAN_OPTIONS": f"halt_on_error=1:second_deadlock_stack=1:suppressions={ROOT}/tests/thread_sanitizer.supp",
@@ -38,7 +38,6 @@ def output(*command: str) -> str:
 
 
 def run(what: str, command: list[str], environment: dict[str, str] | None = None, limit: float | None = None) -> bool:
-    """Run a command from the root, and print its outcome."""
     begin = time.monotonic()
     try:
         status = subprocess.run(command, cwd=ROOT, env=os.environ | (environment or {}), timeout=limit).returncode
@@ -73,8 +72,8 @@ def run_cpp_tests(name: str, tree: Path) -> bool:
 def run_checks(tree: Path) -> bool:
     """Run checks with the sanitized extension in a copy of the package, which the interpreter finds first.
 
-    The interpreter itself is not sanitized: the runtime library is preloaded, and memory that Python and PyTorch do not
-    free before they end is ignored.
+    The interpreter itself is not sanitized, so the sanitizer's runtime library is preloaded. Leaks are ignored, because
+    Python and PyTorch do not free all memory before they end.
     """
     staging = tree / "staging"
     shutil.rmtree(staging, ignore_errors=True)
@@ -82,7 +81,7 @@ def run_checks(tree: Path) -> bool:
     if not run("address: install", ["cmake", "--install", str(tree), "--prefix", str(staging)]):
         return False
     compiler = os.environ.get("CXX", "g++")
-    # The interpreter has neither. The sanitizer looks for functions of exceptions in the second one at its start.
+    # The interpreter links neither library. At its start the sanitizer looks for exception functions in libstdc++.
     preloaded = [output(compiler, f"-print-file-name={library}") for library in ("libasan.so", "libstdc++.so.6")]
     environment = {
         **OPTIONS,

@@ -1,15 +1,16 @@
-"""The tests that a run of pytest takes: `--tier quick` (`make test`), `--tier all`, or `--slice k/M`, a part of all.
+"""Selection of the tests of a run of pytest: `--tier quick` (`make test`), `--tier all`, or `--slice k/M`, a part of
+all.
 
 The quick tier is chosen by rule:
 
 - a check (tests/checks) runs in one world, and every value of its parameters once: see checks/worlds.py;
 - the same holds for any other parametrized test: every value of every parameter once;
-- of the drills, `@pytest.mark.drill("a class of fault")`, and of other expensive jobs, the first of each class, with
+- of the drills and other expensive jobs, `@pytest.mark.drill("a class of fault")`, the first of each class runs, with
   one of the launchers that can start its ranks;
-- tests marked `run_of_a_benchmark`, which run one for real, `extra`, `browser`, `framework`, and `soak` only run with
-  `--tier all`. So the quick tier needs only the packages that README's commands install, which CI proves (.ci/run).
+- tests marked `run_of_a_benchmark`, `extra`, `browser`, `framework`, or `soak` run only with `--tier all`. So the quick
+  tier needs only the packages that README's commands install, which CI proves (.ci/run).
 
-The slices of a run are equal shares of all tests, distributed by name: M of them together are all tests.
+The M slices are about equal shares of all tests, distributed by name.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slice", metavar="k/M", type=part, help="part k of M of all tests")
 
 
-_all_pairs = True  # of worlds and checks are collected
+_all_pairs = True  # whether all pairs of worlds and checks are collected
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,7 +69,7 @@ def of_part(name: str, number: int, parts: int) -> bool:
 def pairs_of(worlds: Iterable[World]) -> list[Any]:
     """Return the values of the parameters (world, check) of a test: all pairs that this run of pytest may select.
 
-    There are 40 thousand pairs of processes and threads. To collect them takes longer than many a test.
+    There are about 40,000 pairs. Collecting them takes longer than many tests do.
     """
     kept = None if _all_pairs else quick_pairs()
     return [
@@ -93,7 +94,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def quick(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return the tests of the quick tier."""
     pairs = quick_pairs()
     functions: dict[str, list[pytest.Item]] = defaultdict(list)
     drills: dict[str, list[pytest.Item]] = defaultdict(list)
@@ -124,5 +124,4 @@ def first_of(drill: str, group: list[pytest.Item]) -> pytest.Item:
 
 
 def parameters(item: pytest.Item) -> dict[str, Any]:
-    """Return the parameters of a test."""
     return dict(item.callspec.params) if hasattr(item, "callspec") else {}

@@ -1,7 +1,8 @@
 """Run one part of all tests: `slice.py k/M`. All M parts together are `make test-all` and `make sanitize`.
 
 The tests are distributed by name (selection.py). A sanitizer is not divided: part 1 runs ThreadSanitizer, and the part
-in the middle runs the other one. The last part counts the lines of CUDA code that tests execute.
+in the middle (M/2 + 1) runs AddressSanitizer. On x86-64, the last part counts the lines of CUDA code that tests
+execute.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The stand-in for CUDA (tests/cuda_on_cpu) in place of a GPU, for tests in Python.
 
-Sordino looks for libsordino_cuda.so next to its core, and the stand-in's must not be in the installed package. So
-processes that use the stand-in get a package of their own: a folder of links to the installed files and to that
+Sordino looks for libsordino_cuda.so next to its core, and the stand-in's library must not be in the installed package.
+So processes that use the stand-in get a package of their own: a folder of links to the installed files and to that
 library.
 """
 
@@ -23,7 +23,6 @@ _TREES = (
 
 
 def library() -> Path:
-    """Return the stand-in's libsordino_cuda.so."""
     path = next((tree / _NAME for tree in _TREES if (tree / _NAME).is_file()), None)
     if path is None:
         pytest.skip("needs the stand-in for CUDA: `make test` builds it, on x86-64")
@@ -34,7 +33,7 @@ def environment(folder: Path, devices: int = 1, queues: int = 8) -> dict[str, st
     """Make a package with the stand-in in the folder; return the variables of processes that use it.
 
     Args:
-        folder: an empty folder, or one with other names than "package".
+        folder: a folder that has no entry "package".
         devices: number of GPUs.
         queues: hardware queues of a process, 8 by default on a GPU. Ranks that are threads share them, and need more.
     """

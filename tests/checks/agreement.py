@@ -117,8 +117,8 @@ def poll_and_synchronize(seat: Seat) -> None:
 
 @check()
 def a_name_is_taken_until_somebody_has_waited(seat: Seat) -> None:
-    """A name stays taken until its result was waited for, even if the operation ended long ago. So all ranks refuse or
-    none does."""
+    """A name stays taken until its result was waited for, even if the operation ended long ago. So either all ranks
+    refuse the name, or none does."""
     handle = hvd.allreduce_async(torch.ones(2), name="n")
     wait_for_leftovers()
     hvd.barrier()
@@ -129,7 +129,7 @@ def a_name_is_taken_until_somebody_has_waited(seat: Seat) -> None:
         time.sleep(0.01)
     another = hvd.allreduce_async(torch.ones(2), name="n", op=hvd.Sum)
     assert hvd.synchronize(handle).tolist() == [1, 1]
-    raises(ValueError, "but not waited for", hvd.allreduce_async, torch.ones(2), name="n")  # the second one holds it
+    raises(ValueError, "but not waited for", hvd.allreduce_async, torch.ones(2), name="n")  # taken by the second one
     assert hvd.synchronize(another).tolist() == [seat.size] * 2
     assert hvd.allreduce(torch.ones(1), name="n").item() == 1
 

@@ -270,8 +270,8 @@ def one_node_folds_in_rank_order(seat: Seat) -> None:
 
 @check(worlds=("sim-4x2", "mpi-4x2", "ucx-4x2"))
 def a_last_part_is_short(seat: Seat) -> None:
-    """Between nodes a long vector is sent in parts through memory that is used again, even if a rank has not copied a
-    part out yet.
+    """Between nodes a long vector is sent in parts through memory that is reused. Values are right even if a rank
+    copies a part out late.
 
     A vector of slightly more than 5 MiB is cut into eight parts, whose length grows with the vector, and one part with
     the rest.

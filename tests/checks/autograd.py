@@ -219,7 +219,7 @@ def _result(op: str, x: torch.Tensor) -> torch.Tensor:
 
 @check(op=("allreduce", "allgather", "broadcast", "alltoall", "reducescatter"))
 def second_derivatives(seat: Seat, op: str) -> None:
-    """They contain the part that comes through the backward of a collective, as within torch.func.grad."""
+    """Second derivatives contain the part from the backward of a collective, as within torch.func.grad."""
 
     def first(x: torch.Tensor) -> torch.Tensor:
         return (_result(op, x) ** 3).sum()

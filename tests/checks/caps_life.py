@@ -91,7 +91,7 @@ def a_checkpoint_goes_on_bit_for_bit(seat: Seat, detector: str) -> None:
 
 @check(least=2)
 def another_threshold_counts_after_a_restart(seat: Seat) -> None:
-    """A state has the threshold that a scheduler has set, but no other replaces that of the optimizer."""
+    """A threshold in a state replaces the threshold of the optimizer only if a scheduler has set it."""
     model = Odd()
     optimizer = wrap(model, CaPS(threshold=30))
     step(seat, model, optimizer, 0)
@@ -317,7 +317,8 @@ def buffers_are_averaged_if_asked(seat: Seat) -> None:
 
 @check(least=2)
 def buffers_that_forward_has_changed_are_sent(seat: Seat) -> None:
-    """Also in the first step, and in the first one after a state was loaded: no copy is from before its forward."""
+    """This holds in the first step, and in the first one after a state was loaded: no copy is from before its
+    forward."""
 
     def wrapped(model: torch.nn.Module) -> hvd.DistributedOptimizer:
         return hvd.DistributedOptimizer(

@@ -23,7 +23,8 @@ from sordino.errors import LayoutMismatch, OperationMismatch, StepOrderError, Us
 
 @check()
 def wrapped_twice(seat: Seat) -> None:
-    """As when a notebook cell runs twice: the error names both places, and the first wrapper still trains."""
+    """A second wrapper raises, as when a notebook cell runs twice. The error names both places; the first wrapper still
+    trains."""
     twins = Twins(seat)
     twins.train(1)
     with pytest.raises(UsageError, match=r"'0.weight' .*training\.py:\d+.* still alive.*claims\.py:\d+.*Delete"):

@@ -1,5 +1,5 @@
 """Models compiled by torch.compile. Dynamo does not support several threads, so these checks run under MPI or on one
-thread. test_compiled.py has the checks with torch's default compiler, which compiles C++ for long."""
+thread. test_compiled.py has the checks with torch's default compiler, which takes long to compile C++."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def sync_batch_norm_in_a_compiled_model(seat: Seat) -> None:
 def compiled_autograd(seat: Seat) -> None:
     """Gradients are reduced when all known ones are ready. In the first step, step() reduces them, as no end of
     backward is seen."""
-    twins = Twins(seat, "matrices")  # Dynamo traces each hook for long, so these are few
+    twins = Twins(seat, "matrices")  # a model with few hooks, as Dynamo takes long to trace each
     for turn in range(4):
         twins.zero(set_to_none=turn < 2)
         mine, whole = twins.batches()
@@ -96,7 +96,7 @@ COLLECTIVES: dict[str, Function] = {
 
 
 def in_one_graph(seat: Seat, backend: str) -> None:
-    """Results and gradients are those of eager code, and a graph serves all sizes."""
+    """Results and gradients are those of eager code, and one graph serves all sizes."""
     sets = [hvd.add_process_set([rank]) for rank in range(seat.size)] if seat.size > 1 else [hvd.global_process_set]
     alone = sets[seat.rank]
 
@@ -148,7 +148,7 @@ def ranks_compile_at_different_times(seat: Seat) -> None:
 
 @check(on=("processes",), quick=FORKS)
 def unused_results_stay_in_the_graph(seat: Seat) -> None:
-    """A rank that does not use a result takes part, because others use it."""
+    """A rank takes part in an operation whose result it does not use, because others use it."""
     torch._dynamo.reset()
 
     @torch.compile(backend="aot_eager", fullgraph=True)

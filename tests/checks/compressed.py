@@ -64,7 +64,7 @@ def nothing_is_lost_for_good(seat: Seat, codec: Codec, count: int) -> None:
 
 @check(count=(1, 5, 130, 700), least=2)
 def the_scale_of_a_block_that_is_not_full(seat: Seat, count: int) -> None:
-    """It is the mean magnitude of its values alone, of this rank's and of the mean."""
+    """The scale is the mean magnitude of the block's own values, both for this rank's values and for the mean."""
     odd = torch.arange(count) % 2 == 1
     values = torch.where(odd & torch.tensor(seat.rank > 0), -2.0, 2.0)  # equal magnitudes, so signs lose nothing
     average(mean_of(Sign(), count), values)
@@ -85,7 +85,7 @@ def the_mean_is_near(seat: Seat, codec: Codec) -> None:
 
 @check(least=2)
 def means_over_those_that_sent(seat: Seat) -> None:
-    """Each rank sends its largest value of a chunk. One that a single rank has sent is not divided."""
+    """Each rank sends its largest value of a chunk. A value that only one rank has sent is not divided."""
     codec = TopK(ratio=1 / 32, chunk=32, bits=32, contributors=True)
     values = torch.zeros(64)
     values[seat.rank], values[40] = seat.rank + 1.0, 2.0 * seat.rank + 1
@@ -98,7 +98,7 @@ def means_over_those_that_sent(seat: Seat) -> None:
 
 @check(codec=(Int8(), TopK(0.1, 128), Sign(32)), least=2)
 def a_nan_is_a_nan_on_all_ranks(seat: Seat, codec: Codec) -> None:
-    """And it does not stay in the residuals."""
+    """A NaN of one rank is a NaN on all ranks, and does not stay in the residuals."""
     count, mean = 512, mean_of(codec, 512)
     values = values_of(seat.rank, 0, count)
     if seat.rank == 0:
@@ -153,7 +153,7 @@ def what_a_step_has_lost_is_sent_later(seat: Seat, codec: Codec) -> None:
 
 @check(least=2)
 def gradients_that_some_ranks_lack(seat: Seat) -> None:
-    """A parameter without a gradient on some rank gets the mean; one without on all ranks keeps None."""
+    """A parameter without a gradient on some ranks gets the mean; a parameter without one on all ranks keeps None."""
     parameters = [torch.nn.Parameter(torch.zeros(5)) for _ in range(3)]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), compression=Float16())
     for _ in range(2):
@@ -211,7 +211,7 @@ EXACT = TopK(ratio=1.0, chunk=32, bits=32)
 
 @check(least=2, shape=((4, 1, 0), (6, 3, 0), (6, 2, 2)))
 def outer_gradients(seat: Seat, shape: tuple[int, int, int]) -> None:
-    """A codec that loses nothing changes nothing but the rounding to float32, also in fragments and in background."""
+    """A lossless codec only rounds to float32, also with fragments and with overlap."""
     interval, fragments, overlap = shape
     given = {"outer_lr": 0.7, "outer_momentum": 0.9, "fragments": fragments, "overlap": overlap}
     models = [Layers() for _ in range(2)]
@@ -238,7 +238,7 @@ def outer_parameters_are_equal_on_all_ranks(seat: Seat, codec: Codec | str, over
 
 @check(least=2, overlap=(0, 1))
 def a_checkpoint_with_a_codec(seat: Seat, overlap: int) -> None:
-    """Without residuals, training that resumes is the same, bit for bit."""
+    """With a codec without residuals, training that resumes is the same, bit for bit."""
     algorithm = DiLoCo(interval=3, outer_momentum=0.9, compression=Int8(32), overlap=overlap)
 
     def wrapped(model: torch.nn.Module) -> hvd.DistributedOptimizer:
@@ -255,7 +255,7 @@ def a_checkpoint_with_a_codec(seat: Seat, overlap: int) -> None:
 
 @check(least=2)
 def one_rank_alone_asks_for_its_state(seat: Seat) -> None:
-    """While an encoded mean is in flight as well, when other ranks do not answer."""
+    """One rank may ask for its state while an encoded mean is in flight and the other ranks do not answer."""
     model = Layers(dtype=torch.float32)
     algorithm = DiLoCo(interval=3, compression=Int8(32), overlap=2)
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=algorithm)

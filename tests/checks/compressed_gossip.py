@@ -1,4 +1,4 @@
-"""Gossip with encoded parameters: the mean stays, results are near exact ones, and missed blocks heal."""
+"""Gossip with encoded parameters: the mean does not change, results are near exact ones, and missed blocks recover."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def missed_of_all(optimizer: hvd.DistributedOptimizer, name: str) -> int:
 
 @check(least=2, choice=tuple(ALGORITHMS), codec=(Int8(), Int4(32), Float16()))
 def the_mean_of_all_workers_stays(seat: Seat, choice: str, codec: Codec) -> None:
-    """It changes by their steps only, for as long as no block is missed."""
+    """The mean changes only by the workers' steps, as long as no block is missed."""
     algorithm, model = replace(ALGORITHMS[choice], compression=codec), Weights(0)
     optimizer, wanted = wrap(model, algorithm), Weights(0).flat()
     missed, compared = 0, 0
@@ -96,7 +96,8 @@ def an_exchange_is_nearly_that_without_a_codec(seat: Seat, choice: str, codec: C
         optimizer.step()
     moved = max(float(STEP * value.grad.abs().max()) for value in models[0].parameters())
     farthest = float(hvd.allreduce(torch.tensor(moved), op=hvd.Max, name="moved"))
-    # An error is half a step, and a step at most 1.25 * margin * (2 * moved) / reach. A change has less than three.
+    # An error is half a step, and a step at most 1.25 * margin * (2 * moved) / reach. A change contains fewer than
+    # three errors.
     bound = {Int8: 1.5 * 7.5 * farthest / 126, Int4: 1.5 * 5 * farthest / 6, BFloat16: 2**-5}[type(codec)]
     off = float((models[0].flat() - models[1].flat()).abs().max())
     assert missed_of_all(optimizers[0], "missed") == 0
@@ -105,11 +106,11 @@ def an_exchange_is_nearly_that_without_a_codec(seat: Seat, choice: str, codec: C
 
 @check(least=2, choice=tuple(ALGORITHMS), codec=(Int8(32), Int4()))
 def missed_blocks_stay_and_heal(seat: Seat, choice: str, codec: Codec) -> None:
-    """Workers that start apart, the last one far away, and do not move: the first estimates are 0."""
+    """Workers start apart, the last one far away, and their steps do not move them. The first estimates are 0."""
     algorithm = replace(ALGORITHMS[choice], compression=codec)
     model = Weights(seat.rank, spread=10.0 if seat.rank == seat.last else 0.1)
     optimizer = wrap(model, algorithm, lr=0.0)
-    if choice == "pairs":  # it starts from the first rank's values
+    if choice == "pairs":  # NoLoCo starts from the first rank's values
         optimizer._strategy._mixing._begin_new()
         with torch.no_grad():
             for value, own in zip(model.parameters(), Weights(seat.rank, spread=1.0).parameters()):
@@ -160,7 +161,7 @@ def a_nan_is_refused(seat: Seat) -> None:
 
 @check(least=2)
 def an_exchange_that_fails_changes_nothing(seat: Seat) -> None:
-    """Neither parameters nor estimates, and a later one continues."""
+    """Neither parameters nor estimates change, and a later exchange continues from them."""
     model = Weights(0)
     optimizer = wrap(model, Crossover(compression="int8", segments="model"))
     model.draw_gradients(seat.rank, 0)
@@ -198,7 +199,7 @@ def members_of_a_group_stay_equal(seat: Seat, within: str, codec: str) -> None:
 
 @check(least=2, choice=tuple(ALGORITHMS), codec=(Int8(), Int4(), Float16()))
 def the_bytes_of_a_codec_are_sent(seat: Seat, choice: str, codec: Codec) -> None:
-    """To each peer, once for each segment."""
+    """The encoded bytes are sent to each peer, once for each segment."""
     algorithm, model = replace(ALGORITHMS[choice], compression=codec), Weights(0)
     optimizer = wrap(model, algorithm, lr=0.0)
     model.draw_gradients(seat.rank, 0)
@@ -216,7 +217,7 @@ def the_bytes_of_a_codec_are_sent(seat: Seat, choice: str, codec: Codec) -> None
 
 @check(least=2, algorithm=(Crossover(compression="int8"), NoLoCo(interval=2, compression="int4")))
 def training_that_resumes(seat: Seat, algorithm: AveragingGossip) -> None:
-    """It is the same, bit for bit. Without the estimates it differs a little."""
+    """Training that resumes is the same, bit for bit. Without the estimates it differs a little."""
 
     def wrapped(model: torch.nn.Module) -> hvd.DistributedOptimizer:
         return hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=algorithm)

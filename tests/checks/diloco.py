@@ -74,7 +74,6 @@ def train_resumed(seat: Seat, wrap: Wrap, saved: tuple[Any, Any], turns: range, 
 
 
 def same_parameters(one: torch.nn.Module, other: torch.nn.Module) -> bool:
-    """Return whether two models are equal, bit for bit."""
     return all(map(torch.equal, one.parameters(), other.parameters()))
 
 
@@ -89,7 +88,7 @@ class Reference:
         self.workers: Trained = [(one := Layers(), sgd(one)) for _ in range(size)]
         self.outer = {name: value.detach().clone() for name, value in Layers().named_parameters()}
         self.momentum = {name: torch.zeros_like(value) for name, value in self.outer.items()}
-        self.gradients: dict[str, torch.Tensor] = {}  # outer gradients on their way
+        self.gradients: dict[str, torch.Tensor] = {}  # outer gradients in flight
         sizes = [value.numel() * value.element_size() for value in self.outer.values()]
         numbers = segment_numbers(list(self.outer), sizes, "blocks" if self.parts > 1 else "model")
         self.part = {name: number % self.parts for name, number in zip(self.outer, numbers)}
@@ -159,7 +158,7 @@ def formulas(seat: Seat, nesterov: bool, shape: tuple[int, int], grouped: bool) 
 
 @check(least=2)
 def every_step_with_rate_one_is_averaging(seat: Seat) -> None:
-    """Bit for bit, in float32."""
+    """The parameters are those of averaging, bit for bit, in float32."""
     models = [Layers(dtype=torch.float32) for _ in range(2)]
     averaging = LocalSGD(interval=1, exchange="allreduce")
     for model, algorithm in zip(models, (averaging, DiLoCo(interval=1, outer_lr=1.0, outer_momentum=0.0))):
@@ -207,7 +206,8 @@ def a_checkpoint_has_the_outer_state(seat: Seat, fragments: int) -> None:
 
 @check(least=2, overlap=(0, 2))
 def a_checkpoint_of_the_beginning_begins_anew(seat: Seat, overlap: int) -> None:
-    """It has no outer state yet. Training that returns to it repeats itself, bit for bit, without the old momentum."""
+    """The checkpoint has no outer state yet. Training that returns to it repeats itself, bit for bit, without the old
+    momentum."""
     algorithm = DiLoCo(interval=4, outer_lr=0.7, outer_momentum=0.9, overlap=overlap)
     model = Layers()
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=algorithm)
@@ -222,8 +222,8 @@ def a_checkpoint_of_the_beginning_begins_anew(seat: Seat, overlap: int) -> None:
 
 @check(least=2, copied=(False, True))
 def a_loaded_state_is_not_kept(seat: Seat, copied: bool) -> None:
-    """Its outer parameters and momentum would take memory besides the copies that are used. A copy of an optimizer uses
-    them from its first step on."""
+    """The tensors of the state would take memory besides the copies that are used. A copied optimizer makes these
+    copies in its first step."""
     model = Layers()
     optimizer = hvd.DistributedOptimizer(sgd(model), algorithm=DiLoCo(interval=2, outer_momentum=0.9))
     train(seat, model, optimizer, range(2))
@@ -242,7 +242,7 @@ def a_loaded_state_is_not_kept(seat: Seat, copied: bool) -> None:
 def small_changes_of_parameters_in_16_bits(seat: Seat) -> None:
     """The outer parameters are in float32, so changes below a rounding error of bfloat16 add up."""
     model = torch.nn.Linear(1, 1, bias=False).to(torch.bfloat16)
-    torch.nn.init.constant_(model.weight, 256.0)  # whose neighbors are 2 away
+    torch.nn.init.constant_(model.weight, 256.0)  # the next value in bfloat16 is 258
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=2.0), algorithm=DiLoCo(interval=1, outer_lr=0.25, outer_momentum=0.0)
     )

@@ -67,7 +67,7 @@ def a_share_of_the_own_parameters_can_stay_without_overlap(seat: Seat, mix: floa
 
 @check(least=2)
 def one_fragment_without_overlap_is_an_all_reduce(seat: Seat) -> None:
-    """Bit for bit, in float32: the mean change of all parameters in one tensor."""
+    """It averages the changes of all parameters in one tensor, bit for bit, in float32."""
     algorithm = DiLoCo(interval=3, outer_lr=0.7, outer_momentum=0.9, fragments=1, overlap=0)
     model, own = Layers(dtype=torch.float32), Layers(dtype=torch.float32)
     optimizer, alone = wrapped(model, algorithm), sgd(own)
@@ -143,7 +143,8 @@ def a_state_can_be_loaded_with_another_overlap(seat: Seat, overlap: int) -> None
 
 @check(least=2)
 def what_is_in_flight_at_the_end(seat: Seat) -> None:
-    """It does not count for the outer parameters until flush(), and without flush() nothing waits for it."""
+    """An exchange in flight does not count for the outer parameters until flush(). Without flush(), nothing waits for
+    it."""
     algorithm = DiLoCo(interval=4, outer_lr=0.7, outer_momentum=0.9, overlap=3)
     model, reference = Layers(), Reference(seat.size, algorithm, 3, 0.5)
     optimizer = wrapped(model, algorithm)
@@ -168,7 +169,7 @@ def what_is_in_flight_at_the_end(seat: Seat) -> None:
 
 @check(least=2)
 def a_failed_exchange_is_no_outer_step(seat: Seat) -> None:
-    """A rank leaves that has not begun the exchange. The others raise where the outer step would be taken."""
+    """A rank that has not begun the exchange leaves. The others raise where they would take the outer step."""
     model = Layers()
     optimizer = wrapped(model, DiLoCo(interval=4, outer_lr=0.7, outer_momentum=0.9, overlap=2))
     train(seat, model, optimizer, range(3))
@@ -200,7 +201,7 @@ def a_failed_exchange_is_no_outer_step(seat: Seat) -> None:
 def parameters_in_16_bits(seat: Seat) -> None:
     """Outer parameters and changes are in float32; the mix is rounded once."""
     model = torch.nn.Linear(1, 1, bias=False).to(torch.bfloat16)
-    torch.nn.init.constant_(model.weight, 256.0)  # whose neighbors are 2 away
+    torch.nn.init.constant_(model.weight, 256.0)  # the next value in bfloat16 is 258
     sgd = torch.optim.SGD(model.parameters(), lr=2.0)
     algorithm = DiLoCo(interval=2, outer_lr=0.25, outer_momentum=0.0, overlap=1, mix=0.25)
     optimizer = hvd.DistributedOptimizer(sgd, algorithm=algorithm)
@@ -214,7 +215,8 @@ def parameters_in_16_bits(seat: Seat) -> None:
 
 @check(least=2)
 def two_widths_and_frozen_parameters(seat: Seat) -> None:
-    """Parameters of several dtypes are in one exchange; a frozen one, and a model without trained ones, in none."""
+    """Parameters of several dtypes are in one exchange. Frozen ones, and a model without trained parameters, are in
+    none."""
     model = torch.nn.ParameterList([torch.full((3,), 1.0), torch.full((2, 2), 2.0).double(), torch.full((5,), 3.0)])
     model[2].requires_grad_(False)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -259,7 +261,7 @@ def settings_that_cannot_be(seat: Seat) -> None:
 
 @check(least=2, before=(None, TopK(1.0, 32, 32)), twice=(False, True))
 def a_state_can_be_loaded_with_another_codec(seat: Seat, before: TopK | None, twice: bool) -> None:
-    """While an exchange is in flight: without a codec the state has the mean, with a codec this rank's own changes."""
+    """An exchange is in flight: without a codec the state has the mean, with a codec this rank's own changes."""
     given = {"interval": 4, "outer_lr": 0.7, "outer_momentum": 0.9, "overlap": 3}
     exact = TopK(1.0, 32, 32)  # sends all values, in float32
     model = Layers()

@@ -234,7 +234,7 @@ def each_turn_has_flags_of_its_own(seat: Seat) -> None:
 
 @check(least=2)
 def gradients_that_persist_stay_in_shared_memory(seat: Seat) -> None:
-    """Two places take turns: of the gradients that are summed, and of the averages that are used."""
+    """Two buffers take turns: one has the gradients that are being summed, the other one the averages that are used."""
     parameter = torch.nn.Parameter(torch.zeros(5000))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.0), [("p", parameter)], algorithm=LATE)
     places = []

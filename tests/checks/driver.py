@@ -1,7 +1,7 @@
 """Run checks on this rank of a job of processes: `mpirun -np N python driver.py FOLDER ORDERS`, or `sordino run`.
 
-ORDERS is JSON: a list of checks. Each check has the environment that makes the job the world in which the check is to
-run. It also says whether all ranks treat their tensors as memory of one simulated GPU.
+ORDERS is JSON: a list of checks. Each check has the environment variables of its world, and a flag: whether all ranks
+treat their tensors as memory of one simulated GPU.
 
 Every check gets a world of its own (init and shutdown around it). Rank r appends two lines per check to FOLDER/r.jsonl:
 the order's name at the start, and at the end the outcome and the duration in seconds.
@@ -52,7 +52,7 @@ def main() -> None:
                 hvd.init(algorithm=check.algorithm(size))
                 current().host_device = gpu if order["gpu"] else None
                 line["log"] = check.run("processes", str(scratch))
-            except SystemExit as end:  # by a helper
+            except SystemExit as end:  # raised on a helper
                 line.update(helper=True, error=None if end.code == 0 else f"status {end.code}")
             except BaseException as error:
                 line["error"] = traceback.format_exc()

@@ -28,7 +28,7 @@ class Derived(torch.optim.SGD):
 
 
 class Own(torch.optim.Optimizer):
-    """Sign of a moving average, element by element. Other kinds only look element-wise."""
+    """Tanh of a moving average, element by element. The kinds norm, shape, scalar and noise only look so."""
 
     def __init__(self, params: Any, lr: float, kind: str = "elements") -> None:
         super().__init__(params, {"lr": lr})
@@ -128,7 +128,7 @@ def entries_of_no_parameter_are_in_the_state(seat: Seat, exchange: str) -> None:
 
 @check(least=2, kind=("norm", "shape", "scalar", "noise"))
 def who_says_so_wrongly_is_told(seat: Seat, kind: str) -> None:
-    """A wrong claim to be element-wise raises on all ranks, before anything is changed. This also holds where the first
+    """A wrong claim to be element-wise raises on all ranks, before anything is changed. This also holds if the first
     steps change nothing."""
     torch.manual_seed(3)
     model = Odd()
@@ -151,7 +151,7 @@ def a_claim_is_tried_with_a_state_hooks_and_a_scaler(seat: Seat) -> None:
     for exchange in ("sharded", "allreduce"):
         model = Odd()
         plain = Derived(list(model.parameters()), lr=0.05, momentum=0.9)
-        schedule = torch.optim.lr_scheduler.StepLR(plain, 2)  # this puts a step() of its own on the optimizer
+        schedule = torch.optim.lr_scheduler.StepLR(plain, 2)  # this replaces the optimizer's step() by its own
         torch.nn.functional.mse_loss(model(batch(0, 0)[0]), batch(0, 0)[1]).backward()
         plain.step()
         algorithm = LocalSGD(2, divisors(seat.size)[-1], exchange, elementwise=exchange == "sharded")
@@ -164,7 +164,7 @@ def a_claim_is_tried_with_a_state_hooks_and_a_scaler(seat: Seat) -> None:
         results.append(model)
         counts.append((len(calls), plain.steps))
     near(*results)
-    assert counts == [(8, 5)] * 2  # torch calls the hooks of a derived step and of its base's
+    assert counts == [(8, 5)] * 2  # torch calls hooks for a derived step() and for that of its base
 
 
 @check(least=2)
@@ -180,7 +180,7 @@ def claims_are_compared(seat: Seat) -> None:
 
 @check(least=2)
 def an_optimizer_that_refuses_slices_is_told_by_all(seat: Seat) -> None:
-    """If the optimizer refuses slices, as torch.optim.Muon does, which takes only matrices, all ranks raise."""
+    """All ranks raise if the optimizer refuses slices, as torch.optim.Muon does, which takes only matrices."""
 
     class Matrices(torch.optim.SGD):
         @torch.no_grad()

@@ -56,7 +56,6 @@ def tensors_of(state: dict[str, Any]) -> list[torch.Tensor]:
 
 
 def has_residuals(state: dict[str, Any]) -> bool:
-    """Return whether a state has residuals other than 0."""
     return bool(residuals_of(state)) and any(bool(one.any()) for one in tensors_of(state))
 
 
@@ -70,13 +69,13 @@ def resumed(seat: Seat, kind: str, saved: tuple[Any, Any], turns: range) -> torc
 
 
 def warned_of(seat: Seat, words: str) -> Any:
-    """Return a context that expects a warning, where threads do not share their warnings."""
+    """Return a context that expects a warning if ranks are processes; threads share their warnings."""
     return pytest.warns(RuntimeWarning, match=words) if seat.transport == "processes" else nullcontext()
 
 
 @check(least=2, kind=tuple(KINDS))
 def training_that_resumes(seat: Seat, kind: str) -> None:
-    """Is the same, bit for bit, from a state of every rank; without the residuals it is not."""
+    """Training is the same, bit for bit, if each rank resumes from its own state; without the residuals it is not."""
     if seat.size % KINDS[kind][0].workers_in_group or seat.size == KINDS[kind][0].workers_in_group == 2:
         return
     model, optimizer = wrap(kind)
@@ -93,7 +92,7 @@ def training_that_resumes(seat: Seat, kind: str) -> None:
 
 @check(least=2, kind=("gradients", "diloco-overlap", "local-sgd"))
 def a_state_that_is_loaded_twice(seat: Seat, kind: str) -> None:
-    """The second time into an optimizer that has trained meanwhile; and saved again before the first step."""
+    """A state can be loaded again after more training, and saved again before the next step."""
     model, optimizer = wrap(kind)
     train(seat, model, optimizer, range(5))
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -109,7 +108,7 @@ def a_state_that_is_loaded_twice(seat: Seat, kind: str) -> None:
 
 @check(least=2, kind=("gradients", "local-sgd"))
 def shards_of_all_ranks_have_all_residuals(seat: Seat, kind: str) -> None:
-    """`checkpoint.share` cuts what all ranks have, and each rank finds its own residuals in the joined state."""
+    """`checkpoint.share` divides what all ranks have. Each rank finds its own residuals in the joined state."""
     model, optimizer = wrap(kind)
     train(seat, model, optimizer, range(6))  # the end of an interval, so that all models are equal
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -125,7 +124,7 @@ def shards_of_all_ranks_have_all_residuals(seat: Seat, kind: str) -> None:
 
 @check(least=2, kind=("gradients", "diloco", "local-sgd"))
 def a_synchronized_state_keeps_what_each_rank_owes(seat: Seat, kind: str) -> None:
-    """In hvd.elastic, where all take the first rank's state otherwise."""
+    """In hvd.elastic each rank keeps its residuals; of the other state, all ranks take the first rank's."""
     wanted, plain = wrap(kind)
     train(seat, wanted, plain, range(7))
     model, optimizer = wrap(kind)
@@ -138,7 +137,7 @@ def a_synchronized_state_keeps_what_each_rank_owes(seat: Seat, kind: str) -> Non
     state.restore()  # to the synchronized state, which is not the first rank's either
     assert all(map(torch.equal, tensors_of(optimizer.state_dict()), before))
     train(seat, model, optimizer, range(5, 7))
-    # Ranks of the others have models of their own, which all replace by the first rank's at first.
+    # With the other kinds each rank has its own model, which sync() replaces by the first rank's.
     assert kind != "gradients" or same_parameters(model, wanted)
 
 
@@ -163,7 +162,7 @@ def all_ranks_load_the_state_of_the_first(seat: Seat, kind: str) -> None:
 
 @check(least=2, codec=("Sign(block=32)", "PowerSGD(rank=1)"))
 def another_codec_sends_what_is_owed(seat: Seat, codec: str) -> None:
-    """And one without error feedback drops it, with a warning."""
+    """Another codec sends the residuals. A codec without error feedback drops them, with a warning."""
     parameter = torch.nn.Parameter(torch.zeros(10, 10))
     gradients = [torch.randn(10, 10, generator=torch.Generator().manual_seed(rank)) for rank in range(seat.size)]
 
@@ -204,7 +203,7 @@ def another_codec_sends_what_is_owed(seat: Seat, codec: str) -> None:
 
 @check(least=2, codec=(Sign(32), TopK(0.1, 32)))
 def added_parameters_leave_what_is_owed(seat: Seat, codec: Codec) -> None:
-    """Gradients of a larger model are in other blocks, but what earlier steps have lost is still sent."""
+    """Gradients of a larger model are in other blocks, but earlier residuals are still sent."""
     parameter, added = torch.nn.Parameter(torch.zeros(100)), torch.nn.Parameter(torch.zeros(77))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("w", parameter)], compression=codec)
     wanted = torch.zeros(100, dtype=torch.float64)
@@ -253,7 +252,7 @@ def owed_on_average(optimizer: hvd.DistributedOptimizer) -> dict[str, torch.Tens
 
 @check(least=2, codec=("Sign(block=32)", "TwoBit(block=32)", "TopK(ratio=0.1, chunk=32, bits=32)", "PowerSGD(rank=1)"))
 def gradients_that_no_rank_has_computed(seat: Seat, codec: str) -> None:
-    """Their parameter gets no gradient, so what it owes waits until some rank uses it."""
+    """A parameter that no rank has used gets no gradient, and its residuals wait until some rank uses it."""
     parameters = {name: torch.nn.Parameter(torch.zeros(15, 20)) for name in ("always", "sometimes")}
     sgd = torch.optim.SGD(parameters.values(), lr=1.0)
     optimizer = hvd.DistributedOptimizer(sgd, parameters.items(), compression=codec)
@@ -276,7 +275,7 @@ def gradients_that_no_rank_has_computed(seat: Seat, codec: str) -> None:
 
 @check(least=4, codec=(Sign(32), TopK(0.1, 32)), when=("separate", "unfrozen"))
 def groups_send_what_is_owed(seat: Seat, codec: Codec, when: str) -> None:
-    """When groups begin to train separately, and when a parameter is unfrozen."""
+    """Residuals are sent when groups begin to train separately, and when a parameter is unfrozen."""
     if seat.size % 2:
         return
     model = Two()
@@ -319,7 +318,7 @@ def two_steps(seat: Seat, model: Two, optimizer: hvd.DistributedOptimizer, turns
 
 @check(least=2, how=("unfrozen", "added"), overlap=(0, 1))
 def parameters_of_diloco_that_come_later(seat: Seat, how: str, overlap: int) -> None:
-    """In the middle of an interval. Other parameters train as if nothing had happened, with their outer momentum."""
+    """Parameters come in the middle of an interval. The others train as before, with their outer momentum."""
     algorithm = DiLoCo(interval=4, outer_lr=0.7, outer_momentum=0.9, overlap=overlap)
     models, optimizers = [Two(), Two()], []
     for number, model in enumerate(models):
@@ -383,7 +382,7 @@ def residuals_of_diloco_when_a_parameter_is_unfrozen(seat: Seat, codec: Codec) -
 
 @check(least=2)
 def one_rank_loads_a_state_of_local_sgd(seat: Seat) -> None:
-    """All ranks that average with it raise, change nothing, and train on when the others have loaded it, too."""
+    """All ranks that average with it raise and change nothing. They continue once all ranks have loaded the state."""
     model, optimizer = wrap("local-sgd")
     train(seat, model, optimizer, range(3))
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -403,7 +402,7 @@ def one_rank_loads_a_state_of_local_sgd(seat: Seat) -> None:
 
 @check(least=2)
 def averages_of_local_sgd_in_flight_are_waited_for(seat: Seat) -> None:
-    """When a state is loaded. Otherwise their names could not be used again, and their memory would be written to."""
+    """Loading a state waits for them, as they hold names and memory."""
     model, optimizer = wrap("local-sgd")
     train(seat, model, optimizer, range(3))
     saved = copy.deepcopy(optimizer.state_dict())

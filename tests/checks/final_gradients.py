@@ -59,8 +59,8 @@ def clipping_as_with_ddp(seat: Seat, how: str) -> None:
 
 @check(passes=(1, 2), quiet=(True, False))
 def several_passes(seat: Seat, passes: int, quiet: bool) -> None:
-    """Several passes: by backward_passes_per_step, with no_sync(), or with neither. Then each pass reduces gradients,
-    with a warning."""
+    """Several passes: by backward_passes_per_step, with no_sync(), or with neither. With neither, each pass reduces
+    gradients, with a warning."""
     twins = Twins(seat, backward_passes_per_step=passes)
     for _ in range(3):
         twins.zero()
@@ -81,7 +81,8 @@ def several_passes(seat: Seat, passes: int, quiet: bool) -> None:
 
 @check(set_to_none=(True, False))
 def some_are_used_by_some_or_none(seat: Seat, set_to_none: bool) -> None:
-    """Some layers are used by some ranks only or by none, from the first step on, and change from step to step."""
+    """Some layers are used by some ranks only or by none, from the first step on. The users change from step to
+    step."""
     layers = nn.ModuleList(nn.Linear(3, 3, dtype=torch.float64) for _ in range(4))
     hvd.broadcast_parameters(layers.state_dict(), 0)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers.parameters(), lr=0.1))
@@ -171,8 +172,8 @@ def sums_are_not_added_up_twice(seat: Seat) -> None:
 
 @check(least=2)
 def closures_decide_alike(seat: Seat) -> None:
-    """All ranks decide equally in a closure, also where the loss of each rank alone would end its line search
-    elsewhere."""
+    """All ranks decide alike about a closure, even if each rank's own loss would end its line search at another
+    point."""
 
     def make(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=6, line_search_fn="strong_wolfe")
@@ -296,8 +297,8 @@ ANY = {
 
 @check(algorithm=ANY, kind=(2.0, 1.0, math.inf))
 def an_optimizer_clips(seat: Seat, algorithm: str, kind: float) -> None:
-    """clip_grad_norm_() leads to the same models as clipping the average. Where each rank has a model of its own, each
-    uses its own norm."""
+    """clip_grad_norm_() leads to the same models as clipping the average. If each rank has its own model, each uses its
+    own norm."""
     model, plain = Odd(), Odd()
     optimizer = wrap(model, ANY[algorithm](seat), OPTIMIZERS["sgd"])
     reference = OPTIMIZERS["sgd"](list(plain.parameters()))
@@ -325,7 +326,7 @@ def an_optimizer_clips(seat: Seat, algorithm: str, kind: float) -> None:
 
 @check(least=2)
 def leaders_evaluate_closures_once(seat: Seat) -> None:
-    """An optimizer that may evaluate one again would do so on leaders only, and wait for their groups for good."""
+    """An optimizer that evaluates a closure again would do so on leaders only, and wait for their groups forever."""
     algorithm = Crossover(group_size=seat.size, within="leader")
     for make in (torch.optim.SGD, torch.optim.LBFGS):
         value = torch.nn.Parameter(torch.zeros(3))

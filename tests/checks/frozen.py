@@ -116,8 +116,8 @@ def unfrozen_parameters_are_exchanged_from_then_on(seat: Seat, kind: str) -> Non
 
 @check(least=2, kind=("local-sgd", "local-gradients", "diloco"))
 def steps_before_parameters_are_unfrozen_are_averaged(seat: Seat, kind: str) -> None:
-    """Parameters are unfrozen between two averages, when each rank has moved on its own. Steps before that are
-    averaged, too."""
+    """Parameters are unfrozen between two averages, when each rank has moved on its own. Steps before that are also
+    averaged."""
     model = Adapted(0)
     optimizer = wrap(model, TOGETHER[kind], lr=0.25)
     unfreeze(seat, model, optimizer, after=3, steps=6)
@@ -131,7 +131,8 @@ FREEZING = {**TOGETHER, "sharded": LocalSGD(2, 2), "diloco": DiLoCo(4, outer_lr=
 
 @check(least=2, kind=tuple(FREEZING | ALONE), how=("unfrozen", "added"))
 def parameters_frozen_when_others_come(seat: Seat, kind: str, how: str) -> None:
-    """Between two exchanges. They become their mean, because no later exchange has them."""
+    """Parameters are frozen between two exchanges. They become the mean over all ranks, because no later exchange has
+    them."""
     algorithm = (FREEZING | ALONE)[kind]
     if not fits(algorithm, seat.size) or (kind in ALONE and how == "unfrozen"):
         return

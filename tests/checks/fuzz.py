@@ -34,7 +34,6 @@ def layout(seed: int) -> list[int]:
 
 
 def run(seed: int, nodes: list[int]) -> None:
-    """Run one program on ranks that are threads."""
     numbered = [sorted(set(nodes)).index(node) for node in nodes]
 
     def body(folder: str) -> list[tuple[str, str]]:

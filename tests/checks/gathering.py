@@ -1,5 +1,4 @@
-"""Parameters that are gathered in the background: every use of one waits for it, and nothing else shows the
-difference."""
+"""Parameters that are gathered in the background: every use of one waits for its gather, and nothing else differs."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def under_way(optimizer: Any) -> list[str]:
 
 
 def pair(seat: Seat, turns: int = 2) -> tuple[Odd, Any, Odd]:
-    """Return a model whose last gather is in flight, its optimizer, and the model as it must become."""
+    """Return a model whose last gather is in flight, its optimizer, and the model that it must become."""
     model = Odd()
     optimizer = wrap(model, overlapped(seat))
     for turn in range(turns):
@@ -70,7 +69,7 @@ def a_step_ends_before_others_begin_to_gather(seat: Seat) -> None:
 
 @check(least=2, thread=(False, True))
 def whoever_looks_waits(seat: Seat, thread: bool) -> None:
-    """Every read of a parameter waits for it, in any thread."""
+    """Every read of a parameter waits for its gather, in any thread."""
     reads = {name: read for name, read in READS.items() if not name.startswith(("optimizer", "synchronize", "grad"))}
     reads["pickle"] = lambda model, _: pickle.dumps(model.first)
     reads["to one's own"] = lambda model, _: setattr(model.first, "data", model.first.data.clone())
@@ -108,7 +107,7 @@ def a_module_waits_for_its_own_parameters(seat: Seat) -> None:
         module.register_forward_pre_hook(lambda *_: seen.append(len(under_way(optimizer))))
     for turn in range(4):
         if turn == 3:
-            model.eval()  # functions may be called on the whole model here
+            model.eval()  # in evaluation, a call of a module waits for all its parameters
         model(batch(seat.rank, 0)[0]).sum().backward()
         if turn == 0:
             seen.clear()
@@ -165,7 +164,7 @@ def what_somebody_has_a_view_of_is_waited_for(seat: Seat, how: str) -> None:
 
 
 def loss_of(seat: Seat, model: Odd, optimizer: Any, turn: int, scaler: Any = None) -> torch.Tensor:
-    """Return the loss as a closure does."""
+    """Compute gradients and return the loss, as a closure does."""
     inputs, targets = batch(seat.rank, turn)
     optimizer.zero_grad()
     loss = torch.nn.functional.mse_loss(model(inputs), targets)

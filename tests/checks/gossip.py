@@ -114,7 +114,7 @@ def one_copy_of_each_segment_is_sent(seat: Seat) -> None:
     model = Strange(seat.rank)
     optimizer = wrap(model, Crossover())
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    optimizer.step()  # NCCL connects
+    optimizer.step()  # the first exchange connects NCCL
     for _ in range(3):
         before = hvd.stats()["bytes_sent"]
         optimizer.step()
@@ -188,10 +188,10 @@ def workers_agree_on_least_squares(seat: Seat, choice: str) -> None:
         torch.nn.functional.mse_loss(model(inputs[seat.rank]), targets[seat.rank]).backward()
         optimizer.step()
     solution = torch.linalg.lstsq(inputs.reshape(-1, 3), targets.reshape(-1, 1)).solution.T
-    # COMBO does not keep the sum, so it only comes near the solution.
+    # SegmentedGossip does not keep the sum, so it only comes near the solution.
     slack = 0.15 if isinstance(algorithm, SegmentedGossip) else 0.02
     torch.testing.assert_close(hvd.average_parameters(model)["weight"], solution, atol=slack, rtol=0)
-    # A centre draws the workers by a part of their distance only, so they stay further apart.
+    # A center draws the workers by only a part of their distance, so they stay farther apart.
     assert hvd.consensus_distance(model) < (0.15 if isinstance(algorithm, ElasticAveraging) else slack)
 
 

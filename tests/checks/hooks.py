@@ -141,7 +141,7 @@ def gloo(seat: Seat) -> Iterator[None]:
 
 @check(on=("processes",))
 def ddp_itself_gives_that(seat: Seat) -> None:
-    """DDP over gloo gives the gradients of `averaged`, so the table compares with DDP."""
+    """DDP over gloo gives the gradients of `averaged`, so `hooks_as_with_ddp` compares with DDP."""
     with gloo(seat):
         for hook in HOOKS.values():
             for when in WHEN:
@@ -218,7 +218,7 @@ class Boom(Exception):
 
 
 def failing(parameter: torch.Tensor) -> Any:
-    """Raise Boom when the gradient of this parameter is ready."""
+    """Register a hook that raises Boom when the gradient of this parameter is ready; return its handle."""
 
     def hook(_: torch.Tensor) -> None:
         raise Boom
@@ -228,7 +228,8 @@ def failing(parameter: torch.Tensor) -> Any:
 
 @check(least=2, algorithm=("allreduce", "local", "sharded", "crossover", "layered"), way=("zero_grad", "synchronize"))
 def an_exception_in_every_backward(seat: Seat, algorithm: str, way: str) -> None:
-    """All ranks catch it and continue with the next batch. Calls that are not allowed name the calls that are."""
+    """All ranks catch it and continue with the next batch. Errors of calls that are not allowed name the calls that
+    are."""
     model = make_model("small", 3)
     kind = AllReduce(bucket_bytes=8) if algorithm == "allreduce" else ALGORITHMS[algorithm](seat)
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=kind)
@@ -257,7 +258,7 @@ def an_exception_in_every_backward(seat: Seat, algorithm: str, way: str) -> None
 
 @check(least=2)
 def an_exception_in_one_backward(seat: Seat) -> None:
-    """The others wait for the rank that raised; it continues with them with the gradients that it has."""
+    """The others wait for the rank that raised. It takes the step with them, with the gradients that it has."""
     model = make_model("small", 3)
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), algorithm=AllReduce(bucket_bytes=8))
     for turn in range(4):
@@ -428,7 +429,7 @@ def gradients_of_a_new_parameter_are_checked(seat: Seat) -> None:
 
 @check(least=2)
 def a_new_step_forgets_that_it_was_synchronized(seat: Seat) -> None:
-    """After an exception in backward() a script synchronizes and clears. No warning comes in the next step."""
+    """After an exception in backward(), a script synchronizes and clears gradients. The next step does not warn."""
     model = make_model("small", 3)
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
     with warnings.catch_warnings():

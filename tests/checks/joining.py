@@ -11,7 +11,7 @@ from checks.registry import Seat, check
 
 
 def turn_of(seat: Seat, backwards: bool) -> int:
-    """Return the number of operations that this rank makes before it joins. All differ, so the order of joins is
+    """Return the number of operations of this rank before it joins. It differs between ranks, so the order of joins is
     fixed."""
     return seat.last - seat.rank if backwards else seat.rank
 

@@ -1,5 +1,5 @@
-"""Layered SGD: the parameters of AllReduce, steps that the first use of a parameter completes, and no wait before
-that."""
+"""Layered SGD: it gives the parameters of AllReduce, the first use of a parameter completes a step, and nothing waits
+before."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def postponed(optimizer: Any) -> bool:
 
 
 def equal(one: torch.nn.Module, other: torch.nn.Module) -> None:
-    """Check that two models are equal: to the last bit where a group of all workers adds gradients in AllReduce's
-    order, as it does in shared memory."""
+    """Check that two models are nearly equal, and bit for bit in shared memory, where a group of all workers adds
+    gradients in AllReduce's order."""
     near(one, other)
     if len(set(current().world.nodes)) == 1 and current().world.shares_memory:
         for mine, theirs in zip(one.parameters(), other.parameters()):
@@ -192,7 +192,7 @@ def those_who_joined_stand_in_for_zeros(seat: Seat) -> None:
 
 
 class Counting(torch.optim.SGD):
-    """An optimizer that keeps a number of its own among the hyper-parameters, as some optimizers do."""
+    """An optimizer that keeps its own counter among the hyper-parameters, as some optimizers do."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
         super().__init__(parameters, lr=0.05)

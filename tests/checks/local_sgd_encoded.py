@@ -39,7 +39,7 @@ def outer_of(optimizer: hvd.DistributedOptimizer) -> dict[str, torch.Tensor]:
     dtype=(torch.float32, torch.bfloat16, torch.float64),
 )
 def it_is_diloco_without_momentum(seat: Seat, codec: Codec, dtype: torch.dtype) -> None:
-    """Bit for bit, with rate 1."""
+    """The models are those of DiLoCo with rate 1, bit for bit."""
     models = [Layers(dtype=dtype) for _ in range(2)]
     given = {"interval": 2, "compression": codec}
     outer = DiLoCo(outer_lr=1.0, outer_momentum=0.0, **given)
@@ -61,7 +61,7 @@ def groups_follow_the_formula(seat: Seat, exchange: str, start: Any, aggregate: 
 
 @check(least=2, codec=LOSSY, exchange=("sharded", "allreduce"))
 def models_are_equal_after_an_averaging(seat: Seat, codec: Codec, exchange: str) -> None:
-    """Bit for bit, and nearer to each other's mean than to their start."""
+    """The models are equal bit for bit, and have left their start."""
     for k in divisors(seat.size):
         model = Odd()
         optimizer = wrap(model, LocalSGD(3, k, exchange, compression=codec, bucket_bytes=200), OPTIMIZERS["sgd"])
@@ -95,9 +95,9 @@ def what_an_encoding_has_lost_is_sent_later(seat: Seat, codec: Codec) -> None:
 
 @check(least=2, exchange=("sharded", "allreduce"))
 def a_checkpoint_has_the_outer_parameters(seat: Seat, exchange: str) -> None:
-    """By name, each whole, and the same on all ranks. Training that resumes within an interval is the same, bit for
-    bit; from other outer parameters it is not."""
-    codec = Float16() if exchange == "sharded" else Int8(32)  # shards are cut anew, so blocks are other ones
+    """The state has them by name, each whole, and equal on all ranks. Training that resumes within an interval is the
+    same, bit for bit; from other outer parameters it is not."""
+    codec = Float16() if exchange == "sharded" else Int8(32)  # shards are cut anew, with other blocks
     algorithm = LocalSGD(3, divisors(seat.size)[-2], exchange, compression=codec)
     model = Odd()
     optimizer = wrap(model, algorithm)
@@ -154,7 +154,7 @@ def ranks_that_start_from_different_weights(seat: Seat) -> None:
 
 @check(least=2, exchange=("sharded", "allreduce"), aggregate=("parameters", "gradients"))
 def parameters_that_are_unfrozen_later(seat: Seat, exchange: str, aggregate: str) -> None:
-    """They are averaged from then on, and the others keep their outer parameters."""
+    """Unfrozen parameters are averaged from then on, and the others keep their outer parameters."""
     k = divisors(seat.size)[-2]
     model, plain = Odd(), Odd()
     optimizers = []

@@ -39,7 +39,7 @@ def a_restart_switches_at_the_same_step(seat: Seat, exchange: str) -> None:
 
 @check(least=2, exchange=("sharded", "allreduce"), start=("immediate", 0))
 def groups_begin_at_a_restart(seat: Seat, exchange: str, start: Any) -> None:
-    """If the state is from before the start of a training with another `start`."""
+    """The state is from a training with a later `start`, in which groups were still together."""
     k = divisors(seat.size)[-2]
     model = Odd()
     optimizer = wrap(model, LocalSGD(3, k, exchange, start=100), OPTIMIZERS["momentum"])
@@ -68,8 +68,8 @@ def a_restart_goes_on_within_the_interval(seat: Seat, exchange: str) -> None:
 
 @check(least=2, exchange=("sharded", "allreduce"), start=("immediate", 2), quick=("sim-4", "sim-4x2"))
 def sums_of_movements_go_on_within_the_interval(seat: Seat, exchange: str, start: Any) -> None:
-    """Bit for bit, from a state of any step, in another optimizer and in the one that has saved it. Groups that have
-    begun the interval with equal models end it with equal ones."""
+    """Training is the same, bit for bit, from a state of any step, in another optimizer and in the one that has saved
+    it. Groups that have begun the interval with equal models end it with equal ones."""
     algorithm = LocalSGD(3, divisors(seat.size)[-2], exchange, start, "gradients")
 
     def make(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -266,7 +266,7 @@ def a_change_keeps_state_and_interval(seat: Seat, exchange: str) -> None:
 
 @check(least=2)
 def another_interval_counts_after_a_restart(seat: Seat) -> None:
-    """A state has the interval that an adaptive one has come to, but no other replaces that of the optimizer."""
+    """An interval in a state replaces the interval of the optimizer only if it is adaptive."""
     model = Odd()
     optimizer = wrap(model, LocalSGD(2), OPTIMIZERS["sgd"])
     for turn in range(2):
@@ -296,7 +296,7 @@ def distances_stay_when_parameters_change(seat: Seat) -> None:
 
 @check(least=2, quick=("sim-4", "sim-4x2"))
 def a_rank_that_joins_separate_groups_is_in_one(seat: Seat) -> None:
-    """It knows that groups train separately before it has received the state of the others, which groups send."""
+    """The new rank knows that groups train separately before it receives the state of its group."""
     k = divisors(seat.size)[-2]
     model = Odd()
     optimizer = wrap(model, LocalSGD(2, k, "allreduce", start=2), OPTIMIZERS["sgd"])

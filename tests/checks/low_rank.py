@@ -125,7 +125,7 @@ def nothing_is_lost_for_good(seat: Seat, rank: int) -> None:
 
 @check(least=2)
 def what_is_owed_of_whole_tensors_is_sent(seat: Seat) -> None:
-    """Residuals of a state that another codec has written."""
+    """Such residuals come from a state that another codec has written."""
     for shapes in ([(24, 20), (7,)], [(3, 2), (7,)]):  # with a matrix, and without
         mean = mean_of(2, shapes, name=f"of {shapes}")
         mean.residuals[0][-7:].fill_(seat.rank + 1.0)
@@ -137,7 +137,8 @@ def what_is_owed_of_whole_tensors_is_sent(seat: Seat) -> None:
 
 @check(least=2)
 def enough_directions_lose_nothing(seat: Seat) -> None:
-    """A mean of rank 2 is exact from the first step on with 2 factors, and any mean if a rank saves nothing."""
+    """With 2 directions, a mean of rank 2 is exact from the first step on. If factors would save nothing, every mean is
+    exact."""
     for turn in range(3):
         whole = mean_of(20, name=f"whole {turn}")
         assert not whole.matrix_residuals
@@ -158,7 +159,7 @@ def enough_directions_lose_nothing(seat: Seat) -> None:
 
 @check(least=2, bad=(float("nan"), float("inf")))
 def what_is_not_finite_stays_so(seat: Seat, bad: float) -> None:
-    """On all ranks, but not in later means: they are those without this step."""
+    """A NaN or an infinity reaches all ranks, but not later means: they are those without this step."""
     mean = mean_of(2)
     reference = Reference(mean, seat.size)
     for turn in range(4):
@@ -183,7 +184,7 @@ def what_is_not_finite_stays_so(seat: Seat, bad: float) -> None:
 
 @check(least=2, part=("left", "right"))
 def a_failed_mean_changes_nothing(seat: Seat, part: str) -> None:
-    """Neither tensors, residuals nor factors."""
+    """Neither tensors, residuals nor factors change."""
     mean, other = mean_of(2), mean_of(2, name="other")
     for turn in range(3):
         mine, wanted = drawn(seat.rank, turn), drawn(seat.rank, turn)
@@ -263,7 +264,7 @@ def one_rank_and_what_does_not_fit(seat: Seat) -> None:
 
 @check(rank=(2, 64), set_to_none=(True, False), dtype=(torch.float32, torch.float64), least=2)
 def training_comes_near(seat: Seat, rank: int, set_to_none: bool, dtype: torch.dtype) -> None:
-    """Exactly if nothing is saved; else all ranks are equal."""
+    """Training is exact if factors would save nothing; otherwise all ranks are equal."""
     twins = Twins(seat, dtype=dtype, compression=PowerSGD(rank))
     for _ in range(4):
         twins.train(1, set_to_none=set_to_none)
@@ -274,7 +275,7 @@ def training_comes_near(seat: Seat, rank: int, set_to_none: bool, dtype: torch.d
 
 @check(least=2, bucket_bytes=(1 << 24, 2000), passes=(1, 2))
 def steps_add_up_to_all_gradients(seat: Seat, bucket_bytes: int, passes: int) -> None:
-    """With plain SGD: the way of the parameters, plus the mean of the residuals, is the sum of all mean gradients.
+    """With plain SGD, the change of the parameters plus the mean of the residuals is the sum of all mean gradients.
 
     Some parameters have no gradient on some ranks, or at first.
     """

@@ -1,4 +1,4 @@
-"""Small models and every optimizer of torch.optim, made equally in any thread."""
+"""Small models, equal in any thread, and every optimizer of torch.optim."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def fill(model: nn.Module, seed: int) -> nn.Module:
-    """Fill the parameters with random numbers, not by torch's generator: all threads share it, so models would
+    """Fill the parameters with random numbers, without torch's generator: all threads share it, so models would
     differ."""
     rng = np.random.default_rng(seed)
     with torch.no_grad():

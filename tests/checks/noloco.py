@@ -31,13 +31,12 @@ def wrap(model: torch.nn.Module, algorithm: RandomGossip | DiLoCo, **options: ob
 
 
 def fitting(algorithm: NoLoCo, size: int, grouped: bool = False) -> NoLoCo:
-    """Return the algorithm for a number of ranks."""
     group = 1 if not grouped else 2 if size % 2 == 0 else size
     return replace(algorithm, group_size=group, peers=max(2, min(algorithm.peers, size // group)))
 
 
 class Reference:
-    """All workers on one rank, by the formula of the source: two means, of the changes and of the outer parameters."""
+    """All workers on one rank, by the formula of the paper: two means, of the changes and of the outer parameters."""
 
     def __init__(self, size: int, algorithm: NoLoCo) -> None:
         self.algorithm, self.size = algorithm, size
@@ -221,7 +220,7 @@ def unfreezing_a_parameter_keeps_the_outer_state_of_the_others(seat: Seat) -> No
 def small_changes_of_parameters_in_16_bits(seat: Seat) -> None:
     """The outer parameters are in float32, so changes below a rounding error of bfloat16 add up."""
     model = torch.nn.Linear(1, 1, bias=False).to(torch.bfloat16)
-    torch.nn.init.constant_(model.weight, 256.0)  # whose neighbors are 2 away
+    torch.nn.init.constant_(model.weight, 256.0)  # the next value in bfloat16 is 258
     algorithm = NoLoCo(interval=1, outer_lr=0.25, outer_momentum=0.0)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=2.0), algorithm=algorithm)
     for _ in range(4):
@@ -245,7 +244,7 @@ def buffers_take_no_outer_steps(seat: Seat) -> None:
 
 @check(least=2)
 def one_copy_of_the_parameters_is_sent(seat: Seat) -> None:
-    """To each other worker of the group, for any pull."""
+    """One copy is sent to each other worker of the group, for any pull."""
     model, algorithm = Layers(), NoLoCo(interval=1, gamma=0.2)
     optimizer = wrap(model, algorithm)
     size = sum(value.numel() * value.element_size() for value in model.parameters())

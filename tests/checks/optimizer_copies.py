@@ -84,7 +84,7 @@ def stateful(kind: str) -> tuple[torch.nn.Module, hvd.DistributedOptimizer]:
 
 @check(least=2, kind=tuple(STATEFUL), how=("deepcopy", "pickle"))
 def a_copy_in_the_middle_of_an_interval(seat: Seat, kind: str, how: str) -> None:
-    """It has the algorithm's state, too, and residuals of error feedback. So it trains as the original, bit for bit."""
+    """A copy also has the algorithm's state and the residuals. So it trains as the original, bit for bit."""
     pair = stateful(kind)
     go_on(seat, *pair, steps=6)
     copied = copy.deepcopy(pair) if how == "deepcopy" else pickle.loads(pickle.dumps(pair))
@@ -95,7 +95,7 @@ def a_copy_in_the_middle_of_an_interval(seat: Seat, kind: str, how: str) -> None
 
 @check(least=2)
 def a_part_of_a_state_cannot_be_copied(seat: Seat) -> None:
-    """With shards, outer parameters are those of the rank's part."""
+    """With shards, a rank has the outer parameters of its part only."""
     model = make_model("small", 3)
     plain = torch.optim.SGD(model.parameters(), lr=0.1)  # without state
     group_size = seat.size if seat.size % 2 else seat.size // 2
@@ -110,7 +110,7 @@ def a_part_of_a_state_cannot_be_copied(seat: Seat) -> None:
 
 @check()
 def a_copy_with_persistent_gradients(seat: Seat) -> None:
-    """The copy gets gradients of its own where the gradients are in an arena."""
+    """The copy gets its own gradients if the gradients are in an arena."""
     twins = Twins(seat)
     twins.train(4, set_to_none=False)
     model, optimizer = copy.deepcopy((twins.model, twins.optimizer))
@@ -138,7 +138,7 @@ def a_copy_on_one_rank_only(seat: Seat) -> None:
 
 @check(label=MANY)
 def state_dict_round_trips(seat: Seat, label: str) -> None:
-    """Into a plain optimizer, from a plain one, and from a file."""
+    """A state is loaded into a plain optimizer, from a plain one, and from a file."""
     model = make_model("small", 3)
     optimizer = hvd.DistributedOptimizer(MANY[label](model), model.named_parameters())
     for turn in range(2):
@@ -196,7 +196,7 @@ def add_param_group(seat: Seat, set_to_none: bool) -> None:
 
 @check(name=tuple(DEFAULTS))
 def a_copy_is_changed_before_its_first_step(seat: Seat, name: str) -> None:
-    """It has not met the other ranks yet, which a rank that is alone never does."""
+    """The copy has not met the other ranks yet; a rank that is alone never meets any."""
     model = torch.nn.Linear(3, 1)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), algorithm=DEFAULTS[name])
@@ -269,7 +269,7 @@ def a_wrapper_is_one_of_the_wrapped_kind(seat: Seat) -> None:
 
 @check(least=2)
 def a_copy_averages_its_own_buffers(seat: Seat) -> None:
-    """The model's buffers are copied with the model, not averaged in the original's place."""
+    """A copy averages the buffers of the copied model, not those of the original."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = hvd.DistributedOptimizer(

@@ -328,7 +328,8 @@ def sparse_gradients_that_are_missing_or_without_rows(seat: Seat, set_to_none: b
 
 @check(least=2)
 def sparse_gradients_are_summed_once(seat: Seat) -> None:
-    """Other reductions than sums need the zeros, too, and a sum of sums is refused, as that of dense gradients."""
+    """Other reductions than sums need the zeros as well, and are refused. A sum of sums is refused, as with dense
+    gradients."""
     for op in (hvd.Min, hvd.Max, hvd.Product):
         table = nn.Embedding(6, 2, sparse=True)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), op=op)

@@ -1,4 +1,4 @@
-"""For the rest of torch a wrapper is an ordinary optimizer: schedulers, GradScaler, hooks, clipping."""
+"""A wrapper is an ordinary optimizer for the rest of torch: schedulers, GradScaler, hooks, clipping."""
 
 from __future__ import annotations
 

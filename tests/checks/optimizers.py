@@ -134,7 +134,7 @@ def without_names(seat: Seat) -> None:
 
 @check()
 def a_long_run_stays_equal(seat: Seat) -> None:
-    """More steps than the numbers of tags and slots, which then repeat."""
+    """The run has more steps than there are tags and slots, which then repeat."""
     twins = Twins(seat, "small", lambda m: torch.optim.SGD(m.parameters(), lr=0.01))
     twins.train(150, set_to_none=False)
     twins.check(1e-9)

@@ -1,4 +1,5 @@
-"""Plans compared with ranks: the transport counts the predicted bytes, and local models are distributed well."""
+"""Plans compared with ranks: the transport counts the predicted bytes, and distances of local models follow the
+formula."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ STEPS = 8
 
 @check(least=2, quick=("sim-5x2", "mpi-4x2"))
 def the_bytes_of_a_plan_are_those_of_the_transport(seat: Seat) -> None:
-    """For every algorithm, rank by rank, between nodes."""
+    """The bytes that each rank sends between nodes are the predicted ones, for every algorithm."""
     nodes = plan.nodes_of_ranks()
     skipping = [CaPS(threshold=101, exchange=way) for way in ("allreduce", "parameter-server")]
     outer = [DiLoCo(interval=2, outer_momentum=0.5), NoLoCo(interval=2, gamma=0.2, segments="blocks")]
     encoded = [Crossover(compression="int8"), DPSGD(compression="int4"), NoLoCo(interval=2, compression="float16")]
     # An all-to-all of less than 64 KiB, such as that of 4 bits, sends all values to every node.
     candidates = [one for one in plan.candidates(nodes, interval=2) if getattr(one, "compression", None) != Int4()]
-    if max(nodes) + 1 == seat.size:  # ranks of a node send some of each other's encoded values
+    if max(nodes) + 1 == seat.size:  # else, ranks of a node send some of each other's encoded values
         encoded += [LocalSGD(interval=2, compression="int8")]
     for algorithm in [*candidates, *skipping, *outer, *encoded]:
         named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in SHAPES]
@@ -34,11 +35,11 @@ def the_bytes_of_a_plan_are_those_of_the_transport(seat: Seat) -> None:
         sgd = torch.optim.SGD([parameter for _, parameter in named], lr=0.0)
         optimizer = hvd.DistributedOptimizer(sgd, named, algorithm=algorithm)
         steps = STEPS
-        if isinstance(algorithm, (DiLoCo, NoLoCo)):  # the first step is a broadcast, and every second an exchange
+        if isinstance(algorithm, (DiLoCo, NoLoCo)):  # the first step is a broadcast, and every second step an exchange
             optimizer.step()
             steps *= 2
         elif isinstance(algorithm, (AllReduce, Layered, LocalSGD, ElasticAveraging)):
-            for _ in range(2):  # an elastic centre begins with an average
+            for _ in range(2):  # an elastic center begins with an average
                 optimizer.step()
         optimizer.flush()
         before = hvd.stats()["bytes_sent_across_nodes"]
@@ -97,8 +98,8 @@ def links_are_measured(seat: Seat) -> None:
 
 @check(least=2, length=(1, 1 << 15))
 def what_an_agreement_is_taken_off_from_is_agreed_on(seat: Seat, length: int) -> None:
-    """The latency measurement subtracts the time of an agreement. Operations that repeat need none; subtracting it from
-    these would leave no time for the hops."""
+    """The latency measurement subtracts the time of an agreement. Operations that repeat need no agreement. Subtracting
+    its time from theirs would leave no time for the hops."""
 
     def others() -> float:
         stats = hvd.stats()

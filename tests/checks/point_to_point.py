@@ -18,14 +18,14 @@ COUNTS = (0, 1, 16_384, 16_385, 1_000_003)
 
 
 def partner_of(seat: Seat) -> int | None:
-    """Return the rank with which this one exchanges; None for the last of an odd number."""
+    """Return the rank with which this one exchanges; None for the last rank of an odd number."""
     partner = seat.rank ^ 1
     return partner if partner < seat.size else None
 
 
 @check(dtype=DTYPES)
 def around_a_ring(seat: Seat, dtype: torch.dtype) -> None:
-    """Each rank sends to the next, also a rank alone to itself. All send first."""
+    """Each rank sends to the next one, and a rank that is alone to itself. All send first."""
     after, before = (seat.rank + 1) % seat.size, (seat.rank - 1) % seat.size
     for count in COUNTS:
         handle = hvd.send_async(values(seat.rank, count, dtype, wide=True), after, tag=count)
@@ -54,7 +54,7 @@ def blocking_calls(seat: Seat) -> None:
 
 @check(least=2)
 def unexpected_messages(seat: Seat) -> None:
-    """More messages than a receiver buffers come before their receives, which are called in another order of tags."""
+    """More messages than a receiver buffers arrive before their receives, which are called in another order of tags."""
     partner = partner_of(seat)
     if partner is None:
         return
@@ -112,7 +112,7 @@ def with_collectives(seat: Seat) -> None:
 
 @check()
 def random_exchanges(seat: Seat) -> None:
-    """All ranks draw the same messages, and call for theirs in orders of their own."""
+    """All ranks draw the same messages. Each makes its own calls in another order."""
     chosen, own = random.Random(7), random.Random(seat.rank)
     for turn in range(6):
         messages = [

@@ -1,5 +1,4 @@
-"""Postponed steps of Layered SGD: the first use of a parameter completes them, and nothing else shows the
-difference."""
+"""Postponed steps of Layered SGD: the first use of a parameter completes them, and nothing else differs."""
 
 from __future__ import annotations
 
@@ -68,7 +67,8 @@ def whoever_looks_completes_the_step(seat: Seat, stale: bool) -> None:
 
 @check(least=2)
 def steps_are_taken_where_they_were_called(seat: Seat) -> None:
-    """A step is completed in the surroundings of its call, whatever surrounds the first use."""
+    """A step is completed in the modes of its call (inference, autocast, gradients), whatever the modes of the first
+    use."""
     model, plain = Odd(), Odd()
     optimizer, wanted = wrap(model, Layered(seat.size)), wrap(plain, AllReduce())
     surroundings: list[Any] = [torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), torch.no_grad()]
@@ -240,7 +240,8 @@ class Counting(torch.optim.SGD):
 
 @check(least=2)
 def tensors_among_hyper_parameters(seat: Seat) -> None:
-    """A step uses the learning rate of its time, if a script changes it in place. What the optimizer changes stays."""
+    """A step uses the learning rate at its call, even if a script changes it in place later. The optimizer's own
+    changes stay."""
     value = torch.nn.Parameter(torch.zeros(3))
     count, rate = torch.zeros(()), torch.tensor(0.5)
     group = {"params": [value], "lr": rate, "count": count}

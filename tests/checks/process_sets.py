@@ -36,8 +36,8 @@ def the_set_of_all(seat: Seat) -> None:
 
 @check(least=2, quick=("direct-2",))
 def first_reductions_beside_broadcasts(seat: Seat) -> None:
-    """A set's first reduction on a GPU tries how its ranks reach each other. That leaves the memory of other operations
-    alone, which the device may still read."""
+    """A set's first reduction on a GPU tests how its ranks reach each other. The test does not change memory of other
+    operations, which the device may still read."""
     rows = torch.arange(600.0).view(300, 2)
     for turn in range(30):
         everybody = ProcessSet(list(range(seat.size)))
@@ -158,11 +158,11 @@ def many_sets_one_after_another(seat: Seat) -> None:
 
 
 def shared_memory() -> tuple[int, int, int]:
-    """Return the bytes of this process's shared segments that have memory, and the numbers of its segments and of its
+    """Return the allocated bytes of this process's shared segments, the number of segments, and the number of
     mappings."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # a file that is open no more
+        with contextlib.suppress(OSError):  # the file was closed meanwhile
             if "memfd:sordino" in os.readlink(entry):
                 found.append(entry.stat().st_blocks * 512)
     maps = Path("/proc/self/maps").read_text().count("memfd:sordino")
@@ -192,7 +192,7 @@ def unused_sets_cost_kilobytes_and_removed_ones_nothing(seat: Seat) -> None:
     for _ in range(100):
         use_a_set()
     limit = time.monotonic() + 100
-    # Peers unmap memory when they hear that it is freed. They may hear of that of earlier operations, too.
+    # Peers unmap memory when they learn that it is freed, which may also be memory of earlier operations.
     while any(now > former for now, former in zip(shared_memory(), before)):
         assert time.monotonic() < limit, (before, shared_memory())
         time.sleep(0.01)
@@ -216,7 +216,7 @@ def many_sets_together(seat: Seat) -> None:
 
 @check(least=2)
 def unnamed_operations_of_members_only(seat: Seat) -> None:
-    """Members make operations that the others do not make; unnamed operations of all ranks still match."""
+    """Members call operations that the others do not call. Unnamed operations of all ranks still match."""
     some = hvd.add_process_set([0])
     for _ in range(3):
         if some.included():
@@ -273,7 +273,7 @@ def removed_while_an_operation_is_under_way(seat: Seat) -> None:
 
 @check(least=3)
 def sets_that_come_and_go(seat: Seat) -> None:
-    """Ranks are late by turns: one has removed a set while another still looks for calls on it."""
+    """Ranks take turns at being late: one has removed a set while another still looks for calls on it."""
     draws = random.Random(seat.rank)
     for number in range(40):
         pair = hvd.add_process_set([0, seat.last])
@@ -285,7 +285,7 @@ def sets_that_come_and_go(seat: Seat) -> None:
 
 @check(least=3)
 def sets_whose_removal_is_refused(seat: Seat) -> None:
-    """The ranks ask to remove different sets. Both are as before, also for operations that repeat."""
+    """The ranks ask to remove different sets. Both sets stay as they were, also for operations that repeat."""
     first, last = hvd.add_process_set([0, 1]), hvd.add_process_set([1, seat.last])
 
     def use_both() -> None:
@@ -301,7 +301,8 @@ def sets_whose_removal_is_refused(seat: Seat) -> None:
 
 @check(least=3)
 def messages_on_a_set_that_is_removed(seat: Seat) -> None:
-    """A message whose data are on their way arrives. One without a receive ends with an error, and takes no room."""
+    """A message whose data is in flight arrives. A message without a receive ends with an error, and frees its
+    buffer."""
     pair = hvd.add_process_set([0, seat.last])
     large, got = torch.arange(1 << 20, dtype=torch.float32), torch.zeros(1 << 20)
     handles = []

@@ -2,8 +2,7 @@
 
 A program has calls of all kinds on random process sets: all dtypes and reductions, sizes around every internal limit,
 names that repeat, other memory orders and shared memory. Several calls are in flight at once; each rank starts them and
-waits for them in another order. Some ranks come late, some calls must be refused by all ranks, and the program ends
-with joins.
+waits for them in another order. Some ranks are late, all ranks must refuse some calls, and the program ends with joins.
 
 python tests/checks/fuzz.py --minutes 60     # many programs, on random layouts of nodes
 """
@@ -34,7 +33,7 @@ MOST_SETS = 4
 
 @dataclass
 class Team:
-    """A process set and its members, in order. `handle` is None for a set that this program has removed."""
+    """A process set and its members, in order."""
 
     ranks: list[int]
     process_set: Any
@@ -56,7 +55,6 @@ class Program:
         self.step = 0
 
     def run(self, steps: int = STEPS) -> None:
-        """Run all calls, then join."""
         kinds: Sequence[Callable[[Team], Callable[[], None]]] = (
             self.reduce, self.reduce, self.reduce, self.group, self.at_once, self.broadcast, self.gather,
             self.reduce_scatter, self.exchange, self.meet, self.objects, self.disagree,
@@ -252,7 +250,7 @@ class Program:
             self.teams.append(Team(ranks, hvd.add_process_set(ranks)))
 
     def join(self) -> None:
-        """Reduce the number of times that this rank has drawn, then contribute zeros until all ranks have joined."""
+        """Call as many all-reduces as were drawn for this rank, then contribute zeros until all ranks have joined."""
         turns = [self.draw.randint(0, 3) for _ in range(self.seat.size)]
         for turn in range(turns[self.seat.rank]):
             real = [values(rank, 500, torch.float64, seed=turn) for rank in range(self.seat.size)]

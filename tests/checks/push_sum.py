@@ -24,7 +24,8 @@ STEPS = 12
 
 
 class Small(torch.nn.Module):
-    """Model with two blocks and two dtypes; all elements of a parameter are equal. One does not fit a cache."""
+    """Model with two blocks and two dtypes; all elements of a parameter are equal. One parameter does not fit into a
+    cache."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -33,7 +34,6 @@ class Small(torch.nn.Module):
 
     @torch.no_grad()
     def pull(self, rank: int, turn: int) -> None:
-        """Give every parameter a gradient of its own."""
         for index, parameter in enumerate(self.parameters()):
             parameter.grad = torch.full_like(parameter, gradient(rank, turn, index))
 

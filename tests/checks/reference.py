@@ -114,7 +114,6 @@ def assert_reduced(
     post: float = 1.0,
     size: int | None = None,
 ) -> None:
-    """Assert that `result` is the reduction of the tensors."""
     assert result.dtype == tensors[0].dtype, f"{result.dtype} came of {tensors[0].dtype}"
     assert result.shape == tensors[0].shape, f"{tuple(result.shape)} came of {tuple(tensors[0].shape)}"
     wanted, slack, may_overflow = expected(op, tensors, pre, post, size)

@@ -182,7 +182,7 @@ def skipping_on_servers(servers: int, **settings: Any) -> CaPS:
 
 
 def wait_for_leftovers() -> None:
-    """Wait until operations that no caller waited for have ended, too."""
+    """Wait until operations that no caller waited for have also ended."""
     context = current_or_none()
     limit = time.monotonic() + 100
     while context is not None and context.world.names_in_flight():

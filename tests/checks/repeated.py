@@ -86,7 +86,7 @@ def factors_shapes_and_unnamed_ones(seat: Seat, length: int) -> None:
 
 @check(least=2)
 def some_block_and_others_do_not(seat: Seat) -> None:
-    """A rank that has started the operation asynchronously makes all others use the usual way, too."""
+    """A rank that has started the operation asynchronously makes all others use the usual path as well."""
     for turn in range(3 * REPEATS):
         inputs = [values(rank, 100, torch.float64, seed=turn) for rank in range(seat.size)]
         mine = inputs[seat.rank].clone()
@@ -100,7 +100,7 @@ def some_block_and_others_do_not(seat: Seat) -> None:
 
 @check(least=2)
 def in_different_orders(seat: Seat) -> None:
-    """Two names; one is in flight while the other is waited for."""
+    """Of two operations, one is in flight while a rank waits for the other."""
     for turn in range(REPEATS):
         inputs = [values(rank, 50, torch.float32, seed=turn) for rank in range(seat.size)]
         first, second = inputs[seat.rank].clone(), inputs[seat.rank].clone()
@@ -117,7 +117,7 @@ def in_different_orders(seat: Seat) -> None:
 
 @check(least=2)
 def who_comes_late_is_waited_for(seat: Seat) -> None:
-    """A late rank is waited for, even beyond the time after which the others switch to the usual way."""
+    """A late rank is waited for, even beyond the time after which the others switch to the usual path."""
     for turn in range(2 * REPEATS):
         if turn > 1 and seat.rank == turn % seat.size:
             time.sleep(0.13)

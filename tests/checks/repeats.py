@@ -56,7 +56,6 @@ class Program:
         return None
 
     def call(self, kind: str, mine: torch.Tensor, name: str | None, **options: Any) -> Any:
-        """Make a blocking call."""
         if kind == "barrier":
             return hvd.barrier()
         if kind == "broadcast":
@@ -68,7 +67,7 @@ class Program:
 
     def start(self, kind: str, mine: torch.Tensor, name: str | None) -> Callable[[], Any]:
         """Start an asynchronous call. Return a function that waits for its result."""
-        if kind == "barrier":  # it only blocks
+        if kind == "barrier":  # it has only a blocking form
             return hvd.barrier
         if kind == "broadcast":
             handle = hvd.broadcast_async(mine, self.ranks - 1, name=name)
@@ -117,7 +116,7 @@ def every_kind_and_size(seat: Seat, kind: str, way: str, named: bool) -> None:
 
 @check()
 def results_may_lie_where_the_inputs_are(seat: Seat) -> None:
-    """The own part of the result may be the input (allgather), and the own part of the input the result."""
+    """The input may be this rank's part of the result (allgather), or the result this rank's part of the input."""
     for rows in (2, 30_000):
         for turn in range(REPEATS):
             whole = torch.full((rows * seat.size, 2), -1.0)
@@ -156,7 +155,7 @@ def rows_that_change(seat: Seat, way: str) -> None:
 
 @check(least=2)
 def rows_without_bytes(seat: Seat) -> None:
-    """A result of another shape, but without bytes as before, has the right shape."""
+    """A result without bytes has the right shape, also after its shape has changed."""
     for turn in range(3 * REPEATS):
         sizes = [3 + 2 * (turn // REPEATS) * (rank == seat.last) for rank in range(seat.size)]
         mine = torch.empty(sizes[seat.rank], 0)
@@ -166,7 +165,7 @@ def rows_without_bytes(seat: Seat) -> None:
 
 @check(least=2, seed=range(4))
 def programs_of_random_operations(seat: Seat, seed: int) -> None:
-    """All ranks have the same operations in the same order; each blocks or not, comes early or late, as it likes."""
+    """All ranks call the same operations in the same order. Each draws whether it blocks, and whether it is late."""
     program = Program(seat)
     common, own = random.Random(seed), random.Random(1000 * seed + seat.rank)
     for turn in range(60):
@@ -196,7 +195,7 @@ def programs_of_random_operations(seat: Seat, seed: int) -> None:
 
 @check(least=2)
 def tensors_for_results_that_do_not_fit(seat: Seat) -> None:
-    """They are refused after the operation, in its first call and in its repeats."""
+    """Such tensors are refused after the operation, in its first call and in its repeats."""
     for rows in (2, 20_000):
         mine = torch.full((rows * seat.size, 2), float(seat.rank))
         for _ in range(REPEATS):
@@ -212,7 +211,7 @@ def tensors_for_results_that_do_not_fit(seat: Seat) -> None:
 
 @check()
 def empty_tensors_in_place(seat: Seat) -> None:
-    """They have no address, but the result is the caller's tensor in every repeat."""
+    """Empty tensors have no address, but the result is the caller's tensor in every repeat."""
     mine = torch.empty(0, 3)
     for _ in range(REPEATS):
         assert hvd.broadcast_(mine, 0, name="b") is mine
@@ -234,7 +233,7 @@ def all_to_all_into_its_input(seat: Seat) -> None:
 
 @check(least=2)
 def unnamed_ones_in_flight_whose_rows_change(seat: Seat) -> None:
-    """The second is started when this rank knows the sizes of an earlier one, and the first changes them."""
+    """The second operation is started when this rank knows the sizes of an earlier one, and the first changes them."""
     for turn in range(6 * REPEATS):
         more = 5 if turn % 3 else 3
         handles, expected = [], []
@@ -259,7 +258,7 @@ def names_that_look_unnamed(seat: Seat) -> None:
 
 @check(kind=KINDS[:-1])
 def sets_of_one_rank(seat: Seat, kind: str) -> None:
-    """A rank that is alone does each operation at once, the first one of a name, too, in whatever way and size."""
+    """A rank that is alone does each operation at once, in any way and size, also the first one of a name."""
     sets = [hvd.add_process_set([rank]) for rank in range(seat.size)] if seat.size > 1 else [hvd.global_process_set]
     own: dict[str, Any] = {"process_set": sets[seat.rank]}
     if kind in ("allreduce", "reducescatter"):
@@ -299,7 +298,7 @@ def sets_of_one_rank(seat: Seat, kind: str) -> None:
 
 @check()
 def first_calls_that_are_refused(seat: Seat) -> None:
-    """Arguments that this rank alone can see to be wrong are refused with the same errors by every set."""
+    """Arguments that a rank can refuse by itself raise the same errors for every set."""
     sets = [hvd.add_process_set([rank]) for rank in range(seat.size)] if seat.size > 1 else []
     for own in (hvd.global_process_set, *sets[seat.rank : seat.rank + 1]):
         mine = torch.ones(own.size() * 2 or 2)

@@ -1,4 +1,4 @@
-"""Scheduled pull gossip and AD-PSGD: the parameters of all ranks afterwards, one rank at a time and all at once."""
+"""Scheduled pull gossip and AD-PSGD: the resulting parameters, if ranks train one at a time and all at once."""
 
 from __future__ import annotations
 
@@ -64,14 +64,13 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def pull_of(optimizer: hvd.DistributedOptimizer) -> str | None:
-    """Return the state of this window's pull."""
+    """Return the state of this window's pull, or None without a pull."""
     reducer = optimizer._strategy
     assert isinstance(reducer, PullStrategy)
     return None if reducer._puller._pull is None else reducer._puller._pull.state
 
 
 def rounded(value: float) -> float:
-    """Return the value rounded to bfloat16."""
     return torch.tensor(value).bfloat16().item()
 
 
@@ -213,7 +212,7 @@ def nobody_sees_parameters_before_training(seat: Seat, kind: str) -> None:
 
 @check(least=2, kind=tuple(ALL), whole=(True, False))
 def a_loaded_model_is_not_mixed_with_the_one_before(seat: Seat, kind: str, whole: bool) -> None:
-    """All ranks return to a checkpoint in the middle of an interval, then one rank after the other trains on."""
+    """All ranks return to a checkpoint in the middle of an interval, then the ranks train one after the other."""
     model = Odd(0.0)
     optimizer = wrap(model, ALL[kind], lr=1.0)
     saved = optimizer.state_dict()

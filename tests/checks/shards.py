@@ -1,4 +1,4 @@
-"""Shards of local SGD: the part that each rank owns, the memory that this saves, and that nothing else changes."""
+"""Shards of local SGD: the part that each rank has, the memory that this saves, and the same results as without."""
 
 from __future__ import annotations
 

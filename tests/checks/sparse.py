@@ -53,7 +53,7 @@ def many_under_way_with_two_sparse_dimensions(seat: Seat) -> None:
 
 @check()
 def averages_of_integers_are_quotients_of_sums(seat: Seat) -> None:
-    """They are those of dense tensors, also where entries are smaller than the number of ranks, or above 2^24."""
+    """Averages are those of dense tensors, also if entries are smaller than the number of ranks, or above 2^24."""
     mine = torch.sparse_coo_tensor([[0, 1, 2]], [seat.rank + 1, -1, 2**25 + 1 + seat.rank], (4,))
     result = hvd.sparse_allreduce_async(mine, name="s", op=hvd.Average)()
     assert result.dtype == torch.int64

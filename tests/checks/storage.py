@@ -63,7 +63,7 @@ def negated_values_are_sent_as_they_read(seat: Seat, kind: str) -> None:
 
 @check(least=2, quick=("sim-2", "sim-3"), kind=tuple(WITHOUT))
 def elements_without_memory_are_refused(seat: Seat, kind: str) -> None:
-    """Raises on this rank alone, before anything is sent; the world stays usable."""
+    """The call raises on this rank alone, before anything is sent. The world stays usable."""
     for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.alltoall, hvd.reducescatter):
         raises(UsageError, "tensor", call, WITHOUT[kind]())
     for call in (hvd.broadcast, hvd.broadcast_):

@@ -123,7 +123,7 @@ def evaluation_does_not_communicate(seat: Seat) -> None:
 
 @check(least=2, options=OPTIONS)
 def a_rank_without_rows(seat: Seat, options: str) -> None:
-    """One rank's batch is empty, in each turn another's: its part of every sum is zero."""
+    """In each turn, the batch of another rank is empty. Its part of every sum is zero."""
     for empty in range(seat.size):
         counts = [0 if rank == empty else 3 + rank for rank in range(seat.size)]
         layer = Both(seat, nn.BatchNorm2d(3, **OPTIONS[options]), counts, **OPTIONS[options])
@@ -231,7 +231,7 @@ def second_derivatives_are_right_or_refused(seat: Seat) -> None:
 
 @check(dtype=(torch.float32, torch.float64), offset=(0.0, 1e4, -1e4))
 def far_from_zero(seat: Seat, dtype: torch.dtype, offset: float) -> None:
-    """E[x²] - E[x]² has no correct digit here in float32; only the rounding of the input may be lost."""
+    """E[x²] - E[x]² has no correct digit here in float32; the only permitted error is the rounding of the input."""
     rows = 500
     whole = torch.cat([part(rank, (rows, 2)) + offset for rank in range(seat.size)]).to(dtype)
     own = whole[rows * seat.rank : rows * (seat.rank + 1)].clone().requires_grad_()

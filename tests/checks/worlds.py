@@ -1,7 +1,6 @@
 """The worlds in which checks run, and the choice of checks for each world.
 
-The full selection is all checks in all worlds that they fit. `make test` takes a part of it by rule, so that no
-distinction is left out by taste:
+The full selection is all checks in all worlds that they fit. `make test` takes a part of it by rule:
 
 - of the combinations of a function's parameters, as many as are needed to have every value of every parameter once;
 - each of them in one world, which depends on its name: processes only for checks that depend on how bytes move, or
@@ -56,7 +55,6 @@ class World:
         return {"mpi": "mpi", "local": "local", "ucx": "local"}.get(self.kind, "")
 
     def fits(self, check: Check) -> bool:
-        """Return whether the check runs in this world at all."""
         if check.worlds and str(self) not in check.worlds:
             return False
         if self.launcher:
@@ -74,7 +72,7 @@ class World:
 
 _THREADS = [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (3, 1), (4, 2), (5, 2)]
 SIM = [World("sim", ranks, per_node) for ranks, per_node in _THREADS]
-# Averages of four are exact with NCCL, too.
+# Four ranks, because averages of four are also exact with NCCL.
 DEVICES = [World("direct", 2), World("direct", 3, 1), World("staged", 5, 2), World("nccl", 4)]
 MPI = [
     World("mpi", 2),
@@ -138,7 +136,6 @@ def _named(values: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 def all_pairs(worlds: Iterable[World]) -> list[tuple[World, Check]]:
-    """Return all pairs of a world and a check that fits it."""
     return [(world, check) for world in worlds for check in all_checks().values() if world.fits(check)]
 
 

@@ -26,7 +26,7 @@ def crew_of() -> Iterator[MakeCrew]:
 
 @pytest.fixture(params=["mpi", "ucx"])
 def way(request: pytest.FixtureRequest, emulated_hosts: None) -> str:
-    """The transport between the emulated hosts."""
+    """Return the transport between the emulated hosts."""
     if request.param == "ucx" and not build_info()["ucx"]:
         pytest.skip("this build has no UCX")
     return str(request.param)

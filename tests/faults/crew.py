@@ -55,7 +55,7 @@ class Reference:
         self.futures = [(values, [torch.zeros_like(value) for value in values])]
 
     def step(self, step: int, possible: Iterable[frozenset[int]]) -> None:
-        """Take one step with the gradients of one of these sets of ranks."""
+        """Take one step, with the gradients of any one of these sets of ranks."""
         self.futures = [self._after(*future, step, who) for future in self.futures for who in possible]
 
     @staticmethod
@@ -113,7 +113,6 @@ class Member(threading.Thread):
                 self.answers.put(None)
 
     def step(self) -> None:
-        """Take a step."""
         self.backward()
         self.finish_step()
 
@@ -124,17 +123,14 @@ class Member(threading.Thread):
         return self.steps
 
     def backward(self) -> None:
-        """Begin a step."""
         self.optimizer.zero_grad()
         loss(list(self.parameters), self.identity, self.steps).backward()
 
     def finish_step(self) -> None:
-        """End a step."""
         self.optimizer.step()
         self.steps += 1
 
     def values(self) -> list[torch.Tensor]:
-        """Return the values of the parameters."""
         return [parameter.detach().clone() for parameter in self.parameters]
 
 
@@ -192,9 +188,9 @@ class Crew:
         return self.collect()
 
     def settle(self) -> dict[int, Any]:
-        """Return the living ranks' answers after some ranks may have been killed. Then all go on to another operation:
-        a rank that has not heard that all have their results meets the others there. A victim that had reached its end
-        is missed in the operation after that."""
+        """Return the living ranks' answers after some ranks may have been killed. Then all ranks call `metric`: there,
+        a rank that does not know yet that all have their results meets the others. A second call notices a victim that
+        had completed the first one."""
         self.order(metric)
         answers = self.collect()
         time.sleep(0.002)
@@ -221,7 +217,8 @@ def subsets(sure: frozenset[int], unsure: Iterable[int]) -> list[frozenset[int]]
 
 
 def metric(member: Member) -> tuple[int, int, float]:
-    """Make an operation as a training loop does: return the participants' number and sum."""
+    """Call two operations, as a training loop does. Return the number of ranks in each, and the sum of their
+    identities."""
     total = hvd.allreduce(torch.tensor([1.0, float(member.identity)], dtype=torch.float64), op=hvd.Sum)
     gathered: list[int] = hvd.allgather_object(member.identity)
     return int(total[0]), len(gathered), float(total[1])

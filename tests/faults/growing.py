@@ -29,7 +29,6 @@ class Grown:
         self.output = (folder / "output").read_text(errors="replace")
 
     def log(self, rank: int) -> list[dict[str, Any]]:
-        """Return the steps that a rank has taken."""
         path = self.folder / f"log.{rank}"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -40,13 +39,11 @@ class Grown:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the environment without settings of Sordino."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SORDINO_", "HOROVOD_"))}
     return {**clean, "OMP_NUM_THREADS": "1"}
 
 
 def run_job(folder: Path, ranks: int, plan: Plan, respawns: int, **variables: str) -> Grown:
-    """Run a job to its end."""
     python = forked.python() if plan.device == "cpu" else [sys.executable]
     return run_words(
         folder, ranks, [*python, str(WORKER), str(folder), json.dumps(asdict(plan))], respawns, **variables

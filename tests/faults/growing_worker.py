@@ -27,7 +27,7 @@ from sordino.runtime.context import current
 from sordino.runtime.recovery import growth
 
 STUCK_S = 120
-LEAVES_S = 0.3  # until a process that leaves has ended
+LEAVES_S = 0.3  # by which a process that leaves ends later
 WIDTH = 12
 RATE, MOMENTUM = 0.1, 0.5
 
@@ -74,7 +74,7 @@ class Plan:
 
 
 def target(identity: int, step: int) -> torch.Tensor:
-    """Return the parameters that a rank's loss of a step has its minimum at."""
+    """Return the parameters at which a rank's loss of a step has its minimum."""
     return torch.sin(torch.arange(WIDTH, dtype=torch.float64) * (identity + 1) + step)
 
 
@@ -97,7 +97,7 @@ def die(*_: object) -> Any:
 
 
 def strike(where: str) -> None:
-    """Let this process die at a moment of a joining."""
+    """Make this process fail at a certain moment while processes join."""
     if where == "invited":  # a newcomer that does not come to the meeting
         current().start.grown_world = die
     elif where == "met":  # a rank that has formed the next world, and not said so
@@ -148,7 +148,6 @@ def add_another(step: int) -> None:
 
 
 def main(folder: Path, plan: Plan) -> None:
-    """Train."""
     faulthandler.dump_traceback_later(STUCK_S, exit=True)
     hvd.init(on_peer_lost="continue")
     me = current().identity
@@ -181,7 +180,7 @@ def main(folder: Path, plan: Plan) -> None:
         gradient()
         optimizer.step()
     while current().newcomer is not None and plan.size and not plan.samples and not any(folder.glob("before.*")):
-        time.sleep(0.005)  # however slow the others are, it joins at the hold
+        time.sleep(0.005)  # so that it joins at the hold, however slow the others are
     growth._MEETING_S = plan.meeting_s
     if str(me) in plan.strike:
         strike(plan.strike[str(me)])
@@ -212,7 +211,7 @@ def main(folder: Path, plan: Plan) -> None:
             if state.step in plan.leave.values():
                 note("before")
             if plan.leave.get(str(me)) == state.step:
-                atexit.register(time.sleep, LEAVES_S)  # runs before Sordino's function, when the others have gone on
+                atexit.register(time.sleep, LEAVES_S)  # before Sordino's exit function, when the others have continued
                 signal.raise_signal(signal.SIGTERM)
             state.commit()
 

@@ -131,7 +131,7 @@ def not_finite() -> None:
 
 
 def missing_tensor() -> None:
-    """One rank never comes to an operation, and makes another one instead."""
+    """One rank never calls the operation that the others call; it calls another one."""
     hvd.allreduce(torch.ones(3), name="both")
     attempt("missing", lambda: hvd.allreduce(torch.ones(3), name="left" if me == odd else "right"), alive=False)
 
@@ -152,7 +152,7 @@ def environments() -> None:
 
 
 def attempt_init(label: str, algorithm: Algorithm | None = None) -> None:
-    """Note the error of init(); if it raises nothing, leave the world again."""
+    """Note the error of init(); if there is none, shut down again."""
     attempt(label, lambda: hvd.init(algorithm=algorithm), alive=False)
     if hvd.is_initialized():
         hvd.shutdown()

@@ -44,7 +44,7 @@ class Pods:
         self.statuses: dict[str, list[int]] = {}
 
     def is_over(self) -> bool:
-        """Return whether the first rank has written that the job is over, as a launcher that starts newcomers does."""
+        """Return whether the first rank has written to the store that the job is over."""
         assert self.store is not None
         return StoreAdmission(self.store, latest_job(self.store), 0, b"", HANG_S, HANG_S).is_over()
 
@@ -55,7 +55,6 @@ class Pods:
         self.add(f"{rank}", **own, **variables)
 
     def add(self, name: str, **variables: str) -> None:
-        """Start a process of the job."""
         environment = {**clean_environment(), **self._variables, **variables}
         process = subprocess.Popen(self._words, env=environment, stdout=self._output, stderr=self._output)
         self.running.append((name, process))
@@ -90,7 +89,6 @@ class Pods:
         return Grown(self.folder, Ended(failures[0] if failures else 0))
 
     def text(self) -> str:
-        """Return the output of all processes."""
         return (self.folder / "output").read_text(errors="replace")
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from cluster import Cluster
 
 WORKER = Path(__file__).with_name("surviving_worker.py")
 CONTINUE = ["--on-peer-lost", "continue"]
-# On an idle machine; the measured times are printed.
+# Times on an idle machine, in seconds; the measured times are printed.
 ENDS_WITHIN_S = 0.5  # the job, after its last rank's report
 ENDS_ANYWAY_S = 2  # in addition, if mpirun stays
 GOES_ON_WITHIN_S = 0.25  # after a death that is certain
@@ -94,7 +94,7 @@ class Hosts:
         assert there, f"waited for {names}, found {sorted(path.name for path in self.folder.iterdir())}\n{self.output}"
 
     def resizes(self, lost: int) -> Iterator[dict[str, Any]]:
-        """Wait until the other ranks continue without one; yield the change of size of each."""
+        """Wait until the other ranks continue without rank `lost`; yield the change of size on each."""
         left = [rank for rank in range(4) if rank != lost]
         self.wait_for(*(f"resized.{rank}" for rank in left))
         for rank in left:

@@ -2,7 +2,7 @@
 
 PLAN is JSON: `algorithm`, `steps`, `faults` (each: `victim`, `step`, `when`, `what`), and more: see `Plan`. FOLDER gets
 pid.R, step.R (when it has trained a little), fault.R (when a fault strikes), resized.R (the numbers of ranks, and the
-times of changes) and report.R (at the end, or at the error that ended it). R is the first rank of the process.
+times of changes) and report.R (at the end, or at the error that ended it). R is the rank that the process had first.
 """
 
 from __future__ import annotations
@@ -49,8 +49,6 @@ def write(path: Path, content: object) -> None:
 
 
 class Worker:
-    """One rank."""
-
     def __init__(self, folder: Path, plan: Plan) -> None:
         self.folder, self.plan = folder, plan
         self.me = current().identity

@@ -1,6 +1,6 @@
-"""A rank that averages until the file `enough` is there: `suspended_worker.py FOLDER` (test_suspend_jobs.py).
+"""A rank that averages until the file `enough` is there: `suspended_worker.py FOLDER RANKS` (test_suspend_jobs.py).
 
-FOLDER has pid.R and steps.R, which grows, of each rank R; the ranks end when there is `enough`.
+FOLDER gets pid.R and steps.R of each rank R; steps.R grows by one byte per step.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Processes join a running job: they take over its state, the run is the one that the same ranks would have made
-together from there on, and no fault of a newcomer, or of a rank meanwhile, disturbs the others."""
+"""Processes join a running job and take over its state. From then on, the job trains like any job of these ranks with
+this state. No fault of a newcomer, or of a rank meanwhile, disturbs the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sordino.record.reading import Reader
 
 
 def reference(grown: Grown, of: int) -> np.ndarray:
-    """Return the parameters at the end by the rules of SGD with averaged gradients, from the ranks of each step."""
+    """Return the final parameters of SGD with averaged gradients, computed from the ranks of each step."""
     weights, momentum = np.ones(WIDTH), np.zeros(WIDTH)
     for step, line in enumerate(grown.log(of)):
         assert line["step"] == step
@@ -37,7 +37,7 @@ def reference(grown: Grown, of: int) -> np.ndarray:
 
 
 def require_joined(grown: Grown, ranks: list[int], plan: Plan) -> None:
-    """Check that these ranks have finished together, and that those that were new took part from the hold on."""
+    """Check that these ranks have finished together, and that newcomers took part from the hold on."""
     assert grown.ended.status == 0, grown.output
     assert list(grown.parameters("end")) == ranks, grown.output
     for rank in ranks:
@@ -71,7 +71,8 @@ def test_a_lost_rank_is_replaced(tmp_path: Path, transport: str) -> None:
 
 @pytest.mark.drill("a rank is replaced")
 def test_a_replacement_serves_its_counters(tmp_path: Path) -> None:
-    """The second of three ranks is lost. The third keeps its port, which is the one for the replacement's number."""
+    """The second of three ranks is lost. The third keeps its port, which would be the port of the replacement's
+    rank."""
     pytest.importorskip("prometheus_client")
     plan = Plan(kill={"1": 3}, size=3)
     grown = run_job(tmp_path, 3, plan, 1, SORDINO_METRICS=f"127.0.0.1:{free_ports(4)}")
@@ -115,7 +116,7 @@ train(state)
 
 @pytest.mark.soak
 def test_each_replacement_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
-    """Open files and mappings of the rank that stays do not grow."""
+    """The numbers of open files and mappings of the rank that stays do not grow."""
     words = [*forked.python(), "-c", REPLACED_AGAIN_AND_AGAIN, str(tmp_path / "held")]
     grown = run_words(tmp_path, 2, words, 8)
     held = (tmp_path / "held").read_text().splitlines()
@@ -141,7 +142,7 @@ def test_each_replacement_takes_the_place_of_the_one_before(tmp_path: Path) -> N
     ),
 )
 def test_with_each_algorithm(tmp_path: Path, algorithm: str, settings: list[str]) -> None:
-    """The mean of the models stays what it was, and newcomers start from it."""
+    """The mean of the models does not change, and all ranks continue from it."""
     plan = Plan(algorithm, settings, kill={"1": 3, "3": 3}, size=4)
     grown = run_job(tmp_path, 4, plan, 2)
     require_joined(grown, [0, 2, 4, 5], plan)
@@ -167,7 +168,7 @@ def test_a_newcomer_gets_the_state_of_its_group(tmp_path: Path) -> None:
 @pytest.mark.parametrize("victim", (0, 2))
 @pytest.mark.parametrize("moment", ("met", "adopted", "made"))
 def test_a_rank_is_lost_while_a_process_joins(tmp_path: Path, victim: int, moment: str) -> None:
-    """The first rank, or another. The others recover, and let the newcomers in."""
+    """The first rank is lost, or another one. The remaining ranks recover, and admit the newcomers."""
     plan = Plan(kill={"1": 3}, size=3, strike={f"{victim}": moment})
     grown = run_job(tmp_path, 3, plan, 2)
     require_joined(grown, sorted({0, 2, 3, 4} - {victim}), plan)
@@ -188,7 +189,7 @@ def test_a_newcomer_is_lost_while_it_joins(tmp_path: Path, moment: str) -> None:
 
 @pytest.mark.drill("a newcomer comes too late")
 def test_a_newcomer_comes_to_the_meeting_too_late(tmp_path: Path) -> None:
-    """The ranks have given it up, and train on. It asks again, and joins."""
+    """The ranks have given up the newcomer, and continue to train. It asks again, and joins."""
     plan = Plan(kill={"1": 3}, size=3, strike={"3": "stopped"}, meeting_s=1.0)
     grown = run_job(tmp_path, 3, plan, 1)
     require_joined(grown, [0, 2, 3], plan)
@@ -198,7 +199,7 @@ def test_a_newcomer_comes_to_the_meeting_too_late(tmp_path: Path) -> None:
 @pytest.mark.drill("a rank is lost before a newcomer has the state")
 @pytest.mark.parametrize("algorithm", ("crossover", "push-sum", "diloco", "noloco"))
 def test_a_rank_is_lost_before_a_newcomer_has_the_state(tmp_path: Path, algorithm: str) -> None:
-    """Its parameters, 103 at first, are in no mean."""
+    """The newcomer's own parameters, 103 at first, are in no mean."""
     settings = ["interval=2"] if algorithm in ("diloco", "noloco") else []
     plan = Plan(algorithm, settings, kill={"1": 3}, size=3, strike={"2": "made"})
     grown = run_job(tmp_path, 3, plan, 2)
@@ -226,7 +227,7 @@ def test_a_process_that_does_not_join_does_not_train_alone(tmp_path: Path) -> No
 
 
 def test_the_job_ends_before_a_process_can_join(tmp_path: Path) -> None:
-    """The process ends with status 0, and the job does."""
+    """Both the process and the job end with status 0."""
     plan = Plan(kill={"1": 11}, hold=99)
     grown = run_job(tmp_path, 3, plan, 1)
     assert grown.ended.status == 0, grown.output
@@ -236,7 +237,7 @@ def test_the_job_ends_before_a_process_can_join(tmp_path: Path) -> None:
 
 
 def test_a_newcomer_is_lost_later(tmp_path: Path) -> None:
-    """It is lost like any other rank, and replaced by another process."""
+    """The others continue without it, as without any other rank."""
     plan = Plan(kill={"1": 3, "3": 8}, size=3)
     grown = run_job(tmp_path, 3, plan, 1)
     assert grown.ended.status == 0, grown.output
@@ -247,7 +248,7 @@ def test_a_newcomer_is_lost_later(tmp_path: Path) -> None:
 @pytest.mark.drill("samples are divided anew when ranks join")
 @pytest.mark.parametrize(("ranks", "hold"), ((3, 6), (3, 30), (1, 30)))
 def test_every_sample_is_visited(tmp_path: Path, ranks: int, hold: int) -> None:
-    """In an epoch in which a rank is lost, if there are several, and others join, and in the next."""
+    """This holds for the epoch in which others join (and, of three ranks, one is lost), and for the next one."""
     samples, kill = 100, {"1": hold - 2} if ranks > 1 else {}
     plan = Plan(kill=kill, size=3, hold=hold, samples=samples)
     if ranks == 1:
@@ -270,7 +271,7 @@ def test_every_sample_is_visited(tmp_path: Path, ranks: int, hold: int) -> None:
 @pytest.mark.parametrize("algorithm", ("crossover", "allreduce", "push-sum", "diloco"))
 @pytest.mark.parametrize("leavers", ((1,), (0,), (0, 2)))
 def test_ranks_leave(tmp_path: Path, algorithm: str, leavers: Sequence[int]) -> None:
-    """Their models stay in the mean of all models."""
+    """The models of ranks that leave stay in the mean of all models."""
     stay = [rank for rank in range(3) if rank not in leavers]
     plan = Plan(algorithm, size=len(stay), hold=99, leave={f"{rank}": 4 for rank in leavers})
     grown = run_job(tmp_path, 3, plan, 0)
@@ -295,7 +296,7 @@ def test_ranks_leave(tmp_path: Path, algorithm: str, leavers: Sequence[int]) -> 
 def test_ranks_keep_what_they_owe_when_another_leaves(
     tmp_path: Path, algorithm: str, settings: list[str], compression: str
 ) -> None:
-    """Their numbers change, as the first one leaves."""
+    """The numbers of the remaining ranks change, as the first rank leaves."""
     plan = Plan(algorithm, settings, size=2, hold=99, leave={"0": 4}, compression=compression)
     grown = run_job(tmp_path, 3, plan, 0)
     assert grown.ended.status == 0 and list(grown.parameters("end")) == [1, 2], grown.output
@@ -307,7 +308,7 @@ def test_ranks_keep_what_they_owe_when_another_leaves(
 
 @pytest.mark.parametrize("leaver", (0, 1))
 def test_a_rank_leaves_a_job_with_process_sets(tmp_path: Path, leaver: int) -> None:
-    """It counts as lost, so the sets continue with their other members."""
+    """The rank counts as lost, so the sets continue with their other members."""
     plan = Plan(hold=99, leave={f"{leaver}": 4}, members=[0, 2])
     grown = run_job(tmp_path, 3, plan, 0)
     stay = [rank for rank in range(3) if rank != leaver]
@@ -316,14 +317,14 @@ def test_a_rank_leaves_a_job_with_process_sets(tmp_path: Path, leaver: int) -> N
 
 
 def test_a_process_joins_after_the_process_sets_have_been_removed(tmp_path: Path) -> None:
-    """And it adds sets with the others, which have had some before."""
+    """The newcomer then adds sets with the others, which have had some before."""
     plan = Plan(kill={"1": 3}, size=3, members=[0, 2], removes=True)
     grown = run_job(tmp_path, 3, plan, 1, SORDINO_TIMEOUT_S="20")
     require_joined(grown, [0, 2, 3], plan)
 
 
 def test_all_want_to_leave(tmp_path: Path) -> None:
-    """They stay, as nothing of the job would remain."""
+    """All ranks stay, as otherwise nothing of the job would remain."""
     plan = Plan(steps=120, hold=999, leave={"0": 3, "1": 3})  # more commits than resets that are allowed
     grown = run_job(tmp_path, 2, plan, 0)
     assert grown.ended.status == 0, grown.output
@@ -332,14 +333,14 @@ def test_all_want_to_leave(tmp_path: Path) -> None:
 
 
 def test_the_last_rank_is_lost_after_another_has_left(tmp_path: Path) -> None:
-    """The job has not finished, although a process of it ended with status 0."""
+    """The job has failed, although one of its processes ended with status 0."""
     plan = Plan(hold=99, leave={"0": 3}, kill={"1": 6})
     grown = run_job(tmp_path, 2, plan, 0)
     assert grown.ended.status == 137 and "rank 1 was ended by signal 9 (SIGKILL)" in grown.ended.why, grown.ended
 
 
 def test_a_newcomer_without_a_state_does_not_train(tmp_path: Path) -> None:
-    """The last rank with the state is lost when a newcomer has joined, and has not received it."""
+    """The last rank with the state is lost after a newcomer has joined, and before it has received the state."""
     plan = Plan(kill={"1": 3}, size=2, strike={"0": "made"})
     grown = run_job(tmp_path, 2, plan, 1)
     assert grown.ended.status == 137 and not grown.log(2), (grown.ended, grown.log(2))

@@ -1,4 +1,4 @@
-"""Processes that meet at a torch.distributed store, without a launcher of ours, join a running job."""
+"""Processes that meet at a torch.distributed store, without a launcher of Sordino, join a running job."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def require_equal(grown: Grown, ranks: list[int], plan: Plan) -> None:
 @pytest.mark.drill("a pod comes back")
 @pytest.mark.parametrize("transport", ("local", "ucx"))
 def test_a_pod_that_comes_back_joins(tmp_path: Path, transport: str) -> None:
-    """It has the variables of the one that was lost, and gets another identity."""
+    """It has the variables of the lost pod, and gets a new identity."""
     if transport == "ucx" and not build_info()["ucx"]:
         pytest.skip("this build has no UCX")
     plan = Plan(kill={"1": 3}, size=3)
@@ -76,7 +76,7 @@ def test_a_process_is_lost_while_one_joins(tmp_path: Path, victim: str, moment: 
 
 @pytest.mark.drill("who may not join at a store")
 def test_who_may_not_join(tmp_path: Path) -> None:
-    """Neither a process with another secret, nor one with another model. The job goes on."""
+    """Processes with another secret or another model may not join. The job continues."""
     plan = Plan(size=3, width={"2": 5})
     with pods(tmp_path, 2, plan, SORDINO_TOKEN="secret") as job:
         wait_until(lambda: any(tmp_path.glob("before.*")), job)
@@ -104,7 +104,7 @@ def test_who_comes_when_the_job_is_over_gets_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.drill("a process comes to a job that does not grow")
 def test_who_comes_to_a_job_that_does_not_grow_gets_an_error(tmp_path: Path) -> None:
-    """Before, it read what the ranks had written in their first meeting, and waited for a rank that was long gone."""
+    """The process ends with an error. It does not wait for ranks of the first meeting."""
     words = [*forked.python(), "-c", UNTIL_TOLD, str(tmp_path)]
     with pods(tmp_path, 2, words) as job:
         wait_until(lambda: len([*tmp_path.glob("ready.*")]) == 2, job)
@@ -129,7 +129,7 @@ def test_the_job_goes_on_when_its_first_rank_leaves(tmp_path: Path) -> None:
 
 @pytest.mark.drill("the store is lost")
 def test_a_job_goes_on_without_its_store(tmp_path: Path) -> None:
-    """No process can join any more, which the first rank says."""
+    """The first rank logs that no process can join any more."""
     plan = Plan(size=3, steps=200, hold=300)
     with pods(tmp_path, 2, plan) as job:
         wait_until(lambda: (tmp_path / "log.0").exists(), job)

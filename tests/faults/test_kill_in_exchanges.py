@@ -42,7 +42,6 @@ def apart(crew: Crew) -> bool:
 
 
 def apart_after_steps(crew: Crew, count: int) -> list[bool]:
-    """Take steps, and return whether models differ after each."""
     seen = []
     for _ in range(count):
         crew.all(Member.step)
@@ -76,8 +75,7 @@ def test_a_loss_before_the_first_step(crew_of: MakeCrew) -> None:
 
 
 def test_one_that_is_on_its_own_takes_all_along(crew_of: MakeCrew) -> None:
-    """A rank may have taken the step from which groups are on their own before the others. Then all are on their
-    own."""
+    """One rank may already have taken the step from which groups train on their own. After a loss, all groups do."""
     crew = crew_of(3, LocalSGD(2, start=100))
     crew.all(Member.step)
     steps_of(crew.members[1])._alone = True
@@ -89,7 +87,7 @@ def test_one_that_is_on_its_own_takes_all_along(crew_of: MakeCrew) -> None:
 
 
 def test_nobody_leaves_an_averaging_out(crew_of: MakeCrew) -> None:
-    """One rank may have counted an averaging that others have not. Then all make the next averaging."""
+    """One rank may have counted an averaging that the others have not. All ranks make the next averaging."""
     crew = crew_of(3, LocalSGD(1))
     crew.all(Member.step)
     steps_of(crew.members[1]).round += 1
@@ -101,7 +99,8 @@ def test_nobody_leaves_an_averaging_out(crew_of: MakeCrew) -> None:
 
 
 def test_a_loss_within_a_step(crew_of: MakeCrew) -> None:
-    """A rank whose group has lost a member completes the step, from the models with which all ranks have met."""
+    """A rank whose group has lost a member completes the step, from the model that all ranks have after the
+    recovery."""
     crew = crew_of(4, LocalSGD(1, group_size=2, exchange="allreduce", aggregate="gradients"))
     crew.all(Member.step)
     crew.network.kill(3)
@@ -114,8 +113,8 @@ def test_a_loss_within_a_step(crew_of: MakeCrew) -> None:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_groups_stay_together_until_the_rate_falls(crew_of: MakeCrew, size: int) -> None:
-    """A rank that hears of a loss does not take it for the end of a constant learning rate, however it hears. Until
-    groups are on their own, all ranks have one model."""
+    """However a rank notices a loss, it does not take the loss for a fall of the learning rate. Until groups train on
+    their own, all ranks have one model."""
     algorithm = LocalSGD(2, group_size=size, exchange="allreduce", start="decay")
 
     def go_on(member: Member) -> tuple[int, int, float]:
@@ -173,7 +172,8 @@ def test_an_exchange_that_one_had_to_give_up(crew_of: MakeCrew, algorithm: Algor
 
 
 def test_who_is_a_step_behind_finds_the_centre_alone(crew_of: MakeCrew) -> None:
-    """ElasticAveraging: the other rank may have taken its last step, and then does not come to find a centre."""
+    """ElasticAveraging: a rank that is a step behind does not wait for the other one, which may have taken its last
+    step."""
     crew = crew_of(3, ElasticAveraging())
     crew.all(Member.step)
     crew.network.kill(2)
@@ -187,8 +187,7 @@ def test_who_is_a_step_behind_finds_the_centre_alone(crew_of: MakeCrew) -> None:
 
 
 def centre(member: Member) -> list[torch.Tensor]:
-    """Return the centre of elastic averaging. All remaining ranks have just averaged their parameters, and the centre
-    is this mean."""
+    """Return the center of elastic averaging. Check that it is the mean that all remaining ranks have just taken."""
     found: list[torch.Tensor] = member.optimizer._strategy.state_dict()["centre"]
     flat = torch.cat([value.flatten() for value in member.values()])
     assert torch.equal(torch.cat(found)[: len(flat)], flat)
@@ -196,7 +195,7 @@ def centre(member: Member) -> list[torch.Tensor]:
 
 
 def test_momenta_are_equal_after_a_loss(crew_of: MakeCrew) -> None:
-    """DiLoCo: of a lost exchange some ranks may have taken the outer step, and others not."""
+    """DiLoCo: some ranks may have taken the outer step of a lost exchange, and others not."""
     crew = crew_of(3, DiLoCo(2, outer_lr=0.7, outer_momentum=0.9))
     for _ in range(2):
         crew.all(Member.step)
@@ -223,7 +222,7 @@ def outer_state(member: Member) -> dict[str, Any]:
 
 
 def continue_together(crew: Crew, steps: int) -> None:
-    """Check that the remaining ranks share the outer parameters after each of some steps, with an exchange in them."""
+    """Take steps, with an exchange among them. Check after each that the remaining ranks have the same outer state."""
     for _ in range(steps):
         crew.all(Member.step)
         one, other = crew.all(outer_state).values()
@@ -234,7 +233,7 @@ def continue_together(crew: Crew, steps: int) -> None:
 
 @pytest.mark.parametrize("noticed_by", ["step", "state_dict", "flush"])
 def test_an_exchange_in_flight_is_given_up(crew_of: MakeCrew, noticed_by: str) -> None:
-    """The lost rank has not begun it. The mean of the remaining models becomes the outer parameters."""
+    """The lost rank has not begun the exchange. The mean of the remaining models becomes the outer parameters."""
     crew = crew_of(3, BACKGROUND)
     for _ in range(3):
         crew.all(Member.step)
@@ -370,12 +369,12 @@ def test_losses_while_all_is_taken_in_and_parameters_are_added(crew_of: MakeCrew
 
 @pytest.mark.parametrize("compression", [None, Int8(), TopK()])
 def test_an_outer_gradient_in_flight_leaves_nothing(crew_of: MakeCrew, compression: Codec | None) -> None:
-    """An encoded one is an operation like those that a script starts. It ends when it is given up."""
+    """An encoded outer gradient is an operation like those that a script starts. It ends when it is given up."""
     crew = crew_of(3, DiLoCo(4, overlap=2, compression=compression))
     for _ in range(3):
         crew.all(Member.step)
     crew.network.kill(2)
-    crew.order(Member.step)  # a rank may hear of the loss only after it has begun the exchange
+    crew.order(Member.step)  # a rank may notice the loss only after it has begun the exchange
     crew.settle()
     assert crew.all(lambda member: dict(member.context.pending._operations)) == {0: {}, 1: {}}
     assert not any(crew.all(lambda member: steps_of(member).outer_step.pending).values())

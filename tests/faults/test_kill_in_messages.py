@@ -12,7 +12,7 @@ from crew import Crew, MakeCrew, Member, metric
 import sordino.torch as hvd
 from sordino.errors import PeerLost
 
-COUNTS = (100, 50_000)  # travels whole, and waits for its receive
+COUNTS = (100, 50_000)  # elements: a message that is sent at once, and one that waits for its receive
 
 
 @pytest.fixture(params=[0, 1, 2], ids=["one node", "nodes of one", "nodes of two"])
@@ -35,7 +35,7 @@ def exchange(member: Member, tag: int) -> None:
 @pytest.mark.parametrize("delay_us", [0, 300, 1000, 3000])
 def test_messages_after_a_loss(crew: Crew, delay_us: int) -> None:
     def work(member: Member) -> str:
-        # Each turn has a tag of its own, since ranks may hear of the loss in different turns.
+        # Each turn has its own tag, since ranks may notice the loss in different turns.
         try:
             for turn in range(100_000):
                 exchange(member, turn)
@@ -54,7 +54,7 @@ def test_messages_after_a_loss(crew: Crew, delay_us: int) -> None:
 
 
 def test_calls_that_wait_for_a_killed_rank(crew: Crew) -> None:
-    """Receives from it, from any rank, and from a living rank that sends nothing; sends to it."""
+    """PeerLost ends receives from the lost rank, from any rank, and from a rank that sends nothing, and a send."""
 
     def begin(member: Member) -> None:
         member.got = torch.full((5,), 7.0)  # type: ignore[attr-defined]

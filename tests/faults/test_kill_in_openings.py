@@ -1,4 +1,4 @@
-"""A rank is lost while all meet before their first step: for some of the others the meeting has succeeded."""
+"""A rank is lost while all ranks meet before their first step. For some of the others, the meeting has succeeded."""
 
 from __future__ import annotations
 

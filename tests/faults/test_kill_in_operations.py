@@ -99,7 +99,8 @@ def test_process_sets_come_and_go_while_ranks_are_lost(crew: Crew, delay_us: int
 
 
 def test_ranks_that_come_later_to_an_operation_of_a_set(crew_of: MakeCrew) -> None:
-    """One rank waits in an operation of a set when a member of the set is lost; another rank comes to it afterwards."""
+    """One rank waits in an operation of a set when a member of the set is lost. Another rank calls the operation
+    afterwards."""
     crew = crew_of(4)
 
     def add(member: Member) -> None:
@@ -197,7 +198,7 @@ def test_what_one_has_and_another_has_not_begun_is_undone_and_done_again(crew_of
     "algorithm", [None, LocalSGD(4), LocalSGD(4, group_size=2, exchange="allreduce"), Crossover()], ids=str
 )
 def test_a_loss_between_forward_and_backward(crew_of: MakeCrew, algorithm: Algorithm | None) -> None:
-    """Recovery changes parameters, but does not spoil the graph of a loss that is still to be differentiated."""
+    """Recovery changes parameters, but a loss value that was computed before can still be differentiated."""
     crew = crew_of(4, algorithm)
 
     def forward(member: Member) -> None:

@@ -1,5 +1,5 @@
-"""A rank is lost when some of the others have come further than others: while they recover from the loss of another
-rank, or at another exact moment."""
+"""A rank is lost when some of the others are further than others: while they recover from the loss of another rank, or
+at another exact moment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def strategy(member: Member) -> ExchangingStrategy:
 
 
 class SecondLoss:
-    """Kills rank 2 when rank 0 has come to the end of a method of its strategy, and lets the method fail there."""
+    """Kills rank 2 when rank 0 is at the end of a method of its strategy, and makes the method fail there."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
         self.crew: Crew | None = None
@@ -73,7 +73,7 @@ def test_an_exchange_that_was_given_up_counts_once(crew_of: MakeCrew, monkeypatc
 
 
 def test_groups_stay_together_until_the_rate_falls(crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rank takes the two losses within a step for a lower learning rate."""
+    """No rank takes two losses within a step for a fall of the learning rate."""
 
     def step(member: Member) -> None:
         member.optimizer.step(member.backward)
@@ -89,7 +89,8 @@ def test_groups_stay_together_until_the_rate_falls(crew_of: MakeCrew, monkeypatc
 def test_two_optimizers_recover_in_one_order(
     crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm
 ) -> None:
-    """The recovery of the first optimizer succeeds on rank 1, which goes on to the second one, and fails on rank 0."""
+    """The recovery of the first optimizer succeeds on rank 1, which continues with the second one, and fails on rank
+    0."""
     second = SecondLoss(monkeypatch, "renew")
     crew = crew_of(4, algorithm)
     others: dict[int, Any] = {}
@@ -129,7 +130,7 @@ def test_statistics_go_on(crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch, al
 
 
 def test_a_loss_when_optimizers_are_made_for_a_newcomer(crew_of: MakeCrew, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1, which has joined, has made its optimizer. On rank 0 that fails, so both make it again. Only rank 0 has
+    """Rank 1, the newcomer, has made its optimizer. On rank 0 that fails, so both ranks make it again. Only rank 0 has
     outer parameters."""
     monkeypatch.setenv("SORDINO_TIMEOUT_S", "30")
     crew = crew_of(3, DiLoCo(1))
@@ -144,7 +145,7 @@ def test_a_loss_when_optimizers_are_made_for_a_newcomer(crew_of: MakeCrew, monke
             raise PeerLost("rank 2 is lost")
 
     def grow(member: Member) -> None:
-        """Do what follows after all have adopted a grown world."""
+        """Do what follows once all ranks have adopted a grown world."""
         member.context.losses.forget()
         member.context.losses.unsettled = True
         if member.identity == 1:

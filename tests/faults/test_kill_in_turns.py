@@ -20,7 +20,7 @@ KINDS = ("allreduce", "allgather", "reducescatter", "alltoall", "broadcast", "ba
 
 
 def case(kind: str, way: str, when: str, rows: int, victim: int, **more: Any) -> Any:
-    """Return a case; of one class of drills per path, `make test` takes the first."""
+    """Return a case. Each path is a class of drills, of which `make test` runs the first."""
     per_node, arena = more.get("per_node", 0), more.get("arena", False)
     size = "small" if rows == SMALL else "large"
     name = f"{kind}-{way}-{when}-{size}-{victim}" + f"-x{per_node}" * bool(per_node) + "-arena" * arena

@@ -34,7 +34,7 @@ def test_kill_9_of_the_launcher_leaves_nothing(
     starter: str, tmp_path: Path, note_time: Note, victim: str, options: list[str]
 ) -> None:
     if victim == "mpirun" and starter == "local":
-        victim = "copy"  # nothing is above it
+        victim = "copy"  # no process is above it
     with Launched(tmp_path, ["-np", "2", *options, "--", "python", "-c", AVERAGES, str(tmp_path)]) as job:
         job.wait_for(lambda: all((tmp_path / f"ready.{rank}").exists() for rank in range(2)))
         by_mpirun = 1 + 2 * bool(options)  # itself, and a supervisor above each rank

@@ -1,7 +1,8 @@
-"""Ranks are killed (SIGKILL) in real jobs: in a step, in a recovery, before all have met; also ranks without a model.
+"""Ranks are killed (SIGKILL) in real jobs: in a step, in a recovery, and before all ranks have met. Ranks without a
+model are killed as well.
 
-If the job survives losses, the remaining ranks train on with the right members and values. Otherwise it ends soon, with
-the status of the kill. No process and no file remains.
+If the job survives losses, the remaining ranks continue to train, with the right members and values. Otherwise it ends
+soon, with the status of the kill. No process and no file remains.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ KILLS = [
     ("scheduled-pull", 3, 0, [kill(0, 8, "between")], 64),
     ("adpsgd", 3, 1, [kill(0, 8, "between")], 64),
 ]
-# The actions of the others differ: they complete or repeat a step, undo an exchange, or do nothing.
+# What the remaining ranks do: complete or repeat a step, undo an exchange, or nothing.
 KINDS = {"allreduce": "a step", "scheduled-pull": "nothing", "adpsgd": "nothing"}
 CASES = [
     pytest.param(
@@ -66,7 +67,7 @@ def test_those_that_are_left_train_on(
     with Job(tmp_path, ranks, plan, SORDINO_RANKS_PER_NODE=str(per_node)) as running:
         reports = running.finish()
         left = check_survivors(reports, lost, equal=algorithm == "allreduce")
-        if algorithm in ("scheduled-pull", "adpsgd"):  # they miss no rank before an operation of all
+        if algorithm in ("scheduled-pull", "adpsgd"):  # these notice a loss only in an operation of all ranks
             return
         tell_times(running, left, lost, note_time, "kill -9")
         said = re.findall(r"ranks continue without ranks? ([\d, ]+) \(numbered as at the start\)", running.output)
@@ -78,7 +79,7 @@ def test_those_that_are_left_train_on(
 
 @pytest.mark.drill("killed during recovery")
 def test_a_rank_killed_while_another_is_missed(starter: str, tmp_path: Path, note_time: Note) -> None:
-    """The second rank is killed as soon as it hears of the first loss."""
+    """The second rank is killed as soon as it notices the first loss."""
     faults = [kill(1, 8, "between"), kill(3, 8, "exchange", after_s=0.012)]
     with Job(tmp_path, 5, {"faults": faults, "width": 256}) as running:
         left = check_survivors(running.finish(), {1, 3}, equal=True)
@@ -127,7 +128,7 @@ def test_a_rank_killed_before_it_meets_the_others_ends_this_start(starter_anywhe
     with Launched(tmp_path, ["-np", "2", *CONTINUE, "--restarts", "1", "--", *program]) as job:
         assert job.ends() == 0, job.output
         job.leaves_nothing()
-        # The meeting place tells ranks that `sordino run` started itself. Ranks that wait in MPI do not hear of it.
+        # The meeting place informs ranks that `sordino run` started itself. Ranks that wait in MPI are not informed.
         told = "sordino.errors.PeerLost: rank 1 ended before all ranks had met"
         if starter_anywhere != "local":
             killed = "rank 1 was ended by signal 9 (SIGKILL) before all ranks had met"

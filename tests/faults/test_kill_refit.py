@@ -1,5 +1,5 @@
 """A rank is killed, and the algorithm is fitted to the remaining ranks (threads). They agree on groups, weights
-and the manager, and do not make dropped optimizers again. The last rank trains on alone."""
+and the manager, and do not make dropped optimizers again. The last rank continues to train alone."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_some_have_let_their_optimizer_go_already(crew_of: MakeCrew, algorithm: 
     crew.all(Member.train)
     crew.members[1].orders.put(let_go)
     crew.members[1].answers.get(timeout=PATIENCE_S)
-    gc.collect()  # here, as only one thread at a time can do this
+    gc.collect()  # here, as only one thread at a time can collect
     for victim in (4, 5):
         crew.network.kill(victim)
     assert crew.all(metric) == dict.fromkeys(range(4), (4, 4, 6.0))
@@ -125,7 +125,7 @@ def test_some_have_let_their_optimizer_go_already(crew_of: MakeCrew, algorithm: 
 
 @pytest.mark.parametrize("algorithm", [LocalSGD(100), DPSGD(100)], ids=str)
 def test_parameters_that_were_frozen_before_a_loss_are_averaged(crew_of: MakeCrew, algorithm: Algorithm) -> None:
-    """The remaining ranks take the mean of all parameters that exchanges have, also of those frozen since."""
+    """The remaining ranks average all parameters of the exchanges, also those that have been frozen since."""
 
     def frozen(member: Member) -> torch.Tensor:
         parameter = member.parameters[0]
@@ -145,7 +145,7 @@ def test_parameters_that_were_frozen_before_a_loss_are_averaged(crew_of: MakeCre
 
 @pytest.mark.parametrize("algorithm", [LocalSGD(3), DiLoCo(3), NoLoCo(3), DPSGD(3)], ids=lambda one: type(one).__name__)
 def test_a_loss_when_one_rank_has_frozen_a_parameter(crew_of: MakeCrew, algorithm: Algorithm) -> None:
-    """All ranks freeze it after their second step, and rank 0 is the first to come there."""
+    """All ranks freeze a parameter after their second step. At the loss, only rank 0 has done so."""
 
     def freeze(member: Member) -> None:
         member.parameters[0].requires_grad_(False)
@@ -173,7 +173,8 @@ def test_a_loss_when_one_rank_has_frozen_a_parameter(crew_of: MakeCrew, algorith
     "algorithm", [LocalSGD(3), LocalSGD(3, aggregate="gradients"), DiLoCo(3)], ids=["models", "movements", "diloco"]
 )
 def test_a_loss_when_one_rank_has_unfrozen_a_parameter(crew_of: MakeCrew, algorithm: Algorithm) -> None:
-    """All ranks unfreeze it after their second step. Rank 0 waits there when rank 1 hears of the loss."""
+    """All ranks unfreeze a parameter after their second step. Rank 0 waits in the next step when rank 1 notices the
+    loss."""
 
     def begin(member: Member) -> None:
         vars(member).pop("optimizer")

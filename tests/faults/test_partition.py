@@ -1,5 +1,5 @@
-"""Links between emulated hosts are cut or slow. The majority continues, other hosts stop, and no two parts train on. A
-short cut or a slow link costs only time."""
+"""Links between emulated hosts are cut or slow. The majority continues, other hosts stop, and never do two parts
+continue. A short cut or a slow link costs only time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_two_halves_both_stop(way: str, tmp_path: Path, note_time: Note) -> None
             report = running.read(f"report.{rank}")
             assert report["ended"] == "NoQuorum" and report["finite"] and not report["resized"], report
             note_time(f"halves of four hosts, {running.silence_s:g} s of silence", report["at"] - cut)
-            # A rank hears of two others; it asks about the other ranks when it misses one of these.
+            # Each rank gets signs of life from only two others. It asks about the rest when one of the two is silent.
             assert report["at"] - cut < bound(GOES_ON_WITHIN_S, 2 * running.silence_s)
 
 

@@ -84,7 +84,7 @@ def test_the_others_go_on(algorithm: Algorithm, compression: Any, thorough: bool
 
 
 def lose(crew: Crew, victims: list[int], moments: list[tuple[int, int]]) -> None:
-    """Kill each victim at its moment, a step and microseconds after it, while all train."""
+    """Kill each victim at its moment (a step, and a delay after it in microseconds) while all ranks train."""
     crew.all(metric)
     crew.order(train)
     begun = time.monotonic()
@@ -121,14 +121,12 @@ def groups(crew: Crew) -> list[list[int]]:
 
 
 def train_on(member: Member) -> None:
-    """Train again, without a loss."""
     for _ in range(2):
         member.step()
 
 
 def train(member: Member) -> tuple[int, int, float]:
-    """Train and then make an operation, as all ranks do: a rank that has lost another in a step waits for the others
-    there."""
+    """Train, then call operations: there, a rank that has noticed a loss in a step waits for the others."""
     for _ in range(STEPS):
         member.step()
     return metric(member)

@@ -1,7 +1,7 @@
 """Random faults strike real ranks of `examples/train.py` from outside: any fault, moment, algorithm and mode.
 
 In every case the job ends soon, with a status that shows the cause, and leaves nothing. Ranks that were not struck end
-by an error of ours, or train to the end. `SORDINO_TEST_STRIKES` is the number of cases (200), `SORDINO_TEST_SEED`
+with an error of Sordino, or train to the end. `SORDINO_TEST_STRIKES` is the number of cases (200), `SORDINO_TEST_SEED`
 selects them.
 """
 
@@ -47,13 +47,11 @@ STRIKES = {
     "stop": signal.SIGSTOP,
 }
 CRASHES = ("Fatal Python error", "terminate called", "double free", "corrupted", "stack smashing")
-BY_SIGNAL = "*** Process received signal ***"  # Open MPI's, of a rank that such a signal ends
+BY_SIGNAL = "*** Process received signal ***"  # printed by Open MPI for a rank that a signal ends
 
 
 @dataclass(frozen=True)
 class Case:
-    """One job and its faults."""
-
     number: int
     mode: str
     algorithm: str
@@ -69,9 +67,9 @@ class Case:
         return f"{self.number}-{self.mode}-{algorithm}-{self.ranks}-{self.moment}-{struck}"
 
     def status_of(self, victim: int) -> int:
-        """Return the exit status of a rank as a shell has it; 1 for a rank that the others leave out or give up."""
+        """Return the exit status of a rank as a shell reports it; 1 for a rank that the others leave out or give up."""
         what = self.victims[victim]
-        if what == "exception":  # under fault tolerance only a signal shows it
+        if what == "exception":  # with fault tolerance, only a signal shows a failure
             return 137 if self.mode == "continue" else 1
         return {"_exit": STATUS, "stop": 1}.get(what) or 128 + STRIKES[what]
 
@@ -86,7 +84,7 @@ class Case:
             failures |= {2}  # raised in the import of scikit-learn: the example says that it cannot be used
         if self.mode == "restart":
             return {0}
-        if late:  # Python then lets the signals end ranks that had raised, and a stopped rank is killed
+        if late:  # then the signals may end ranks that had raised, and a stopped rank is killed
             failures |= {0, 1, 128 + signal.SIGKILL, 128 + signal.SIGUSR1, 128 + signal.SIGUSR2}
         if self.mode == "raise":
             return failures
@@ -94,7 +92,7 @@ class Case:
         left = self.ranks - len(self.victims)
         if left <= stopped or self.moment == "starting":  # no quorum, or no two ranks have met
             failures |= {137}
-        if stopped and "exception" in self.victims.values():  # it comes after the stopped rank was left out
+        if stopped and "exception" in self.victims.values():  # it may come after the stopped rank was left out
             failures |= {0}
         if left > stopped and STATUS not in failures:
             return {0} | (failures if self.moment == "starting" or late else set())
@@ -115,8 +113,6 @@ def case(number: int) -> Case:
 
 
 class Job(Launched):
-    """The job of a case."""
-
     def __init__(self, folder: Path, case: Case) -> None:
         self.folder, self.case = folder, case
         options = ["--data", "digits", "--max-steps", str(STEPS), "--algorithm", *case.algorithm.split()]
@@ -141,12 +137,12 @@ class Job(Launched):
         return self.folder / f"pid.0.{rank}"
 
     def done(self) -> bool:
-        """Whether the ranks may have reached their end, or a victim has."""
+        """Return whether the ranks may have reached their end, or a victim has ended."""
         ended = any(not environ_of(int(self.pid(rank).read_text())) for rank in self.case.victims)
         return self.steps() >= STEPS or ended
 
     def due(self) -> bool:
-        """Whether the moment has come."""
+        """Return whether the moment of the fault has come."""
         if self.case.moment == "starting":
             return all(self.pid(rank).exists() for rank in self.case.victims)
         return self.steps() >= (STEPS if self.case.moment == "ending" else self.case.step)
@@ -158,7 +154,8 @@ class Job(Launched):
 
 
 def errors_in(output: str) -> set[str]:
-    """Return the names of the errors that are no Sordino errors, apart from those that code was handling meanwhile."""
+    """Return the names of errors that are not Sordino's, except errors that were being handled when another was
+    raised."""
     handled = r"(?!.*\n\nDuring handling of the above exception)"
     return set(re.findall(rf"^([\w.]+(?:Error|Exception)): {handled}", output, re.MULTILINE))
 
@@ -185,7 +182,7 @@ def test_a_fault_ends_well(starter: str, tmp_path: Path, case: Case) -> None:
         assert job.output.count(BY_SIGNAL) <= list(case.victims.values()).count("segfault")
         assert errors_in(job.output) <= {"ValueError"}, "errors that are not Sordino's"
         if 0 in case.victims and not (tmp_path / "results").exists():
-            # It was struck while it wrote the results: the steps after the moment of a strike take milliseconds.
+            # Rank 0 was struck while it wrote the results: the steps after the moment of a strike take milliseconds.
             assert status != 0 or job.steps() >= STEPS
         elif status == 0:
             results = json.loads((tmp_path / "results").read_text())

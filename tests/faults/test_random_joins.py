@@ -59,7 +59,7 @@ def drawn(seed: int) -> tuple[int, Plan, int, dict[str, str]]:
     plan = Plan(algorithm, settings, steps=steps, hold=hold, size=alive + 1, kill=kill, strike=strike, leave=leave)
     by_ucx = build_info()["ucx"] and draw.random() < 0.3
     variables = {"SORDINO_TRANSPORT": "ucx", "SORDINO_RANKS_PER_NODE": "2"} if by_ucx else {}
-    # A rank that is struck is replaced, too.
+    # A rank that is struck is also replaced.
     return ranks, plan, replaced + len(kill) + len(strike), variables
 
 
@@ -77,13 +77,13 @@ def test_random(tmp_path: Path, seed: int) -> None:
 
 
 def require_agreement(grown: Grown, plan: Plan) -> None:
-    """Check that the ranks at the end have one history."""
+    """Check that the ranks at the end agree on the history of the job."""
     ends = grown.parameters("end")
     steps: dict[int, Any] = {}
     for rank in ends:
         for line in grown.log(rank):
             agreed = steps.setdefault(line["step"], sorted(line["ranks"]))
-            if plan.algorithm == "allreduce":  # elsewhere ranks may hear of a loss at different steps
+            if plan.algorithm == "allreduce":  # with others, ranks may notice a loss at different steps
                 assert agreed == sorted(line["ranks"]), (rank, line, plan)
         if grown.log(rank):  # else it has joined at the end
             assert grown.log(rank)[-1]["step"] == plan.steps - 1

@@ -34,7 +34,6 @@ def results(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of a training without faults."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with Launched(folder, ["-np", "2", "--", *forked.python(), *TRAIN, "--json", str(folder / "results.json")]) as job:
         assert job.ends(WHOLE_JOB_S) == 0, job.output

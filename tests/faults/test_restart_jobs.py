@@ -17,7 +17,7 @@ from pace import HANG_S
 
 from sordino.launcher import restarts
 
-# Fails in the first argv[2] starts, in the way of argv[1]; after that it ends well.
+# Runs argv[1], to fail, in the first argv[2] starts. Later starts end without an error.
 FAILS = """
 import os, pathlib, sys, time
 start = int(os.environ["SORDINO_RESTART"])
@@ -95,7 +95,7 @@ def test_who_stops_the_command_wants_no_restart(
         assert "restart 4" not in job.output and job.output.count("restart 1 of 9") == (when == "waiting")
 
 
-# Rank 1 fails in the first start, before it has come to the others. Its argument: how the ranks meet.
+# Rank 1 fails in the first start, before it has met the others. argv[1]: how the ranks meet.
 FAILS_EARLY = """
 import os, sys, time
 import torch, torch.distributed as dist
@@ -122,7 +122,7 @@ sys.stdout.write(f"rank {rank} has met the others in start {start}\\n")
 @pytest.mark.drill("restarted by torchrun")
 @pytest.mark.parametrize("how", ["group", "init"])
 def test_torchrun_starts_all_again(tmp_path: Path, how: str) -> None:
-    """Ranks have come to torchrun's store different numbers of times, and its entries stay."""
+    """Ranks have met at torchrun's store different numbers of times, and its entries remain."""
     script = tmp_path / "fails_early.py"
     script.write_text(FAILS_EARLY)
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "--max-restarts=1"]

@@ -1,4 +1,4 @@
-"""A rank raises, gives a wrong argument, or exits while the others go on. They hear of its error, the job has its
+"""A rank raises, gives a wrong argument, or exits while the others continue. They get its error, the job ends with its
 status, and ranks that can continue without it do so."""
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_the_error_is_told_and_its_rank_is_blamed(seconds: int, tmp_path: Path) 
 
 
 def test_blocking_operations_of_two_threads_are_refused(crew_of: MakeCrew) -> None:
-    """Ranks could not tell which of the two operations they have completed."""
+    """After a loss, ranks could not tell which of the two operations they have completed."""
     all_refused = threading.Barrier(4)  # until then the others wait for the last rank, in the middle of an operation
 
     def work(member: Member) -> str | None:

@@ -36,7 +36,7 @@ WITHIN = "mismatches,settings,not finite,missing tensor"  # cases of one job; th
 
 @pytest.fixture(scope="module")
 def timeout_s() -> float:
-    """Return the time for which a job waits for a rank: on a busy machine, a slow rank must not count as missing."""
+    """Return the seconds for which a job waits for a rank: on a busy machine, a slow rank must not count as missing."""
     return stretched(TIMEOUT_S)
 
 
@@ -47,7 +47,7 @@ def drill(
     note_time: Callable[[str, float], None],
     timeout_s: float,
 ) -> Drill:
-    """Run a job of some cases to its end, once, and return the notes of its ranks; nothing of the job remains."""
+    """Return a function that runs a job of some cases to its end, once, and returns what its ranks noted."""
     if launcher.family != "openmpi":
         pytest.skip("written for Open MPI's launcher")
     known: dict[tuple[str, int], dict[str, Attempts]] = {}
@@ -80,8 +80,8 @@ def run_job(launcher: mpi.Launcher, folder: Path, cases: str, odd: int, timeout_
 
 
 def everywhere(attempts: Attempts, number: int, label: str, kind: str, expected_s: float = HEARS_WITHIN_S) -> str:
-    """Assert that an attempt ended like this on all ranks, with one text, and that their world works; return the
-    text."""
+    """Assert that an attempt ended with this kind of error and one text on all ranks, and that their world works.
+    Return the text."""
     told = [report[number] for report in attempts]
     seconds = sorted(one["seconds"] for one in told)
     how_long = f"median {statistics.median(seconds):.4f} s, worst {seconds[-1]:.4f} s"

@@ -17,7 +17,7 @@ KINDS = ["allreduce", "allgather", "reducescatter", "alltoall", "broadcast", "ba
 STRIKE = 6
 SMALL, LARGE = 2, 200_000  # rows of two float32: done in one shot, and by slots or in place
 TIMEOUT_S = 1.5
-# A leader declines for a rank of its node that has been silent for half a second.
+# A leader declines the turn for a rank of its node that has been silent for half a second; so some stops take 0.7 s.
 PATHS = [
     pytest.param(way, when, rows, victim, per_node, after_s, marks=pytest.mark.drill(f"stopped in a turn: {path}"))
     for path, way, when, rows, victim, per_node, after_s in (
@@ -85,7 +85,7 @@ def test_a_rank_that_is_stopped_in_a_turn_for_too_long(
 def test_an_operation_that_some_have_entered_when_they_shut_down_fails_on_all(
     tmp_path: Path, ranks: int, per_node: int, stopped: int
 ) -> None:
-    """The stopped rank comes to the operation when the others have left. Their entries must not count any more."""
+    """The stopped rank comes to the operation after the others have left. Their entries must not count any more."""
     skip_without_ucx(per_node)
     plan = {"kinds": [], "what": "leave", "stopped": stopped}
     with TurnJob(tmp_path, ranks, plan, per_node) as job:

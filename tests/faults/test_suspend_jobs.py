@@ -47,7 +47,6 @@ class Job(Launched):
         super().__init__(folder, [*words, "--", *forked.python(), str(WORKER), str(folder), str(RANKS)])
 
     def steps(self) -> list[int]:
-        """Return the number of steps of each rank."""
         files = [self.folder / f"steps.{rank}" for rank in range(RANKS)]
         return [file.stat().st_size if file.exists() else 0 for file in files]
 

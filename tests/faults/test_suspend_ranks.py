@@ -1,5 +1,5 @@
-"""One rank is stopped (SIGSTOP), or does not come to an operation or to the start. The others continue without it after
-the silence or the deadline, and it learns that when it wakes up. Ranks without a quorum stop."""
+"""One rank is stopped (SIGSTOP), or does not come to an operation or to the start. After the silence or the deadline,
+the others continue without it. It gets an error when it wakes up. Ranks without a quorum stop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_stopped_rank_is_left_out_and_learns_it(
         woken = running.read("report.1")
         assert woken["ended"] == "Evicted" and "continued without" in woken["text"], woken
         (tmp_path / "woken").touch()
-        reports = running.finish(status=3)  # the evicted rank's own
+        reports = running.finish(status=3)  # the status of the evicted rank
         reports[1] = None
         left = check_survivors(reports, {1}, equal=algorithm == "allreduce")
         silence_s = running.silence_s
@@ -49,13 +49,14 @@ def test_a_stopped_rank_that_does_not_wake_up_does_not_hold_the_job(starter: str
 
 @pytest.mark.drill("stopped on another host")
 def test_three_go_on_when_one_stands_still(way: str, tmp_path: Path, note_time: Note) -> None:
-    """Its connections stay, and the kernel of its host still answers: only its silence shows it."""
+    """The rank's connections remain, and the kernel of its host still answers. Only its silence shows that it is
+    stopped."""
     plan = {**PLAN_OF_HOSTS, "faults": [{"victim": 1, "step": 8, "when": "backward", "what": "stop"}]}
     with hosts(tmp_path, plan, way) as running:
         for resize in running.resizes(lost=1):
             after = resize["at"] - running.read("fault.1")["at"]
             note_time(f"SIGSTOP on another host, {running.silence_s:g} s of silence, by {way}", after)
-            # Rank 0 hears only of two others, as in the test of two halves.
+            # Rank 0 gets signs of life from only two others, as in the test of two halves.
             assert after < bound(GOES_ON_WITHIN_S, 2 * running.silence_s)
         running.finish_without(1)
 
@@ -80,7 +81,7 @@ def test_all_killed_but_one_that_stops(starter: str, tmp_path: Path) -> None:
 def test_a_rank_that_does_not_come_is_left_out_after_the_deadline(
     starter: str, tmp_path: Path, note_time: Note, victim: int
 ) -> None:
-    """Its process lives and reports so, but it does not come to the step. Rank 0 coordinates the operations."""
+    """Its process reports that it lives, but the rank does not come to the step. Rank 0 coordinates the operations."""
     others = [rank for rank in range(3) if rank != victim]
     faults = [{"victim": victim, "step": 8, "when": "between", "what": "wait", "for": "left out"}]
     deadline_s = stretched(3)

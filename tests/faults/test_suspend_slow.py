@@ -19,7 +19,7 @@ from sordino._core import build_info
 from sordino.algorithms import ScheduledPull
 
 SLOWER_S = 0.18
-RUNS = int(os.environ.get("SORDINO_TEST_RUNS", "1"))  # 50 where there is time
+RUNS = int(os.environ.get("SORDINO_TEST_RUNS", "1"))  # 50 for a long test
 
 
 @pytest.mark.drill("busy elsewhere")

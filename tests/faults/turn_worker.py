@@ -46,7 +46,7 @@ class Plan:
         what: "kill", "stop", or "leave" (shutdown() with an operation under way, while the rank `stopped` is stopped).
         when: "entered" (the victim waits in the turn for another rank), "late" (the others wait for the victim) or
             "inside" (all have come; in the middle of a large operation).
-        strikes: turns of each kind in which it strikes.
+        strikes: turns of each kind in which the fault strikes.
         stopped: see `what`.
     """
 
@@ -79,8 +79,6 @@ def names_in_shm() -> list[str]:
 
 
 class Worker:
-    """One rank."""
-
     def __init__(self, folder: Path, plan: Plan) -> None:
         self.folder, self.plan = folder, plan
         self.rank, self.size = hvd.rank(), hvd.size()

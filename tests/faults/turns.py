@@ -24,7 +24,7 @@ _TOKEN = "of a drill"
 
 
 class TurnJob:
-    """Ranks on this machine, without a launcher: it would end the others soon after the victim.
+    """Ranks on this machine, without a launcher, which would end the other ranks soon after the victim.
 
     Args:
         folder: folder of the job's files.
@@ -58,7 +58,6 @@ class TurnJob:
         self._answering.start()
 
     def _answer(self) -> None:
-        """Answer the ranks that meet."""
         while not self._over:
             for key, _ in self._events.select(0.05):
                 key.data()
@@ -105,7 +104,8 @@ class TurnJob:
         os.kill(pid, signal.SIGCONT)
 
     def reports(self, without: int = -1) -> dict[int, Any]:
-        """Wait for the ends of all ranks; return the reports of all but one. No files in /dev/shm remain."""
+        """Wait until all ranks end, and check that no files of theirs remain in /dev/shm. Return all reports except
+        that of rank `without`."""
         for rank, process in enumerate(self.processes):
             try:
                 process.wait(HANG_S)

@@ -2,11 +2,11 @@
 
     [mpirun, "-np", "4", *forked.python(), "worker.py", ...]
 
-A rank needs seconds for `import torch` alone. Here one server has imported it, before any thread, MPI or device, and
-forks. A test starts a client (client.py) instead of Python, which takes milliseconds. The client gives the server its
-arguments, environment, folder and standard streams, and then stands for the fork: it ends when the fork ends, and ends
-the fork when it is killed. So mpirun sees an ordinary process. /proc shows the job's cmdline and environ for the fork,
-as for a real start.
+A rank needs seconds for `import torch` alone. Here, one server imports it once, before it has any thread, MPI or
+device, and then forks. A test starts a client (client.py) instead of Python, which takes milliseconds. The client gives
+the server its arguments, environment, folder and standard streams, and then stands in for the fork: it ends when the
+fork ends, and ends the fork when it is killed. So mpirun sees an ordinary process. /proc shows the job's cmdline and
+environ for the fork, as for a real start.
 
 A fork enters its client's namespaces, so it may be on an emulated host. Two differences from a real start remain: all
 forks have one hash seed, and their parent is the server. Tests of exactly these things start real processes.
@@ -38,8 +38,8 @@ def python() -> list[str]:
     """Return the words that replace `python` in a command; the first call starts the server."""
     folder = tempfile.mkdtemp(prefix="fork-server-")
     padding = {"PADDING": "x" * 65536}  # space for the environment that a fork shows
-    # Standard input shows the server that this process lives. When this process ends, in any way, so does the server
-    # with all forks.
+    # Standard input shows the server that this process lives. When this process ends in any way, the server ends as
+    # well, with all forks.
     server = subprocess.Popen(
         [sys.executable, str(_HERE / "server.py"), f"{folder}/socket", "x" * 8192],
         stdin=subprocess.PIPE,

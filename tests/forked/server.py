@@ -48,8 +48,6 @@ def load() -> None:
 
 
 class Server:
-    """Server with its clients and their forks."""
-
     def __init__(self, path: str) -> None:
         self.events = selectors.DefaultSelector()
         self.listener = socket.socket(socket.AF_UNIX)
@@ -62,7 +60,7 @@ class Server:
         self.packages = os.environ.get("PYTHONPATH", "")
 
     def serve(self) -> Request | None:
-        """Return a request in the fork that is to fulfil it, None at the end."""
+        """Return a request in the fork that must fulfill it; return None in the server, at its end."""
         while not self.stopped:
             for key, _ in self.events.select():
                 request = key.data(key.fileobj)
@@ -90,7 +88,7 @@ class Server:
             request["pid"], _, _ = struct.unpack("3i", credentials)
             try:
                 request["namespaces"] = foreign_namespaces(request["pid"])
-            except OSError:  # it was killed meanwhile
+            except OSError:  # the client was killed meanwhile
                 request["namespaces"] = {}
             fork = os.fork()
         except OSError as error:
@@ -143,7 +141,7 @@ class Arriving:
         self.streams: list[int] = []
 
     def read(self, client: socket.socket) -> Request | None:
-        """Read the next part; return the request in the fork that is to fulfil it."""
+        """Read the next part; return the request in the fork that must fulfill it."""
         try:
             if not self.length:
                 more, self.streams, _, _ = socket.recv_fds(client, 8, 3)
@@ -211,7 +209,7 @@ def become(request: Request) -> None:
 
 
 def foreign_namespaces(pid: int) -> dict[str, int]:
-    """Return the namespaces of that process that this one is not in."""
+    """Return the namespaces of a process that this process is not in."""
     return {
         name: flag
         for name, flag in _NAMESPACES.items()
@@ -220,8 +218,8 @@ def foreign_namespaces(pid: int) -> dict[str, int]:
 
 
 def move(pid: int, namespaces: dict[str, int]) -> None:
-    """Enter these namespaces of that process. Only a child of this process can be in its PID namespace: then this
-    process stays behind, and ends as the child does."""
+    """Enter namespaces of another process. Only a child can enter its PID namespace: then this process remains outside,
+    and ends as the child does."""
     c = ctypes.CDLL(None, use_errno=True)
     if c.setns(os.pidfd_open(pid), sum(namespaces.values())) != 0:
         raise OSError(ctypes.get_errno(), "cannot enter the client's namespaces")
@@ -234,7 +232,7 @@ def move(pid: int, namespaces: dict[str, int]) -> None:
 
 
 def stat_fields(first: int, end: int) -> list[int]:
-    """Return some fields of /proc/self/stat; numbers start at 1 as in its manual."""
+    """Return the fields from `first` to before `end` of /proc/self/stat, numbered from 1 as in its manual page."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return [int(field) for field in fields[first - 3 : end - 3]]
 

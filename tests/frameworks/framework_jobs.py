@@ -1,4 +1,4 @@
-"""Starts jobs of two ranks that use a framework."""
+"""Jobs of two ranks that use a framework."""
 
 from __future__ import annotations
 
@@ -30,12 +30,10 @@ def need(*frameworks: str) -> None:
 
 
 def run(launcher: str, folder: Path, program: Path, *words: str) -> str:
-    """Run a program on two ranks, and return its output."""
     return run_command([*LAUNCHERS[launcher], str(program), *words], folder)
 
 
 def run_command(command: list[str], folder: Path) -> str:
-    """Run a command in a folder, and return its output."""
     environment = os.environ | {"SORDINO_TIMEOUT_S": "60", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stdout + done.stderr

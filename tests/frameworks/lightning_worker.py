@@ -71,7 +71,7 @@ def loaders() -> list[torch.utils.data.DataLoader[Any]]:
 
 
 def model(seed: int = 0) -> Model:
-    lightning.seed_everything(0, verbose=False)  # of the samplers
+    lightning.seed_everything(0, verbose=False)  # for the samplers
     torch.manual_seed(seed)
     return Model()
 

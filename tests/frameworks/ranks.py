@@ -19,7 +19,6 @@ def report(results: dict[str, Any], main: bool) -> None:
 
 
 def flat(module: torch.nn.Module) -> torch.Tensor:
-    """Return the parameters of a module as one float32 vector."""
     return torch.cat([one.detach().float().flatten() for one in module.parameters()])
 
 

@@ -40,7 +40,7 @@ def test_algorithms_learn_and_resume(kind: str, tmp_path: Path) -> None:
         assert sum(found[name][-4:]) < sum(found[name][:4]), name
     if kind == "shards":  # one model, and one state of which each rank has a part
         assert found["resumed"] == pytest.approx(found["uninterrupted"], rel=1e-5)
-    # Otherwise Adam's moments are those of rank 0. The checkpoint follows an averaging of local SGD.
+    # Otherwise all ranks resume with Adam's moments of rank 0. With local SGD, the checkpoint follows an averaging.
     if kind == "local-sgd":
         assert found["resumed"][0] == pytest.approx(found["uninterrupted"][0], rel=1e-5)
     assert found["resumed"] == pytest.approx(found["uninterrupted"], rel=0.05)

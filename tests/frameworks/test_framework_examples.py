@@ -1,4 +1,4 @@
-"""The programs of examples/frameworks reach the losses of their frameworks' own ways, under each launcher."""
+"""The programs of examples/frameworks reach the losses of their frameworks without Sordino, under each launcher."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_algorithms_learn_and_resume(kind: str, tmp_path: Path) -> None:
     assert found["same model"]
     if kind in ("shards", "layered"):  # one model, and one state
         assert found["resumed"] == pytest.approx(found["uninterrupted"], rel=1e-5)
-    # Otherwise Adam's moments are those of rank 0. An epoch ends with an averaging of local SGD.
+    # Otherwise all ranks resume with Adam's moments of rank 0. With local SGD, an epoch ends with an averaging.
     if kind == "local-sgd":
         assert found["resumed"][0] == pytest.approx(found["uninterrupted"][0], rel=1e-5)
     assert found["resumed"] == pytest.approx(found["uninterrupted"], rel=0.1)

@@ -8,5 +8,4 @@ from ports import free_ports
 
 @pytest.fixture
 def free_port() -> int:
-    """Return an unused port of this machine."""
     return free_ports()

@@ -1,4 +1,4 @@
-"""Train a small GPT as scripts for DDP do it: AdamW, a cosine schedule, accumulation, clipping, bfloat16 by autocast.
+"""Train a small GPT as scripts for DDP do: AdamW, a cosine schedule, accumulation, clipping, bfloat16 by autocast.
 
     ddp_twin.py ddp|sordino OUT    under torchrun or `sordino run`; rank 0 writes the losses to OUT
 

@@ -1,7 +1,7 @@
 """A rank of a job with torch.distributed's backend "sordino": `distributed_worker.py PART STORE RANK SIZE [OUT]`.
 
-Parts: operations (every operation against values computed here), training (losses of DDP, FSDP2, ... into OUT, by
-the backend in SORDINO_TEST_BACKEND), lost (the last rank kills itself), failing (it raises), mixed (one world for both
+Parts: operations (every operation against values computed here), training (losses of DDP, FSDP2, ... into OUT, with the
+backend in SORDINO_TEST_BACKEND), lost (the last rank kills itself), failing (it raises), mixed (one world for both
 interfaces).
 """
 
@@ -29,7 +29,7 @@ warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 renamed operations;
 Kinds = dist.ReduceOp
 DEVICE = os.environ.get("SORDINO_TEST_DEVICE", "cpu")
 BACKEND = os.environ.get("SORDINO_TEST_BACKEND", "sordino")
-# torch does not pass on is_completed() and the source of a message from the Work of a `Backend` in Python.
+# With several backends, torch passes on neither is_completed() nor the source of a message from Sordino's Work.
 WORK_IS_WHOLE = "," not in BACKEND
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8]
 ARITHMETIC = {
@@ -209,7 +209,7 @@ def objects(calls: Calls) -> None:
 
 
 def misuse(calls: Calls) -> None:
-    """What cannot be done raises on every rank, with torch's types, and the group stays usable."""
+    """Wrong arguments raise ValueError on every rank, and the group stays usable."""
     size = calls.size
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: dist.all_gather_into_tensor(torch.empty(size * 2 + 1), torch.ones(2), calls.group), f"{size * 2}"),
@@ -237,11 +237,11 @@ def operations(rank: int, size: int) -> None:
 
 
 def subgroups(rank: int, size: int) -> list[Calls]:
-    """Return the groups of this rank besides that of all.
+    """Return the groups of this rank, besides the group of all ranks.
 
-    They are, in this order, two that all ranks make, one with its ranks in another order, and one that only its members
-    make. That one comes first before torch 2.14, which names it by the number of groups that its rank belongs to; later
-    versions name it by the number of groups that its rank has made, and so they name the next ones.
+    In this order: two groups that all ranks make, one with its ranks in another order, and one that only its members
+    make. With torch before 2.14 the last one comes first, as it is named by the number of groups that its rank belongs
+    to. Later versions name it, and the next groups, by the number of groups that its rank has made.
     """
     if size < 3:
         return []
@@ -273,7 +273,7 @@ class Net(torch.nn.Module):
 
 
 def wrapped(kind: str, model: Net, size: int) -> torch.nn.Module:
-    """Return the model in the given way of distributing it."""
+    """Return the model, distributed as `kind` says."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -303,7 +303,8 @@ KINDS = {
 
 
 def training(rank: int, size: int) -> None:
-    """Write the losses of each way; every rank has its own data, and accumulates over two batches."""
+    """Write the losses of each kind. Ranks accumulate over two batches, of their own data except with tensor
+    parallelism."""
     found = {}
     for kind in KINDS[size]:
         torch.manual_seed(0)
@@ -318,7 +319,7 @@ def training(rank: int, size: int) -> None:
                 x = torch.randn(8, 16, generator=generator, device="cpu").to(DEVICE)
                 loss = (model(x) ** 2).mean()
                 loss.backward()
-            if kind != "tensor parallel":  # its gradients are of two kinds, which torch does not clip together
+            if kind != "tensor parallel":  # torch does not clip DTensors and ordinary tensors together
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
@@ -334,7 +335,7 @@ def training(rank: int, size: int) -> None:
 
 
 def mixed(rank: int, size: int) -> None:
-    """Both interfaces have one world."""
+    """Both interfaces share one world."""
     import sordino.torch as hvd
 
     assert hvd.is_initialized() and (hvd.rank(), hvd.size()) == (rank, size)
@@ -346,14 +347,14 @@ def mixed(rank: int, size: int) -> None:
 
 
 def failing(rank: int, size: int) -> None:
-    """The last rank fails with an error of its own, while the others wait for it."""
+    """The last rank raises an error of the script, while the others wait for it."""
     if rank == size - 1:
         raise RuntimeError("an error of the script")
     dist.barrier()
 
 
 def lost(rank: int, size: int) -> None:
-    """Print what the remaining ranks get when the last one is lost, and how soon."""
+    """Print the error that the remaining ranks get when the last rank is lost, and after how many seconds."""
     tensor = torch.ones(1000)
     for turn in range(10_000):
         if turn == 50 and rank == size - 1:
@@ -369,7 +370,7 @@ def lost(rank: int, size: int) -> None:
 def main() -> None:
     part, store, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
-    register()  # torch does that, but not where the package was only copied to a folder
+    register()  # torch does that only if the package is installed, not copied to a folder
     if DEVICE == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     torch.set_default_device(DEVICE)

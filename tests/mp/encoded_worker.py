@@ -1,8 +1,7 @@
 """A rank of a DDP job with `hooks.Encoded`: `encoded_worker.py encoded STORE RANK SIZE`.
 
 Gradients are known numbers. Their encoded means on the device of SORDINO_TEST_DEVICE must have the same bits on all
-ranks, and the bits that the ranks compute on their CPUs. Without that variable the device is the CPU, which is then
-compared with itself.
+ranks, and the same bits as on the CPU. Without that variable the device is the CPU, which is then compared with itself.
 """
 
 from __future__ import annotations

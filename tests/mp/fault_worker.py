@@ -1,4 +1,4 @@
-"""A rank to which something happens: `mpirun -np N python fault_worker.py FOLDER WHAT WHEN VICTIM` (test_faults.py).
+"""A rank of a job with a fault: `mpirun -np N python fault_worker.py FOLDER WHAT WHEN VICTIM` (test_faults.py).
 
 FOLDER gets pid.R, mapped.R (files of /dev/shm in its memory), fault.R (of the victim, at the fault) and report.R (of
 each rank that raises an error of Sordino).
@@ -22,8 +22,8 @@ import sordino.torch as hvd
 from sordino.algorithms import Algorithm, CaPS, Crossover, Layered, LocalSGD, PushSum
 
 STUCK_S = 200
-BIG = 1 << 25  # 128 MiB, which takes 0.1 s or more
-MODEL: list[torch.nn.Parameter] = []  # of constants, a different one on each rank
+BIG = 1 << 25  # elements, 128 MiB: an all-reduce takes 0.1 s or more
+MODEL: list[torch.nn.Parameter] = []  # one parameter, filled with the rank's number
 Strike = Callable[[bool], None]
 
 

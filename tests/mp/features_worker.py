@@ -20,7 +20,7 @@ from sordino.distributed import register
 
 
 def compiled(rank: int, size: int) -> None:
-    """The same results as without the compiler; Dynamo must not look into the process group."""
+    """Compiled code has the results of uncompiled code; Dynamo must not trace into the process group."""
 
     def later(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
@@ -89,7 +89,7 @@ def complex_models(rank: int, size: int) -> None:
     torch.manual_seed(rank)
     model = DistributedDataParallel(Complex())
     torch.manual_seed(0)
-    same = Complex()  # what rank 0 has made
+    same = Complex()  # the values of rank 0
     assert torch.equal(model.module.turn, same.turn)  # type: ignore[arg-type]
     model(torch.tensor(rank + 1.0)).backward()
     sum(same(torch.tensor(one + 1.0)) for one in range(size)).backward()  # type: ignore[union-attr]
@@ -99,7 +99,7 @@ def complex_models(rank: int, size: int) -> None:
 def main() -> None:
     part, store, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
-    register()  # torch does that, but not where the package was only copied to a folder
+    register()  # torch does that only if the package is installed, not copied to a folder
     dist.init_process_group("sordino", init_method=f"file://{store}", rank=rank, world_size=size)
     globals()[part](rank, size)
     dist.destroy_process_group()

@@ -1,6 +1,6 @@
 """Make and drop operations, optimizers, process sets and worlds, and report the resources that the process then holds.
 
-flat_worker.py OUT OPERATIONS OBJECTS    writes to OUT.RANK the resources after a fifth of a phase and at its end
+flat_worker.py OUT OPERATIONS OBJECTS    writes to OUT.RANK the resources after a fifth of each phase and at its end
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALGORITHMS = (
 
 
 SLACK = {"resident": 12 << 20, "descriptors": 3, "shared mappings": 6}  # for a few operations in flight
-ENDS_S = 20.0  # longest life of a service after its optimizer, on a busy machine
+ENDS_S = 20.0  # longest time that a service outlives its optimizer, on a busy machine
 
 
 def held() -> dict[str, int]:
@@ -47,7 +47,7 @@ def held() -> dict[str, int]:
 
 
 def settled() -> dict[str, int]:
-    """Return `held()` when it no longer falls: a pull's service ends when its peers have heard that it does."""
+    """Return `held()` once it no longer falls: the service of pulls ends only after all peers know that it ends."""
     found = held()
     while True:
         time.sleep(0.5)
@@ -57,7 +57,7 @@ def settled() -> dict[str, int]:
 
 
 def back_to(first: dict[str, int]) -> dict[str, int]:
-    """Return `held()` when it is as low as `first`, or after ENDS_S: a leak never falls to it."""
+    """Return `held()` once it is at most `first` plus SLACK, or after ENDS_S. With a leak it never falls that low."""
     until = time.monotonic() + ENDS_S
     while True:
         found = held()

@@ -43,7 +43,7 @@ def error_of(call: Callable[[], object], kind: type[Exception] = dist.DistBacken
 
 
 def sparse(rank: int, size: int) -> None:
-    """Rank r has r + 1 entries; each row r gets one from the ranks r, r + 1, ..."""
+    """Rank r has entries in the rows 0 to r, so row r gets one from each of the ranks r, r + 1, ..."""
     for values, op, share in (((1.0, 2.0), dist.ReduceOp.SUM, 1), ((1, 2), dist.ReduceOp.SUM, 1),
                               ((1.0, 2.0), dist.ReduceOp.AVG, size)):  # fmt: skip
         indices = torch.arange(rank + 1).unsqueeze(0)
@@ -88,7 +88,7 @@ def named_by_the_group(rank: int, size: int) -> None:
         half.allreduce([tensor]).wait()
         assert tensor.tolist() == [size - 1.0] * 2
         half.shutdown()
-    for _ in range(2):  # it may be made again, with the name that it had
+    for _ in range(2):  # a group may be made again with the same name
         again = group.split_group([0, size - 1])
         if again is not None:
             tensor = torch.ones(2)
@@ -99,7 +99,7 @@ def named_by_the_group(rank: int, size: int) -> None:
 
 
 def of_different_ranks(rank: int, size: int) -> None:
-    """At the same time, each rank makes a group of itself."""
+    """Each rank makes a group of only itself, at the same time."""
     group = dist.new_group([rank])
     tensor = torch.full((2,), float(rank))
     dist.all_reduce(tensor, group=group)
@@ -117,7 +117,7 @@ def of_another_backend(rank: int, size: int) -> None:
 
 
 def monitored(rank: int, size: int) -> None:
-    """A monitored barrier that ranks miss names them, and the group remains usable."""
+    """The error of a monitored barrier names the ranks that missed it, and the group remains usable."""
     group = dist.group.WORLD
     group.monitored_barrier(timedelta(seconds=60))
     if rank == 0:
@@ -132,7 +132,7 @@ def monitored(rank: int, size: int) -> None:
 
 
 def aborted(rank: int, size: int) -> None:
-    """Abort a group in which another thread waits, and which the other ranks wait in as well."""
+    """Abort a group while another thread of this rank, and the other ranks, wait in it."""
     if rank > 0:
         text = error_of(dist.barrier)
         assert "rank 0" in text and "aborted" in text, text
@@ -152,7 +152,7 @@ def groups(rank: int, size: int) -> None:
     begin(rank, size)
     for part in (sparse, coalesced, named_by_the_group, of_different_ranks, of_another_backend, monitored, aborted):
         part(rank, size)
-    # The store has the keys of the first life, also of groups with the same names and other ranks.
+    # The store still has keys of earlier lives, also of groups with the same names but other ranks.
     for ranks in ([0, 1], [size - 2, size - 1]):
         begin(rank, size, timeout=timedelta(seconds=50))
         group = dist.new_group(ranks)
@@ -186,7 +186,7 @@ def timeouts(rank: int, size: int) -> None:
     begin(rank, size)
     group = dist.new_group(timeout=SOON)
     calm = dist.new_group(timeout=timedelta(seconds=1000))
-    if rank == 0:  # a call's own limit ends the call alone
+    if rank == 0:  # the time limit of a call ends only this call
         assert "0.2 s" in error_of(lambda: barrier_within(0.2, dist.group.WORLD, waits=True))
         assert "0.2 s" in error_of(barrier_within(0.2, calm, waits=False).wait)
         stores[0].set("over", b"")
@@ -230,7 +230,7 @@ def combined(rank: int, size: int) -> None:
 
 
 def missing(rank: int, size: int) -> None:
-    """Rank 0 comes alone. A FileStore, unlike a TCPStore, lets it come as far as this backend."""
+    """Only rank 0 comes. With a FileStore, unlike with a TCPStore, it gets as far as this backend."""
     if rank == 0:
         place = {"store": dist.FileStore(sys.argv[2], size), "rank": rank, "world_size": size}
         text = error_of(lambda: dist.init_process_group("sordino", timeout=SOON, **place))

@@ -30,7 +30,7 @@ def algorithm_of(helpers: str) -> Algorithm:
 
 
 def train(algorithm: Algorithm, what: str, victim: bool) -> list[float]:
-    """Take steps to the end, or to the fault of the victim; nothing uses the parameters after the last step."""
+    """Take all steps, or those up to the victim's fault. Return the first two weights."""
     model = torch.nn.Linear(50, 1)
     torch.nn.init.zeros_(model.weight)
     optimizer = hvd.DistributedOptimizer(

@@ -43,7 +43,8 @@ def train(pair: Pair, step: int, scale: float = 1.0) -> None:
 
 
 def compare(group: Any, ours: Callable[[Pair], Any], theirs: Callable[[Pair], Any], tolerance: float) -> None:
-    """Compare two hooks for some steps. `ours` and `theirs` register them; `theirs` may return a call after steps."""
+    """Compare two hooks for some steps. `ours` and `theirs` register them; `theirs` may return a function to call after
+    each step."""
     one, other = made(group), made(group)
     ours(one)
     after = theirs(other)
@@ -83,8 +84,7 @@ def encoded(group: Any) -> None:
             lambda pair: pair[0].register_comm_hook(group, default_hooks.allreduce_hook),
             tolerance,
         )
-    # What a step has lost is sent later, so that a constant gradient arrives in full after some steps. Two models take
-    # turns with one object.
+    # Residuals are sent later, so a constant gradient arrives in full after some steps. Two models share one state.
     models = [DistributedDataParallel(torch.nn.Linear(64, 1, bias=False), process_group=group) for _ in range(2)]
     state = hooks.Encoded("TopK(ratio=0.25, chunk=32)", group)
     inputs, totals = torch.linspace(0.5, 1.5, 64), [torch.zeros(64) for _ in models]
@@ -114,13 +114,13 @@ class After(hooks.BucketAverage):
 
 
 def low_rank(group: Any) -> None:
-    """Like torch's hook, from which it differs in the first factor only, it comes to the loss of exact averages."""
+    """PowerSGD reaches the loss of exact averages, as torch's hook does, which differs only in the first factor."""
     world = dist.get_world_size()
 
     def trained(register: Callable[[Any], None] | None) -> tuple[float, Any]:
         torch.manual_seed(1)
         model = torch.nn.Sequential(torch.nn.Linear(20, 40, bias=False), torch.nn.Tanh(), torch.nn.Linear(40, 16))
-        # One bucket: on a CPU, torch's hook starts its second all-reduce of several buckets in an order that varies.
+        # One bucket: with several on a CPU, torch's hook starts their second all-reduces in a varying order.
         ddp = DistributedDataParallel(model, process_group=group)
         if register is not None:
             register(ddp)
@@ -151,7 +151,7 @@ def low_rank(group: Any) -> None:
 
 
 class Reversed(torch.nn.Module):
-    """Two layers of the same shape, registered in the order of their gradients, which is not what DDP expects."""
+    """Two layers of the same shape, registered in the order of their gradients. DDP expects the reverse order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +162,8 @@ class Reversed(torch.nn.Module):
 
 
 def low_rank_adds_up(group: Any) -> None:
-    """All averages plus the mean of the residuals are the averages of all gradients since the buckets are final."""
+    """The sum of all averages plus the mean residual is the sum of the exact averages, from the step at which buckets
+    are final."""
     torch.manual_seed(1)
     plain, size = Reversed(), dist.get_world_size()
     model = DistributedDataParallel(copy.deepcopy(plain), process_group=group, bucket_cap_mb=0.001)
@@ -190,7 +191,7 @@ def low_rank_adds_up(group: Any) -> None:
 
 
 class Lookup(torch.nn.Module):
-    """An embedding with sparse gradients, and a layer without."""
+    """An embedding with sparse gradients, and a layer with dense ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +202,7 @@ class Lookup(torch.nn.Module):
 
 
 def sparse(group: Any) -> None:
-    """Sparse gradients are averaged as they are, whatever happens to the others."""
+    """Sparse gradients are averaged without compression, whatever the hook does with dense ones."""
     rank = dist.get_rank()
     for state in (
         hooks.Compressed(hooks.Compression.bf16, group),
@@ -211,7 +212,7 @@ def sparse(group: Any) -> None:
         plain = Lookup()
         ours, wanted = (DistributedDataParallel(one, process_group=group) for one in (copy.deepcopy(plain), plain))
         ours.register_comm_hook(state, hooks.average)
-        for _ in range(2):  # DDP divides its gradients anew after the first step
+        for _ in range(2):  # DDP rebuilds its buckets after the first step
             for model in (ours, wanted):
                 model.zero_grad()
                 model(torch.tensor([rank, rank + 1, rank])).square().sum().backward()
@@ -221,7 +222,8 @@ def sparse(group: Any) -> None:
 
 
 def ranges(group: Any) -> None:
-    """An average beyond the range of float16 is infinite on all ranks, and any other is not."""
+    """An average beyond the range of float16 is infinite on all ranks. Other averages are finite, even if a gradient is
+    beyond it."""
     for value, others, wanted in ((3e5, 3e5, float("inf")), (1e5, 0.0, 1e5 / dist.get_world_size())):
         model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False), process_group=group)
         model.register_comm_hook(hooks.Compressed(hooks.Compression.fp16, group), hooks.average)

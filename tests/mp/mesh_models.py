@@ -12,7 +12,7 @@ import sordino.torch as hvd
 
 
 class Net(torch.nn.Module):
-    """A model whose parameters cannot all be divided into equal shards, and one not at all."""
+    """A model of which some parameters have no equal shards, and one cannot be divided."""
 
     def __init__(self) -> None:
         super().__init__()

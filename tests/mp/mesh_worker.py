@@ -1,7 +1,8 @@
-"""A rank of a job that trains along one dimension of a device mesh: `mesh_worker.py PART STORE RANK SIZE [FOLDER]`.
+"""A rank of a job that trains along one dimension of a device mesh: `mesh_worker.py PARTS STORE RANK SIZE [FOLDER]`.
 
-Parts: replicas (two replicas of a sharded model train as two whole models do), errors (what mesh= refuses),
-checkpoints (torch's, written to FOLDER), hooks (those of hooks_worker.py).
+PARTS, separated by commas: replicas (two replicas of a sharded model train as two whole models do), final_gradients,
+unused_parameters, tensor_parallel, errors (what mesh= refuses), checkpoints (torch's, written to FOLDER), hooks (those
+of hooks_worker.py).
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def final_gradients(rank: int, size: int) -> None:
 
 
 def unused_parameters(rank: int, size: int) -> None:
-    """A replica that has not used a parameter gets the average gradient, too, here from compressed ones."""
+    """A replica that has not used a parameter gets its average gradient as well, here with compression."""
     mesh, inputs = mesh_of(size), batch(0, 0, 0)
     model = sharded(mesh["shard"])
     model.scales = mesh.get_local_rank("replicate") == 0
@@ -208,7 +209,7 @@ def errors(rank: int, size: int) -> None:
 
 @dataclass(frozen=True)
 class Own(Algorithm):
-    """An algorithm from outside, whose traits say nothing about shards."""
+    """An algorithm that is defined outside Sordino, whose traits say nothing about shards."""
 
     @property
     def traits(self) -> Traits:

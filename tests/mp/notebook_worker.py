@@ -105,7 +105,7 @@ def main() -> None:
     try:
         over.set()
         sender.join()
-    except KeyboardInterrupt:  # the cell may hear of another rank's interrupt first
+    except KeyboardInterrupt:  # the interrupt of another rank may have ended the cell before
         sender.join()
     for cell in ("hvd.shutdown()", "hvd.init()", "wrap", "steps = 5", "train", "end"):
         book.run(cell)

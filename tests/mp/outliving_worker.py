@@ -1,5 +1,5 @@
-"""A rank of a job in which one rank is killed and the others train on: `mpirun -np N python outliving_worker.py FOLDER
-ALGORITHM VICTIM` (test_outliving.py).
+"""A rank of a job in which one rank is killed and the others continue to train: `mpirun -np N python
+outliving_worker.py FOLDER ALGORITHM VICTIM` (test_outliving.py).
 
 FOLDER gets said.R (stderr of rank R), trained.R of each rank that has taken all its steps and has logged the lost rank,
 and report.R of each rank that reaches the end.
@@ -54,8 +54,8 @@ def main() -> None:
         return all((folder / f"trained.{rank}").exists() for rank in range(hvd.size()) if rank != victim)
 
     step = 0
-    # A faster rank trains on. So no rank ends before the loss is noticed, none remains alone, and no last loss is due
-    # to a peer that has just begun.
+    # A faster rank continues to train. So no rank ends before the lost rank is noticed, no rank remains alone, and no
+    # final loss is high because of a peer that has just begun.
     while step < STEPS or not all_have_trained():
         begin = time.monotonic()
         x = torch.randn(16, 64)

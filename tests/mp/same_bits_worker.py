@@ -2,8 +2,8 @@
 
     same_bits_worker.py OUT    under any launcher; rank 0 writes the hashes of all ranks' models to OUT, by algorithm
 
-Double buffering is missing: small all-reduces that are ready together travel as one. Which ones are depends on time if
-several steps are in flight, and another length is summed in other parts.
+Double buffering is left out. Small all-reduces that are ready at the same time are sent as one. With several steps in
+flight, timing decides which ones, and another length is summed in other parts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ ALGORITHMS = {
 
 
 def train(algorithm: object) -> str:
-    """Return the hash of this rank's model."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(40, 300), torch.nn.Tanh(), torch.nn.Linear(300, 200))
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -64,7 +64,7 @@ class Net(torch.nn.Module):
 
 
 class Inputs(Dataset[torch.Tensor]):
-    """Inputs of the steps, which a forked process makes."""
+    """Inputs of the steps, made by a forked process if the loader has workers."""
 
     def __len__(self) -> int:
         return MANY
@@ -74,7 +74,6 @@ class Inputs(Dataset[torch.Tensor]):
 
 
 def train(model: torch.nn.Module, steps: int, workers: int = 0, after: Callable[[int], None] | None = None) -> Any:
-    """Return the losses and the parameters."""
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
     context = "fork" if workers else None
     loader = iter(DataLoader(Inputs(), batch_size=None, num_workers=workers, multiprocessing_context=context))
@@ -98,7 +97,7 @@ def require_equal(found: Any, wanted: Any) -> None:
 
 @contextmanager
 def watched(name: str) -> Iterator[list[bool]]:
-    """Collect whether the inputs of an operation, as this process calls it, are in shared memory."""
+    """Collect, for each call of an operation in this process, whether its input is in shared memory."""
     found: list[bool] = []
     usual = getattr(Operations, name)
 
@@ -118,7 +117,7 @@ def watched(name: str) -> Iterator[list[bool]]:
 
 @contextmanager
 def counted_arenas(made: list[int]) -> Iterator[None]:
-    """Note each segment that a pool makes."""
+    """Note the bytes of each segment that a pool makes."""
     usual = shared_memory.Arena
 
     def arena(world: Any, layout: Any) -> Any:
@@ -145,7 +144,7 @@ def fsdp(allocates: bool, mesh: Any) -> torch.nn.Module:
 
 
 def fsdp_buffers() -> None:
-    """FSDP2 gives the same values, from memory that it reuses, with forked workers and along two dimensions."""
+    """FSDP2 gives the same values with shared memory, which it reuses, with forked workers and along two dimensions."""
     size = dist.get_world_size()
     meshes = [init_device_mesh("cpu", (size,))]
     if size == 4:
@@ -173,7 +172,7 @@ def ddp(register: Callable[[DistributedDataParallel], None], views: bool) -> tor
 
 
 def ddp_rebuilt(register: Callable[[DistributedDataParallel], None], views: bool) -> torch.nn.Module:
-    """Return a model whose gradients DDP divides anew after the first step."""
+    """Return a model whose buckets DDP rebuilds after the first step."""
     torch.manual_seed(0)
     net = Net()
     del net.unused
@@ -215,7 +214,7 @@ def ddp_buckets() -> None:
                 require_equal(train(make(lambda _: None, views), 6), wanted)
             counts = []
             train(model, MANY, after=lambda _: counts.append((state._storages.count, mappings())))  # noqa: B023
-            # A late rank keeps buckets for another moment, so a peer may need others once, but not in each step.
+            # A late rank keeps buckets a moment longer, so a peer may need additional ones once, but not in each step.
             kept, mapped = map(max, zip(*counts))
             assert 1 < kept <= 2 * counts[5][0] and mapped <= 2 * counts[5][1] < counts[5][1] + MANY, counts
             gradient = model.module.layers[0].weight.grad
@@ -259,7 +258,7 @@ def freed_in_flight() -> None:
 
 
 def forked() -> None:
-    """A forked child gets no shared memory, and its end leaves that of the parent as it is."""
+    """A forked child gets no shared memory, and its end does not change the parent's."""
     group = operations()
     tensor = group.allocate_tensor(50_000, dtype=torch.float64, device="cpu").fill_(2.0)
     child = os.fork()
@@ -277,7 +276,8 @@ def forked() -> None:
 
 
 def two_groups() -> None:
-    """Each group has a pool. Tensors of one work in the other, also after its end."""
+    """Each group has its own pool. A tensor of one group works in the other group, also after the first group has
+    ended."""
     group = dist.new_group()
     first, second = operations(), operations(group)
     tensors = [one.allocate_tensor(70_000, dtype=torch.int32, device="cpu") for one in (first, second)]

@@ -1,4 +1,4 @@
-"""A script for DDP in which only the lines that wrap the model change gives the same losses."""
+"""A script for DDP gives the same losses if only the lines that wrap the model are changed."""
 
 from __future__ import annotations
 

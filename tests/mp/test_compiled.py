@@ -1,5 +1,5 @@
-"""Collectives in compiled code on one rank. Models and collectives with torch's default compiler, which needs a C++
-compiler, as every machine that built Sordino has it (checks/compiled.py has other jobs)."""
+"""Compiled code: collectives on one rank, and models and collectives with torch's default compiler. It needs a C++
+compiler, which every machine that built Sordino has. Other jobs are in checks/compiled.py."""
 
 from __future__ import annotations
 

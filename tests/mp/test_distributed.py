@@ -14,7 +14,7 @@ from distributed_jobs import assert_well, run
 from pace import HANG_S, bound
 
 HEARS_WITHIN_S = 3.0
-# torch 2.14 and newer combine backends. Without GPUs, torch can make gloo for them, but not NCCL.
+# torch 2.14 and newer combine backends. Without GPUs, torch can create gloo for CUDA, but not NCCL.
 COMBINED = ["cpu:sordino,cuda:gloo"] if torch.__version__ >= (2, 14) else []
 BACKENDS = ["sordino", *COMBINED]
 

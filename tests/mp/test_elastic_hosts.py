@@ -40,7 +40,6 @@ class Job(Started):
         super().__init__(folder, [*SORDINO, "run", *words, "--", *command])
 
     def name(self, *hosts: str) -> None:
-        """Change the hosts."""
         new = self._hosts.with_suffix(".new")
         new.write_text("".join(f"{host}\n" for host in hosts))
         new.replace(self._hosts)
@@ -51,7 +50,6 @@ class Job(Started):
         self.wait_for(lambda: [line for line in self.output.splitlines() if line.startswith("trains on")] == wanted)
 
     def workers(self) -> list[int]:
-        """Return the ranks' processes."""
         files = list(self.folder.glob("pid.*"))
         living = self.processes()
         return sorted(pid for pid in (int(file.suffix[1:]) for file in files) if pid in living)
@@ -65,7 +63,7 @@ class Job(Started):
         return found
 
     def finish(self) -> int:
-        """Let the ranks end. Return the status."""
+        """Let the ranks end. Return the exit status."""
         (self.folder / "over").touch()
         return self.ends()
 
@@ -78,7 +76,8 @@ def quick_agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.drill("hosts come and go")
 def test_the_job_follows_its_hosts(tmp_path: Path) -> None:
-    """It begins with one rank. A host comes, so a process joins; it goes, so its process leaves in good order."""
+    """The job begins with one rank. A new host gets a process, which joins. When the host is removed, its process
+    leaves in good order."""
     with Job(tmp_path, ["localhost"], ["--max-np", "2"]) as job:
         job.trains(1)
         job.name("localhost:1", "elsewhere:5")
@@ -96,7 +95,7 @@ def test_the_job_follows_its_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.drill("hosts come and go")
 def test_who_leaves_is_replaced(tmp_path: Path) -> None:
-    """A rank leaves in good order, as before the end of a spot instance. The job is not over."""
+    """A rank leaves in good order, as before the end of a spot instance. The job continues."""
     with Job(tmp_path, ["localhost:2"], ["-np", "2"]) as job:
         job.trains(2)
         os.kill(job.workers()[-1], signal.SIGTERM)
@@ -179,7 +178,7 @@ time.sleep(1000)
 @pytest.mark.drill("signals for an elastic job")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 3), (signal.SIGKILL, -9)])
 def test_signals_reach_all_processes(tmp_path: Path, number: int, status: int) -> None:
-    """Lines come at once, although the output is a pipe. A killed launcher leaves nothing."""
+    """Lines are printed at once, although the output is a pipe. A killed launcher leaves nothing."""
     options = ["-np", "2", "-x", "GIVEN=yes"]
     with Job(tmp_path, ["elsewhere:2"], options, ["python", "-c", SAYS]) as job:
         job.wait_for(lambda: {"0 yes 0 True", "1 yes 0 True"} <= set(job.output.splitlines()))

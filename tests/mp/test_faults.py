@@ -1,4 +1,4 @@
-"""Ranks that die, leave, raise or stand still in real jobs: the remaining ranks hear of it, and nothing stays
+"""Ranks that die, leave, raise or stand still in real jobs: the remaining ranks notice it, and nothing is left
 behind."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RANKS = 3
 TIMEOUT_S = 3
 HEARS_WITHIN_S = 0.25  # a survivor, on an idle machine
 SHM = Path("/dev/shm")
-OF_OTHERS = ("sm_segment.", "sordino-run-")  # this job is mpirun's
+OF_OTHERS = ("sm_segment.", "sordino-run-")  # prefixes of files that other jobs may have
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Running:
             os.kill(self.pid(rank), number)
 
     def new_names(self) -> set[str]:
-        """Return this job's files in /dev/shm. Those of other jobs come and go meanwhile."""
+        """Return this job's files in /dev/shm. Files of other jobs may appear and disappear meanwhile."""
         mapped = [self.read(f"mapped.{rank}") for rank in range(RANKS)]
         own = {name.rpartition(".")[0] for names in mapped if names for name in names["names"]}
         new = set(os.listdir(SHM)) - self.names_before
@@ -153,7 +153,7 @@ def survivors(fault: Fault) -> list[int]:
 
 
 def until_over(job: Running, fault: Fault) -> dict[str, Any]:
-    """Wait for the fault and the job's end; return the victim's file."""
+    """Wait for the fault and the job's end; return what the victim wrote at the fault."""
     job.wait_for([f"fault.{fault.victim}"])
     struck = job.read(f"fault.{fault.victim}")
     assert struck is not None
@@ -234,7 +234,7 @@ def test_a_lost_rank_is_named(start: Start, note_time: Callable[[str, float], No
         assert_settled(report)
     if fault.what == "raise":
         assert "ValueError: boom of the victim" in (job.folder / "stderr").read_text(), "no traceback"
-    if fault.what in ("raise", "exit 3") and not fault.ulfm:  # with it, Open MPI calls such a job a success
+    if fault.what in ("raise", "exit 3") and not fault.ulfm:  # with ULFM, Open MPI counts such a job as a success
         assert job.launcher.returncode != 0
     if fault.what == "exit 0":
         assert job.launcher.returncode == 0, job.output()

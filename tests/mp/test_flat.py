@@ -1,4 +1,4 @@
-"""Objects that a rank makes and drops are gone: memory, descriptors and mappings, also of its peers' memory."""
+"""Objects that a rank makes and drops leave no memory, descriptors or mappings behind, also none of peers' memory."""
 
 from __future__ import annotations
 

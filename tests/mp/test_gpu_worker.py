@@ -1,5 +1,5 @@
-"""The checks of tests/gpu where there is no GPU: the same ranks, the CPU's tensors for a simulated GPU's memory, or for
-that of the stand-in for CUDA."""
+"""The checks of tests/gpu without a GPU: the same ranks, with CPU tensors as the memory of a simulated GPU, or of the
+stand-in for CUDA."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from selection import of_part
 
 WORLD, ALONE, FOUR = World(2, gpus=0), World(1, gpus=0), World(4, gpus=0)
 STAND_IN, STAND_INS = World(2, gpus=0, stand_in=True), World(4, gpus=0, stand_in=True)
-# All checks by the route that they would use on a GPU. For other routes, and for four ranks, only the check of the
-# route, and the one of many process sets. `make test` runs every other one of the first world's.
+# All checks run by the route that they would use on a GPU. For other routes and four ranks, only the check of the route
+# runs (for four ranks also that of many process sets). `make test` runs half of the first world's.
 CASES = [
     pytest.param(world, name, id=f"{world}-{name}", marks=[] if of_part(name, 1, parts) else pytest.mark.soak)
     for world, way, word, parts in (
@@ -30,7 +30,8 @@ CASES = [
     for name in names(world, way, word)
 ]
 # Not in `make test`, where tests/python/test_device_checks.py has some checks on the stand-in. Counts of small blocks
-# take minutes: each block of elements has a block of 1024 threads, which the stand-in runs one by one.
+# are left out, because they take minutes: each block of elements has a block of 1024 threads, which the stand-in runs
+# one by one.
 ON_STAND_IN = [
     pytest.param(world, name, id=f"{world}-{name}", marks=pytest.mark.soak)
     for world, way, word in (

@@ -17,9 +17,9 @@ WORKER = Path(__file__).parent / "group_worker.py"
 @pytest.mark.drill("groups of torch.distributed")
 @pytest.mark.parametrize("size", [2, 3])
 def test_groups(size: int, tmp_path: Path) -> None:
-    """With torch's checks for debugging, of which this backend needs none: its ranks compare their operations always.
+    """Torch's debug checks are on, which this backend does not need: its ranks always compare their operations.
 
-    The timeout of a group ends its operations, and not SORDINO_TIMEOUT_S, which is 60 s here.
+    The timeout of a group ends its operations, not SORDINO_TIMEOUT_S, which is 60 s here.
     """
     soon = stretched(0.5)
     told = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "SORDINO_TEST_SOON_S": str(soon)}

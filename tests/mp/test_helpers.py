@@ -74,7 +74,7 @@ def test_helpers_end_with_their_workers(
     assert all(one == {"worker": False, "status": 0} for one in served.values())
     assert [one["rank"] for _, one in sorted(workers.items())] == list(range(len(workers)))
     assert {one["size"] for one in workers.values()} == {len(workers)}
-    # The gradient is 4 times the mean of 1, 2, ...; the last of the 20 steps counts, too.
+    # The gradient is 4 times the mean of 1, 2, ...; the last of the 20 steps also counts.
     wanted = -0.01 * 20 * 4 * (len(workers) + 1) / 2
     for one in workers.values():
         assert one["weights"] == pytest.approx([wanted] * 2, rel=1e-5)

@@ -26,7 +26,6 @@ LATE = {"new": 2, "first": 0, "repeated": 2, "message": 2, "held": 2, "stopped":
 
 
 def inspect(*words: str) -> tuple[int, str]:
-    """Run `sordino inspect`; return its status and its output."""
     done = subprocess.run([*SORDINO, "inspect", *words], capture_output=True, text=True, timeout=HANG_S)
     return done.returncode, done.stdout + done.stderr
 
@@ -46,7 +45,7 @@ def job(tmp_path_factory: pytest.TempPathFactory):
 
 
 def end(folder: Path, stage: str) -> None:
-    """Let the late rank of a stage go on."""
+    """Let the late rank of a stage continue."""
     (folder / stage).open("w").close()
 
 
@@ -54,7 +53,7 @@ def end(folder: Path, stage: str) -> None:
 def test_who_is_late(job: tuple[Path, Started], stage: str) -> None:
     folder, started = job
     for earlier in list(LATE)[: list(LATE).index(stage)]:
-        if not (folder / f"{earlier}.{LATE[earlier]}").exists():  # its test was not chosen
+        if not (folder / f"{earlier}.{LATE[earlier]}").exists():  # the test of that stage was not selected
             end(folder, earlier)
     late, others = LATE[stage], [rank for rank in range(RANKS) if rank != LATE[stage]]
     waiting = [0] if stage == "message" else others
@@ -89,7 +88,7 @@ def test_without_ranks() -> None:
 
 
 def test_answers_of_a_rank_are_json(tmp_path: Path) -> None:
-    """A single rank, which computes, has no waits; its counters and its stack are there."""
+    """A single rank that computes answers with no waits, its counters, and its stack."""
     script = "import time, torch, sordino.torch as h; h.init(); h.allreduce(torch.ones(2)); print('up', flush=True)"
     with Started(tmp_path, [sys.executable, "-c", f"{script}; time.sleep(99)"]) as started:
         started.wait_for(lambda: "up" in started.output)
@@ -109,7 +108,7 @@ def test_ranks_that_do_not_answer(tmp_path: Path) -> None:
 
 
 def test_counters_for_prometheus(tmp_path: Path) -> None:
-    """Each rank has a port of its own. Its counters grow, and a rank that waits says for how long."""
+    """Each rank has its own port. Counters grow, and a rank that waits reports for how long."""
     pytest.importorskip("prometheus_client")
     port = free_ports(2)
     os.mkfifo(tmp_path / "held")

@@ -109,7 +109,7 @@ def test_an_interrupt_ends_a_training_and_its_job(tmp_path: Path) -> None:
             job.kill()
 
 
-# Rank 0 waits for a small all-reduce that repeats, as the other rank is stopped. A signal handler makes another one.
+# Rank 0 waits in a repeated small all-reduce, as the other rank is stopped. Its signal handler calls another one.
 NESTED = """
 import os, signal, sys, threading, time, torch
 import sordino.torch as hvd

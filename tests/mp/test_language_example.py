@@ -33,7 +33,7 @@ SMALL = [
     *("--tokens", str(STEPS * BATCH * CONTEXT), "--evaluate-every", "4", "--validation-tokens", "512", "--lr", "0.01"),
 ]
 HELD_OUT = ("15.txt", "39.txt")  # of the names 0.txt to 39.txt
-"""Names in the files of `text` that are held out, in every version."""
+"""Files of `text` that are held out, in every version."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,6 @@ def losses(results: dict[str, Any]) -> list[float]:
 
 @pytest.fixture(scope="module")
 def alone(text: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of one rank."""
     return trained(1, tmp_path_factory.mktemp("alone"), text)
 
 
@@ -93,7 +92,7 @@ def test_the_loss_falls_and_the_file_has_the_curve_and_all_settings(alone: dict[
 def test_ranks_that_divide_the_batch_learn_the_same(
     launcher: mpi.Launcher, alone: dict[str, Any], text: str, tmp_path: Path, ranks: int
 ) -> None:
-    """Real processes, whose sum of gradients is rounded in another order."""
+    """Ranks are real processes. The order in which gradients are summed differs."""
     options = [*SMALL, "--text", text, "--json", str(tmp_path / "curve.json")]
     command = [*forked.python(), str(ROOT / "examples" / "language.py"), *options]
     words = mpi.command_line(launcher, mpi.Job(ranks, command))
@@ -117,7 +116,7 @@ def test_the_same_command_gives_the_same_loss(text: str, tmp_path: Path, options
 
 
 def test_outer_parameters_are_evaluated(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They change in outer steps only."""
+    """Outer parameters change only in outer steps."""
     found = losses(trained(2, tmp_path, text, "--algorithm", "diloco", "--set", "interval=8"))
     assert found[0] == found[1] and found[1] - found[2] > 0.1 and found[2] == found[3]
     assert "note: 12 steps are not a multiple of interval=8, so the outer parameters" in capsys.readouterr().out
@@ -134,7 +133,7 @@ def test_every_algorithm_learns(name: str, text: str, tmp_path: Path) -> None:
     "options", [["--algorithm", "crossover"], ["--algorithm", "noloco", "--set", "interval=4"], []], ids=str
 )
 def test_encoded_values_cost_little(options: list[str], text: str, tmp_path: Path) -> None:
-    """They are those of gossip, or of gradients. The loss is about the same, for fewer bytes."""
+    """The loss is about the same with encoded parameters of gossip, and with encoded gradients."""
     exact = trained(2, tmp_path, text, *options)
     encoded = trained(2, tmp_path, text, *options, "--compression", "int8")
     assert losses(encoded)[-1] == pytest.approx(losses(exact)[-1], abs=0.05)
@@ -283,7 +282,7 @@ def test_muon_steps_the_matrices_of_the_blocks_and_adamw_all_others() -> None:
         optimizer.step()
         muon.step()
         adamw.step()
-        if step == 1:  # a new optimizer goes on from the state
+        if step == 1:  # a new optimizer continues from the state
             state = copy.deepcopy(optimizer.state_dict())
             optimizer = optimizer_of(model, "muon", 0.5, 0.5)
             optimizer.load_state_dict(state)

@@ -1,5 +1,4 @@
-"""The ports of a job, and strangers that connect to them without any effect: a port scan, noise, half-open
-connections."""
+"""Strangers that connect to the ports of a job have no effect: a port scan, noise, half-open connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A notebook on four ranks: its wrapping cell runs twice, and training goes on after Ctrl-C (notebook_worker.py)."""
+"""A notebook on four ranks: its wrapping cell runs twice, and training continues after Ctrl-C (notebook_worker.py)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_cells_run_twice_and_training_goes_on_after_an_interrupt(tmp_path: Path)
         assert outcomes[:3] == ["start: done", "model: done", "wrap: done"]
         assert outcomes[3].startswith("wrap: UsageError") and "<cell wrap>" in outcomes[3], outcomes[3]
         assert outcomes[4:7] == ["del opt: done", "wrap: done", "train: done"]
-        # Each rank gets the signal, or hears first that another one was interrupted.
+        # Each rank gets the signal, or learns first that another rank was interrupted.
         assert outcomes[7].startswith(("train: KeyboardInterrupt", "train: PeerLost")), outcomes[7]
         assert [outcome.rpartition(": ")[2] for outcome in outcomes[8:]] == ["done"] * 6, outcomes[8:]
     assert len({one["totals"][0] for one in told}) == 1 and len(set(told[0]["totals"])) == 1

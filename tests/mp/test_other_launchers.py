@@ -28,7 +28,6 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 def said(words: list[str], folder: Path, **more: str) -> list[str]:
-    """Return the lines of the ranks, sorted."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
@@ -104,7 +103,7 @@ dist.destroy_process_group()
 
 
 def test_torch_distributed_that_is_initialised(tmp_path: Path) -> None:
-    """Ranks meet at its store, also twice; no variable gives the ranks."""
+    """Ranks meet at the store of torch.distributed, also a second time. No variable gives the ranks' numbers."""
     script = tmp_path / "group.py"
     script.write_text(GROUP)
     words = [sys.executable, str(script), str(tmp_path / "store")]

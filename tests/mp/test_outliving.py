@@ -1,4 +1,4 @@
-"""Asynchronous gossip when a rank is killed: the others train on, log the lost rank, and end well."""
+"""Asynchronous gossip when a rank is killed: the others continue, log the lost rank, and finish."""
 
 from __future__ import annotations
 

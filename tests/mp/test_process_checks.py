@@ -1,6 +1,6 @@
 """The checks with ranks as processes, under a real mpirun and under `sordino run`. There is one job for each launcher
-and number of ranks; its ranks run the checks of all its worlds, one after the other. The two ranks of `sordino run` are
-real processes, with everything that users' ranks share; the other jobs are forks."""
+and number of ranks; its ranks run the checks of all its worlds, one after the other. The job of two ranks of `sordino
+run` has real processes, as users' jobs do; the other jobs are forks."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ TIMEOUT_S = 3 * HANG_S
 
 
 def of_this_machine(out: Path, per_node: int, *words: str, **variables: str) -> dict[str, Any]:
-    """Return the results of four ranks on this machine, as nodes with this number of ranks."""
+    """Return the results of four ranks on this machine, `per_node` on each node (0: all on one)."""
     command = [*SORDINO, "run", *words, "-np", "4", "--", *forked.python(), str(WORKER), str(out)]
     environment = {**os.environ, "SORDINO_RANKS_PER_NODE": str(per_node), **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -55,7 +55,7 @@ def test_on_one_machine(tmp_path: Path, per_node: int) -> None:
     assert local["nodes"] == by_mpirun["nodes"] == (2 if per_node else 1)
     assert (
         len(set(local["allreduce"])) == 1 and len(set(local["crossover"])) > 1
-    )  # these values differ, and ranks agree all the same
+    )  # all-reduce gives all ranks one model, and crossover does not
     if build_info()["ucx"]:
         assert models(of_this_machine(tmp_path / "ucx", per_node, SORDINO_TRANSPORT="ucx")) == models(local)
 

@@ -13,7 +13,7 @@ from mp.test_distributed import BACKENDS
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_values_are_those_of_ordinary_memory(backend: str, size: int, tmp_path: Path) -> None:
-    """Values are equal, memory is reused, and is released with its group. Ranks are real processes, as the job counts
-    what the process holds."""
+    """Values are equal; memory is reused, and released with its group. Ranks are real processes, as each counts its
+    mappings and files."""
     worker = WORKER.with_name("shared_worker.py")
     assert_well(run("all", size, tmp_path, backend=backend, worker=worker, real=True))

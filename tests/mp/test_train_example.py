@@ -32,15 +32,14 @@ TIMEOUT_S = 150
 
 
 def words(launcher: mpi.Launcher, ranks: int, *options: object, real: bool = False) -> list[str]:
-    """Return the command. One rank is started without a launcher. `real`: no forks, for tests that read a process's
-    parents."""
+    """Return the command. One rank is started without a launcher. With `real`, no rank is a fork (whose parent
+    differs)."""
     command = [*(["python"] if real else forked.python()), TRAIN, *map(str, options)]
     return mpi.resolve(command) if ranks == 1 else mpi.command_line(launcher, mpi.Job(ranks, command))
 
 
 def environment() -> dict[str, str]:
-    """Return the environment without the variable by which `sordino run` describes the terminal, which a plain mpirun
-    lacks."""
+    """Return the environment without the variable by which `sordino run` describes the terminal."""
     return {name: value for name, value in os.environ.items() if name != "TTY_COMPATIBLE"}
 
 
@@ -68,14 +67,13 @@ def parameters(path: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="session")
 def alone(launcher: mpi.Launcher, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of ten epochs in one process."""
     return train(launcher, 1, tmp_path_factory.mktemp("alone"), "--epochs", 10)
 
 
 def test_it_prints_what_the_report_of_its_record_shows(
     launcher: mpi.Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two evaluations, and checkpoints within the epochs, which average models, do not count as steps."""
+    """Evaluations, and checkpoints within the epochs, which average models, do not count as steps."""
     monkeypatch.setenv("SORDINO_RECORD", str(tmp_path / "run"))
     options = ["--algorithm", "push-sum", "--epochs", "2", "--batch-size", "256", "--checkpoint-every", "4"]
     printed = train(launcher, 2, tmp_path, *options, "--checkpoint", tmp_path / "saved.pt")
@@ -117,14 +115,14 @@ def test_what_one_process_reports(alone: dict[str, Any]) -> None:
 
 
 def test_uneven_and_empty_shares_give_the_gradient_of_the_whole_batch(launcher: mpi.Launcher, tmp_path: Path) -> None:
-    # With batches of 2 rows the first of 3 ranks gets none, and no other count divides evenly by 2.
+    # With batches of 2 rows, the first of 3 ranks gets none.
     options = ("--batch-size", 2, "--max-steps", 20, "--checkpoint")
     train(launcher, 1, tmp_path, *options, tmp_path / "one.pt")
     results = train(launcher, 3, tmp_path, *options, tmp_path / "three.pt")
     assert results["replicas_equal"] is True
     one, three = parameters(tmp_path / "one.pt"), parameters(tmp_path / "three.pt")
     assert max((one[name] - three[name]).abs().max().item() for name in one) < 2e-5
-    # The line above is meaningful only because they moved.
+    # The comparison above has a meaning only if the parameters have changed.
     other = train(launcher, 1, tmp_path, "--batch-size", 2, "--max-steps", 1, "--checkpoint", tmp_path / "start.pt")
     assert other["steps"] == 1
     start = parameters(tmp_path / "start.pt")
@@ -298,7 +296,7 @@ def test_nonsense_is_refused_with_status_2(launcher: mpi.Launcher, options: list
 
 @pytest.mark.parametrize(("options", "complaint"), NONSENSE_ON_TWO_RANKS)
 def test_ranks_refuse_nonsense_once(launcher: mpi.Launcher, options: list[str], complaint: str) -> None:
-    """An algorithm, a value and a file."""
+    """The refused option is an algorithm, a value, or a file."""
     refused(run(launcher, 2, *options), complaint)
 
 
@@ -389,7 +387,7 @@ def test_parameter_skipping_sends_less_and_says_what(
     options = ("--algorithm", "caps", "--detector", "naive", "--epochs", 10, "--statistics", tmp_path / "skipped.json")
     scheduler = "scheduler={'frequency': 2, 'history_length': 2}"
     results = train(launcher, 4, tmp_path, *options, "--set", scheduler)
-    # 71,754 parameters cannot show half a point, as one image is 0.28. The claim caps-accuracy can.
+    # This data set cannot show a difference of half a point, as one image is 0.28 points. The claim caps-accuracy can.
     assert results["test_accuracy"] == pytest.approx(alone["test_accuracy"], abs=0.02)
     assert results["bytes_sent_per_worker_per_step"] < 0.95 * everything["bytes_sent_per_worker_per_step"]
     statistics = json.loads((tmp_path / "skipped.json").read_text())
@@ -402,7 +400,7 @@ def test_parameter_skipping_sends_less_and_says_what(
 
 
 def test_parameter_servers_that_are_ranks(launcher: mpi.Launcher, tmp_path: Path) -> None:
-    """Workers that average and servers give the same result, up to rounding."""
+    """Averages of workers and of servers give the same result, up to rounding."""
     kept = ("--algorithm", "caps", "--threshold", 101, "--max-steps", 15)
     served = ("--set", "exchange=parameter-server", "--set", "servers=2", "--set", "dedicated_servers=True")
     wanted = train(launcher, 2, tmp_path, *kept)
