@@ -136,7 +136,7 @@ class OneShot {
   virtual void receive(int member, const Partial& what, std::span<const std::byte> data);
 
   // A member has left: from now on ranks agree in turns only on operations that it has already entered.
-  virtual void leave(int) { closed_ = true; }
+  virtual void note_left(int) { closed_ = true; }
   bool closed() const { return closed_; }
   // The set has been removed, or the world has failed: the peers' slots are not read any more.
   void abandon() { closed_ = abandoned_ = true; }

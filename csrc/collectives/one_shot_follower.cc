@@ -50,8 +50,8 @@ std::vector<OneShot::Number> OneShotFollower::awaited() {
   return numbers;
 }
 
-void OneShotFollower::leave(int member) {
-  OneShot::leave(member);
+void OneShotFollower::note_left(int member) {
+  OneShot::note_left(member);
   leader_left_ |= member == members_[0];
 }
 

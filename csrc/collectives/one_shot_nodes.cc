@@ -102,8 +102,8 @@ std::vector<OneShot::Number> OneShotLeader::awaited() {
   return numbers;
 }
 
-void OneShotLeader::leave(int member) {
-  OneShot::leave(member);
+void OneShotLeader::note_left(int member) {
+  OneShot::note_left(member);
   for (std::size_t place = 0; place < members_.size(); ++place)
     gone_[place] = gone_[place] || members_[place] == member;
   for (Partner& partner : partners_) partner.gone |= partner.member == member;

@@ -75,7 +75,7 @@ class OneShotFollower : public OneShotNodes {
   bool withdraw() override;
   void deliver(const Repeat& repeat, const std::byte* input, std::byte* output) override;
   std::vector<Number> awaited() override;
-  void leave(int member) override;
+  void note_left(int member) override;
   std::vector<int> missing() const override;
 
  private:
@@ -102,7 +102,7 @@ class OneShotLeader : public OneShotNodes {
   bool withdraw() override;
   bool advance(Time now) override;
   bool relays() const override { return true; }
-  void leave(int member) override;
+  void note_left(int member) override;
   std::vector<int> missing() const override;
 
   void receive(int member, const Partial& what, std::span<const std::byte> data) override;

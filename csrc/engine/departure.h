@@ -7,7 +7,7 @@
 namespace sordino {
 
 struct Departure {
-  std::string text;       // "rank 3, which has shut down", with the cause if there is one
+  std::string text;       // "rank 3, which has shut down" or "... is lost", with the cause if it is known
   std::vector<int> lost;  // ranks of the PeerLost: this rank, or the ranks whose loss made it leave
 };
 

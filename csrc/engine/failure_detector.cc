@@ -55,13 +55,14 @@ void FailureDetector::lose(int rank, const std::string& why, bool certain) {
   warn("rank " + std::to_string(rank) + " on " + common_.transport.host_of(rank) + " is lost: " + why + ". Rank " +
        std::to_string(common_.transport.rank()) + " continues without it.");
   common_.transport.abandon();
-  leave(rank, certain);
+  note_left(rank, certain, "is lost", ": " + why);
 }
 
-void FailureDetector::leave(int rank, bool certain, const std::string& cause, std::vector<int> lost) {
-  common_.peers.leave(rank, cause, std::move(lost));
+void FailureDetector::note_left(int rank, bool certain, const std::string& how, const std::string& cause,
+                                std::vector<int> lost) {
+  common_.peers.note_left(rank, how, cause, std::move(lost));
   if (membership_ && certain) membership_->left(view_.members[static_cast<std::size_t>(rank)]);
-  scheduler_.leave(rank);
+  scheduler_.note_left(rank);
   services_.lost(rank);
   messages_.lost(rank);
 }
@@ -296,8 +297,9 @@ std::vector<int> FailureDetector::read_ranks(int from, Reader& reader) const {
 }
 
 void FailureDetector::receive_goodbye(int from, Reader& reader) {
-  const std::string cause = reader.text();
-  leave(from, true, cause, read_ranks(from, reader));
+  const std::string error = reader.text();
+  const std::string cause = error.empty() ? "" : " because of " + error;
+  note_left(from, true, "has shut down", cause, read_ranks(from, reader));
 }
 
 void FailureDetector::receive_failure(int from, Reader& reader) {

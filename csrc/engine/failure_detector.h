@@ -42,9 +42,10 @@ class FailureDetector {
   // Checks for losses, stalls and deadlines. Throws the error that ends the world.
   void watch(AwakeTime now);
   std::vector<Wait> waits(AwakeTime now);
-  // Handles the departure or loss of a rank; `certain` is false if it cannot be reached but may be alive. `cause`,
-  // `lost`: the error that made it shut down, if any, and the ranks that the error names as lost.
-  void leave(int rank, bool certain, const std::string& cause = "", std::vector<int> lost = {});
+  // Handles the departure or loss of a rank; `certain` is false if it cannot be reached but may be alive. `how`,
+  // `cause`, `lost`: see Peers::note_left().
+  void note_left(int rank, bool certain, const std::string& how, const std::string& cause = "",
+                 std::vector<int> lost = {});
   void receive_goodbye(int from, Reader& reader);
   // Handles the report of a failed rank. Throws the error that this rank then raises, unless it tolerates losses.
   void receive_failure(int from, Reader& reader);

@@ -33,7 +33,7 @@ void Negotiation::announce(int member, Announcement said, AwakeTime now) {
   to_check_.push_back(name);
 }
 
-void Negotiation::leave(int member, Departure departure) {
+void Negotiation::note_left(int member, Departure departure) {
   departed_[member] = std::move(departure);
   for (const auto& [name, pending] : pending_) to_check_.push_back(name);
 }

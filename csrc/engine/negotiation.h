@@ -30,7 +30,7 @@ class Negotiation {
 
   void announce(int member, Announcement announcement, AwakeTime now);
   // Notes that a member has shut down: requests that need it fail, both pending and later ones.
-  void leave(int member, Departure departure);
+  void note_left(int member, Departure departure);
   // Returns the decisions that have become possible, in order.
   std::vector<Decision> decide();
 

@@ -20,16 +20,15 @@ class Peers {
         departures_(static_cast<std::size_t>(transport.size())) {}
 
   bool gone(int rank) const { return gone_[static_cast<std::size_t>(rank)]; }
-  // Notes that a rank has left. `cause`, `lost`: the error that made it shut down, and the ranks that the error names
-  // as lost; empty if there was none.
-  void leave(int rank, const std::string& cause = "", std::vector<int> lost = {}) {
+  // Notes that a rank has left, such as `how` "has shut down" and `cause` " because of ValueError: no". `lost`: the
+  // ranks that the cause names as lost, if any. A later call counts only if it has a cause.
+  void note_left(int rank, const std::string& how, const std::string& cause = "", std::vector<int> lost = {}) {
     if (gone(rank) && cause.empty()) return;
     gone_[static_cast<std::size_t>(rank)] = true;
     std::erase(lost, transport_.rank());
     if (lost.empty()) lost = {rank};
-    departures_[static_cast<std::size_t>(rank)] = {
-        "rank " + std::to_string(rank) + ", which has shut down" + (cause.empty() ? "" : " because of " + cause),
-        std::move(lost)};
+    departures_[static_cast<std::size_t>(rank)] = {"rank " + std::to_string(rank) + ", which " + how + cause,
+                                                   std::move(lost)};
   }
   // The departure of a rank that has left.
   const Departure& departure(int rank) const { return departures_[static_cast<std::size_t>(rank)]; }

@@ -120,14 +120,14 @@ void ProcessSet::open_one_shot() {
 
 // Gives one_shot_ the messages and departures that arrived before it existed.
 void ProcessSet::finish_opening() {
-  for (const int member : left_) one_shot_->leave(member);
+  for (const int member : left_) one_shot_->note_left(member);
   for (const auto& [member, what, data] : std::exchange(early_, {})) one_shot_->receive(member, what, data);
 }
 
-void ProcessSet::leave(int index, const Departure& departure) {
+void ProcessSet::note_left(int index, const Departure& departure) {
   left_.insert(index);
-  if (negotiation) negotiation->leave(index, departure);
-  if (one_shot_) one_shot_->leave(index);
+  if (negotiation) negotiation->note_left(index, departure);
+  if (one_shot_) one_shot_->note_left(index);
   const int rank = ranks[static_cast<std::size_t>(index)];
   if (unconnected_.erase(rank) == 0) return;
   gone_.insert(rank);  // its block will never arrive

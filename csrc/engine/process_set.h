@@ -59,7 +59,7 @@ class ProcessSet {
   void remember(Running& over);
   // Null until the blocks of all members of this node are mapped.
   OneShot* one_shot() { return one_shot_.get(); }
-  void leave(int index, const Departure& departure);
+  void note_left(int index, const Departure& departure);
   void receive(int member, const OneShot::Partial& what, std::span<const std::byte> data);
 
   int index_of(int rank) const {
@@ -140,7 +140,7 @@ class ProcessSet {
 // blocks of their peers, which the driver has pinned. So each rank's block stays until all peers have released it. If a
 // peer has left without releasing it, the block stays to the end: that peer's World object, with its devices, may live
 // longer.
-struct Leaving {
+struct RemovedSet {
   int id;
   std::shared_ptr<ProcessSet> set;      // until this rank's devices have finished; then null
   std::weak_ptr<QueueBarrier> barrier;  // a waiting thread may still use it

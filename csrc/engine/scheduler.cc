@@ -139,37 +139,37 @@ void Scheduler::remove_set(int id) {
   common_.removed_sets.insert(id);
   if (OneShot* shot = removed->one_shot()) shot->abandon();
   if (removed->block() || removed->devices.tried)
-    leaving_.push_back({id, removed, removed->devices.barrier, removed->block(), removed->node_peers()});
+    removed_.push_back({id, removed, removed->devices.barrier, removed->block(), removed->node_peers()});
 }
 
 void Scheduler::release_blocks() {
-  for (Leaving& leaving : leaving_) {
-    if (leaving.set && has_idle_devices(*leaving.set)) leaving.set = nullptr;
-    if (leaving.set || leaving.told || !leaving.barrier.expired()) continue;
-    common_.peers.post_to(leaving.peers, Writer().put(Message::kReleased).put(leaving.id).take());
-    leaving.told = true;
+  for (RemovedSet& removed : removed_) {
+    if (removed.set && has_idle_devices(*removed.set)) removed.set = nullptr;
+    if (removed.set || removed.told || !removed.barrier.expired()) continue;
+    common_.peers.post_to(removed.peers, Writer().put(Message::kReleased).put(removed.id).take());
+    removed.told = true;
   }
-  std::erase_if(leaving_, [this](Leaving& leaving) {
-    if (!leaving.told) return false;
+  std::erase_if(removed_, [this](RemovedSet& removed) {
+    if (!removed.told) return false;
     bool by_all = true;
-    for (const int peer : leaving.peers) {
-      if (released_[leaving.id].contains(peer)) continue;
+    for (const int peer : removed.peers) {
+      if (released_[removed.id].contains(peer)) continue;
       if (!common_.peers.gone(peer)) return false;
       by_all = false;
     }
-    if (!by_all && leaving.block) common_.transport.keep(std::move(leaving.block));
-    released_.erase(leaving.id);
+    if (!by_all && removed.block) common_.transport.keep(std::move(removed.block));
+    released_.erase(removed.id);
     return true;
   });
 }
 
-void Scheduler::leave(int rank) {
+void Scheduler::note_left(int rank) {
   for (auto& [id, set] : sets_) tell_left(*set, rank);
 }
 
 void Scheduler::tell_left(ProcessSet& set, int rank) {
   const int index = set.index_of(rank);
-  if (index >= 0) set.leave(index, common_.peers.departure(rank));
+  if (index >= 0) set.note_left(index, common_.peers.departure(rank));
 }
 
 bool Scheduler::settled() const {
@@ -298,8 +298,8 @@ void Scheduler::abort_devices() {
   device_in_flight_.give_up();
   // In parallel threads: an abort may wait for work that another communicator still has on the device.
   std::vector<std::thread> aborts;
-  for (const Leaving& leaving : leaving_) {
-    if (const auto barrier = leaving.barrier.lock()) barrier->abandon();
+  for (const RemovedSet& removed : removed_) {
+    if (const auto barrier = removed.barrier.lock()) barrier->abandon();
   }
   for (auto& [id, set] : sets_) {
     if (set->devices.barrier) set->devices.barrier->abandon();
@@ -311,8 +311,8 @@ void Scheduler::abort_devices() {
 
 bool Scheduler::devices_idle() {
   return std::all_of(sets_.begin(), sets_.end(), [](const auto& entry) { return has_idle_devices(*entry.second); }) &&
-         std::all_of(leaving_.begin(), leaving_.end(),
-                     [](const Leaving& leaving) { return !leaving.set || has_idle_devices(*leaving.set); });
+         std::all_of(removed_.begin(), removed_.end(),
+                     [](const RemovedSet& removed) { return !removed.set || has_idle_devices(*removed.set); });
 }
 
 void Scheduler::close_nccl() {
@@ -322,8 +322,8 @@ void Scheduler::close_nccl() {
 
 void Scheduler::leave_blocks() {
   for (auto& [id, set] : sets_) set->leave_block();
-  for (Leaving& leaving : leaving_) {
-    if (leaving.block) common_.transport.keep(std::move(leaving.block));
+  for (RemovedSet& removed : removed_) {
+    if (removed.block) common_.transport.keep(std::move(removed.block));
   }
 }
 

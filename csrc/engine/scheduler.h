@@ -67,14 +67,14 @@ class Scheduler {
   // Handles a message of another rank's scheduler. Throws TransportError if the message is invalid.
   void receive(int from, std::span<const std::byte> bytes);
   // Notes that a rank has left: operations that wait for it fail.
-  void leave(int rank);
+  void note_left(int rank);
 
   // Turns, in which ranks repeat operations without a negotiation (collectives/one_shot.h; scheduler_one_shot.cc).
   //
   // Returns what this rank knows of an operation; null if it knows nothing, or if turns are not used.
   std::shared_ptr<const Repeat> find(int set, std::string_view name, const Signature& what);
   // For a thread that waits in its call: enters a small operation. Null if it has to be submitted instead.
-  std::shared_ptr<ProcessSet> enter(int set, const std::shared_ptr<const Repeat>& repeat, const std::byte* input);
+  std::shared_ptr<ProcessSet> enter_call(int set, const std::shared_ptr<const Repeat>& repeat, const std::byte* input);
   // Collects its result once the turn is over. False if the operation has to be submitted after all.
   bool collect(ProcessSet& set, const std::byte* input, std::byte* output);
   // Drops an input that this rank has published, because the interrupted caller frees it. The world fails after this.
@@ -136,8 +136,8 @@ class Scheduler {
   void release_blocks();
   bool is_free(int id) const;
   void require_idle(int set) const;  // with mutex_ held
-  bool enter(ProcessSet& set, const Submission& submission);
-  void enter(ProcessSet& set, std::shared_ptr<const Repeat> repeat, std::string name, const std::byte* input);
+  bool enter_submission(ProcessSet& set, const Submission& submission);
+  void enter_turn(ProcessSet& set, std::shared_ptr<const Repeat> repeat, std::string name, const std::byte* input);
   void end_turn(ProcessSet& set);
   bool close_turn(ProcessSet& set);
   void count_repeat(ProcessSet& set, const Repeat& repeat);
@@ -184,7 +184,7 @@ class Scheduler {
   };
   std::vector<Early> early_;  // messages about sets that this rank has not made yet
   std::set<int> made_;        // ids of all sets that this rank has made, including removed ones
-  std::vector<Leaving> leaving_;
+  std::vector<RemovedSet> removed_;
   std::map<int, std::set<int>> released_;  // by set id: node peers that no longer use this rank's block
   std::vector<Running> given_up_;          // operations whose transfers may still be under way
   DeviceInFlight device_in_flight_;

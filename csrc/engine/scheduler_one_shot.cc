@@ -40,8 +40,8 @@ std::shared_ptr<const Repeat> Scheduler::find(int id, std::string_view name, con
   return shot && !shot->closed() ? shot->find(name, what) : nullptr;
 }
 
-std::shared_ptr<ProcessSet> Scheduler::enter(int id, const std::shared_ptr<const Repeat>& repeat,
-                                             const std::byte* input) {
+std::shared_ptr<ProcessSet> Scheduler::enter_call(int id, const std::shared_ptr<const Repeat>& repeat,
+                                                  const std::byte* input) {
   if (common_.failure.latched() || common_.trace.on()) return nullptr;
   const auto found = sets_.find(id);
   if (found == sets_.end() || found->second->entered) return nullptr;  // by another thread, or by an interrupted call
@@ -49,12 +49,12 @@ std::shared_ptr<ProcessSet> Scheduler::enter(int id, const std::shared_ptr<const
   OneShot* shot = set.one_shot();
   if (!shot || shot->closed() || !shot->free() || set.refused == repeat || has_submitted(set, repeat->name))
     return nullptr;
-  enter(set, repeat, "", input);
+  enter_turn(set, repeat, "", input);
   return found->second;
 }
 
 // Enters a turn for a submission that is not outstanding yet, if possible. Returns whether it has. With mutex_ held.
-bool Scheduler::enter(ProcessSet& set, const Submission& submission) {
+bool Scheduler::enter_submission(ProcessSet& set, const Submission& submission) {
   const Request& request = submission.request;
   if (!repeats_submissions_ || !collective(request.opcode).repeats || request.device || set.entered ||
       common_.trace.on() || common_.ledger.keeps_spans())
@@ -65,12 +65,13 @@ bool Scheduler::enter(ProcessSet& set, const Submission& submission) {
   const auto repeat = shot->find(name, Signature::of(request));
   if (!repeat || set.take_refused(repeat) || (!repeat->carried && set.in_flight.load() > 1) || has_announced(set, name))
     return false;
-  enter(set, repeat, request.name, request.tensors.empty() ? nullptr : request.tensors[0].input);
+  enter_turn(set, repeat, request.name, request.tensors.empty() ? nullptr : request.tensors[0].input);
   shot->rest(true);
   return true;
 }
 
-void Scheduler::enter(ProcessSet& set, std::shared_ptr<const Repeat> repeat, std::string name, const std::byte* input) {
+void Scheduler::enter_turn(ProcessSet& set, std::shared_ptr<const Repeat> repeat, std::string name,
+                           const std::byte* input) {
   // An unnamed submission has used up a number of its rank, and a waiting call has not. So their entries must differ.
   const bool numbered = is_unnamed(repeat->name) && !name.empty();
   const Entry entry{repeat->number << 1 | static_cast<std::uint64_t>(numbered), repeat->carried ? 0 : set.sequence()};

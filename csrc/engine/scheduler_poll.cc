@@ -40,7 +40,7 @@ bool Scheduler::announce() {
         Decision& decision = set.decisions.emplace_back();
         decision.names = {request.name};
         decision.participants = std::move(all_members);
-      } else if (!enter(set, submission)) {
+      } else if (!enter_submission(set, submission)) {
         note_announced(set, submission);
         said.emplace_back(&set, announcement_of(request));
       }

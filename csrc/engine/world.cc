@@ -214,7 +214,7 @@ std::shared_ptr<const Repeat> World::find(int set, std::string_view name, const 
 bool World::repeat(int set, const std::shared_ptr<const Repeat>& what, const std::byte* input, std::byte* output) {
   auto turn = progress_->try_turn();
   if (!turn) return false;
-  const std::shared_ptr<ProcessSet> entered = scheduler_->enter(set, what, input);
+  const std::shared_ptr<ProcessSet> entered = scheduler_->enter_call(set, what, input);
   if (!entered) return false;
   const bool timed = common_.ledger.open_now();
   Time begin = timed ? steady_clock::now() : Time{};

@@ -23,7 +23,7 @@ class Call {
   // Publishes the input; returns whether that worked.
   bool enter(const Signature& what) {
     const auto repeat = engine_->scheduler.find(0, "allreduce." + name_, what);
-    set_ = repeat ? engine_->scheduler.enter(0, repeat, data()) : nullptr;
+    set_ = repeat ? engine_->scheduler.enter_call(0, repeat, data()) : nullptr;
     return set_ != nullptr;
   }
   bool enter() { return enter(what_); }

@@ -230,7 +230,7 @@ void a_loss_ends_the_world_or_what_needs_the_lost() {
     CHECK(thrown<PeerLost>(ranks[0], 0).empty());
     CHECK(heard.count("Rank 0 continues without it") == 1 && ranks[0].common.peers.gone(2));
     ranks[0].poll();
-    CHECK(error_of<PeerLost>(*needs_it).find("needs rank 2") != std::string::npos);
+    CHECK(error_of<PeerLost>(*needs_it).find("needs rank 2, which is lost: it was killed") != std::string::npos);
     CHECK(!ranks[0].common.failure.latched());
   }
 }
@@ -257,7 +257,7 @@ void who_leaves_in_the_middle_fails_what_runs() {
     ranks[0].poll();
     CHECK(!ranks[0].scheduler.settled());
     if (how == How::kAlone) ranks[0].common.peers.tolerate_losses();
-    ranks[0].failures.leave(1, true, "ValueError: no");
+    ranks[0].failures.note_left(1, true, "has shut down", " because of ValueError: no");
     CHECK(how == How::kServing || (thrown<PeerLost>(ranks[0], 0.5).empty() && !handle->done()));
     const std::string error = thrown<PeerLost>(ranks[0], 2);
     if (how == How::kWorld) {

@@ -238,7 +238,7 @@ void negotiations() {
     Negotiation talk({0, 4, 7}, 1 << 20);
     for (int message = 0; message < 6; ++message) {
       const auto member = static_cast<int>(draw(random, kMembers));
-      if (draw(random, 20) == 0) talk.leave(member, {"rank 7, which has shut down", {7}});
+      if (draw(random, 20) == 0) talk.note_left(member, {"rank 7, which has shut down", {7}});
       const Bytes bytes = spoilt(random, said);
       std::optional<Announcement> one;
       reads(bytes.size(), [&] {

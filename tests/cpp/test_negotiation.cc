@@ -102,7 +102,7 @@ void a_join_that_fails_is_over() {
   const Announcement join{"join", Opcode::kJoin, ReduceOp::kSum, 1, 1, 0, {}, {}, {}};
   for (const int member : {1, 2}) talk.announce(member, join, kNow);
   CHECK(talk.decide().empty());
-  talk.leave(2, {"rank 2, which has shut down", {2}});
+  talk.note_left(2, {"rank 2, which has shut down", {2}});
   auto decisions = talk.decide();
   CHECK(decisions.size() == 1 && decisions[0].verdict == Verdict::kPeerLost);
   for (const char* name : {"a", "z"}) talk.announce(0, say(name), kNow);
@@ -112,7 +112,7 @@ void a_join_that_fails_is_over() {
   Negotiation before({0, 1, 2}, 0);
   for (const int member : {1, 2}) before.announce(member, join, kNow);
   CHECK(before.decide().empty());
-  before.leave(2, {"rank 2, which has shut down", {2}});
+  before.note_left(2, {"rank 2, which has shut down", {2}});
   for (const char* name : {"a", "z"}) before.announce(0, say(name), kNow);
   CHECK(before.decide().size() == 3);
 }
@@ -121,7 +121,7 @@ void the_gone_fail_what_waits_for_them() {
   Negotiation talk({4, 6}, 0);
   talk.announce(0, say("a"), kNow);
   talk.announce(1, say("b"), kNow);
-  talk.leave(1, {"rank 6, which has shut down", {6}});
+  talk.note_left(1, {"rank 6, which has shut down", {6}});
   auto decisions = talk.decide();
   CHECK(decisions.size() == 2);  // a waits for the rank, and so would b
   for (const Decision& decision : decisions) {
@@ -136,8 +136,8 @@ void the_gone_fail_what_waits_for_them() {
 void the_gone_name_those_whom_they_lost() {
   Negotiation talk({4, 6, 8}, 0);
   talk.announce(0, say("a"), kNow);
-  talk.leave(2, {"rank 8, which has shut down because of rank 5", {5}});
-  talk.leave(1, {"rank 6, which has shut down", {6, 5}});
+  talk.note_left(2, {"rank 8, which has shut down because of rank 5", {5}});
+  talk.note_left(1, {"rank 6, which has shut down", {6, 5}});
   const auto decisions = talk.decide();
   CHECK(decisions.size() == 1 && (decisions[0].lost == std::vector<int>{6, 5}));
 }

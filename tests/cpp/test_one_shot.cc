@@ -515,7 +515,7 @@ void a_slot_is_complete_when_it_is_seen() {
     ++looks;
     seen = first.over();
   });
-  const auto set = ranks[1].scheduler.enter(0, ranks[1].scheduler.find(0, "allreduce.x", kSum), input.data());
+  const auto set = ranks[1].scheduler.enter_call(0, ranks[1].scheduler.find(0, "allreduce.x", kSum), input.data());
   CHECK(set && looks == 1 && !seen && first.over());
   CHECK(ranks[1].scheduler.collect(*set, input.data(), input.data()) && first.collect() && first.has(1));
 }

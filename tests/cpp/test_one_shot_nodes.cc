@@ -341,8 +341,8 @@ void who_has_left_early_is_known() {
   Engines ranks({0, 0, 1, 1});
   ranks.network().cut(2, 3, true);
   ranks.settle();
-  ranks[2].common.peers.leave(0);
-  ranks[2].scheduler.leave(0);
+  ranks[2].common.peers.note_left(0, "has shut down");
+  ranks[2].scheduler.note_left(0);
   ranks.network().cut(2, 3, false);
   ranks.settle();
   CHECK(ranks[2].scheduler.sets().at(0)->one_shot()->closed());

@@ -326,7 +326,7 @@ void a_transfer_from_a_rank_that_leaves() {
     for (int turn = 0; turn < 3 && !ranks[1].transport->poll(ranks[1].sink); ++turn) ranks[0].poll();
     ranks[1].messages.advance();  // asks, and the sender does not answer
     CHECK(!got.done());
-    ranks[1].failures.leave(0, true);
+    ranks[1].failures.note_left(0, true, "has shut down");
     ranks[1].failures.watch(ranks[1].in(1));
     ranks[1].failures.watch(ranks[1].in(1.9));
     CHECK(!got.done());
@@ -359,7 +359,7 @@ void a_rank_dies_within_a_message() {
     if (early) got = receive(ranks[1], 0, 0, 1000);
     ranks[1].poll();
     CHECK(!got.done());
-    ranks[1].failures.leave(0, true);
+    ranks[1].failures.note_left(0, true, "has shut down");
     CHECK(!error_of<PeerLost>(*got.handle).empty());
     CHECK(!error_of<PeerLost>(*receive(ranks[1], 0, 0, 1000).handle).empty());
   }

@@ -261,8 +261,8 @@ void the_gone_fail_what_waits_for_them() {
   const auto theirs = ranks[1].scheduler.submit(barrier_called("all"));
   ranks.settle();
   for (int rank = 0; rank < 2; ++rank) {
-    ranks[rank].common.peers.leave(2);
-    ranks[rank].scheduler.leave(2);
+    ranks[rank].common.peers.note_left(2, "has shut down");
+    ranks[rank].scheduler.note_left(2);
   }
   ranks.settle();
   for (const auto& handle : {mine, theirs})

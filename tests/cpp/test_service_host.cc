@@ -54,7 +54,7 @@ void messages_reach_the_service_of_that_number() {
   ranks.settle();
   CHECK((notes->messages == std::vector<std::string>{"1: first", "1: second", "2: third"}));
   CHECK(other->messages.empty());
-  ranks[2].common.peers.leave(0);
+  ranks[2].common.peers.note_left(0, "has shut down");
   CHECK(ranks[2].services.has_left(0) && !ranks[2].services.has_left(1));
   ranks[2].services.post(kNumber, 0, said("to who has left"));
   ranks.settle();
@@ -71,7 +71,7 @@ void all_are_moved_on_and_hear_of_losses() {
   CHECK(host.any() && !host.advance({}));
   busy->moves = true;
   CHECK(host.advance({}) && still->advanced == 2 && busy->advanced == 2);
-  ranks[0].failures.leave(1, true);
+  ranks[0].failures.note_left(1, true, "has shut down");
   CHECK((still->gone == std::vector<int>{1}) && (busy->gone == std::vector<int>{1}));
   host.wake();
   CHECK(ranks[0].wakes == 1);
