@@ -167,7 +167,7 @@ class Run:
 
 
 def start(stage: Stage, place: Place, left: float, record: Record) -> Run | None:
-    """Start a stage that may take `left` seconds, and on a GPU at most twice its expected time. None if it cannot start."""
+    """Start a stage for at most `left` seconds and, on a GPU, twice its expected time. None if it cannot start."""
     command = stage.dry if place.dry else stage.command
     missing = next((why for need in stage.needs if (why := place.lacks(need))), None)
     if missing:
