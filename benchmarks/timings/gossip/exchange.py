@@ -104,7 +104,7 @@ def _passes(count: int) -> dict[str, Contestant]:
 
 
 def algorithms(size: int) -> dict[str, Algorithm]:
-    """Return the gossip algorithms by name, without groups if `size` ranks are too few or cannot be divided."""
+    """Return the gossip algorithms by name. Groups of two need an even number of ranks above two."""
     found: dict[str, Algorithm] = {
         "crossover_blocks": Crossover(segments="blocks"),
         "crossover_model": Crossover(segments="model"),

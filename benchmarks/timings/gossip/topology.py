@@ -5,9 +5,8 @@
 Both give destinations for 16 segments, about as many as ResNet-50 has blocks; ours also gives the sources. Ours is
 called from Python, one call per segment and direction, and the calls are timed too. Algorithm 2 is as written, in
 numpy: every worker draws for all workers in turn, from a roulette without the workers that are already taken. Each row
-    of roulettes is made when it is
-used, because a table for 10^5 workers would take 80 GB. A step that takes longer than --limit is stopped and reported
-as such; nothing is extrapolated.
+of roulettes is made when it is used, because a table for 10^5 workers would take 80 GB. A step that takes longer than
+--limit is stopped and reported as such; nothing is extrapolated.
 
 A draw of Algorithm 2 reaches a dead end when the last worker finds only itself. Dead ends are counted, and their
 probability is computed by recursion. Finally, the copies that the busiest worker sends are counted, for Crossover and

@@ -13,7 +13,7 @@ _COLOURS = {"AllReduce": "#c8553d", "Layered thread": "#3d5a80", "Layered rank":
 
 
 def hidden(row: Results, name: str, load: str) -> float:
-    """Return the share of AllReduce's communication time that a step with this load does not wait."""
+    """Return the share of AllReduce's communication time that is hidden in a step with this load."""
     exposed = row["contestants"][name]["exposed"][load]["median"]
     reference = row["contestants"].get("AllReduce", row["contestants"][name])
     return float(1 - exposed / reference["exposed"]["0"]["median"])

@@ -39,7 +39,7 @@ class Contestant:
         self._participants = participants
 
     def step(self, load: float) -> tuple[float, float]:
-        """Train on a batch; return the seconds of `step()`, and of the whole step without the sleep of `load` seconds."""
+        """Train on a batch; return the seconds of `step()`, and of the whole step without the `load` seconds."""
         self._participants.barrier()
         begin = time.perf_counter()
         self.model(self._inputs).square().mean().backward()
