@@ -15,7 +15,7 @@ from sordino.report import Results
 
 EPOCHS, SEEDS = 20, 5
 HOSTS, MBPS = 4, 500.0
-SOURCE = 7.5  # percent; the last epoch takes 6 to 9 % less than the first
+SOURCE = 7.5  # percent that the last epoch takes less than the first; the source has 6 to 9 %
 MARGIN = 3.0  # percent: epochs that differ by less count as equal
 _COLOURS = {BASELINE: "#3d5a80", UNSKIPPED: "#888888", "naive": "#0b6e4f", "random": "#e0a458", "history": "#c8553d"}
 
@@ -49,7 +49,7 @@ def plan(quick: bool) -> Plan:
 
 
 def draw(shapes: Results, figure: Any) -> None:
-    """Draw the time that steps wait for communication, by epoch: the mean over the seeds, and one point per seed."""
+    """Draw the time that a step waits for communication, by epoch: the mean over the seeds, and one point per seed."""
     axes = figure.subplots()
     for name, courses in shapes["courses"].items():
         epochs = range(1, len(courses[0]) + 1)

@@ -161,7 +161,7 @@ def learning(study: Study, trained: Trained, short: Trained) -> list[Evidence]:
 
 
 PROPORTION = (
-    0.85  # least growth of D over a doubling of P, by 2. At P = 8 the source accepts 0.9 (Figure 8), not 0.82 (Figure 4)
+    0.85  # least growth of D over a doubling, halved; for P = 8 the source accepts 0.9 (Figure 8), not 0.82 (Figure 4)
 )
 
 
