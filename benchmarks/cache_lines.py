@@ -102,7 +102,7 @@ class Pair:
         return self.agree(ordinary >= _FAR * streaming)
 
     def end(self) -> None:
-        """End the child process. The parent waits for its end."""
+        """End the child, and wait for it in the parent."""
         if self.me == 1:
             os._exit(0)
         os.waitpid(self.child, 0)

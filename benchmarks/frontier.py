@@ -103,7 +103,7 @@ def run(entry: Entry, model: Mapping[str, int], lr: float, seed: int, folder: Pa
 
     Raises:
         RuntimeError: the run has failed.
-        UsageError: the folder's run was made with other versions of Sordino, torch or Python.
+        UsageError: the run in the folder is of other versions.
     """
     words = [word for name, value in model.items() for word in (f"--{name}", str(value))]
     words += [*entry.options, "--lr", str(lr), "--seed", str(seed)]

@@ -4,7 +4,7 @@
 
 A step is forward, backward and SGD on random tokens, on one thread per rank. Contestants take turns in one run: the
 whole model on each rank, without communication; and the model sharded over all ranks, over each backend (`shared`: with
-buffers in shared memory). FSDP2 all-gathers and reduce-scatters every block. All contestants must have the same losses.
+buffers in shared memory). All contestants must have the same losses.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Gpt(nn.Module):
 
 
 class Trainer:
-    """A model with its optimizer. It is sharded over `group`, if given; `shares`: with buffers from the group."""
+    """A model with its optimizer, sharded over `group` if given; `shares`: in the group's buffers."""
 
     def __init__(self, group: Any = None, shares: bool = False) -> None:
         torch.manual_seed(1)
@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark on all ranks.
 
     Raises:
-        NotBuilt: there is only one rank, or torch has no Gloo.
-        SordinoError: losses of contestants differ by more than 1e-4.
+        NotBuilt: there is one rank, or torch has no Gloo.
+        SordinoError: losses differ by more than 1e-4.
     """
     options = command_line.parser("fsdp", __doc__, 40.0, "run")
     chosen = options.parse_args(argv)

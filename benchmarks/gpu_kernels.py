@@ -75,7 +75,7 @@ def copies(place: Place, moved: int) -> Run:
 
 
 class Buffers:
-    """One set of four operands of `size` bytes with random values of a dtype. The last two are equal."""
+    """One set of four operands with random values of a dtype. The last two are equal."""
 
     def __init__(self, place: Place, size: int, dtype: torch.dtype) -> None:
         self.count = size // dtype.itemsize
@@ -91,7 +91,7 @@ class Buffers:
 
 
 def tasks(place: Place, size: int, dtype: torch.dtype) -> list[Task]:
-    """Return all kernels that this place has, on operands of one dtype."""
+    """Return all kernels of this place, on one dtype."""
     cuda, code, stream = place.kernels(), DTYPE_CODES[dtype], place.stream
     same = kernels.Items([(0, size // dtype.itemsize, code)], 1.0)
     averages = [((0, 1), (0,), 0.5), ((1,), (1,), 0.5)]

@@ -37,7 +37,7 @@ from sordino.report import Results, machines, records, verdicts
 from sordino.runtime.context import current
 from sordino.timing import Participants, Run, Samples, Watch, rotated, summarize
 
-LIMIT = 2.0  # largest overhead, in percent of a step of ResNet-50 with one rank
+LIMIT = 2.0  # percent of a step of ResNet-50 with one rank
 WAITS_LIMIT = 0.0  # per step
 _ROUNDS = 30
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
@@ -123,7 +123,7 @@ def race(
 
 
 def overhead(times: Mapping[str, Times], clock: str) -> dict[str, float]:
-    """Return the summary over rounds of the overhead, in percent of the bare optimizer's step in the same round."""
+    """Return the summary of the rounds' overheads, in percent of the bare optimizer's step."""
     bare, wrapped = (getattr(times[name], clock).round_medians for name in ("bare", "sordino"))
     return summarize(100 * (wrapped - bare) / bare)
 

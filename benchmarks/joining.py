@@ -1,4 +1,4 @@
-"""Time that a process takes to join a running job, and the delay of the job's steps meanwhile.
+"""Time that a process takes to join a running job, and the delay of the job meanwhile.
 
   python benchmarks/joining.py
 
@@ -35,13 +35,13 @@ from sordino.timing import summarize
 from timings.joining import REPORTS
 
 _IMPORTED = time.time()
-_AFTER, _MORE = 20, 40  # steps of each rank before the kill, and of each new process after it
+_AFTER, _MORE = 20, 40  # steps before the kill, and of a new process after it
 _STEPS = 100_000  # never reached
 _BUSY_S = 0.02  # sleep in each step
 
 
 class Model(torch.nn.Module):
-    """ResNet-50's parameters. The gradient of each parameter equals the parameter."""
+    """ResNet-50's parameters. Each parameter is its own gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def work(folder: Path) -> None:
 
 
 def _read(folder: Path) -> list[tuple[dict[str, Any], list[list[float]]]]:
-    """Return the head and the steps in the file of each process, in the order in which processes started."""
+    """Return the head and the steps of each process, in the order of their starts."""
     found = []
     for path in folder.glob("steps.*"):
         lines = path.read_text().splitlines(keepends=True)
@@ -100,7 +100,7 @@ def _wait(job: Job, done: Any) -> None:
 
 
 def measure(folder: Path, how: Sequence[str], respawn: bool) -> dict[str, float]:
-    """Run one job. Return the seconds to the newcomer's first step and, with `respawn`, of the other rank's steps."""
+    """Run one job. Return seconds to the newcomer's first step, and of the other rank's steps."""
     words = ["-np", "2", *how, "--", sys.executable, str(Path(__file__).resolve()), "--work", str(folder)]
     with Job(folder / "job", words) as job:
         _wait(job, lambda: len(_read(folder)) == 2 and all(len(steps) >= _AFTER for _, steps in _read(folder)))

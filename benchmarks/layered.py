@@ -25,7 +25,7 @@ _WORKER = "timings.layered.worker"
 
 
 class Job(NamedTuple):
-    """Settings of a job. With 0 hosts it runs on this machine."""
+    """Settings of a job; 0 hosts: on this machine."""
 
     set: str
     hosts: int

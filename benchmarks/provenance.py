@@ -51,9 +51,9 @@ _REWRITTEN = {
     "; known are {', '": "; use some of {', '",
     "sum_of_losses += float(loss)": "sum_of_losses += loss.item()",
 }
-"""Former spellings and the present ones, which replace them in sources of earlier commits."""
+"""Former spellings and what replaces them, for sources of earlier commits."""
 _NAMED = re.compile(r"(\w+(?:\.\w+)+)(?::\w+)?")  # a module, or a function of one
-_CLAIMED = re.compile(r"\(([0-9a-f]{7,})\+?\)")  # the commit in a claim's description of a machine
+_CLAIMED = re.compile(r"\(([0-9a-f]{7,})\+?\)")  # the commit in a claim's line about a machine
 
 Start = tuple[str, str]
 """File and name of a definition; the name "" means all definitions of the file."""
@@ -65,8 +65,7 @@ class Origin:
 
     Attributes:
         file: file of the result.
-        commits: commits from which it was made: several if its parts were made at different times, none if it names
-            none.
+        commits: commits from which its parts were made; empty if it names none.
         starts: definitions with which the measurement begins.
     """
 
@@ -105,7 +104,7 @@ def _origin(file: Path, tree: Tree) -> Origin:
 
 @cache
 def _writers() -> dict[str, tuple[str, ...]]:
-    """Return the file that writes the results of each benchmark, by the benchmark's name."""
+    """Return the file that writes each benchmark's results, by name."""
     found: dict[str, tuple[str, ...]] = {}
     for folder in _FOLDERS.values():
         for path in (ROOT / folder).rglob("*.py"):
@@ -223,7 +222,7 @@ class _Module:
                 self.imports[name] = (outer, alias.name)
 
     def uses(self, name: str) -> Iterator[tuple[str | None, str]]:
-        """Yield the file and the name of each definition that a definition uses. None stands for this module's file."""
+        """Yield file and name of each definition that a definition uses; the file None is this module's."""
         for node in self._nodes[name]:
             attributes = set()
             for one in ast.walk(node):

@@ -56,7 +56,7 @@ class _Spans(_Lines):
 
 
 def turn(optimizer: hvd.DistributedOptimizer, model: torch.nn.Module, recorder: Recorder | None) -> float:
-    """Take the steps of a turn; return the slowest rank's seconds per step. Collective."""
+    """Take a turn; return the slowest rank's seconds per step."""
     current().recorder = recorder
     x = torch.ones(8, _WIDTH)
     hvd.barrier()

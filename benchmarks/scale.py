@@ -146,7 +146,7 @@ def growth(rows: Sequence[Results]) -> list[Results]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark, or (with --one) measure one number of ranks."""
+    """Run the benchmark, or one number of ranks."""
     parser = argparse.ArgumentParser(
         prog="scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -3,9 +3,8 @@
   python benchmarks/single_copy.py
 
 Both methods bring a tensor of another process into this one. The kernel reads the tensor in place. Without this call,
-the owner copies the tensor to shared memory, in chunks that stay in the cache, and this process copies the chunks from
-there. Here one process makes both copies, one after the other. Two ranks make them at the same time, so the measured
-time is an upper bound.
+its owner copies it to shared memory, in chunks that stay in the cache, and this process copies it from there. Here one
+process makes both copies in turn. Two ranks make them at the same time, so the measured time is an upper bound.
 """
 
 from __future__ import annotations

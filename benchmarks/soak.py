@@ -5,8 +5,8 @@
 
 Trains on Fashion-MNIST with examples/train.py. A short trial shows how many steps the disturbed training can take in
 --minutes; the undisturbed training takes as many. Then ranks are killed with SIGKILL at random moments, half to one and
-a half intervals after the last kill: one rank, or two at once with a probability of 1/4. After --minutes the job takes
-its remaining steps. Exit status 0 if all targets are met, 1 if not.
+a half intervals after the last kill: one rank or, with probability 1/4, two at once. Then the job takes its remaining
+steps. Exit status 0 if all targets are met, 1 if not.
 """
 
 from __future__ import annotations
@@ -128,10 +128,10 @@ def disturbed(plan: Plan, folder: Path, steps: int) -> Results:
 
 
 def _finish(job: Job, log: Path, until: float | None = None) -> bool:
-    """Wait for the end of a job, but not longer than `until` (of `time.time()`); return whether it has ended.
+    """Wait for the end of a job, at most until `until`; return whether it has ended.
 
     Raises:
-        SordinoError: the job has taken no step for _STUCK_S seconds.
+        SordinoError: there was no step for _STUCK_S seconds.
     """
     while until is None or time.time() < until:
         if job.wait(min(until or time.time() + 1, time.time() + 1)) is not None:
@@ -172,7 +172,7 @@ def steps_for(plan: Plan, trial: Results) -> int:
 
 
 def judged(plan: Plan, calm: Results, stormy: Results) -> list[Results]:
-    """Return the targets with their verdicts."""
+    """Return the targets."""
     ended = stormy["status"] == 0
     points = 100 * (stormy["test_accuracy"] - calm["test_accuracy"]) if ended else None
     target = verdicts.target
@@ -190,7 +190,7 @@ def judged(plan: Plan, calm: Results, stormy: Results) -> list[Results]:
 
 
 def soak(plan: Plan, folder: Path, steps: int | None) -> Results:
-    """Run the trial (if `steps` is None) and both trainings in an existing folder."""
+    """Run the trial, if `steps` is None, and both trainings."""
     trial = None
     if steps is None:
         trial = undisturbed(plan, folder / "trial", _TRIAL_STEPS)

@@ -87,14 +87,14 @@ def work(folder: Path, data_set: str, epochs: int, busy: float) -> None:
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps of one process: the time of each, in seconds since the epoch, and the number of ranks that took it."""
+    """Steps of one process: their times (Unix), and the number of ranks in each."""
 
     times: list[float]
     sizes: list[int]
 
     @classmethod
     def read(cls, path: Path) -> Steps:
-        """Read a file that `work` has written. Its last line may be cut off."""
+        """Read a file of `work`. Its last line may be cut off."""
         lines = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
         return cls([at for at, _ in lines], [size for _, size in lines])
 
@@ -142,7 +142,7 @@ def disturbed(plan: Plan, folder: Path, epochs: int) -> Results:
         while status is None:
             status = job.wait(min(at, time.time() + 1))
             steps = _steps(folder)
-            if at == float("inf") and len(steps) == plan.ranks:  # all ranks have taken a step
+            if at == float("inf") and len(steps) == plan.ranks:  # all have begun
                 at = time.time() + plan.every
             latest = max((one.times[-1] for one in steps.values()), default=job.begun)
             if status is None and time.time() - latest > _STUCK_S:
@@ -185,7 +185,7 @@ def disturbed(plan: Plan, folder: Path, epochs: int) -> Results:
 
 
 def judged(trial: Results, calm: Results, stormy: Results, epochs: int) -> list[Results]:
-    """Return the targets with their verdicts."""
+    """Return the targets."""
     target, ended = verdicts.target, stormy["status"] == 0
     goodput = trial["epoch_seconds"] * epochs / stormy["training_seconds"] if ended else None
     points = 100 * abs(stormy["accuracy"] - calm["accuracy"]) if ended else None

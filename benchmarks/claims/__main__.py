@@ -1,4 +1,4 @@
-"""Test the claims of five papers, and Sordino's own. A claim is one figure, one table or one headline sentence.
+"""Test claims of five papers, and our own. A claim is one figure, one table or one headline sentence.
 
   python -m benchmarks.claims list
   python -m benchmarks.claims run crossover-figure-7      # or several names, or a paper's, or all

@@ -1,9 +1,8 @@
 """Papers, claims and their runs.
 
 The plan of a claim is a generator: it asks for runs by yielding them, is sent their results, and returns the evidence.
-So a plan that first chooses learning rates and then trains many seeds reads from top to bottom. A run is identified by
-its function and settings: a plan that asks for it again gets the kept result. The pages are made by playing every plan
-with the kept results.
+So a plan that first chooses learning rates and then trains many seeds reads from top to bottom. A plan that asks for a
+run again, by the same function and settings, gets the kept result. So the pages are made by playing all plans again.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from claims.evidence import Evidence
 from sordino.report import Results
 
 Figure = Any
-"""A matplotlib figure. The type is not named, because matplotlib need not be installed."""
+"""A matplotlib figure; matplotlib need not be installed."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +26,10 @@ class Run:
     """One measurement or training: a function and its settings.
 
     Attributes:
-        work: "module:function". The function is called with the settings as keywords and returns JSON values.
+        work: "module:function". It is called with the settings as keywords and returns JSON values.
         settings: JSON values.
-        cost: duration relative to other runs of the claim, for the estimate of the remaining time.
-        alone: True for runs that measure time: no other run takes place meanwhile.
+        cost: duration relative to other runs, to estimate the remaining time.
+        alone: True for runs that measure time: other runs wait.
     """
 
     work: str
@@ -40,7 +39,7 @@ class Run:
 
     @property
     def key(self) -> str:
-        """Hash of function and settings, which names the file that keeps the result."""
+        """Hash of function and settings; name of the file that keeps the result."""
         text = json.dumps([self.work, self.settings], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 

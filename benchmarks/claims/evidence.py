@@ -18,7 +18,7 @@ FAILS = "does not hold"
 OPEN = "not told apart"
 ELSEWHERE = "needs another machine"
 VERDICTS = (HOLDS, DIRECTION, FAILS, OPEN, ELSEWHERE)
-_SURE = 2.0  # standard errors between the mean and the limit
+_SURE = 2.0  # standard errors
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def found_of(claim: Claim, results: Path) -> Found | None:
 
 
 def verdict_of(claim: Claim, results: Path) -> str:
-    """Return a claim's verdict, or that it has not been run or must be run again."""
+    """Return a claim's verdict, or why it has none."""
     try:
         found = found_of(claim, results)
     except UsageError:

@@ -1,8 +1,8 @@
 """Execution of the runs that claims ask for, and the files that keep their results.
 
-Each run is carried out once, and its result is kept under the hash of its function and settings. An interrupted run
-begins again. Runs that do not measure time share all cores. The results of a claim are written to one JSON file, one
-line per run; the pages are made from these files.
+Each run is carried out once, and its result is kept under its key. An interrupted run begins again. Runs that do not
+measure time share all cores. The results of a claim are written to one JSON file, one line per run; the pages are made
+from these files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sordino.errors import UsageError
 from sordino.report import Results, machines, records
 
 Entry = Results
-"""A finished run: `work`, `settings`, `found` (its result) and `on` (description of the machine)."""
+"""A finished run: `work`, `settings`, `found` (its result) and `on` (the machine)."""
 
 
 def entry_of(run: Run, on: str) -> Entry:

@@ -1,4 +1,4 @@
-"""One training of a small network by any algorithm, on ranks that are threads; and the accuracy of the mean model.
+"""One training of a small network by any algorithm, on threads as ranks; and the mean model's accuracy.
 
 Claims about accuracy share this module, so they differ only in the compared algorithms. A seed determines the
 initial parameters, the order of the images and the peers, and is the same for every algorithm.
@@ -141,7 +141,7 @@ def train(**settings: Any) -> Results:
 
 
 def _work(training: Training, parts: dict[str, Part], initial: nn.Module) -> Results:
-    """Train on one worker. Rank 0 returns the results."""
+    """Train on one worker."""
     torch.set_num_threads(1)
     images, labels = parts["train"]
     model = copy.deepcopy(initial)

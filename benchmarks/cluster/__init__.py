@@ -1,7 +1,7 @@
 """Jobs on emulated hosts of one Linux machine, by mpirun or torchrun.
 
-hosts.py makes the hosts and their links, and the head, which holds the switch. mpirun runs in the head; torchrun, and
-ranks without a launcher, run on the hosts.
+hosts.py makes the head, the hosts and their links. mpirun runs in the head; torchrun, and ranks without a launcher, on
+the hosts.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Cluster(Hosts):
             text=True,
             errors="replace",
         )
-        # mpirun also returns 137 if a rank was killed, so the time must show that the timeout was reached.
+        # mpirun also returns 137 after the kill of a rank, but before the timeout.
         if timeout is not None and done.returncode in (124, 137) and time.monotonic() - started >= timeout:
             raise subprocess.TimeoutExpired(list(command), timeout, done.stdout, done.stderr)
         return done

@@ -3,10 +3,9 @@
 All hosts of a cluster are in the process namespace of the head. Its first process reads a pipe from this process, so it
 ends when this process ends for any reason. Then the kernel ends all other processes of the namespace. Network
 namespaces, links, host names, shared memory and session files belong to these processes alone and disappear with the
-last one. None of them has a name outside. So no cleanup is needed, and clusters cannot disturb each other or other
-programs.
+last one. None of them has a name outside. So no cleanup is needed, and clusters disturb no other programs.
 
-The head holds the switch. A host has its own process namespace inside the head's, /proc and /dev/shm. So a rank cannot
+The head holds the switch. A host has its own process namespace (in the head's), /proc and /dev/shm. So a rank cannot
 use the memory or the process id of a rank on another host, as between real machines.
 """
 
@@ -24,7 +23,7 @@ from sordino.errors import NotBuilt, UsageError
 
 Rates = float | Sequence[float | None] | None
 
-_MOST_HOSTS = 200  # their addresses are in one /24
+_MOST_HOSTS = 200  # they share one /24
 _NAMESPACES = ("--mount-proc", "--pid", "--fork", "--kill-child", "--net", "--uts", "--ipc")
 
 # A process namespace ends with its first process. Its /dev/shm is private, so files of a killed job disappear with it.
@@ -39,7 +38,7 @@ _HOST = 'mount -t tmpfs tmpfs /dev/shm && echo "$0" > /proc/sys/kernel/hostname 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that a host has sent and received over its link so far, Ethernet headers included."""
+    """Bytes over a host's link so far, Ethernet headers included."""
 
     sent: int
     received: int
@@ -199,7 +198,7 @@ def _start(words: list[str]) -> subprocess.Popen[str]:
 
 
 def _expect(process: subprocess.Popen[str]) -> str:
-    """Return the next line that a process writes. NotBuilt, with the last line of its stderr, if it has ended."""
+    """Return the next line that a process writes. NotBuilt, with the last line of its errors, if it has ended."""
     assert process.stdout is not None and process.stderr is not None
     line = process.stdout.readline()
     if not line:
@@ -221,7 +220,7 @@ def _enter(pid: str) -> list[str]:
 
 
 def _bucket(mbps: float) -> list[str]:
-    """Return tbf's parameters for a rate.
+    """Return tbf's parameters.
 
     After a pause a whole burst passes at once, so a burst should be small. But tbf wakes late on a busy machine, and
     then catches up by at most one burst. The bytes of a millisecond are a compromise; less than 16 KiB would cut the

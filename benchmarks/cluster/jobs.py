@@ -45,7 +45,7 @@ def work(measure: Callable[[Participants], Results], algorithm: Algorithm | None
 
 
 def machine_before() -> Results:
-    """Return a description of the machine, with the cores that other processes use before any host is made.
+    """Return the machine, and the cores that other processes use before any host is made.
 
     Later, the kernel's work for the hosts' links could not be told apart from other processes.
     """
@@ -103,7 +103,7 @@ def run_on_hosts(
 ) -> Results:
     """Return the results of one job on its own cluster, and the bytes of the host that sent most.
 
-    `mbps` is the rate of all links, or the rates of the hosts' links. With torchrun, ranks use UCX between hosts.
+    `mbps` is the rate of all links, or of each. With torchrun, ranks use UCX between hosts.
 
     Raises:
         NotBuilt: no cluster can be made here. SordinoError: the job failed. subprocess.TimeoutExpired: it took an hour.

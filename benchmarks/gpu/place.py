@@ -23,7 +23,7 @@ HOST_CACHE = 64 << 10  # bytes; small, so that few buffers are needed
 
 
 class HostKernels:
-    """Host kernels with the interface of the GPU's kernels. Some of the GPU's kernels have no counterpart."""
+    """Host kernels with the interface of the GPU's kernels. Some kernels are missing."""
 
     def reduce(self, op: int, dtype: int, rows: Any, sources: int, pre: float, post: float, *, stream: int) -> None:
         for at, count in rows:

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-CORES_BESIDE = 12  # number of cores from which on stages run at the same time
-BUILD_AGAIN_S = 20  # expected time of a build with the build tree of an earlier call
+CORES_BESIDE = 12  # least cores on which stages run at the same time
+BUILD_AGAIN_S = 20  # expected, with the build tree of an earlier call
 RANKS = "tests/gpu/test_gpu_ranks.py"
 PRETENDED = "tests/mp/test_gpu_worker.py"
 
@@ -39,13 +39,13 @@ class Stage:
 
     Attributes:
         name: name of the stage and of its log.
-        seconds: expected time in seconds; on a GPU the stage is ended after twice that.
+        seconds: expected time; on a GPU the stage is ended after twice that.
         command: command of the stage.
         needs: requirements, as in `check.Place.lacks`.
         dry: command without a GPU, or empty.
         instead: description of the command `dry` for the page.
         environment: environment variables to set.
-        beside: whether it may run at the same time as other such stages: it tests no times, or with wide limits.
+        beside: whether it may run beside other such stages: it tests no times, or with wide limits.
     """
 
     name: str
@@ -154,7 +154,7 @@ def plan(stages: Sequence[Stage], budget: int) -> list[list[Stage]]:
 
 
 def expected(call: Sequence[Stage], first: bool) -> int:
-    """Return the expected seconds of a call. In the first call the build takes longer."""
+    """Return the expected seconds of a call."""
     return sum(stage.seconds for stage in call[1:]) + (call[0].seconds if first else BUILD_AGAIN_S)
 
 

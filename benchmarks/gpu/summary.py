@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-TAIL, NAMES = 12, 15  # most lines of a failed stage's log, and most names of failed tests, on the page
+TAIL, NAMES = 12, 15  # shown lines of a failed stage's log, and names of failed tests
 NOT_YET = "# Nothing has run on a GPU yet"
 INSTEAD = (
     "These results are without a GPU (`gpu_check.sh --dry`): of simulated devices, or of the host instead of them."
@@ -76,7 +76,7 @@ def title(results: dict[str, Any]) -> str:
 
 
 def facts(found: dict[str, Any]) -> str:
-    """Return the description of the latest call's machine as a Markdown list."""
+    """Return the latest call's machine as a Markdown list."""
     driver = f", driver {found['driver']}" if found["driver"] else ""
     gpus = [f"GPU: {gpu}{driver}" for gpu in found["gpus"]] or ["GPU: none"]
     lines = [*gpus, f"CUDA compiler: {found['nvcc']}", f"MPI: {found['mpi']}"]

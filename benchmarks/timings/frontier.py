@@ -9,7 +9,7 @@ from sordino.report.records import Report
 from sordino.report.tables import table
 
 _LIMIT = 1.0  # % of the loss
-_SAVING, _SAVING_LIMIT = 100, 0.5  # times fewer bytes, at a loss that is at most this % larger
+_SAVING, _SAVING_LIMIT = 100, 0.5  # times fewer bytes, at a loss up to this % larger
 
 
 def percent(row: Results, rows: list[Results]) -> float:

@@ -1,4 +1,4 @@
-"""Table and plot of the messages and bytes that ranks send, by the number of ranks."""
+"""Table and plot of messages and bytes by the number of ranks."""
 
 from __future__ import annotations
 

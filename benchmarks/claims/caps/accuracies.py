@@ -30,7 +30,7 @@ _EXACT, _ALL = "naive, bit for bit", "AllReduce"
 
 
 def plan_accuracy(quick: bool) -> Plan:
-    """Train all methods for the same number of steps; then AllReduce for as many bytes as naive detection has sent."""
+    """Train all methods for the same number of steps; then AllReduce for as many bytes as naive detection."""
     epochs, seeds, task = (3, 2, QUICK) if quick else (ACCURACY_EPOCHS, ACCURACY_SEEDS, FULL)
 
     def trainings(name: str, epochs: int) -> list[Run]:
@@ -95,7 +95,7 @@ ACCURACY_CLAIM = Claim(
 
 FIGURE_7B_EPOCHS, FIGURE_7B_SEEDS = 100, 5
 IMAGES = 1024
-START, END = 10.0, 21.0  # the source's first and last threshold, in percent
+START, END = 10.0, 21.0  # percent, the source's
 METRICS = {"last": "of the last mini-batch", "mean": "mean of the epoch", "validation": "of validation images"}
 _SCHEDULER = {"history_length": 3, "frequency": 5, "step": 1.0}
 _FIGURE_7B_COLOURS = {"last": "#0b6e4f", "mean": "#3d5a80", "validation": "#c8553d"}

@@ -1,16 +1,15 @@
 """Time to detect unchanged parameters in ResNet-50's 161 tensors, on one core. Contestants take turns in one run.
 
   naive       compare all elements, then store all values again, as after an exchange of everything: the worst case
-  random      the same, but compare a random hundredth of each tensor
-  history     the same, but compare the hundredth that has changed most often; every 20th step surveys all elements, and
-              is timed separately
+  random      the same with a random hundredth of each tensor
+  history     the same with the hundredth that has changed most often; a survey of all, every 20th step, is timed alone
   movement    add up the distances that elements move, then store all values
   source's    naive, random and history without kernels, as the source describes them: tensor by tensor, with each count
               fetched, random elements drawn by Python, and the updates of all elements counted in every step
   add         torch's add_, which reads and writes as much as the comparison of naive: the bound by memory
 
 Before each run, outside of the timing, half of the elements change by one bit. Other elements change each time, because
-kernels do not write values that are equal to the stored ones.
+kernels do not write equal values.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Steps:
         self.detector.count(self._step)
 
     def run(self) -> None:
-        """Count unchanged elements, and store the values that are sent: a whole step."""
+        """Count unchanged elements, and store the sent values."""
         self.detector.count(self._step)
         self.detector.keep(self._step, self._sent)
         self._step += 1
@@ -125,7 +124,7 @@ def measure(narrow: int, budget: float) -> Results:
 
     Args:
         narrow: divisor of ResNet-50's widths.
-        budget: seconds of all runs, without the changes between them.
+        budget: seconds, without the changes between runs.
 
     Returns:
         Milliseconds per step of each contestant, round by round; and the share of elements that naive counts as

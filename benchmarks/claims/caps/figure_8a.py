@@ -1,4 +1,4 @@
-"""Figure 8(a): time of whole steps with each detector, against steps with the plain all-reduce."""
+"""Figure 8(a): whole steps with each detector, against the plain all-reduce."""
 
 from __future__ import annotations
 

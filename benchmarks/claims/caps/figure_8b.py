@@ -12,7 +12,7 @@ from claims.papers import CAPS
 from sordino.report import Results
 
 SOURCE_MS = 23.0
-_LIMIT = 1.15  # times as long as the bound by memory
+_LIMIT = 1.15  # times the bound by memory
 
 
 def plan(quick: bool) -> Plan:

@@ -15,7 +15,7 @@ from sordino.report import Results
 
 EPOCHS, SEEDS = 20, 5
 HOSTS, MBPS = 4, 500.0
-SOURCE = 7.5  # percent that the last epoch takes less than the first; the source has 6 to 9 %
+SOURCE = 7.5  # percent; the last epoch takes 6 to 9 % less than the first
 MARGIN = 3.0  # percent: epochs that differ by less count as equal
 _COLOURS = {BASELINE: "#3d5a80", UNSKIPPED: "#888888", "naive": "#0b6e4f", "random": "#e0a458", "history": "#c8553d"}
 

@@ -20,7 +20,7 @@ COLOURS = ("#3d5a80", "#0b6e4f", "#e0a458", "#c8553d", "#8d6a9f", "#888888")
 _OPTIMIZERS = {"momentum": "SGD with momentum", "plain": "SGD without momentum", "adam": "Adam"}
 
 Shares = list[dict[str, list[float]]]
-"""For each seed, the share of unchanged parameters of each layer, in percent, epoch by epoch."""
+"""For each seed, each layer's unchanged share in percent, epoch by epoch."""
 
 
 def shares_of(kinds: Sequence[Results], quick: bool) -> Generator[Sequence[Run], list[Results], dict[str, Shares]]:
@@ -44,7 +44,7 @@ def at(one: dict[str, list[float]], layers: Sequence[str], epoch: int) -> float:
 
 
 def shapes(shares: dict[str, Shares]) -> Results:
-    """Return the mean, the minimum and the maximum of the shares over the seeds, for a picture."""
+    """Return mean, minimum and maximum over the seeds, for a picture."""
     panels = []
     for title, seeds in shares.items():
         layers = {}
@@ -115,7 +115,7 @@ FIGURE_2_CLAIM = Claim(
 
 
 _FIGURE_7A_KINDS = [{"optimizer": name, "network": "residual", "decays": True} for name in ("momentum", "adam")]
-_FIRST, _MIDDLE, _LAST = 11.0, 1.0, 99.0  # the source's shares by layer, in percent
+_FIRST, _MIDDLE, _LAST = 11.0, 1.0, 99.0  # the source's shares, in percent
 
 
 def plan_figure_7a(quick: bool) -> Plan:

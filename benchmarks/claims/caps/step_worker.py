@@ -1,7 +1,7 @@
 """One rank of Figure 8(a)'s job: whole steps with each detector and with the plain all-reduce, in turns.
 
-Started by `measure`; rank 0 prints its results as a line of JSON. The model has ResNet-50's parameters. Its backward
-computes for a given time and yields gradients one by one, so that AllReduce communicates during backward, as DDP does.
+Started by `measure`. The model has ResNet-50's parameters. Its backward computes for a given time and yields gradients
+one by one, so that AllReduce communicates during backward, as DDP does.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def run(chosen: argparse.Namespace, participants: Participants) -> Results:
 
 
 def measure(narrow: int, compute_ms: float, budget: float, rounds: int) -> Results:
-    """Run the job on this machine, and return its results.
+    """Run the job on this machine.
 
     Args:
         narrow: divisor of ResNet-50's widths.

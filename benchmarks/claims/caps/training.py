@@ -24,7 +24,7 @@ FULL: dict[str, Any] = {"data": "fashion-mnist", "images": 2048}
 QUICK: dict[str, Any] = {"data": "digits", "images": 512}
 RATES = {"momentum": 0.05, "plain": 0.05, "adam": 0.001}
 _HELD_OUT = 256
-_NEVER = 1 << 30  # steps between points of the statistics, so that each epoch has one point
+_NEVER = 1 << 30  # steps, so that the statistics have one point per epoch
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Training:
         data: "digits" or "fashion-mnist".
         images: number of training images, a multiple of the global mini-batch.
         algorithm: a name of `sordino.algorithms`.
-        options: settings of the algorithm, with the settings of its scheduler as a dict.
+        options: settings of the algorithm. Its scheduler's settings are a dict.
         network: kind of `make_network`.
         optimizer: "momentum" or "plain" (SGD), or "adam"; its learning rate is in `RATES`.
         decays: whether the learning rate warms up in a tenth of the steps and then falls as a cosine. Otherwise it is
@@ -108,7 +108,7 @@ def train(**settings: Any) -> Results:
 
 
 def _work(training: Training, parts: dict[str, Part], initial: nn.Module) -> Results:
-    """Train on one worker. Rank 0 returns the results."""
+    """Train on one worker."""
     torch.set_num_threads(1)
     images, labels = parts["train"]
     model = copy.deepcopy(initial)

@@ -1,8 +1,7 @@
 """One rank of Figure 9's job: real training over slow links, and the time that steps wait for communication.
 
-Started by `measure`; rank 0 prints its results as a line of JSON. Hosts share the cores, so ranks finish backward at
-different times. They meet in a barrier before the step, and the wait there is not counted. AllReduce communicates
-during backward, so its ranks meet before backward.
+Started by `measure`. Hosts share the cores, so ranks finish backward at different times. They meet in a barrier before
+the step, and the wait there is not counted. AllReduce communicates during backward, so its ranks meet before backward.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ TABLE_1_RATES = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 def plan_table_1(quick: bool) -> Plan:
-    """Train all methods with the recipe, and AllReduce also without it, with the larger mini-batch."""
+    """Train with the recipe, and with the larger mini-batch AllReduce also without it."""
     task, batches, workers, rates, seeds = (
         (QUICK, (64, 128), 4, (8.0,), 2)
         if quick

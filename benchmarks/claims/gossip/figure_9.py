@@ -14,8 +14,8 @@ from sordino.errors import SordinoError
 from sordino.report import Results
 
 WORKERS, MBPS, JOBS = 8, 100.0, 4
-LENGTHS = (225.0, 450.0, 900.0, 1800.0)  # ms of computation in a step; AllReduce's bytes take a link 900 ms
-_JUDGED = 225.0  # ms of computation at which links limit the step, as in the source
+LENGTHS = (225.0, 450.0, 900.0, 1800.0)  # ms of computation in a step; AllReduce sends for 900 ms
+_JUDGED = 225.0  # ms at which links limit the step, as in the source
 
 
 def job(by: str, workers: int, mbps: float, compute_ms: list[float], number: int) -> Results:

@@ -15,7 +15,7 @@ from sordino.report import Results
 METHODS = {"allreduce": "AllReduce", "push-sum": "SGP", "crossover": "Crossover", "hierarchical": "hierarchical"}
 COLOURS = {"allreduce": "#3d5a80", "push-sum": "#c8553d", "crossover": "#0b6e4f", "hierarchical": "#8d6a9f"}
 COMPARED = ("allreduce", "push-sum", "crossover")
-GROUPS = 4  # number of groups of hierarchical Crossover
+GROUPS = 4  # of hierarchical Crossover
 _TUNED_BY = 3  # seeds that choose a rate; the best rate of a single seed is often too high for others
 
 FULL: dict[str, Any] = {"data": "fashion-mnist", "images": 12288, "held_out": 5000, "epochs": 84}
@@ -82,7 +82,7 @@ def crossover_above(
 
 
 def shapes(tests: dict[Point, list[float]], rates: dict[Point, float]) -> list[Results]:
-    """Return the data of all points for `draw`."""
+    """Return all points for `draw`."""
     return [
         {"method": p.method, "workers": p.workers, "batch": p.batch, "lr": rates[p], "test": tests[p]} for p in tests
     ]

@@ -54,14 +54,14 @@ class Cluster:
     """The source's cluster.
 
     Attributes:
-        software: rates measured here. Only the costs of software are used, not the rates of links.
+        software: rates measured here; only the costs of software are used.
     """
 
     software: Rates
 
     @cached_property
     def rates(self) -> Rates:
-        """Rates of the source's hardware at its nominal speed, with the costs of our software."""
+        """Rates of the source's hardware at its nominal speed, with our software."""
         measured = self.software
         across = measured.across.alpha if measured.across is not None else 0.0
         inside = measured.inside.alpha if measured.inside is not None else 0.0
@@ -120,7 +120,7 @@ def hop_that_explains(efficiency: float, workers: int, cluster: Cluster) -> floa
 
 
 def efficiencies(cluster: Cluster) -> dict[str, list[float]]:
-    """Return the throughput per worker in percent of that on one node, by algorithm, for all COUNTS."""
+    """Return throughput per worker in percent of one node's, by algorithm, for all COUNTS."""
     ways = {
         "AllReduce": [cluster.seconds(AllReduce(), workers) for workers in COUNTS],
         "AllReduce, overlapped": [cluster.seconds(AllReduce(), workers, overlap=True) for workers in COUNTS],

@@ -1,7 +1,7 @@
 """One rank of Figure 2's job: time of a step of AllReduce, with a sleep as computation.
 
 Rank 0 prints the median seconds as a line of JSON. The gradients, of ResNet-50 with a quarter of the channels, exist
-before the step, so communication does not overlap with computation, as in the source.
+before the step, so nothing overlaps, as in the source.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Images:
         self._file = os.open(path, os.O_RDONLY)
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return random images of the file, reduced in size and normalized, and random labels."""
+        """Return random images, reduced in size and normalized, and labels."""
         begin = time.perf_counter()
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
         images = np.empty((_BATCH, *_SHAPE), np.uint8)
@@ -60,7 +60,7 @@ class Images:
 
 
 def measure(by: str, disk: float, rounds: int, participants: Participants) -> Results:
-    """Train; return images per second of all ranks, the share of loading, and whether parameters agree. Collective."""
+    """Train; return images per second of all ranks, and whether their parameters agree. Collective."""
     torch.manual_seed(1)
     layers = [nn.Linear(3 * 28 * 28, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
     model = nn.Sequential(nn.Flatten(), *layers)

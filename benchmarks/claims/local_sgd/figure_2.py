@@ -22,7 +22,7 @@ _MUCH = 1.1  # growth of D in a doubling of P; less counts as no growth
 def by_chance(few: int, many: int) -> float:
     """Return the growth of D from `few` to `many` models if the models differed by independent noise of one variance.
 
-    The mean of P such models has 1/P of the noise's variance, so D is in proportion to the square root of 1 - 1/P.
+    The mean of P such models has 1/P of the noise's variance, so D grows as the square root of 1 - 1/P.
     """
     return math.sqrt((1 - 1 / many) / (1 - 1 / few))
 

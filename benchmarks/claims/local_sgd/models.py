@@ -1,7 +1,7 @@
 """One training of P local models, each on a thread. All claims about local SGD's accuracy and distance use it.
 
 Each local model is trained as if it were alone, on local mini-batches of B images, and models are averaged every I
-steps. The learning rate is that of one model times P or the square root of P, after a gradual warm-up. A seed
+steps. The learning rate is that of one model times P or its square root, after a gradual warm-up. A seed
 determines the initial parameters and the order of the images, and is the same for every P.
 """
 
@@ -38,7 +38,7 @@ class Local:
         images: number of training images.
         held_out: number of other images, for validation.
         epochs: passes over the images.
-        batch: B, the images in the mini-batch of each local model.
+        batch: B, the mini-batch of each local model.
         interval: I, the steps between averagings.
         models: P, the number of local models; 1 is plain SGD.
         lr: learning rate of one model.
@@ -78,7 +78,7 @@ def train(**settings: Any) -> Results:
     Returns:
         test: the mean model's score on the test images; curve: its score on the validation images after each epoch;
         losses: mean loss of each epoch; distances: D before each averaging; collapsed: whether a loss was not finite or
-        the last loss was above the first. Losses and distances that are not finite are None.
+        the last loss was above the first. Values that are not finite are None.
     """
     local = Local(**settings)
     problem = problem_of(local.problem, local.data, local.images, local.held_out)
@@ -87,7 +87,7 @@ def train(**settings: Any) -> Results:
 
 
 def _work(local: Local, problem: Problem, initial: torch.nn.Module) -> Results:
-    """Train one local model. Rank 0 returns the results."""
+    """Train one local model."""
     torch.set_num_threads(1)
     model = copy.deepcopy(initial)
     scaled = hvd.scale_learning_rate(local.lr, local.models, local.rule)

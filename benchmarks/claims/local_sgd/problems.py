@@ -47,7 +47,7 @@ class Classification:
         return torch.optim.SGD(parameters, lr=lr)
 
     def loss(self, model: nn.Module, rows: torch.Tensor, draw: int) -> torch.Tensor:
-        """Return the mean cross-entropy of the training images `rows`."""
+        """Return the mean cross-entropy of these images."""
         images, labels = self._parts["train"]
         return functional.cross_entropy(model(images[rows]), labels[rows])
 
@@ -74,7 +74,7 @@ class Resolution:
         return torch.optim.Adam(parameters, lr=lr)
 
     def loss(self, model: nn.Module, rows: torch.Tensor, draw: int) -> torch.Tensor:
-        """Return the mean absolute error of patches of the training images `rows`, at a place that `draw` decides."""
+        """Return the mean absolute error of patches of these images."""
         images = self._images["train"][rows]
         side = min(_PATCH, images.shape[2])
         places = np.random.Generator(np.random.PCG64(draw)).integers((images.shape[2] - side) // 2 + 1, size=2) * 2
@@ -136,5 +136,5 @@ PROBLEMS: dict[str, Callable[[str, int, int], Problem]] = {"classification": Cla
 
 @cache
 def problem_of(name: str, data: str, images: int, held_out: int) -> Problem:
-    """Return the problem with this name and data, created once."""
+    """Return the problem, created once."""
     return PROBLEMS[name](data, images, held_out)

@@ -1,8 +1,8 @@
 """Speedup by the number of processes: computation is measured on one core here, and communication is predicted.
 
 Scaling depends on the ratio of communication to computation, which the source does not give. So all communication is
-slowed down (or sped up) by one factor. It is chosen so that the speedup of synchronous SGD flattens at the same number
-of processes as the source's. Local SGD is judged with that factor.
+slowed down (or sped up) by one factor. With it, synchronous SGD flattens at the same number of processes as the
+source's. Local SGD is judged with that factor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sordino.plan import Cost, Line, Rates, cost_of
 from sordino.report import Results
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
-FLAT = 1.25  # the speedup is flat if it grows by less than this factor when the processes double
+FLAT = 1.25  # the speedup is flat if twice the processes multiply it by less
 _OFF = 0.08  # largest relative error of predictions in Figures 6 and 10; smaller differences are not told apart
 _HALVINGS = 60  # steps of the bisection for a slowdown
 
@@ -42,8 +42,8 @@ class Scaling:
         models: P.
         interval: I.
         batch: B, the mini-batch of a local model; synchronous SGD has mini-batches of P B.
-        flat: number of processes at which the source's synchronous SGD has flattened.
-        linear: number of processes up to which the source's local SGD is almost linear.
+        flat: processes at which the source's synchronous SGD has flattened.
+        linear: processes up to which the source's local SGD is almost linear.
     """
 
     set: str
@@ -76,7 +76,7 @@ class Scaling:
         return most
 
     def speedups(self, rates: Rates, line: Results) -> dict[str, list[float]]:
-        """Return the throughput over that of one process, for all COUNTS, by way of training (a key of NAMES)."""
+        """Return the throughput over that of one process, for all COUNTS, by the keys of NAMES."""
         seconds = {way: [self._seconds(way, count, rates, line) for count in COUNTS] for way in NAMES}
         return {way: [ones[0] / one for one in ones] for way, ones in seconds.items()}
 
@@ -135,7 +135,7 @@ def predicted(what: str, value: float, limit: float, above: bool = True) -> Evid
 
 
 def judge(scaling: Scaling, speedups: dict[str, list[float]]) -> list[Evidence]:
-    """Judge local SGD if communication is as slow as makes synchronous SGD flatten where the source's does."""
+    """Judge local SGD, with communication slowed down as `like_the_source` finds."""
     at = {way: dict(zip(COUNTS, values, strict=True)) for way, values in speedups.items()}
     most, near = COUNTS[-1], scaling.linear
     shards, whole, synchronous = (at[way] for way in ("sharded", "allreduce", "synchronous"))

@@ -49,7 +49,7 @@ class Study:
         return Local(**{**self.task, **other}, models=models, seed=seed)
 
     def ask(self, counts: Sequence[int], **other: Any) -> Generator[Sequence[Run], list[Results], Trained]:
-        """Ask for the trainings with the values `counts` of P and all seeds."""
+        """Ask for the trainings of these P with all seeds."""
         keys = [(models, seed) for models in counts for seed in range(1, self.seeds + 1)]
         found = yield [self.training(models, seed, **other).run for models, seed in keys]
         return dict(zip(keys, found, strict=True))

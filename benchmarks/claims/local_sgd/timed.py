@@ -26,7 +26,7 @@ class Communication:
         shapes: P and K of each job, with one worker per host; the first is the headline.
         mbps: rate of each host's link.
         turns: number of turns of each contestant.
-        rounds: number of pairs of steps in a turn, one without averaging of models and one with it.
+        rounds: number of pairs of steps, without and with averaging, in a turn.
         budget: seconds to measure the links.
     """
 

@@ -20,7 +20,7 @@ from sordino import plan as sordino_plan
 from sordino.report import Results
 
 AVERAGINGS = 16
-_NEAR = 0.5  # doublings of P; choices that differ by less count as equal
+_NEAR = 0.5  # doublings of P; less counts as equal
 
 
 def try_few_steps(most: int, averagings: int, **settings: Any) -> Results:
@@ -72,7 +72,7 @@ def by_whole_training(study: Study, trained: Trained) -> list[int]:
 
 
 def judge(study: Study, trained: Trained, tried: Sequence[Results], averagings: int) -> list[Evidence]:
-    """Judge the choices by a few steps and by whole trainings against the largest P without a loss of accuracy."""
+    """Judge the choices by a few steps and by whole trainings against the largest P without a loss."""
     name, most = study.task["problem"], borne(study, trained)
     few = [one["chosen"] for one in tried]
     middle = statistics.median(few)

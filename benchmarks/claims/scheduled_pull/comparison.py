@@ -29,8 +29,8 @@ TABLE_3 = Task("fashion-mnist", 4096, 4, 16, 0.05, 5760, 3.5, 10.0, points=48)
 def runs_of(task: Task, seeds: int, wides: Sequence[int]) -> Generator[Sequence[Run], list[Results], Runs]:
     """Ask for all modes with each number of wide links, seed by seed.
 
-    Naive overlap is asked for with one number only: its pulls begin with the window and end before it over any links,
-    so its results are always the same.
+    Naive overlap is asked for once: its pulls begin with the window and end before it over any links, so its results
+    are always the same.
     """
     keys = [("naive", 0), *((mode, wide) for wide in wides for mode in ("none", "manager", "autonomous"))]
     found = yield [Simulation(task, *key, seed).run for key in keys for seed in range(1, seeds + 1)]
@@ -47,7 +47,7 @@ def best_in(task: Task) -> Measure:
 
 
 def level_in(task: Task) -> Measure:
-    """Return a function that gives the level at equal time (see `simulations.level`)."""
+    """Return a function that gives the level at equal time."""
     return lambda found: level(found, task.seconds)
 
 

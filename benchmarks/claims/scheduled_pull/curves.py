@@ -1,4 +1,4 @@
-"""Learning curves: their distance from no overlap's curve over wide links only, and the time that they take to rise."""
+"""Learning curves: their distance from no overlap's curve over wide links only, and the time until they rise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sordino.report import Results
 
 _MARGIN = 0.3  # points: curves that differ by less count as equal
 _NEARLY = 0.97  # share of no overlap's level at which a curve has nearly converged
-_PICTURED = 60  # number of intervals between a curve's points in the picture
+_PICTURED = 60  # intervals of a curve in the picture
 
 
 def curve_evidence(runs: Runs, task: Task, wides: Sequence[int], elsewhere: Results) -> list[Evidence]:

@@ -13,8 +13,8 @@ from claims.scheduled_pull.comparison import QUICK, SEEDS, TABLE_2, TABLE_3, WID
 from claims.scheduled_pull.simulations import COLOURS, NAMES, Task, distance
 from sordino.report import Results
 
-_HIDDEN = 1.0  # percent of the time: transfers are hidden if workers wait for less
-_FRESH = 0.1  # share of the age without overlap: ages that differ by less count as equal
+_HIDDEN = 1.0  # percent of the time: less waiting counts as hidden
+_FRESH = 0.1  # share of the age without overlap that counts as equal
 
 
 def plan(quick: bool) -> Plan:

@@ -48,7 +48,7 @@ class Task:
         steps: number of steps of each worker.
         message_mib: bytes of a model in transfer, in MiB.
         compute_ms: computation of a step, in ms.
-        points: number of points of the curve in the time that the steps take without waiting.
+        points: number of points of the curve in the time of the steps without waiting.
     """
 
     data: str
@@ -147,7 +147,7 @@ def best(found: Results, end: float) -> float:
 
 
 def rise(found: Results, end: float) -> float:
-    """Return the mean accuracy in the last quarter of the time until `end`, less that in the third, in points."""
+    """Return the mean accuracy in the last quarter until `end`, less that in the third, in points."""
     before = np.linspace((1 - 2 * LAST) * end, (1 - LAST) * end, _GRID).tolist()
     return level(found, end) - float(np.mean(accuracy_at(found, before)))
 

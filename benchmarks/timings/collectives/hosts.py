@@ -24,7 +24,7 @@ class StartOnHosts(Start):
     """Start of a job on its own cluster.
 
     Attributes:
-        command: path of mpiexec; other launchers do not use it.
+        command: path of mpiexec; for other launchers not used.
         ranks: number of ranks, in blocks over the hosts.
         hosts: number of hosts.
         mbps: rate of each link in each direction; None: as fast as the machine.
@@ -42,7 +42,7 @@ class StartOnHosts(Start):
         return None
 
     def run(self, worker: Sequence[str]) -> tuple[int, str]:
-        """Run the worker on all ranks of a new cluster. SordinoError after 1800 s."""
+        """Run the worker on a new cluster. SordinoError after 1800 s."""
         command, env = ["python", *worker], {"OMP_NUM_THREADS": "1", **self.environment}
         with Cluster(self.hosts, self.mbps) as cluster:
             try:

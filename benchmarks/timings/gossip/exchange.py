@@ -104,7 +104,7 @@ def _passes(count: int) -> dict[str, Contestant]:
 
 
 def algorithms(size: int) -> dict[str, Algorithm]:
-    """Return the gossip algorithms by name. Groups of two need an even number of ranks above two."""
+    """Return the gossip algorithms for this number of ranks. Groups of two need 4, 6, ... ranks."""
     found: dict[str, Algorithm] = {
         "crossover_blocks": Crossover(segments="blocks"),
         "crossover_model": Crossover(segments="model"),

@@ -2,11 +2,11 @@
 
   python benchmarks/gossip.py topology
 
-Both give destinations for 16 segments, about as many as ResNet-50 has blocks; ours also gives the sources. Ours is
-called from Python, one call per segment and direction, and the calls are timed too. Algorithm 2 is as written, in
-numpy: every worker draws for all workers in turn, from a roulette without the workers that are already taken. Each row
-of roulettes is made when it is used, because a table for 10^5 workers would take 80 GB. A step that takes longer than
---limit is stopped and reported as such; nothing is extrapolated.
+Both give destinations for 16 segments, about ResNet-50's number of blocks; ours also gives the sources. Ours is called
+from Python, one call per segment and direction, and the calls are timed too. Algorithm 2 is as written, in numpy: every
+worker draws for all workers in turn, from a roulette without the taken workers. Each row of roulettes is made when it
+is used, because a table for 10^5 workers would take 80 GB. A step that takes longer than --limit is stopped and
+reported as such; nothing is extrapolated.
 
 A draw of Algorithm 2 reaches a dead end when the last worker finds only itself. Dead ends are counted, and their
 probability is computed by recursion. Finally, the copies that the busiest worker sends are counted, for Crossover and
@@ -63,8 +63,8 @@ def algorithm_2(size: int, generator: np.random.Generator, deadline: float) -> l
 def dead_end_probability(size: int) -> float:
     """Return the probability of a dead end of `algorithm_2`: that no earlier worker draws the last worker.
 
-    Workers that have not drawn yet are interchangeable. So the state is the number of such workers, without the last
-    one, that no worker has drawn yet.
+    Workers that have not drawn yet are interchangeable. So the state is the number of them, without the last one, that
+    no worker has drawn yet.
     """
     chance = np.zeros(size)  # by that number, if the last worker is not taken
     chance[size - 1] = 1.0
@@ -84,7 +84,7 @@ def dead_end_probability(size: int) -> float:
 
 
 def measure_ours(size: int, budget: float) -> Results:
-    """Return the seconds in which one worker finds its peers in a step, including the calls from Python."""
+    """Return the seconds per step that one worker needs, including the calls from Python."""
     topology, rounds = RandomCycle(size, seed=1), count()
 
     def run() -> None:

@@ -26,7 +26,7 @@ def efficiency(row: Results, name: str, load: str) -> float:
 
 
 def where(row: Results) -> str:
-    """Return a description of a row's job."""
+    """Describe a row's job."""
     place = "one machine" if row["place"] == "here" else f"{row['hosts']} hosts"
     return f"{row['set']}, {row['workers']} workers on {place}, {row['mode']}"
 

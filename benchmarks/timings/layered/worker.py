@@ -31,7 +31,7 @@ _WARM_UP = 3
 
 
 class IdleSGD(torch.optim.SGD):
-    """Optimizer whose step does nothing. It is a class because Horovod derives from an optimizer's class."""
+    """Optimizer whose step does nothing. It is a class because Horovod derives from it."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         super().__init__(parameters, lr=0.0)
@@ -56,7 +56,7 @@ class Contestant:
         self._optimizer = wrap(IdleSGD(self._parameters), named_parameters=named, **settings)
 
     def step(self, load: float) -> float:
-        """Return the seconds of a step without the `load` seconds of loading."""
+        """Return the seconds of a step without loading."""
         self._participants.barrier()
         begin = time.perf_counter()
         self._optimizer.step()

@@ -1,4 +1,4 @@
-"""One rank of the comparison with PyTorch's local SGD. Started by beside_torch.py; rank 0 prints a line of JSON."""
+"""One rank of the comparison with PyTorch's local SGD. Started by beside_torch.py."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _theirs(model: _Sums, members: int, distributed: Any) -> tuple[Callable[[], 
         return model, optimizer
     subgroup, _ = distributed.new_subgroups(members)
     parallel = torch.nn.parallel.DistributedDataParallel(model)
-    # The hook averages over the subgroup in iterations after start_localSGD_iter, here in all.
+    # The hook averages over the subgroup in iterations after the start, here in all.
     state = PostLocalSGDState(process_group=None, subgroup=subgroup, start_localSGD_iter=-1)
     parallel.register_comm_hook(state, post_localSGD_hook)
     return parallel, optimizer

@@ -4,8 +4,8 @@
 
 A group of two ranks trains a model of equal layers, here and on two emulated hosts with links of --mbps each way. After
 `step()` a batch is loaded for 0, 1/2, 1 and 2 times the time of a `step()` that waits for the all-gather, and then
-forward begins. The variants that overlap and that wait take turns in one job. The results are ratios of the slowest
-rank's times, overlapped over waiting: of `step()`, and of the whole step without loading.
+forward begins. Both variants take turns in one job. The results are ratios of the slowest rank's times, overlapped over
+waiting: of `step()`, and of all but loading.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WORKER = "timings.local_sgd.overlap_worker"
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """Return the targets: at least 10 % less between hosts if loading takes a step or more; else at most 10 % more."""
+    """Return the targets: a gain of 10 % between hosts if loading takes a step or more, else a loss of at most 10 %."""
     entries = []
     for row in rows:
         for load, ratios in row["contestants"]["overlap"]["ratios"].items():

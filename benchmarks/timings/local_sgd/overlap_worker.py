@@ -1,7 +1,6 @@
 """One rank of the benchmark of overlapped gathers: times of `step()` and of a whole step, with loading of a batch.
 
-Started by timings.local_sgd.overlap; rank 0 prints its results as a line of JSON. Both variants (overlapped and
-waiting) train the same model in turns. Loading is a sleep.
+Started by timings.local_sgd.overlap. Both variants train the same model in turns. Loading is a sleep.
 """
 
 from __future__ import annotations

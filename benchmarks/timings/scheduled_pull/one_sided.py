@@ -54,7 +54,7 @@ def rows_of(job: Results, mbps: float | None) -> list[Results]:
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """Return the targets: while rank 1 computes, a snapshot must take no longer than a Get (allocated: 5 % longer)."""
+    """Return the targets: a snapshot must be no slower than a Get while rank 1 computes."""
     entries = []
     for row in rows:
         place, ratios = f"{format_bytes(row['bytes'])}, {where(row)}", row["ratios"]

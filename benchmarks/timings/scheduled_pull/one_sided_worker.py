@@ -2,8 +2,8 @@
 
 Started by timings.scheduled_pull.one_sided; rank 0 prints its results as a line of JSON. A turn begins with an MPI
 barrier. For --turn-ms rank 1 computes and rank 0 gets bytes repeatedly. Then rank 1 enters an MPI barrier. This also
-completes a Get that waits until rank 1 calls MPI, so no turn takes much longer. Sordino is initialized only for its own
-pulls and to test the effect of its threads on MPI_Get.
+completes a Get that waits for an MPI call of rank 1. Sordino is initialized only for its own pulls, and to test the
+effect of its threads on MPI_Get.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ ALONE = ("nobody", "get", "get_calls", "get_allocated")  # without Sordino
 BESIDE = ("snapshot", "get_beside")  # with Sordino initialized
 _HEAD_START = 0.02  # seconds that rank 1 computes before the first get
 _PAUSE = 2e-3  # seconds between two gets
-_LATE = 0.9  # share of rank 1's time after the head start; a first get that lasts longer is late
-_TORN_DOWN = 120.0  # seconds after the expected end of the job until this process is ended
+_LATE = 0.9  # share of rank 1's time; a first get that lasts longer is late
+_TORN_DOWN = 120.0  # seconds after the expected end at which the process is ended
 
 
 class Turns:
@@ -79,7 +79,7 @@ class Turns:
 
 
 class Window:
-    """Window of `count` bytes on each rank. Rank 0 gets the bytes of rank 1 under a passive-target lock."""
+    """Memory of rank 1 that rank 0 gets under a passive-target lock."""
 
     def __init__(self, turns: Turns, mpi: Any, count: int, allocated: bool) -> None:
         self._mpi, self._memory = mpi, np.full(count, turns.rank + 1, dtype=np.uint8)

@@ -6,7 +6,7 @@ Four emulated hosts have one rank each; 0, 2 and 4 of them have links of 10 Gbps
 because the hosts share this machine's cores; then it changes parameters (3.5 MiB with --model small, 25 MiB with
 --model large). A window has 16 steps. Contestants take turns in one job for each number of wide links:
   alone         the steps without communication
-  none          scheduled pull gossip that pulls at the end of a window, and waits
+  none          scheduled pull gossip that pulls at the end of a window
   naive         the same with pulls that begin with the window
   manager       the same with pulls that end with the window, scheduled by a manager
   autonomous    the same with a schedule that the workers agree on

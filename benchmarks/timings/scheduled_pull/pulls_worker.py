@@ -1,8 +1,8 @@
 """One rank of the part pulls of scheduled_pull.py: steps that sleep, and the time that they wait for averaging.
 
-Started by timings.scheduled_pull.pulls on emulated hosts; rank 0 prints its results as a line of JSON. Every turn of a
-contestant has its own optimizer, with a warm-up in which the optimizer learns the times of windows and pulls. An
-optimizer cannot be kept for the next turn, because its schedule follows the clock.
+Started by timings.scheduled_pull.pulls on emulated hosts. Every turn of a contestant has its own optimizer, with a
+warm-up in which the optimizer learns the times of windows and pulls. An optimizer cannot be kept for the next turn,
+because its schedule follows the clock.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Training:
         return found | self.optimizer.statistics.as_dict() if self._whole else found
 
     def is_right(self) -> bool:
-        """Return whether every block (with pulls: the whole model) has equal elements, of a value that is possible."""
+        """Return whether every block (with pulls: the whole model) has equal elements and a possible value."""
         ends = [tuple(map(float, parameter.detach().aminmax())) for parameter in self.parameters]
         most = _RATE * hvd.size() * self._windows
         even = all(low == high for low, high in ends) and (not self._whole or len(set(ends)) == 1)
@@ -100,7 +100,7 @@ def turn(algorithm: Algorithm | None, chosen: argparse.Namespace) -> list[Result
     told: list[Results] = hvd.allgather_object(found, name="bench.turn")
     training.optimizer = None
     del training
-    gc.collect()  # so that the training's threads end here, not during the next turn
+    gc.collect()  # so that its threads end here, not during the next turn
     hvd.barrier()
     return told
 

@@ -106,7 +106,7 @@ def draw_pulls(results: Results, figure: Any) -> None:
 
 
 def where(row: Results) -> str:
-    """Return a description of the machine or the link of a row."""
+    """Describe the machine or the link of a row."""
     return "on one machine" if row["mbps"] is None else f"between hosts, {row['mbps'] / 1e3:g} Gbps"
 
 

@@ -4,9 +4,9 @@
 
 One rank computes products of matrices, about 10 ms per step. The other rank pulls its snapshots continuously, far more
 often than gossip would. These ways take turns: alone (the other rank sleeps), neighbour (the other rank copies as many
-of its own bytes, which also slows down the computation if both share memory), pulled, publishing (a snapshot after each
-step), and publishing while pulled. They run on this machine, where the other rank copies the snapshot itself, and on
-emulated hosts, where a thread of the computing rank sends it. A snapshot is also timed against copies of as many bytes.
+of its own bytes, which also disturbs if both share memory), pulled, publishing (a snapshot after each step), and
+publishing while pulled. They run on this machine, where the other rank copies the snapshot itself, and on emulated
+hosts, where a thread of the computing rank sends it. A snapshot is also timed against copies of as many bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One rank of the part serving of scheduled_pull.py: rank 0 computes, and rank 1 pulls from it, copies or sleeps.
 
-Started by timings.scheduled_pull.serving; rank 0 prints its results as a line of JSON. Rank 0 controls rank 1 by
-messages, because it must not wait in a collective operation while it serves pulls.
+Started by timings.scheduled_pull.serving. Rank 0 controls rank 1 by messages, because it must not wait in a collective
+operation while it serves pulls.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def follow(snapshots: Snapshots) -> None:
 
 
 def _pieces(computation: Computation, seconds: float) -> int:
-    """Return the number of pieces of computation that take about `seconds`."""
+    """Return the number of pieces that take about `seconds`."""
     took = []
     for _ in range(20):
         begin = time.perf_counter()
@@ -88,7 +88,7 @@ def _pieces(computation: Computation, seconds: float) -> int:
 
 
 def publication(snapshots: Snapshots, budget: float) -> Results:
-    """Time a snapshot, and copies of as many bytes to three buffers in turn, the number of places of snapshots."""
+    """Time a snapshot, and copies of as many bytes to three buffers in turn, as a snapshot has three places."""
     source, turn = snapshots.values, [0]
     targets = [torch.ones_like(source) for _ in range(3)]
     arrays = [target.numpy() for target in targets]

@@ -56,7 +56,7 @@ _TRANSPORTS = {
 
 
 def limit(size: int, hosts: int, mbps: float) -> float | None:
-    """Return the least seconds of an all-reduce of `size` bytes; None on one host, or if `mbps` is 0."""
+    """Return the least seconds of an all-reduce; None on one host, or if `mbps` is 0."""
     if not mbps or hosts < 2:
         return None
     return size * 8 * 2 * (hosts - 1) / hosts / (mbps * 1e6 * _PAYLOAD)

@@ -32,7 +32,7 @@ class Contestant:
         ready: function that prepares to reduce a vector in place, and returns a function that reduces it.
         close: function that shuts the contestant down.
         transport: transport between hosts.
-        averages: whether the result is the average; otherwise it is the sum.
+        averages: whether the result is the average, not the sum.
         reduces: whether there is a result. The floor has none.
     """
 
@@ -65,7 +65,7 @@ def _ordinary() -> Contestant:
 
 
 def _floor() -> Contestant:
-    """Return the contestant that only reads and writes one rank's share of all tensors, as an average in place must."""
+    """Return the contestant that reads and writes one rank's share of all tensors, as an average in place must."""
     from sordino.bench.contestants.libraries import averaging_alone
 
     found = _sordino()
@@ -87,7 +87,7 @@ def _mpi() -> Contestant:
 
 
 class _GlooParticipants(Participants):
-    """Participants whose barrier and maximum use torch.distributed."""
+    """Participants that use torch.distributed."""
 
     def barrier(self) -> None:
         """Wait for all ranks."""

@@ -1,6 +1,6 @@
 """One rank of a job that averages repeatedly. Rank 1 kills itself, and the other ranks write the time of their error.
 
-Started by timings.transports.loss. Times are by the machine's clock, which all hosts share.
+Started by timings.transports.loss. Times are by the clock that all hosts share.
 """
 
 from __future__ import annotations

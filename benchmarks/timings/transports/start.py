@@ -34,7 +34,7 @@ _LIMIT_S = 120.0
 
 
 def once(name: str, ranks: int) -> Results:
-    """Start one job; return the seconds until the last rank reached each point, and until all processes ended."""
+    """Start one job; return the last rank's times, and the time at which all processes ended."""
     with tempfile.TemporaryDirectory() as folder:
         by = "alone" if name == "alone" else "sordino"
         words = ["python", str(_WORKER), by, folder]
@@ -66,7 +66,7 @@ def command(name: str, ranks: int, words: Sequence[str]) -> list[str]:
 
 
 def targets(found: Mapping[str, Results]) -> list[Results]:
-    """Return the target: `sordino run` launches and connects ranks in no more time than they take to import torch."""
+    """Return the target: `sordino run` starts ranks in no more time than they need to import torch."""
     local, alone = found["local"], found["alone"]
     starting = local["entered"]["median"] + local["met"]["median"] - local["sordino"]["median"]
     importing = alone["torch"]["median"] - alone["entered"]["median"]
