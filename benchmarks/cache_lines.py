@@ -2,13 +2,13 @@
 
   python benchmarks/cache_lines.py
 
-Two processes exchange data as ranks of a node do. Each writes a message to its own slots, in shared memory, meets the
-other one, and copies the other one's message out. The slots are a ring: message n + 1 lies behind message n. A row has
-the bytes of a message and of a ring, and the seconds of writing and of reading a message.
+Two processes exchange data as ranks of a node do. Each process writes a message to its own slots in shared memory,
+waits for the other process, and copies the other's message out. The slots are a ring: message n + 1 lies behind message
+n. A row has the bytes of a message and of a ring, and the seconds to write and to read a message.
 
-Whether the two cores share a cache decides about the result, and a hypervisor may move them at any time. So each row is
-measured in many short turns, and a turn counts as `near` or `far`. It is far if the largest message in the smallest
-ring takes at least 4 times as long to write with ordinary stores as with streaming ones, before and after the turn.
+The result depends on whether the two cores share a cache, and a hypervisor may move them at any time. So each row is
+measured in many short turns, and each turn counts as `near` or `far`. It is far if, before and after it, a message that
+fills a ring of 256 KiB takes at least 4 times as long to write with ordinary stores as with streaming stores.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Pair:
         self._message, self._copy = np.full(largest, self.me + 1, np.uint8), np.zeros(largest, np.uint8)
 
     def meet(self) -> None:
-        """Wait for the other process. Counters are 64 bytes apart, so on lines of their own."""
+        """Wait for the other process. Counters are 64 bytes apart, so each has its own cache line."""
         self._met += 1
         self._counters[8 * self.me] = self._met
         turns = 0
@@ -66,7 +66,7 @@ class Pair:
                 os._exit(1)
 
     def agree(self, mine: bool) -> bool:
-        """Return this process's value in both."""
+        """Return process 0's value in both processes."""
         if self.me == 0:
             self._counters[16] = mine
         self.meet()
@@ -78,7 +78,7 @@ class Pair:
         """Exchange messages, twice around the ring and then `times` more.
 
         Returns:
-            The median seconds of writing and of reading the latter.
+            The median seconds to write and to read one of these `times` messages.
         """
         kernels.set_streams(streaming)
         written, read, cells = [], [], ring // size
@@ -97,12 +97,12 @@ class Pair:
         return statistics.median(written[-times:]), statistics.median(read[-times:])
 
     def is_far(self) -> bool:
-        """Return whether the two cores share no cache, as process 0 sees it."""
+        """Return whether the two cores share no cache, by the times of process 0."""
         ordinary, streaming = (self.exchange(_PROBE, _PROBE, stores, 5)[0] for stores in (False, True))
         return self.agree(ordinary >= _FAR * streaming)
 
     def end(self) -> None:
-        """End the child, and wait for it."""
+        """End the child, and wait for it in the parent."""
         if self.me == 1:
             os._exit(0)
         os.waitpid(self.child, 0)
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 samples.setdefault((size, ring, stores, "far" if far else "near"), []).append(sample)
     pair.end()
     others = watch.others()
-    machine["others"] = None if others is None else max(0.0, others - 1)  # the child is one of them, and never idle
+    machine["others"] = None if others is None else max(0.0, others - 1)  # less the child, which is never idle
     rows = [
         {
             "bytes": size,

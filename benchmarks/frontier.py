@@ -1,18 +1,18 @@
 """Loss and bytes sent of every algorithm on a small language model: the frontier between communication and quality.
 
   python benchmarks/frontier.py                       # everything: about an hour on 2 cores
-  python benchmarks/frontier.py --only diloco         # names with this word
-  python benchmarks/frontier.py --runs FOLDER         # keeps each run; a benchmark that was interrupted goes on
+  python benchmarks/frontier.py --only diloco         # rows with this word in their names
+  python benchmarks/frontier.py --runs FOLDER         # keeps each run, so an interrupted benchmark continues
 
 Each run is `sordino run -np N -- python examples/language.py` with equal tokens, batch, text, schedule and, with equal
 seeds, equal initial weights and batches. Only the algorithm, its settings and the learning rate differ. The learning
-rate of a row is the best of LEARNING_RATES for it, with the first seed: what suits the mean of all gradients is too
-much for workers that train apart. Losses are those on held-out text, of the model that each algorithm recommends. The
-result of an algorithm is the difference of its loss from the baseline's with the same seed, as a mean and its standard
-error over the seeds.
+rate of a row is the best of LEARNING_RATES for it, with the first seed: a rate that suits the mean of all gradients is
+too high for workers that train apart. Losses are those of the model that the algorithm recommends, on held-out text.
+The result of an algorithm is the difference of its loss from the baseline's with the same seed, as a mean and its
+standard error over the seeds.
 
-The bytes are those that rank 0 sends in training. Time plays no part: the losses of a run are the same, bit for bit,
-however busy the machine is.
+The bytes are those that rank 0 sends in training. Time does not matter: the losses of a run have the same bits however
+busy the machine is.
 """
 
 from __future__ import annotations
@@ -99,10 +99,11 @@ ENTRIES = (
 
 
 def run(entry: Entry, model: Mapping[str, int], lr: float, seed: int, folder: Path) -> dict[str, Any]:
-    """Return the settings and the last point of the curve of one run, from the folder if it is there.
+    """Return the settings of one run and the last point of its curve. A run that the folder has is not repeated.
 
     Raises:
         RuntimeError: the run has failed.
+        UsageError: the run in the folder is of other versions.
     """
     words = [word for name, value in model.items() for word in (f"--{name}", str(value))]
     words += [*entry.options, "--lr", str(lr), "--seed", str(seed)]
@@ -132,9 +133,9 @@ def hash_of(words: Sequence[object]) -> int:
 def best_rate(
     entry: Entry, model: Mapping[str, int], rates: Sequence[float], folder: Path
 ) -> tuple[float, dict[str, float]]:
-    """Return the learning rate with the least loss, and the losses of the rates that were tried, with the first seed.
+    """Return the learning rate with the least loss, and the losses of all tried rates, with the first seed.
 
-    The search begins in the middle of the ascending rates, and goes on in both directions while the loss falls.
+    The search begins in the middle of the ascending rates, and continues in each direction as long as the loss falls.
     """
     losses: dict[float, float] = {}
 
@@ -170,7 +171,7 @@ def row_of(entry: Entry, runs: Sequence[dict[str, Any]], baseline: Sequence[dict
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark. Return status 1 if a run has failed; the others are in the results."""
+    """Run the benchmark. Status 1 if a run has failed; the results then have all other rows."""
     options = command_line.parser("frontier", __doc__)
     options.add_argument(
         "--only", default="", metavar="WORD", help="only rows with this word in their names, and the baseline"
@@ -210,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results: Results = {
         "benchmark": "frontier",
         "name": "frontier",
-        "machine": machines.machine(None) | {"others": None},  # time plays no part
+        "machine": machines.machine(None) | {"others": None},  # time does not matter
         "model": model,
         "parameters": settings["parameters"],
         "steps": settings["steps"],

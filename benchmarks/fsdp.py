@@ -3,8 +3,8 @@
   mpirun -np 2 python benchmarks/fsdp.py
 
 A step is forward, backward and SGD on random tokens, on one thread per rank. Contestants take turns in one run: the
-model whole on each rank, without communication, and sharded over all ranks, by an all-gather and a reduce-scatter per
-block and step, over each backend. All have the same loss.
+whole model on each rank, without communication; and the model sharded over all ranks, over each backend (`shared`: with
+buffers in shared memory). All contestants must have the same losses.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Gpt(nn.Module):
 
 
 class Trainer:
-    """A model with its optimizer, whose step returns the loss."""
+    """A model with its optimizer, sharded over `group` if given; `shares`: in the group's buffers."""
 
     def __init__(self, group: Any = None, shares: bool = False) -> None:
         torch.manual_seed(1)
@@ -66,7 +66,7 @@ class Trainer:
             for module in (*self.model.blocks, self.model) if shares else ():
                 module.set_allocate_memory_from_process_group_for_comm(True)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE)
-        self.tokens = torch.randint(TOKENS, (BATCH, LENGTH + 1))  # the same on all ranks, so the loss of all is equal
+        self.tokens = torch.randint(TOKENS, (BATCH, LENGTH + 1))  # the same on all ranks, so all losses are equal
 
     def step(self) -> float:
         self.optimizer.zero_grad()
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises:
         NotBuilt: there is one rank, or torch has no Gloo.
-        SordinoError: the losses differ.
+        SordinoError: losses differ by more than 1e-4.
     """
     options = command_line.parser("fsdp", __doc__, 40.0, "run")
     chosen = options.parse_args(argv)

@@ -15,8 +15,7 @@
 
 A copy within device memory reads and writes the same total of bytes. Then calls on all of ResNet-50's 161 tensors are
 compared with a copy and with the operations of PyTorch that they replace. Contestants take turns. Times are measured
-between events on the device. Values are random. Calls rotate through more memory than the cache holds, because a step
-of training touches more than that too.
+between CUDA events. Values are random. Calls rotate through more memory than the cache holds, as a training step does.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _ROUNDS = 20
 
 
 def device_race(place: Place, contestants: Mapping[str, Run], budget: float) -> dict[str, Samples]:
-    """Time contestants on the device, between events. They take turns, and each round begins with the next one."""
+    """Time contestants between CUDA events. They take turns, and each round begins with another one."""
 
     def turn(name: str, count: int) -> float:
         return place.turn(contestants[name], count)[1]
@@ -66,7 +65,7 @@ def device_race(place: Place, contestants: Mapping[str, Run], budget: float) -> 
 
 
 def copies(place: Place, moved: int) -> Run:
-    """Return a copy that reads and writes `moved` bytes in total, each time in another buffer."""
+    """Return a copy that reads and writes `moved` bytes in total, with other buffers each time."""
     count = max(1, moved // 2)
     every = []
     for _ in range(place.sets(moved)):
@@ -76,7 +75,7 @@ def copies(place: Place, moved: int) -> Run:
 
 
 class Buffers:
-    """One set of operands with random values of a dtype. The last two are equal."""
+    """One set of four operands with random values of a dtype. The last two are equal."""
 
     def __init__(self, place: Place, size: int, dtype: torch.dtype) -> None:
         self.count = size // dtype.itemsize
@@ -92,7 +91,7 @@ class Buffers:
 
 
 def tasks(place: Place, size: int, dtype: torch.dtype) -> list[Task]:
-    """Return every kernel of this place, on one dtype."""
+    """Return all kernels of this place, on one dtype."""
     cuda, code, stream = place.kernels(), DTYPE_CODES[dtype], place.stream
     same = kernels.Items([(0, size // dtype.itemsize, code)], 1.0)
     averages = [((0, 1), (0,), 0.5), ((1,), (1,), 0.5)]
@@ -125,7 +124,7 @@ def _bind(function: Callable[..., object], *arguments: object) -> Run:
 
 
 def packing(place: Place, size: int) -> list[Task]:
-    """Return flatten and unflatten of tensors with ResNet-50's proportions, each in its own memory."""
+    """Return flatten and unflatten of tensors that have ResNet-50's proportions and fill about `size` bytes."""
     weights = [int(np.prod(shape)) for _, shape in resnet50_shapes()]
     lengths = [max(4, weight * size // sum(weights) // 4 * 4) for weight in weights]
     lengths[int(np.argmax(lengths))] -= max(0, sum(lengths) - size)
@@ -149,7 +148,7 @@ def packing(place: Place, size: int) -> list[Task]:
 
 
 def measure(place: Place, size: int, budget: float, wanted: Callable[[str], bool]) -> list[Results]:
-    """Return the rows of one size. A ratio is the bandwidth over that of the copy."""
+    """Return the rows of one size. `ratio` is the bandwidth over that of the copy."""
     rows = []
     makers = [lambda dtype=dtype: tasks(place, size, dtype) for dtype in DTYPES]
     for make in (*makers, lambda: packing(place, size), lambda: codec_calls(place, size, wanted)):
@@ -175,7 +174,7 @@ def measure(place: Place, size: int, budget: float, wanted: Callable[[str], bool
 def measure_resnet(place: Place, budget: float, wanted: Callable[[str], bool], narrow: int = 1) -> list[Results]:
     """Time calls on all of ResNet-50's tensors, a copy, and PyTorch's operations.
 
-    A ratio is the time of PyTorch's operations (or of the copy) over the time of the call.
+    `ratio` (`copy_ratio`) is the time of PyTorch's operations (of the copy) over the time of the call.
     """
     shapes = [shape for _, shape in resnet50_shapes(narrow)]
     size = 4 * sum(int(np.prod(shape)) for shape in shapes)
@@ -196,9 +195,9 @@ def measure_resnet(place: Place, budget: float, wanted: Callable[[str], bool], n
 
 
 def targets(rows: Sequence[Results], resnet: Sequence[Results]) -> list[Results]:
-    """Return targets for the worst dtype of each kernel and large size, and for each call on ResNet-50's tensors.
+    """Return targets for the worst dtype of each kernel at each large size, and for each call on ResNet-50's tensors.
 
-    Codecs have lower targets than other kernels, and sparse codecs none.
+    Codecs have lower targets than other kernels; the sparse codec has none.
     """
     entries = []
     for kernel, size in dict.fromkeys((row["kernel"], row["bytes"]) for row in rows if row["bytes"] >= LARGE):

@@ -2,19 +2,19 @@
 
   sordino run -np 2 -- python benchmarks/gpu_ranks.py
 
-Processes on one GPU use it one after the other, a slice of time each (unless MPS runs): a rank that waits for another
-rank's kernel also waits for its slice. So these times show which way is better; they do not apply to ranks with their
-own GPUs. The cost of slices is measured first, by copies without communication: of one rank while the others idle, and
-of all ranks at once.
+Processes that share a GPU use it one after the other, a time slice each (unless MPS runs): a rank that waits for
+another rank's kernel also waits for its slice. So these times show which route is better; they do not apply to ranks
+with their own GPUs. The cost of slices is measured first, by copies without communication: on one rank while the others
+idle, and on all ranks at once.
 
-Contestants, each with its own memory, each checked:
+Contestants, each with its own memory and a check of its result:
   arena     sordino allreduce_(op=Average) of an hvd.shared_empty tensor of the GPU, in place
-  fresh     the same of an ordinary tensor, such as a gradient that backward has just made
-  gossip    an exchange of Crossover of one parameter of the same size
+  fresh     the same for an ordinary tensor, such as a gradient that backward has just made
+  gossip    an exchange of Crossover, of one parameter of the same size
   by hand   a copy into pinned memory on the stream and a wait for it, our all-reduce of that memory, and a copy back
   mpi       the same with MPI_Allreduce (MPI_SUM) between the copies, and a division on the GPU; needs mpirun, mpi4py
-A call ends when the GPU has finished. Our three contestants are timed twice: with the default route, and in a second
-world with SORDINO_GPU_ROUTE=host. The contestants by hand run in both, so that the worlds can be compared.
+A call ends when the GPU has finished. Sordino's three contestants are timed twice: with the default route, and in a
+second world with SORDINO_GPU_ROUTE=host. The two others run in both worlds, so that the worlds can be compared.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Contestant:
     """One way to average.
 
     Attributes:
-        tensor: its tensor. In the check the input of rank r is r + 1 everywhere.
+        tensor: tensor to average. In the check its elements are r + 1 on rank r.
         run: one call, which returns when the device has finished.
     """
 
@@ -60,7 +60,7 @@ class Contestant:
 
     @torch.no_grad()
     def is_right(self, participants: Participants) -> bool:
-        """Check a call on known input: it keeps the sum over the ranks, and gives two ranks the mean. Collective."""
+        """Check one call: it must keep the sum over the ranks, and give the mean to two ranks. Collective."""
         self.tensor.fill_(participants.rank + 1)
         self.run()
         total = hvd.allreduce(self.tensor, op=hvd.Sum, name="bench.total")
@@ -116,7 +116,7 @@ def _by_hand(name: str, tensor: torch.Tensor, place: Place, participants: Partic
 
 
 def slices(place: Place, participants: Participants, size: int = COPY_BYTES) -> Results:
-    """Return seconds of copies on the device: of one rank while the others idle, and of all at once. Collective."""
+    """Return seconds of copies on the device: on one rank while the others idle, and on all at once. Collective."""
     source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=place.device)
     target = torch.empty_like(source)
 
@@ -136,7 +136,7 @@ def slices(place: Place, participants: Participants, size: int = COPY_BYTES) -> 
 
 
 def measure(size: int, place: Place, participants: Participants, budget: float) -> Results:
-    """Time every contestant in the current world on `size` bytes, and note the ways of our operations. Collective."""
+    """Time every contestant in the current world on `size` bytes, and note the routes that it took. Collective."""
     count, name = size // 4, f"bench.{size}"
     contestants = {
         "arena": _allreduce(f"{name}.arena", hvd.shared_empty(count, dtype=torch.float32, device=place.device), place),
@@ -162,7 +162,7 @@ def measure(size: int, place: Place, participants: Participants, budget: float) 
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """Return the targets: ours may not be slower than by hand, and at most 11 % slower through the host."""
+    """Return the targets: no slower than by hand; through the host, at most 11 % slower (a ratio of 0.9)."""
     entries = []
     for row in rows:
         if row["bytes"] < LARGE:

@@ -1,16 +1,16 @@
 """Overhead of DistributedOptimizer in a training step on a GPU, and the number of the host's waits for the GPU.
 
   sordino run -np 2 -- python benchmarks/gpu_step.py     # gradients are averaged
-  python benchmarks/gpu_step.py                          # one rank averages nothing, so all is overhead
+  python benchmarks/gpu_step.py                          # one rank averages nothing: pure overhead
 
   ResNet-50    forward, backward and step of a ResNet-50 on random images, bfloat16 autocast, channels_last
   parameters   its 161 parameters with gradients made in backward but no computation, so nothing hides the host's work
 
 SGD with momentum, bare and wrapped, with gradients set to None or to zero between steps. Contestants take turns. A turn
-is a number of steps between two synchronizations, timed by the host's clock and between events of the device. The
-slowest rank counts. Ranks that share a GPU take turns on it, also with the bare optimizer. Before the timing it is
-checked that the wrapped step averages and the bare one does not. Then a profiler counts the calls of CUDA in which the
-host waits, in steps of AllReduce, Crossover and LocalSGD.
+is a number of steps between two synchronizations, timed by the host's clock and between CUDA events. The slowest rank
+counts. Ranks that share a GPU take turns on it, also with the bare optimizer. A check before the timing shows that the
+wrapped step averages and that the bare step does not. Finally a profiler counts the CUDA calls in which the host waits,
+in steps of AllReduce, Crossover and LocalSGD.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Training:
 
 
 def training(case: Case, place: Place, algorithm: Algorithm | None, set_to_none: bool = True) -> Training:
-    """Return a training by SGD with momentum, wrapped; bare if `algorithm` is None."""
+    """Return a training by SGD with momentum: wrapped, or bare if `algorithm` is None."""
     torch.manual_seed(0)
     model = case.model().to(place.device)
     inputs = case.inputs(place.device)
@@ -78,7 +78,7 @@ def training(case: Case, place: Place, algorithm: Algorithm | None, set_to_none:
 
 
 def averages(training: Training) -> tuple[bool, list[str]]:
-    """Run a step; return whether all ranks then have the same gradients, and the ways of operations. Collective."""
+    """Run a step; return whether all ranks then have the same gradients, and the routes it took. Collective."""
     before = dict(current().world.gpu_operations)
     training.step()
     ways = sorted(way for way, count in current().world.gpu_operations.items() if count > before.get(way, 0))
@@ -123,7 +123,7 @@ def race(
 
 
 def overhead(times: Mapping[str, Times], clock: str) -> dict[str, float]:
-    """Return the overhead, round by round, in percent of the bare optimizer's step."""
+    """Return the summary of the rounds' overheads, in percent of the bare optimizer's step."""
     bare, wrapped = (getattr(times[name], clock).round_medians for name in ("bare", "sordino"))
     return summarize(100 * (wrapped - bare) / bare)
 
@@ -150,7 +150,7 @@ def measure(
 
 
 def measure_waits(case: Case, place: Place, ranks: int, steps: int = host_waits.STEPS) -> dict[str, Results]:
-    """Return the host's waits per step of each algorithm, and of one wait, to test the profiler. Collective."""
+    """Return the host's waits per step of each algorithm; and of a single wait, to test the profiler. Collective."""
     found = {"bare": host_waits.count(training(case, place, None).step, place, steps)}
     for name, make in ALGORITHMS.items():
         if ranks > 1 or name == "AllReduce":
@@ -160,7 +160,7 @@ def measure_waits(case: Case, place: Place, ranks: int, steps: int = host_waits.
 
 
 def wrong(rows: Sequence[Results], waits: Mapping[str, Results], ranks: int, on_gpu: bool) -> list[str]:
-    """Return the steps that average although they should not, or the reverse; and note a profiler that sees no wait."""
+    """Return the steps that average and should not, or should and do not; and whether the profiler sees no wait."""
     blind = ["the profiler does not see the host wait"] if on_gpu and waits["one wait"]["total"] < 1 else []
     return blind + [
         f"{name} step of {row['case']} (set_to_none={row['set_to_none']}) {'averages' if got else 'does not average'}"

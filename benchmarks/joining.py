@@ -1,9 +1,9 @@
-"""Time in which a process joins a running job, and what the job loses meanwhile.
+"""Time that a process takes to join a running job, and the delay of the job meanwhile.
 
   python benchmarks/joining.py
 
 Two ranks average the gradients of a model with ResNet-50's parameters. One is killed, and `sordino run --respawn`
-replaces it. In some more jobs all ranks restart instead (`--restarts`). Times are medians over the jobs.
+replaces it. In as many other jobs all ranks restart instead (`--restarts`). Times are medians over the jobs.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from sordino.timing import summarize
 from timings.joining import REPORTS
 
 _IMPORTED = time.time()
-_AFTER, _MORE = 20, 40  # steps before the kill, and after the return
+_AFTER, _MORE = 20, 40  # steps before the kill, and of a new process after it
 _STEPS = 100_000  # never reached
-_BUSY_S = 0.02  # of a step, besides averaging
+_BUSY_S = 0.02  # sleep in each step
 
 
 class Model(torch.nn.Module):
-    """ResNet-50's parameters, whose gradients are themselves."""
+    """ResNet-50's parameters. Each parameter is its own gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Model(torch.nn.Module):
 
 
 def work(folder: Path) -> None:
-    """Train as one rank. It writes the times of its steps, and ends when the folder has a file `over`."""
+    """Train as one rank until the folder has a file `over`, and write the times of the steps to a file."""
     torch.set_num_threads(1)
     hvd.init()
     me, ready = current().identity, time.time()
@@ -82,7 +82,7 @@ def work(folder: Path) -> None:
 
 
 def _read(folder: Path) -> list[tuple[dict[str, Any], list[list[float]]]]:
-    """Return the lines of each process, in the order of their starts."""
+    """Return the head and the steps of each process, in the order of their starts."""
     found = []
     for path in folder.glob("steps.*"):
         lines = path.read_text().splitlines(keepends=True)
@@ -100,7 +100,7 @@ def _wait(job: Job, done: Any) -> None:
 
 
 def measure(folder: Path, how: Sequence[str], respawn: bool) -> dict[str, float]:
-    """Run one job. Return the seconds of its events."""
+    """Run one job. Return seconds to the newcomer's first step, and of the other rank's steps."""
     words = ["-np", "2", *how, "--", sys.executable, str(Path(__file__).resolve()), "--work", str(folder)]
     with Job(folder / "job", words) as job:
         _wait(job, lambda: len(_read(folder)) == 2 and all(len(steps) >= _AFTER for _, steps in _read(folder)))

@@ -4,7 +4,7 @@
 
 In each job Layered (with communicators as threads or as separate ranks) takes turns with AllReduce. A step averages
 existing gradients, then loading sleeps for 0, 1/2, 1 and 2 times the time of AllReduce without loading, then a
-parameter is accessed. The time of the step without loading is exposed communication. Horovod has its own job. Jobs run
+parameter is accessed. The time of the step, less the sleep, is exposed communication. Horovod has its own job. Jobs run
 on this machine, and on emulated hosts with links of --mbps each way, where a group is a host.
 """
 
@@ -63,7 +63,7 @@ def run(job: Job, mbps: float, rounds: int) -> Results:
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """Return the targets: communication is hidden behind loading, and as fast as AllReduce's without loading."""
+    """Return the targets: communication is hidden by loading, and as fast as AllReduce's if nothing is loaded."""
     entries = []
     for row in rows:
         if "Layered" not in row["contestants"]:

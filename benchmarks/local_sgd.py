@@ -1,4 +1,4 @@
-"""Hierarchical local SGD: communication in a step, overlap with the next one, PyTorch's local SGD, predictions.
+"""Hierarchical local SGD: communication in a step, its overlap with loading, PyTorch's local SGD, predictions.
 
   python benchmarks/local_sgd.py communication        # as root: it makes hosts and starts the ranks by itself
   python benchmarks/local_sgd.py overlap              # as root

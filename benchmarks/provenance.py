@@ -1,13 +1,13 @@
-"""The commit that each committed result was made from, and the results whose benchmark has changed since.
+"""Commit from which each committed result was made, and the results whose benchmark has changed since.
 
   python benchmarks/provenance.py
 
 A benchmark is the code that measures: the function that a claim's run names, or the module that writes a result, with
-every definition in benchmarks/, sordino.bench and tests/planted that it uses, also in other modules. Two versions of a
-definition are the same if only comments, docstrings or layout differ, or if it has moved to another module. Changes of
-the code that is measured are counted only. A person has to decide whether they matter.
+every definition in benchmarks/, sordino.bench and tests/planted that it uses, directly or not. Two versions of a
+definition are the same if only comments, docstrings or layout differ, or if it has moved to another module. Of changes
+to the measured code only the number is printed. A person has to decide whether they matter.
 
-Planted errors are results one by one: those that have changed, or are new, since they were tried are counted.
+Each planted error is a result of its own: the script counts the errors that are new or have changed since the last try.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-_FOLDERS = {"": "benchmarks", "sordino.bench": "python/sordino/bench", "planted": "tests/planted"}  # folders of modules
+_FOLDERS = {"": "benchmarks", "sordino.bench": "python/sordino/bench", "planted": "tests/planted"}  # of packages
 _SHOWING = frozenset(
     f"{name}.py"
     for name in (
@@ -42,7 +42,7 @@ _SHOWING = frozenset(
         "parts",
     )
 )
-"""Modules that judge, describe or draw results, or parse options: a change of them makes no result old."""
+"""Modules that judge, describe or draw results, or parse options. A change of them makes no result outdated."""
 _REWRITTEN = {
     "ParameterSkipping": "CaPS",
     '"elasticaveraging"': '"elastic-averaging"',
@@ -51,9 +51,9 @@ _REWRITTEN = {
     "; known are {', '": "; use some of {', '",
     "sum_of_losses += float(loss)": "sum_of_losses += loss.item()",
 }
-"""Former ways to write the same, for sources of earlier commits."""
+"""Former spellings and what replaces them, for sources of earlier commits."""
 _NAMED = re.compile(r"(\w+(?:\.\w+)+)(?::\w+)?")  # a module, or a function of one
-_CLAIMED = re.compile(r"\(([0-9a-f]{7,})\+?\)")  # in the line of a claim's file that names a machine
+_CLAIMED = re.compile(r"\(([0-9a-f]{7,})\+?\)")  # the commit in a claim's line about a machine
 
 Start = tuple[str, str]
 """File and name of a definition; the name "" means all definitions of the file."""
@@ -64,9 +64,9 @@ class Origin:
     """Origin of one result.
 
     Attributes:
-        file: of the result.
-        commits: that it was made from, several if parts of it were made at different times; empty if none is named.
-        starts: definitions that the measurement begins with.
+        file: file of the result.
+        commits: commits from which its parts were made; empty if it names none.
+        starts: definitions with which the measurement begins.
     """
 
     file: Path
@@ -75,7 +75,7 @@ class Origin:
 
 
 def git(root: Path, *words: str) -> str:
-    """Return the output of git. subprocess.CalledProcessError where it fails."""
+    """Return the output of git. subprocess.CalledProcessError if it fails."""
     return subprocess.run(("git", *words), cwd=root, capture_output=True, text=True, check=True).stdout
 
 
@@ -104,7 +104,7 @@ def _origin(file: Path, tree: Tree) -> Origin:
 
 @cache
 def _writers() -> dict[str, tuple[str, ...]]:
-    """Return the files that write results with each name of a benchmark."""
+    """Return the file that writes each benchmark's results, by name."""
     found: dict[str, tuple[str, ...]] = {}
     for folder in _FOLDERS.values():
         for path in (ROOT / folder).rglob("*.py"):
@@ -117,8 +117,8 @@ class Tree:
     """The modules of benchmarks, in the working tree or at a commit.
 
     Args:
-        root: of the repository.
-        commit: None: the working tree.
+        root: root of the repository.
+        commit: commit to read; None: the working tree.
     """
 
     def __init__(self, root: Path, commit: str | None = None) -> None:
@@ -142,7 +142,7 @@ class Tree:
         return None
 
     def module(self, path: str) -> _Module | None:
-        """Return a module by its file; None if it is not there, or only shows results."""
+        """Return the module of a file; None if there is no such file, or if it is in `_SHOWING`."""
         if path not in self._files or Path(path).name in _SHOWING:
             return None
         if path not in self._modules:
@@ -158,7 +158,7 @@ class Tree:
         return self._modules[path]
 
     def definitions(self, starts: frozenset[Start]) -> dict[str, list[str]]:
-        """Return the code of every definition that these use, by its name."""
+        """Return the code of the definitions `starts`, and of all that they use, by name."""
         found: dict[Start, str] = {}
         todo = list(starts)
         while todo:
@@ -180,7 +180,7 @@ class Tree:
 
 
 class _Module:
-    """One parsed module: its definitions, and what its imports lead to.
+    """One parsed module: its definitions, and the targets of its imports.
 
     Attributes:
         code: code of each definition without comments, docstrings and layout.
@@ -203,7 +203,7 @@ class _Module:
                     for one in ast.walk(target):
                         if isinstance(one, ast.Name) and not one.id.endswith(
                             "CLAIM"
-                        ):  # what a claim says, and how it is judged
+                        ):  # a claim's text and judgment are no measurement
                             self._nodes[one.id].append(node)
         self.code = {name: "".join(map(self._dump, nodes)) for name, nodes in self._nodes.items()}
 
@@ -222,7 +222,7 @@ class _Module:
                 self.imports[name] = (outer, alias.name)
 
     def uses(self, name: str) -> Iterator[tuple[str | None, str]]:
-        """Yield file and name of each definition that one uses; the file None is this module's."""
+        """Yield file and name of each definition that a definition uses; the file None is this module's."""
         for node in self._nodes[name]:
             attributes = set()
             for one in ast.walk(node):
@@ -250,14 +250,14 @@ class _Module:
         for one in ast.walk(copy):
             if isinstance(one, (ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(one) is not None:
                 one.body[0] = ast.Pass()
-            elif isinstance(one, ast.Constant) and self._worker(one) is not None:  # which may have moved
+            elif isinstance(one, ast.Constant) and self._worker(one) is not None:  # a module that may have moved
                 text = str(one.value)
                 one.value = text.rpartition(":" if ":" in text else ".")[2]
         return ast.dump(copy)
 
 
 def changed(origin: Origin, root: Path = ROOT) -> list[str]:
-    """Return the definitions of a result's benchmark whose code is not what it was when the result was made.
+    """Return the names of the benchmark's definitions whose code has changed since the result was made.
 
     Raises:
         LookupError: the result names no commit, or one that this repository does not have.
@@ -285,13 +285,13 @@ def _at(root: Path, commit: str) -> Tree:
 
 @cache
 def _former_names(root: Path, commit: str) -> dict[str, str]:
-    """Return the name at a commit of each file that has been moved since."""
+    """Return the former name, at a commit, of each file that has moved since."""
     lines = git(root, "diff", "--name-status", "--diff-filter=R", "-M40%", "-l0", commit, "--", "*.py").splitlines()
     return {new: old for _, old, new in (line.split("\t") for line in lines)}
 
 
 def lines() -> Iterator[str]:
-    """Yield a line for each result whose benchmark has changed, or whose origin is not known."""
+    """Yield a line for each result whose benchmark has changed, or whose commit is unknown."""
     for origin in origins():
         name = origin.file.relative_to(ROOT).as_posix()
         try:

@@ -1,13 +1,13 @@
-"""What a rank sends and how much memory it takes, by the number of ranks.
+"""Messages, bytes and memory of a rank, by the number of ranks.
 
   python benchmarks/scale.py                    # 64, 256 and 1024 ranks
   python benchmarks/scale.py --ranks 16,64,256
 
 The ranks are threads of one process, on simulated nodes of 8. So messages and bytes are exact, but times are those of a
-program with many threads on few cores. In each phase all ranks do the same, and then wait for each other outside of the
-library. Counted are control messages and transfers, also within nodes. Data in the memory of a node are not.
+program with many threads on few cores. In each phase all ranks do the same work, and then wait for each other outside
+of the library. Control messages and transfers are counted, also within nodes; data in a node's shared memory are not.
 
-Every number of ranks is a process of its own, whose memory is counted, too.
+Each number of ranks has its own process, whose memory is measured too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from timings.scale import REPORTS
 
 NODE = 8
 _RANKS = (64, 256, 1024)
-_MOST_SQUARE = 256  # ranks of an all-to-all: each rank has a matrix of all ranks by all ranks while it runs
+_MOST_SQUARE = 256  # most ranks of an all-to-all, in which each rank holds a matrix of ranks x ranks
 
 
 def _memory() -> int:
@@ -46,7 +46,7 @@ def _memory() -> int:
 
 
 class Phases:
-    """Counts what ranks send in each phase. A phase begins and ends for all ranks together.
+    """Counters of what ranks send in each phase. A phase begins and ends for all ranks together.
 
     Args:
         network: network of the ranks.
@@ -61,7 +61,7 @@ class Phases:
         self.found: list[Results] = []
 
     def run(self, name: str, work: Callable[[], object]) -> None:
-        """Let this rank work. Collective over the threads of all ranks."""
+        """Run this rank's work of a phase. Called by the threads of all ranks."""
         if self._meeting.wait() == 0:
             self._sent, self._began = self._network.sent(), time.perf_counter()
         self._meeting.wait()
@@ -115,7 +115,7 @@ def work(phases: Phases) -> None:
 
 
 def measure(size: int) -> Results:
-    """Return the counts for one number of ranks. They are threads of this process."""
+    """Return the counts for one number of ranks, which are threads of this process."""
     torch.set_num_threads(1)
     before, begin = _memory(), time.perf_counter()
     network = SimNetwork([rank // NODE for rank in range(size)])
@@ -131,7 +131,7 @@ def measure(size: int) -> Results:
 
 
 def growth(rows: Sequence[Results]) -> list[Results]:
-    """Return the exponent of growth of each phase: 0 if what is sent is constant, 1 if it grows as the ranks do."""
+    """Return the exponent of growth of each phase: 0 for a constant amount, 1 for growth in proportion to the ranks."""
     least, most = rows[0], rows[-1]
     factor = math.log(most["ranks"] / least["ranks"])
     found = []
@@ -146,7 +146,7 @@ def growth(rows: Sequence[Results]) -> list[Results]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark, or the ranks of one number."""
+    """Run the benchmark, or one number of ranks."""
     parser = argparse.ArgumentParser(
         prog="scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

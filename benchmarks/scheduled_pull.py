@@ -1,4 +1,4 @@
-"""Wide-area gossip: waiting of steps, cost of serving pulls, and comparison with MPI's one-sided communication.
+"""Scheduled pull gossip: waiting of steps, cost of serving pulls, and comparison with MPI's one-sided communication.
 
   python benchmarks/scheduled_pull.py pulls                # as root: it makes hosts and starts the ranks by itself
   python benchmarks/scheduled_pull.py serving              # as root

@@ -2,9 +2,9 @@
 
   python benchmarks/single_copy.py
 
-Both bring a tensor of another process into this one. The kernel reads it where it is. Without that call, its owner
-copies it to shared memory, in chunks that stay in the cache, and this process copies it from there. Here one process
-does both of these copies, one after the other. Two ranks do them at the same time, so this is their longest time.
+Both methods bring a tensor of another process into this one. The kernel reads the tensor in place. Without this call,
+its owner copies it to shared memory, in chunks that stay in the cache, and this process copies it from there. Here one
+process makes both copies in turn. Two ranks make them at the same time, so the measured time is an upper bound.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Vector(ctypes.Structure):
 
 
 def kernel_copy(process: int, source: np.ndarray, target: np.ndarray) -> Run:
-    """Return a function that reads `source`, which the process has at the same address, into `target`."""
+    """Return a function that reads into `target` the memory of a process at the address of `source`."""
     libc = ctypes.CDLL(None, use_errno=True)
     size = target.nbytes
     local, remote = _Vector(target.ctypes.data, size), _Vector(source.ctypes.data, size)
@@ -47,7 +47,7 @@ def kernel_copy(process: int, source: np.ndarray, target: np.ndarray) -> Run:
 
 
 def two_copies(source: np.ndarray, slots: np.ndarray, target: np.ndarray) -> Run:
-    """Return a function that copies to the slots in turn, and from them."""
+    """Return a function that copies `source` to `target` through the slots, chunk by chunk."""
     chunk = min(CHUNK, max(len(source) // SLOTS, 32 * 1024))
     parts = [slice(begin, begin + chunk) for begin in range(0, len(source), chunk)]
     places = [slots[number % SLOTS * CHUNK :][: len(source[part])] for number, part in enumerate(parts)]
@@ -61,7 +61,7 @@ def two_copies(source: np.ndarray, slots: np.ndarray, target: np.ndarray) -> Run
 
 
 def measure(size: int, budget: float) -> Results:
-    """Measure one size, with a child process that owns the source and sleeps."""
+    """Measure one size, with a sleeping child process that owns the source."""
     source, target = np.arange(size, dtype=np.uint8), np.zeros(size, np.uint8)
     slots = np.frombuffer(mmap.mmap(-1, SLOTS * CHUNK), np.uint8)
     slots[:] = 0

@@ -4,9 +4,9 @@
   python benchmarks/soak.py --mode continue      the other ranks continue; a restart after the loss of the last one
 
 Trains on Fashion-MNIST with examples/train.py. A short trial shows how many steps the disturbed training can take in
-the time; the undisturbed training takes as many. Then ranks are killed with SIGKILL at random moments, half to one and
-a half intervals after the last kill: one rank, every fourth time two at once. After the time the job takes its
-remaining steps. Exit status 0 if all targets are met, 1 if not.
+--minutes; the undisturbed training takes as many. Then ranks are killed with SIGKILL at random moments, half to one and
+a half intervals after the last kill: one rank or, with probability 1/4, two at once. Then the job takes its remaining
+steps. Exit status 0 if all targets are met, 1 if not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sordino.report import Results, machines, records, verdicts
 
 _EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "train.py"
 _TRIAL_STEPS = 100
-_ENDS_S = 2.0  # approximate time of a job to end after a kill
+_ENDS_S = 2.0  # approximate time from a kill to the end of the job
 _STUCK_S = 300.0
 _POINTS = 1.0
 
@@ -52,7 +52,7 @@ class Plan:
     checkpoint_every: int
 
     def moments(self) -> list[tuple[float, int]]:
-        """Return the times of kills, in seconds since the job's begin, and the number of ranks to kill at once."""
+        """Return the times of kills, in seconds since the job's start, and the number of ranks to kill at each."""
         generator, found, at = random.Random(self.seed), list[tuple[float, int]](), 0.0
         while True:
             at += self.every * generator.uniform(0.5, 1.5)
@@ -72,7 +72,7 @@ class Plan:
 
 
 def undisturbed(plan: Plan, folder: Path, steps: int) -> Results:
-    """Train `steps` steps without kills; return the results and the times."""
+    """Train for `steps` steps without kills; return the results and the times."""
     with Job(folder, plan.words(folder, steps)) as job:
         _finish(job, folder / "steps.jsonl")
         status = job.wait(time.time())
@@ -90,7 +90,7 @@ def undisturbed(plan: Plan, folder: Path, steps: int) -> Results:
 
 
 def disturbed(plan: Plan, folder: Path, steps: int) -> Results:
-    """Train `steps` steps while ranks are killed; return the results and the consequences of the kills."""
+    """Train for `steps` steps while ranks are killed; return the results and the consequences of the kills."""
     moments = plan.moments()
     how = ["--restarts", str(len(moments))] + (["--on-peer-lost", "continue"] if plan.mode == "continue" else [])
     log, kills = folder / "steps.jsonl", list[Kill]()
@@ -128,10 +128,10 @@ def disturbed(plan: Plan, folder: Path, steps: int) -> Results:
 
 
 def _finish(job: Job, log: Path, until: float | None = None) -> bool:
-    """Wait for the end of a job, or until that time; return whether it has ended.
+    """Wait for the end of a job, at most until `until`; return whether it has ended.
 
     Raises:
-        SordinoError: the job takes no steps.
+        SordinoError: there was no step for _STUCK_S seconds.
     """
     while until is None or time.time() < until:
         if job.wait(min(until or time.time() + 1, time.time() + 1)) is not None:
@@ -143,7 +143,7 @@ def _finish(job: Job, log: Path, until: float | None = None) -> bool:
 
 
 def _strike(job: Job, count: int, generator: random.Random) -> Kill | None:
-    """Kill `count` ranks as soon as any exist; return None if the job has ended."""
+    """Kill up to `count` ranks as soon as any exist; return None if the job has ended."""
     while not (ranks := job.ranks()):
         if job.wait(time.time()) is not None:
             return None
@@ -161,10 +161,10 @@ def _results(folder: Path) -> Results:
 
 
 def steps_for(plan: Plan, trial: Results) -> int:
-    """Return the steps that the disturbed training can take in the time, by the start and the rate of the trial."""
+    """Return the number of steps that fit into the disturbed training, by the start time and the rate of the trial."""
     rate = trial["steps_per_second"]
     share = 1 - (trial["start_seconds"] + _ENDS_S + plan.checkpoint_every / rate / 2) / plan.every
-    if plan.mode == "continue":  # one kill in `ranks` ends the job
+    if plan.mode == "continue":  # one of `ranks` kills ends the job
         share = 1 - (1 - share) / plan.ranks
     if share < 0.1:
         records.log(f"a start takes {trial['start_seconds']:.0f} s here, so hardly a step is taken between two kills")
@@ -190,7 +190,7 @@ def judged(plan: Plan, calm: Results, stormy: Results) -> list[Results]:
 
 
 def soak(plan: Plan, folder: Path, steps: int | None) -> Results:
-    """Carry out the trial and both trainings in an existing folder."""
+    """Run the trial, if `steps` is None, and both trainings."""
     trial = None
     if steps is None:
         trial = undisturbed(plan, folder / "trial", _TRIAL_STEPS)

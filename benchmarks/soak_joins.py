@@ -3,11 +3,10 @@
   python benchmarks/soak_joins.py                20 minutes, a kill every 20 s, 4 ranks
 
 Trains on Fashion-MNIST with `hvd.elastic.run` under `sordino run --respawn`. Each epoch visits every image once,
-however many ranks there are, so the same number of epochs is the same work. A step sleeps a while, as if a GPU
-computed: the start of a new process takes other resources than training. An undisturbed trial gives the time of an
-epoch; the goodput is the time that all epochs would take undisturbed, divided by the time that they take with kills.
-Another undisturbed training, without sleeping, gives the accuracy to compare with. Exit status 0 if all targets are
-met, 1 if not.
+however many ranks there are, so the same number of epochs is the same work. Each step also sleeps, as if a GPU
+computed, so that new processes find free cores to start on. An undisturbed trial gives the time of an epoch; the
+goodput is the time that all epochs would take undisturbed, divided by the time that they take with kills. Another
+undisturbed training, without sleep, gives the accuracy to compare with. Exit status 0 if all targets are met, 1 if not.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ from timings.soak_joins import REPORTS
 
 _TRIAL_EPOCHS = 4
 _BATCH = 32  # per rank
-_BUSY_S = 0.03  # of a step, besides its own computing
+_BUSY_S = 0.03  # sleep in each step
 _STUCK_S = 120.0
 _POINTS = 1.0
 
 
 def work(folder: Path, data_set: str, epochs: int, busy: float) -> None:
-    """Train as one rank. It writes a line per step to a file of its own; the first rank writes the results."""
+    """Train as one rank, with a line per step in a file of its own. Rank 0 also writes the results."""
     torch.set_num_threads(1)
     hvd.init(on_peer_lost="continue")
     data = load_fashion_mnist() if data_set == "fashion-mnist" else load_digits()
@@ -88,20 +87,20 @@ def work(folder: Path, data_set: str, epochs: int, busy: float) -> None:
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps of one process: their times, and the number of ranks in each."""
+    """Steps of one process: their times (Unix), and the number of ranks in each."""
 
     times: list[float]
     sizes: list[int]
 
     @classmethod
     def read(cls, path: Path) -> Steps:
-        """Read a file of `work`, whose last line may be cut off."""
+        """Read a file of `work`. Its last line may be cut off."""
         lines = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
         return cls([at for at, _ in lines], [size for _, size in lines])
 
 
 def _steps(folder: Path) -> dict[int, Steps]:
-    """Return the steps of each process that has taken any, by its number in the job."""
+    """Return the steps of each process that has taken any, by the process's number in the job."""
     found = {int(path.suffix[1:]): Steps.read(path) for path in folder.glob("steps.*")}
     return {number: steps for number, steps in found.items() if steps.times}
 
@@ -122,7 +121,7 @@ class Plan:
 
 
 def undisturbed(plan: Plan, folder: Path, epochs: int, busy: float) -> Results:
-    """Train without kills. Return the accuracy, and the seconds of an epoch."""
+    """Train without kills. Return the accuracy and the seconds per epoch."""
     folder.mkdir()
     with Job(folder / "job", plan.words(folder, epochs, busy)) as job:
         status = job.wait(time.time() + 3600)
@@ -135,7 +134,7 @@ def undisturbed(plan: Plan, folder: Path, epochs: int, busy: float) -> Results:
 
 
 def disturbed(plan: Plan, folder: Path, epochs: int) -> Results:
-    """Train while ranks are killed and replaced. Return the results and what each kill cost."""
+    """Train while ranks are killed and replaced. Return the results and the effects of the kills."""
     folder.mkdir()
     generator, kills = random.Random(plan.seed), list[float]()
     with Job(folder / "job", plan.words(folder, epochs, _BUSY_S, "--respawn", "1000")) as job:
@@ -150,7 +149,7 @@ def disturbed(plan: Plan, folder: Path, epochs: int) -> Results:
                 raise job.stuck(f"the job has taken no step for {_STUCK_S:.0f} s")
             if status is None and time.time() >= at:
                 alive = job.ranks()
-                if len(alive.keys() & steps.keys()) > 1:  # one that has the state stays
+                if len(alive.keys() & steps.keys()) > 1:  # a rank that has the state remains
                     kill = job.kill(alive, [generator.choice(sorted(alive))])
                     kills.append(kill.time)
                     records.log(f"{kill.time - job.begun:.0f} s: killed process {kill.ranks[0]} of {kill.alive}")

@@ -1,7 +1,7 @@
 """Python functions of Sordino, and their files, that rank 0 calls between `zero_grad()` and the end of `step()`.
 
   python benchmarks/walk.py
-  python benchmarks/walk.py --show crossover     # functions of one algorithm in the order of their first calls
+  python benchmarks/walk.py --show crossover     # functions of one algorithm, by first call
 
 The ranks are threads. Functions of torch and compiled functions are not counted.
 """
@@ -34,7 +34,7 @@ Walk = Counter[tuple[str, str]]
 
 
 def walk(algorithm: Any) -> Walk:
-    """Return the calls of rank 0 of four in a step."""
+    """Return the calls of rank 0 in one step of four ranks."""
 
     def train() -> Walk:
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))

@@ -1,12 +1,11 @@
-"""Test the claims of the five papers. A claim is one figure, one table or one headline sentence.
+"""Test claims of five papers, and our own. A claim is one figure, one table or one headline sentence.
 
   python -m benchmarks.claims list
   python -m benchmarks.claims run crossover-figure-7      # or several names, or a paper's, or all
-  python -m benchmarks.claims run all --quick             # every claim in small; writes nothing
+  python -m benchmarks.claims run all --quick             # small runs of every claim; writes nothing
   python -m benchmarks.claims report                      # docs/claims.md and its pictures, from the committed JSON
 
-Finished runs are kept in build/claims until the file of their claim is written. So an interrupted command continues
-where it stopped.
+Finished runs are kept in build/claims, so an interrupted command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))  # the folder from which benchmarks import each other
+sys.path.insert(0, str(ROOT / "benchmarks"))  # so that benchmarks can import each other
 
 from claims import catalogue, page, running  # noqa: E402
 from claims.claim import Claim  # noqa: E402

@@ -1,8 +1,8 @@
 """Papers, claims and their runs.
 
-The plan of a claim is a generator: it yields runs, is sent their results, and returns the evidence. So a plan that
-first chooses learning rates and then trains many seeds reads from top to bottom. A run is named by its settings, so a
-plan that asks for it again gets the kept result. The pages are made by playing every plan over the kept results.
+The plan of a claim is a generator: it asks for runs by yielding them, is sent their results, and returns the evidence.
+So a plan that first chooses learning rates and then trains many seeds reads from top to bottom. A plan that asks for a
+run again, by the same function and settings, gets the kept result. So the pages are made by playing all plans again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Run:
     Attributes:
         work: "module:function". It is called with the settings as keywords and returns JSON values.
         settings: JSON values.
-        cost: duration relative to other runs.
-        alone: True for runs that measure time: no other run goes on meanwhile.
+        cost: duration relative to other runs, to estimate the remaining time.
+        alone: True for runs that measure time: other runs wait.
     """
 
     work: str
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def key(self) -> str:
-        """Name of the file that keeps the result."""
+        """Hash of function and settings; name of the file that keeps the result."""
         text = json.dumps([self.work, self.settings], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
@@ -55,7 +55,7 @@ class Found:
     """Result of a plan.
 
     Attributes:
-        evidence: statements. The first one is the headline and gives the claim's verdict.
+        evidence: judged statements. The first is the headline; its verdict is the claim's.
         shapes: data of the picture, as JSON values.
     """
 
@@ -73,7 +73,7 @@ class Paper:
         title: heading of its page.
         idea: summary of its proposal, and the terms and symbols that its claims use.
         smaller: differences between the source's experiments and ours that all of its claims share, with reasons.
-        speaker: subject of "claims" on the page.
+        speaker: the claiming party, as the page names it.
     """
 
     name: str
@@ -98,7 +98,8 @@ class Claim:
         says: the claim in a sentence, with its numbers.
         setting: experiment of the source.
         here: experiment here.
-        plan: function that returns a new plan. True asks for a small one of a few minutes, whose verdicts mean nothing.
+        plan: function that returns a new plan; with the argument True a small plan of a few minutes, whose verdicts
+            mean nothing.
         why: interpretation of the evidence, one paragraph.
         draw: function that draws the picture from `Found.shapes`.
     """
@@ -115,7 +116,7 @@ class Claim:
 
 
 def play(claim: Claim, quick: bool, find: Callable[[Sequence[Run]], list[Results]]) -> Found:
-    """Play the plan of a claim to its end; `find` returns the results of the runs that it asks for."""
+    """Play the plan of a claim to its end. `find` returns the results of the runs that the plan asks for."""
     plan = claim.plan(quick)
     try:
         wanted = next(plan)

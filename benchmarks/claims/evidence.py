@@ -1,8 +1,8 @@
 """Statements, their values and their verdicts. A verdict follows from the mean and its standard error alone.
 
 Seeds share initial values and the order of the data across algorithms. So a difference is taken seed by seed: the mean
-of the paired differences, its standard error and their number. A mean within two standard errors of the limit is not
-told apart from chance. Collapsed trainings are counted and shown, but left out of the mean.
+of the paired differences, its standard error and their number. If the mean is within two standard errors of the limit,
+the verdict is "not told apart". Collapsed trainings are counted and shown, but left out of the mean.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Evidence:
     """One statement with its values and its verdict.
 
     Attributes:
-        what: the statement: the compared quantities and the unit.
+        what: the statement, with the compared quantities and the unit.
         source: the source's value in that unit; None if the source gives no value.
         ours: the mean of our values; None if it cannot be measured here.
         error: standard error of the mean; None for a single value or an exact count.
@@ -47,7 +47,7 @@ class Evidence:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean of some values and its standard error (None for a single value).
+    """Return the mean of values and its standard error (None for a single value).
 
     Raises:
         ValueError: the sequence is empty.
@@ -66,9 +66,9 @@ def differences(plus: Sequence[float], minus: Sequence[float]) -> list[float]:
 def above(
     what: str, values: Sequence[float], limit: float = 0.0, source: float | None = None, collapsed: int = 0
 ) -> Evidence:
-    """Judge that the expected value of the samples is above a limit.
+    """Judge whether the expected value of the samples is above a limit.
 
-    If the source gives a value, an effect that is surely less than half of the source's holds in direction only.
+    If the source gives a value, and the effect is surely less than half of the source's, it holds in direction only.
     """
     if not values:
         return _without_values(what, source, collapsed)
@@ -85,7 +85,7 @@ def above(
 def below(
     what: str, values: Sequence[float], limit: float = 0.0, source: float | None = None, collapsed: int = 0
 ) -> Evidence:
-    """Judge that the expected value of the samples is below a limit."""
+    """Judge whether the expected value of the samples is below a limit."""
     turned = above(what, [-value for value in values], -limit, None if source is None else -source, collapsed)
     ours = None if turned.ours is None else 0.0 - turned.ours  # not -0.0
     return Evidence(what, source, ours, turned.error, turned.count, turned.verdict, collapsed, turned.note)
@@ -94,7 +94,7 @@ def below(
 def within(
     what: str, values: Sequence[float], margin: float, source: float | None = None, collapsed: int = 0
 ) -> Evidence:
-    """Judge that the absolute value of a mean difference is surely smaller than a margin."""
+    """Judge whether the expected value of the samples is within `margin` of 0."""
     if not values:
         return _without_values(what, source, collapsed)
     mean, error = mean_and_error(values)

@@ -1,4 +1,4 @@
-"""Pages and pictures of the claims, made by playing every claim over the committed runs."""
+"""Pages and pictures of the claims, made by playing every plan with the committed runs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def evidence_table(evidence: Sequence[Evidence]) -> str:
 
 
 def found_of(claim: Claim, results: Path) -> Found | None:
-    """Return the result of a claim over its committed runs; None if no run is committed.
+    """Return the result of a claim from its committed runs; None if no run is committed.
 
     Raises:
         UsageError: a run is missing, so the file is older than the claim.
@@ -76,7 +76,7 @@ def found_of(claim: Claim, results: Path) -> Found | None:
 
 
 def verdict_of(claim: Claim, results: Path) -> str:
-    """Return a claim's verdict in a few words."""
+    """Return a claim's verdict, or why it has none."""
     try:
         found = found_of(claim, results)
     except UsageError:

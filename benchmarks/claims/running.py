@@ -1,8 +1,8 @@
 """Execution of the runs that claims ask for, and the files that keep their results.
 
-Each run is carried out once, and its result is kept under the hash of its settings. An interrupted run begins again.
-Runs that do not measure time share all cores. The results of a claim are written to one JSON file, one line per run;
-the pages are made from these files.
+Each run is carried out once, and its result is kept under its key. An interrupted run begins again. Runs that do not
+measure time share all cores. The results of a claim are written to one JSON file, one line per run; the pages are made
+from these files.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from sordino.errors import UsageError
 from sordino.report import Results, machines, records
 
 Entry = Results
-"""A finished run: work, settings, found (its result), and on (the machine, in words)."""
+"""A finished run: `work`, `settings`, `found` (its result) and `on` (the machine)."""
 
 
 def entry_of(run: Run, on: str) -> Entry:
-    """Carry out a run with one torch thread, in a process of the pool or, if it measures time, in the main process."""
+    """Carry out a run with one torch thread, in this process: one of the pool, or for runs `alone` the main process."""
     torch.set_num_threads(1)
     found = run.carry_out()
     return {"work": run.work, "settings": run.settings, "found": _short(found), "on": on}
@@ -41,7 +41,7 @@ def _short(value: Any) -> Any:
 
 
 def read(path: Path) -> dict[str, Entry]:
-    """Return the finished runs of a claim's file by their keys; an empty dict if the file does not exist.
+    """Return the finished runs in a claim's file by their keys; an empty dict if the file does not exist.
 
     Raises:
         UsageError: it is not a claim's file.
@@ -71,7 +71,7 @@ class Runner:
     """Supplies the results of runs, and carries out the runs that have no result yet.
 
     Args:
-        kept: folder of single finished runs; it keeps them after an interruption.
+        kept: folder for the results of single runs, which outlast an interruption.
         processes: pool for runs that do not measure time.
     """
 
@@ -86,8 +86,8 @@ class Runner:
 
         Args:
             claim: the claim.
-            quick: whether to play it in small.
-            known: finished runs, such as those of the claim's file.
+            quick: whether to play the small plan.
+            known: finished runs, such as those in the claim's file.
         """
         used: dict[str, Entry] = {}
 
@@ -109,7 +109,7 @@ class Runner:
         try:
             entry = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
             whole = isinstance(entry, dict) and Run(entry["work"], entry["settings"]).key == key and "found" in entry
-        except (ValueError, LookupError, TypeError, RecursionError):  # the run is carried out again
+        except (ValueError, LookupError, TypeError, RecursionError):  # then the run is carried out again
             return None
         return entry if whole else None
 
@@ -138,7 +138,7 @@ class Runner:
 
 
 def replay(claim: Claim, known: dict[str, Entry]) -> tuple[Found, set[str]]:
-    """Play a claim over finished runs alone; return its result, and the keys of the runs that it asked for.
+    """Play a claim with finished runs only; return its result, and the keys of the runs that it asked for.
 
     Raises:
         UsageError: a run is missing, so the file is older than the claim.

@@ -1,6 +1,6 @@
-"""One training on ranks that are threads: a small network, any algorithm, and the accuracy of the mean model.
+"""One training of a small network by any algorithm, on threads as ranks; and the mean model's accuracy.
 
-Claims about accuracy share this module, so that they differ only in the compared algorithms. A seed determines the
+Claims about accuracy share this module, so they differ only in the compared algorithms. A seed determines the
 initial parameters, the order of the images and the peers, and is the same for every algorithm.
 """
 
@@ -23,14 +23,14 @@ from sordino.algorithms import registry
 from sordino.data import load_digits, load_fashion_mnist
 from sordino.report import Results
 
-_STEP = 200  # fixed time of a worker's step, in images
+_STEP = 200  # fixed cost of a worker's step, in images
 
 Part = tuple[torch.Tensor, torch.Tensor]
 
 
 @cache
 def load(data: str, images: int, held_out: int) -> dict[str, Part]:
-    """Return images and labels of the parts "train", "validation" (to choose settings) and "test"."""
+    """Return images [N, 1, H, W] and labels [N] of the parts "train", "validation" (to choose settings) and "test"."""
     found = load_digits() if data == "digits" else load_fashion_mnist(None)
     order = np.random.Generator(np.random.PCG64(0)).permutation(len(found.train_labels))
 
@@ -42,7 +42,7 @@ def load(data: str, images: int, held_out: int) -> dict[str, Part]:
 
 
 def linear_layers(image_size: int, width: int, seed: int) -> nn.Sequential:
-    """Return three linear layers (segments of Crossover): 52,650 parameters for images of 28 x 28 and width 64."""
+    """Return three linear layers, each a segment of Crossover: 52,650 parameters for 28 x 28 images, width 64."""
     torch.manual_seed(seed)
     half = width // 2
     return nn.Sequential(
@@ -76,7 +76,7 @@ class Recipe:
 
 
 RECIPES = {"sgd": Recipe(), "large-batch": Recipe(36 / 90, 0.1, 0.96, True)}
-"""Recipes by name. The second is Table 1 of Crossover-SGD and `examples/train.py --recipe large-batch`."""
+"""Recipes by name. "large-batch" is Table 1 of Crossover-SGD and `examples/train.py --recipe large-batch`."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Training:
         data: "digits" or "fashion-mnist".
         images: number of training images.
         held_out: number of other images, for validation.
-        epochs: passes over the images. An epoch leaves out images that do not fill a mini-batch.
+        epochs: passes over the images. Images that do not fill a mini-batch are left out.
         options: settings of the algorithm.
         width: width of the network's first layer.
         momentum: momentum of the optimizer; None: the recipe's.
@@ -130,8 +130,8 @@ def train(**settings: Any) -> Results:
     """Carry out a training, one thread per worker.
 
     Returns:
-        The mean model's accuracies; the number of steps; the consensus distance after each epoch; and with local SGD
-        the distance before each averaging. A distance is None if parameters have diverged.
+        The mean model's accuracies (0 to 1); the number of steps; the consensus distance after each epoch; and with
+        `log_distance` the distance before each averaging. A distance is None if parameters have diverged.
     """
     training = Training(**settings)
     parts = load(training.data, training.images, training.held_out)

@@ -1,6 +1,7 @@
 """Jobs on emulated hosts of one Linux machine, by mpirun or torchrun.
 
-hosts.py makes the hosts and their links. mpirun runs in the head; torchrun, and ranks without a launcher, on the hosts.
+hosts.py makes the head, the hosts and their links. mpirun runs in the head; torchrun, and ranks without a launcher, on
+the hosts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["Cluster", "Traffic", "mpirun"]
 
 _PORT = "29500"  # port of a job's store; every cluster has its own network
 
-# Program that Open MPI starts instead of ssh, with a host and words for its shell. The file is in the head's /dev/shm.
+# Program that Open MPI starts instead of ssh, with a host and a shell command. The file is in the head's /dev/shm.
 _AGENT = """#!/bin/sh
 case $1 in
 {cases}
@@ -33,8 +34,8 @@ shift
 exec $enter sh -c "$*"
 """
 
-# Hosts start no other hosts, so they have no agent. Without no_tree_spawn their prted would look for it and crash. The
-# explicit pml and btl save the second in which UCX and libfabric would look for other transports.
+# Hosts start no other hosts, so they have no agent. Without no_tree_spawn their prted would look for one and crash. The
+# explicit pml and btl save the second in which UCX and libfabric would look for hardware.
 _MPI_OPTIONS = (
     *("--prtemca", "plm_ssh_agent", "/dev/shm/agent", "--prtemca", "plm_ssh_no_tree_spawn", "1"),
     *("--prtemca", "prte_tmpdir_base", "/dev/shm"),
@@ -72,7 +73,7 @@ class Cluster(Hosts):
         """Run an MPI job with ranks in blocks over the hosts, and return its exit status and output.
 
         Args:
-            ranks: total number of ranks. If it cannot be divided by the hosts, the first hosts have one more.
+            ranks: total number of ranks. If the hosts do not divide it, the first hosts have one rank more.
             command: the program and its arguments; `python` is the Python that runs now.
             env: environment variables, added to this process's.
             capture: whether to capture the output. Otherwise the job writes where this process writes.
@@ -88,7 +89,7 @@ class Cluster(Hosts):
         slots = self._slots(ranks, per_host)
         job = mpi.Job(
             ranks=ranks,
-            # Open MPI's daemons can miss the end of a process that ends at once, and then wait without end.
+            # Open MPI's daemons can miss the end of a process that ends at once; then they wait forever.
             command=["sh", "-c", 'sleep 0.2; exec "$@"', "sh", *mpi.resolve(command)],
             hosts=[f"{name}:{count}" for name, count in zip(self.names, slots) if count],
             exports=env,
@@ -114,7 +115,7 @@ class Cluster(Hosts):
         """Run a command at the head, and return its exit status and output. The arguments are those of `run`."""
         command = words
         if timeout is not None:
-            # Python's timeout would kill nsenter and leave mpirun. This program lets mpirun end its job first.
+            # Python's timeout would kill only nsenter and leave mpirun running. `timeout` lets mpirun end its job.
             words = ["timeout", "--kill-after=5", f"{timeout}", *words]
         started = time.monotonic()
         done = subprocess.run(
@@ -191,7 +192,7 @@ class Cluster(Hosts):
         capture: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         """Run commands on hosts, each with its own variables, and wait for their end."""
-        # torch would look up its host to find its address; UCX would use transports that machines do not share.
+        # Otherwise torch would look up the host's name, and UCX would use transports within a machine.
         links = {"UCX_NET_DEVICES": "eth0", "UCX_TLS": "tcp,self", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
         children, pipe = [], subprocess.PIPE if capture else None
         for k, words, variables in started:
@@ -208,7 +209,7 @@ class Cluster(Hosts):
                     errors="replace",
                 )
             )
-        # All at once: a child whose output is not read would block, and other children would wait for it.
+        # Read all outputs at once: a child whose pipe is full would block, and other children would wait for it.
         with ThreadPoolExecutor(len(children)) as readers:
             written = list(readers.map(lambda child: child.communicate(), children))
         out, errors = ("".join(text or "" for text in texts) for texts in zip(*written))
@@ -230,7 +231,7 @@ class Cluster(Hosts):
 
 
 def mpirun() -> mpi.Launcher:
-    """Return the launcher of MPI jobs. NotBuilt if it is not of Open MPI 5."""
+    """Return the launcher of MPI jobs. NotBuilt unless it is Open MPI 5 or later."""
     launcher = mpi.find_launcher(mpi.build_info(), os.environ)
     number = re.search(r"Open MPI\)\s+(\d+)", launcher.version)
     if number is None or int(number[1]) < 5:

@@ -1,4 +1,4 @@
-"""Run one job, by mpirun or by one torchrun per host, on a cluster that exists as long as the job.
+"""Run one job, by mpirun or by one torchrun per host, on a cluster that ends with the job.
 
   cd benchmarks && python -m cluster --hosts 4 --mbps 1000 --ranks-per-host 1 -- python train.py
   cd benchmarks && python -m cluster --hosts 2 --ranks-per-host 2 --starter torchrun -- python train.py
@@ -18,7 +18,7 @@ from sordino.errors import NotBuilt, UsageError
 
 
 def _rates(text: str) -> float | list[float]:
-    """Return one rate for all hosts, or the rates of the hosts."""
+    """Return one rate for all hosts, or a list with the rate of each host."""
     found = [float(part) for part in text.split(",")]
     return found if len(found) > 1 else found[0]
 

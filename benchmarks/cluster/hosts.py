@@ -1,12 +1,12 @@
 """Emulated hosts on one Linux machine: namespaces joined by links of a chosen rate.
 
-All hosts of a cluster are in one process namespace. Its first process waits on a pipe from this process, so it ends
-when this process ends for any reason. Then the kernel ends all other processes of the namespace. Network namespaces,
-links, host names, shared memory and session files belong to these processes alone and disappear with the last one. None
-of them has a name outside. So no cleanup is needed, and clusters cannot disturb each other or other programs.
+All hosts of a cluster are in the process namespace of the head. Its first process reads a pipe from this process, so it
+ends when this process ends for any reason. Then the kernel ends all other processes of the namespace. Network
+namespaces, links, host names, shared memory and session files belong to these processes alone and disappear with the
+last one. None of them has a name outside. So no cleanup is needed, and clusters disturb no other programs.
 
-The head holds the switch. A host has its own process namespace, /proc and /dev/shm. So a rank cannot use the memory or
-the process id of a rank on another host, as between real machines.
+The head holds the switch. A host has its own process namespace (in the head's), /proc and /dev/shm. So a rank cannot
+use the memory or the process id of a rank on another host, as between real machines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Rates = float | Sequence[float | None] | None
 _MOST_HOSTS = 200  # they share one /24
 _NAMESPACES = ("--mount-proc", "--pid", "--fork", "--kill-child", "--net", "--uts", "--ipc")
 
-# Both namespaces end with their first process. Their /dev/shm is private, so files of a killed job disappear with them.
+# A process namespace ends with its first process. Its /dev/shm is private, so files of a killed job disappear with it.
 _HEAD = """
 mount -t tmpfs tmpfs /dev/shm && echo head > /proc/sys/kernel/hostname && cat > /dev/shm/hosts <<END &&
 {addresses}
@@ -52,12 +52,12 @@ class Hosts:
 
     Args:
         hosts: number of hosts.
-        mbps: rate of each host's link in each direction, in megabits per second: one for all or one for each. None: as
-            fast as the machine.
+        mbps: rate of each host's link in each direction, in megabits per second: one for all hosts or one per host;
+            None: unlimited.
 
     Raises:
         UsageError: the arguments are out of range.
-        NotBuilt: on entering, if this machine or this user cannot make the hosts. The message names the missing part.
+        NotBuilt: on entering the context, if this machine or this user cannot make hosts. The message names the reason.
     """
 
     def __init__(self, hosts: int, mbps: Rates = None) -> None:
@@ -73,7 +73,7 @@ class Hosts:
         self._mbps = rates
         self._head: subprocess.Popen[str] | None = None
         self._hosts: list[subprocess.Popen[str]] = []
-        self._pids: list[int] = []  # of the processes that hold the hosts' namespaces, as numbered in the head
+        self._pids: list[int] = []  # ids, within the head, of the processes that hold the hosts' namespaces
 
     def __enter__(self) -> Hosts:
         _require_tools()
@@ -103,17 +103,17 @@ class Hosts:
     # ---- commands ----------------------------------------------------------------------------------------------
 
     def to_head(self) -> list[str]:
-        """Return the words that run the following words in the head. UsageError if the hosts do not exist."""
+        """Return the words that, before a command, run it in the head. UsageError if the hosts do not exist."""
         if self._head is None:
             raise UsageError("the cluster is not open; use it as `with Cluster(…) as cluster`")
         return [*_enter(str(self._head.pid)), "--"]
 
     def to_host(self, k: int) -> list[str]:
-        """Return the words that, in the head, run the following words on host `k`."""
+        """Return the words that, before a command in the head, run it on host `k`."""
         return [*_enter(str(self._pids[k])), "--"]
 
     def do(self, *words: str, given: str = "") -> str:
-        """Run a command of the system in the head with the input `given`; return its output. NotBuilt if it fails."""
+        """Run a command in the head with the input `given`; return its output. NotBuilt if it fails."""
         done = subprocess.run([*self.to_head(), *words], input=given, capture_output=True, text=True)
         if done.returncode:
             raise NotBuilt(
@@ -129,14 +129,14 @@ class Hosts:
         self.do("ip", "link", "set", host, "down" if is_cut else "up")
 
     def part(self, hosts: Sequence[str]) -> None:
-        """Connect these hosts to another switch, so that they reach only each other."""
+        """Move these hosts to a second switch, so that they reach only each other."""
         self.do("ip", "link", "add", "switch2", "type", "bridge")
         self.do("ip", "link", "set", "switch2", "up")
         for host in hosts:
             self.do("ip", "link", "set", host, "master", "switch2")
 
     def traffic(self) -> dict[str, Traffic]:
-        """Return the bytes that every host sent and received so far, by the counters of the switch."""
+        """Return the bytes that each host has sent and received so far, by the counters of the switch."""
         found = {}
         for link in json.loads(self.do("ip", "-json", "-statistics", "link", "show", "type", "veth")):
             stats = link["stats64"]
@@ -155,7 +155,7 @@ class Hosts:
         self.do("ip", "link", "set", "switch", "up")
 
     def _start_host(self, name: str) -> int:
-        """Start a host; return the id, as numbered in the head, of the process that holds its namespaces."""
+        """Start a host; return the id, within the head, of the process that holds its namespaces."""
         inner = ["unshare", *_NAMESPACES, "sh", "-c", _HOST, name]
         host = _start([*self.to_head(), "sh", "-c", 'echo $$; exec "$@"', "sh", *inner])
         self._hosts.append(host)
@@ -192,13 +192,13 @@ def _require_tools() -> None:
 
 
 def _start(words: list[str]) -> subprocess.Popen[str]:
-    # In its own session: otherwise Ctrl-C at a terminal would end it before the job, whose output would be lost.
+    # In its own session: otherwise Ctrl-C at a terminal would end it before the job, and the output would be lost.
     pipe = subprocess.PIPE
     return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 def _expect(process: subprocess.Popen[str]) -> str:
-    """Return the next line of a process. NotBuilt, with its last line of errors, if it ended."""
+    """Return the next line that a process writes. NotBuilt, with the last line of its errors, if it has ended."""
     assert process.stdout is not None and process.stderr is not None
     line = process.stdout.readline()
     if not line:
@@ -222,10 +222,10 @@ def _enter(pid: str) -> list[str]:
 def _bucket(mbps: float) -> list[str]:
     """Return tbf's parameters.
 
-    After a pause a burst passes at once, so it should be short. But tbf wakes late on a busy machine, and it catches up
-    by at most a burst. A millisecond is a compromise; less than 16 KiB would cut the kernel's packets too small. The
-    queue holds several TCP windows before a packet is dropped, because links between training machines lose almost
-    nothing and a lost packet at the end of a message costs TCP 0.2 s.
+    After a pause a whole burst passes at once, so a burst should be small. But tbf wakes late on a busy machine, and
+    then catches up by at most one burst. The bytes of a millisecond are a compromise; less than 16 KiB would cut the
+    kernel's packets too small. The queue is long enough for several TCP windows: links between training machines lose
+    almost nothing, and a lost packet at the end of a message costs TCP 0.2 s.
     """
     burst = max(16 << 10, int(mbps * 1e6 / 8 * 1e-3))
     return ["rate", f"{int(mbps * 1e6)}bit", "burst", str(burst), "limit", str(32 << 20)]

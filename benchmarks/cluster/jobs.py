@@ -1,4 +1,4 @@
-"""Start of a benchmark's ranks, here or on emulated hosts, and their results, a line of JSON of rank 0."""
+"""Start of a benchmark's ranks, here or on emulated hosts. Rank 0 prints the results as a line of JSON."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from sordino.report import Results, machines, records
 from sordino.timing import Participants, Watch
 
 Starter = Literal["mpirun", "torchrun", "local"]
-"""Launcher of a job; "local" is `sordino run`, for one machine."""
+"""Launcher of a job; "local" is `sordino run` on one machine."""
 
 _TIMEOUT_S = 3600
 _BENCHMARKS = Path(__file__).resolve().parents[1]
 
 
 def work(measure: Callable[[Participants], Results], algorithm: Algorithm | None = None) -> int:
-    """Run `measure` as a rank of a job, and print its result on rank 0; return the exit status.
+    """Run `measure` as a rank of a job, print its result on rank 0, and return the exit status.
 
-    `algorithm` is the argument of `hvd.init`.
+    `algorithm` is passed to `hvd.init`.
     """
     torch.set_num_threads(1)
     hvd.init(algorithm=algorithm)
@@ -45,9 +45,9 @@ def work(measure: Callable[[Participants], Results], algorithm: Algorithm | None
 
 
 def machine_before() -> Results:
-    """Return the machine, and its use by other processes before any host is made.
+    """Return the machine, and the cores that other processes use before any host is made.
 
-    Later the kernel's work for the links of hosts could not be distinguished from other processes.
+    Later, the kernel's work for the hosts' links could not be told apart from other processes.
     """
     mpi, watch = build_info()["mpi"], Watch(Participants())
     found = machines.machine(mpi["library"] if mpi else None)
@@ -56,13 +56,13 @@ def machine_before() -> Results:
 
 
 def paths() -> dict[str, str]:
-    """Return PYTHONPATH with the folder of benchmarks before its present value."""
+    """Return the environment variable PYTHONPATH with the folder of benchmarks in front."""
     before = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": f"{_BENCHMARKS}{os.pathsep}{before}" if before else str(_BENCHMARKS)}
 
 
 def words_here(ranks: int, words: Sequence[str], starter: Starter) -> list[str]:
-    """Return the words that start `words` as the ranks of one job on this machine.
+    """Return the command that runs `words` on every rank of a job on this machine.
 
     Raises:
         NotBuilt: mpirun is not found.
@@ -80,7 +80,7 @@ def run_here(ranks: int, module: str, arguments: Sequence[str], starter: Starter
     """Return the results of one job with all ranks on this machine.
 
     Raises:
-        NotBuilt: mpirun is not found. SordinoError: the job failed.
+        NotBuilt: mpirun is not found. SordinoError: the job failed, or took an hour.
     """
     words = words_here(ranks, ["python", "-m", module, *arguments], starter)
     environment = {"OMP_NUM_THREADS": "1", **os.environ, **paths()}  # torchrun warns if it is not set
@@ -103,10 +103,10 @@ def run_on_hosts(
 ) -> Results:
     """Return the results of one job on its own cluster, and the bytes of the host that sent most.
 
-    `mbps` is the rate of all links, or of each. With torchrun ranks use UCX between hosts.
+    `mbps` is the rate of all links, or of each. With torchrun, ranks use UCX between hosts.
 
     Raises:
-        NotBuilt: no cluster can be made here. SordinoError: the job failed.
+        NotBuilt: no cluster can be made here. SordinoError: the job failed. subprocess.TimeoutExpired: it took an hour.
     """
     ranks, words = hosts * ranks_per_host, ["python", "-m", module, *arguments]
     with Cluster(hosts, mbps) as cluster:
@@ -132,7 +132,7 @@ def _found(done: subprocess.CompletedProcess[str], who: str) -> Results:
     if done.returncode != 0:
         said = machines.without_paths(done.stderr[-2000:])
         raise SordinoError(f"{who} ended with status {done.returncode}:\n{said}")
-    # The output of several hosts is concatenated, and contains warnings of UCX.
+    # The output is that of all hosts, and may contain warnings of UCX.
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
         raise SordinoError(f"{who} found nothing; they wrote:\n{machines.without_paths(done.stdout[-2000:])}")

@@ -1,1 +1,1 @@
-"""Parts of the soak (soak.py): a job whose ranks are killed, the course of its steps, and the report."""
+"""Parts of soak.py, soak_joins.py and joining.py: a job whose ranks are killed, its course, and a report."""

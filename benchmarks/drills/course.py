@@ -1,4 +1,4 @@
-"""Course of a disturbed training by its log of steps: continuation after each kill, and repeated steps."""
+"""Course of a disturbed training, from its log of steps: continuation after each kill, and repeated steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POINTS = 400
 
 @dataclass(frozen=True)
 class Line:
-    """One step: its number, the ranks that took it, the start of the job, and the time in seconds since the epoch."""
+    """One step: its number, the number of ranks that took it, the job's restarts before it, and the time (Unix)."""
 
     step: int
     ranks: int
@@ -24,7 +24,7 @@ class Line:
 
 
 def lines_of(path: Path) -> tuple[list[Line], int]:
-    """Return the steps of a log in order, and the number of lines that a kill cut short."""
+    """Return the steps of a log in order, and the number of lines that a kill has cut off."""
     lines, torn = [], 0
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
@@ -38,8 +38,8 @@ def lines_of(path: Path) -> tuple[list[Line], int]:
 def told(kills: Sequence[Kill], lines: Sequence[Line], begun: float) -> list[Results]:
     """Return each kill with its consequences.
 
-    The first step without the killed ranks is one of a later start, or the second step after the last one before the
-    kill: one step may have been in flight with everything that it needed from the killed ranks.
+    The first step without the killed ranks is the first of a later start, or the second after the last step before the
+    kill: the step in between may already have had everything that it needed from the killed ranks.
     """
     found = []
     for kill in kills:
@@ -65,7 +65,7 @@ def told(kills: Sequence[Kill], lines: Sequence[Line], begun: float) -> list[Res
 
 
 def course(lines: Sequence[Line], begun: float) -> list[list[float]]:
-    """Return seconds and step of some lines: the first and last of each start, and enough between for a picture."""
+    """Return [seconds, step] of some lines: the first and last of each start, and enough in between for a plot."""
     stride = max(1, len(lines) // _POINTS)
     edges = {k for k in range(1, len(lines)) if lines[k].start != lines[k - 1].start}
     chosen = sorted({*range(0, len(lines), stride), *edges, *(k - 1 for k in edges), len(lines) - 1} - {-1})

@@ -31,7 +31,7 @@ class Kill:
         time: seconds since the epoch.
         ranks: killed ranks, as the launcher numbers them.
         alive: number of living ranks before the kill.
-        start: number of the job's start that they belonged to, from 0.
+        start: number of restarts of the job before the kill.
     """
 
     time: float
@@ -44,7 +44,7 @@ class Job:
     """`sordino run WORDS` in its own session. The end of the `with` block kills it.
 
     Args:
-        folder: folder of its output and of its temporary files, which the job must remove.
+        folder: new folder for the output and for temporary files, which the job must remove.
         words: words of the command.
     """
 
@@ -83,7 +83,7 @@ class Job:
         return self._output.read_text(errors="replace")
 
     def wait(self, until: float) -> int | None:
-        """Wait until a time of `time.time()` or for the end; return the exit status, or None if it still runs."""
+        """Wait for the end of the job, at most until `until` (of `time.time()`); return its exit status, or None."""
         while True:
             self._remember()
             left = until - time.time()
@@ -94,13 +94,13 @@ class Job:
                     return None
 
     def ranks(self) -> dict[int, tuple[int, int]]:
-        """Return process id and start of the job of each living rank, by its number."""
+        """Return the process id of each living rank, and the restarts before it, by rank."""
         here = {}
         for pid, environment in self._processes().items():
             number = next((environment[name] for name in _RANK if name in environment), None)
             if number is not None and b"supervisor.py" not in _read(pid, "cmdline"):
                 here[pid] = int(number), int(environment.get("SORDINO_RESTART", 0))
-        # Children of a rank have its number too.
+        # Children of a rank have its environment too.
         return {rank: (pid, start) for pid, (rank, start) in here.items() if state_and_parent(pid)[1] not in here}
 
     def kill(self, ranks: dict[int, tuple[int, int]], victims: Sequence[int]) -> Kill:
@@ -111,7 +111,7 @@ class Job:
         return Kill(now, tuple(victims), len(ranks), max(start for _, start in ranks.values()))
 
     def left(self) -> list[str]:
-        """Return leftovers of a job that has ended: processes, files in shared memory, temporary files."""
+        """Return what a job that has ended left behind: processes, files in shared memory, temporary files."""
         until = time.monotonic() + _GOES_WITHIN_S
         while (processes := self._processes()) and time.monotonic() < until:
             time.sleep(0.05)
@@ -126,7 +126,7 @@ class Job:
         return SordinoError(machines.without_paths(text))
 
     def _processes(self) -> dict[int, dict[str, str]]:
-        """Return the environments of living processes of the job, by process id."""
+        """Return the environments of the job's living processes, by process id."""
         found = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -157,16 +157,16 @@ class Job:
             names = {line.split(maxsplit=5)[-1] for line in _read(pid, "maps").decode(errors="replace").splitlines()}
             try:
                 names |= {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
-            except OSError:  # it has just ended
+            except OSError:  # the process has just ended
                 continue
             shared = {name for name in names if name.startswith("/dev/shm/") and not name.endswith(" (deleted)")}
             self._files |= {Path(name) for name in shared}
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a running job has this folder (`sordino.launcher.scratch`).
+    """Return whether a running job holds the lock of this folder (`sordino.launcher.scratch`).
 
-    A launcher opens the folders of other jobs to see whether these have ended.
+    A launcher opens the folders of other jobs to see whether they have ended.
     """
     if not folder.is_dir():
         return False
@@ -183,7 +183,7 @@ def is_locked(folder: Path) -> bool:
 def _read(pid: int, name: str) -> bytes:
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:  # it has just ended, or is another user's
+    except OSError:  # the process has just ended, or is another user's
         return b""
 
 

@@ -75,7 +75,7 @@ def _kill(one: Results) -> list[str]:
 
 
 def report(results: Results) -> str:
-    """Return the targets, both trainings, and every kill as Markdown."""
+    """Return the targets, both trainings and every kill as Markdown."""
     blocks = [
         *verdicts.opening(results, "Soak: ranks killed while they train", _what(results)),
         "## Targets",

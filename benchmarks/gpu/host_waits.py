@@ -1,6 +1,6 @@
-"""Number of waits of the host for the GPU in a step: blocking calls of CUDA, counted by PyTorch's profiler.
+"""Number of the host's waits for the GPU in a step: blocking CUDA calls, counted by PyTorch's profiler.
 
-A loop that polls the GPU makes none of these calls and is not counted.
+A loop that polls the GPU makes none of these calls, so it is not counted.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def within(events: Iterable[Any], steps: int) -> dict[str, float]:
     """Return the number of blocking calls per step, of each kind and in total.
 
     Args:
-        events: events of the profiler. Calls outside of the host's spans named STEP are its own and not counted.
-        steps: number of these spans.
+        events: events of the profiler. Its own calls, outside of the host's spans named STEP, are not counted.
+        steps: number of these spans. RuntimeError if there are more or less.
     """
     events = list(events)
     spans = [one.time_range for one in events if one.name == STEP and one.device_type == DeviceType.CPU]
@@ -40,7 +40,7 @@ def within(events: Iterable[Any], steps: int) -> dict[str, float]:
 
 
 def count(step: Run, place: Place, steps: int = STEPS) -> dict[str, float]:
-    """Run steps, after as many for warm-up, and return the host's waits per step on all its threads."""
+    """Run `steps` steps after as many for warm-up; return the host's waits per step, on all its threads."""
     for _ in range(steps):
         step()
     place.finish()

@@ -1,4 +1,4 @@
-"""The report and the plot of gpu_kernels."""
+"""Report and plot of gpu_kernels."""
 
 from __future__ import annotations
 

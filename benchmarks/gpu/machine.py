@@ -1,4 +1,4 @@
-"""Description of the machine of a check, without host name and paths. Imports nothing of Sordino."""
+"""Description of the machine of a check, without host name and paths. It imports nothing of Sordino."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 _PACKAGES = ("torch", "numpy", "pybind11", "pytest")
-# In its own process, because a process that uses CUDA holds memory of each GPU.
+# Run in its own process, because a process that uses CUDA holds memory on each GPU.
 _ASK_TORCH = """
 import json, torch
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -39,7 +39,7 @@ def _installed(package: str) -> str:
 
 
 def _commit(environment: Mapping[str, str]) -> str:
-    """Return the commit of the working directory, with "+" if code has changed since; "" outside of a checkout."""
+    """Return the commit of the working directory, with "+" if code has changed since; "" outside of a repository."""
     commit = _said(environment, "git", "rev-parse", "--short=12", "HEAD")
     changed = _said(environment, "git", "status", "--porcelain", "--", "csrc", "python", "benchmarks/*.py")
     return commit + "+" * bool(commit and changed)
@@ -65,7 +65,7 @@ def describe(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def name(found: Mapping[str, Any]) -> str:
-    """Return the name of a machine in a sentence: its GPUs, or an empty string."""
+    """Return the GPUs of a machine in words, or an empty string."""
     gpus = found["gpus"]
     if not gpus:
         return ""

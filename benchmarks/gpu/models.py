@@ -55,7 +55,7 @@ class ResNet50(nn.Module):
 
 
 class _Layer(torch.autograd.Function):
-    """Identity of a signal; backward makes a gradient of the parameter's size with the signal as its value."""
+    """Identity of a signal. Backward makes a gradient of the parameter's shape, filled with the signal."""
 
     @staticmethod
     def forward(ctx: Any, signal: torch.Tensor, parameter: torch.Tensor) -> Any:
@@ -91,7 +91,7 @@ class Case:
 
 
 def cases(batch: int, side: int = 224, narrow: int = 1) -> list[Case]:
-    """Return both kinds of step, on images of `side` x `side` pixels that each rank draws for itself."""
+    """Return both kinds of step. Each rank draws its own `batch` images of `side` x `side` pixels."""
 
     def images(device: torch.device) -> torch.Tensor:
         torch.manual_seed(1 + hvd.rank())

@@ -2,8 +2,8 @@
 
   python -m benchmarks.gpu.nccl [--try] FOLDER SOURCE.tar.gz [ARCHITECTURE]
 
-The library is FOLDER/build/lib/libnccl.so.2. Only NCCL's kernels of one architecture, one algorithm (rings) and one
-protocol are built, which is a small part. `--try` unpacks the source and generates the files of kernels, but compiles
+The library is FOLDER/build/lib/libnccl.so.2. Only NCCL's kernels for one architecture, one algorithm (rings) and one
+protocol are built, a small part of them. `--try` unpacks the source and generates the kernels' files, but compiles
 nothing.
 """
 
@@ -28,10 +28,10 @@ FUNCTIONS = (
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack a tarball of NCCL's source and return its top folder. ValueError for other files and older versions."""
+    """Unpack a tarball of NCCL's source; return its top folder. ValueError for other files and versions before 2.30."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    # GNU tar writes nothing outside of the folder. Python's tarfile can promise that only from 3.11.4 on.
+    # GNU tar writes nothing outside of the folder. Python's tarfile guarantees that only from 3.11.4 on.
     words = ["tar", "--extract", "--gzip", "--file", str(archive), "--directory", str(folder)]
     done = subprocess.run(words, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
@@ -49,7 +49,7 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 
 def generated(source: Path, folder: Path) -> int:
-    """Generate NCCL's files of the chosen kernels; return the number of files that contain kernels."""
+    """Generate NCCL's source files of FUNCTIONS; return the number of files that contain kernels."""
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "generate.py", folder, FUNCTIONS], cwd=source / "src" / "device", check=True)
     return sum("DEFINE_ncclDevFunc" in path.read_text() for path in folder.glob("*.cu"))
@@ -66,14 +66,14 @@ def toolkit() -> Path:
 
 
 def build(source: Path, folder: Path, architecture: str) -> None:
-    """Compile and link NCCL. CalledProcessError if that fails."""
+    """Compile and link NCCL. CalledProcessError if that fails, ValueError without CUDA."""
     words = ["make", "-C", str(source), f"-j{os.cpu_count()}", "src.lib", f"BUILDDIR={folder}"]
     words += [f"NVCC_GENCODE=-gencode=arch=compute_{architecture},code=sm_{architecture}", f"ONLY_FUNCS={FUNCTIONS}"]
     subprocess.run([*words, f"CUDA_HOME={toolkit()}"], check=True)
 
 
 def main() -> int:
-    """Build NCCL, or try the steps before compilation."""
+    """Build NCCL, or do what precedes compilation."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--try", dest="tried", action="store_true", help="compile nothing")
     options.add_argument("folder", type=Path)

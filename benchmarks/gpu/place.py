@@ -1,4 +1,4 @@
-"""Device of a benchmark: a GPU, or the host instead of it, where everything runs but times mean nothing."""
+"""Device of a benchmark: a GPU, or the host instead of one, where everything runs but times mean nothing."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sordino.timing import Run
 
 Set = TypeVar("Set")
 Call = tuple[int, str, Callable[[Set], object]]
-"""Number of lists of elements read and written, the required method of kernels, and a call on one set of buffers."""
+"""Number of lists of elements read or written, name of the required kernel method, and a call on a set of buffers."""
 
 HOST_CACHE = 64 << 10  # bytes; small, so that few buffers are needed
 
 
 class HostKernels:
-    """Kernels of the host with the interface of the GPU's kernels, as far as the GPU has them."""
+    """Host kernels with the interface of the GPU's kernels. Some kernels are missing."""
 
     def reduce(self, op: int, dtype: int, rows: Any, sources: int, pre: float, post: float, *, stream: int) -> None:
         for at, count in rows:
@@ -57,8 +57,8 @@ class Place:
 
     Attributes:
         device: device of tensors.
-        name: name of the GPU, or a text for the host.
-        cache: bytes of the last cache.
+        name: name of the GPU, or a description of the host.
+        cache: bytes of the last-level cache.
     """
 
     device: torch.device
@@ -78,19 +78,19 @@ class Place:
         return cuda_kernels.CudaKernels(self.device.index) if self.on_gpu else HostKernels()
 
     def sets(self, least: int) -> int:
-        """Return the number of sets of buffers to rotate through if each call touches at least `least` bytes of a set.
+        """Return the number of sets of buffers for rotation, if each call touches at least `least` bytes of a set.
 
         Twice the cache's size is touched before a set is used again, so the set has left the cache.
         """
         return 1 + -(-2 * self.cache // least)
 
     def finish(self) -> None:
-        """Wait until the device has finished all work of this thread."""
+        """Wait until the device has finished the work of the current stream."""
         if self.on_gpu:
             torch.cuda.current_stream(self.device).synchronize()
 
     def turn(self, run: Run, count: int) -> tuple[float, float]:
-        """Return the seconds per run of `count` runs, by the host's clock and, on a GPU, between events."""
+        """Return the seconds per run of `count` runs, by the host's clock and, on a GPU, between CUDA events."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2)) if self.on_gpu else (None, None)
         self.finish()
         start = time.perf_counter()
@@ -106,7 +106,7 @@ class Place:
 
 
 def add_option(options: argparse.ArgumentParser) -> None:
-    """Declare --pretend."""
+    """Add the option --pretend."""
     options.add_argument(
         "--pretend", action="store_true", help="run on the host instead of a GPU, in small; write nothing"
     )
@@ -133,7 +133,7 @@ def enter(place: Place) -> None:
 
 
 def in_turn(calls: Sequence[Callable[[], object]]) -> Run:
-    """Return a function that makes the next of these calls each time, in rotation."""
+    """Return a function that makes one of these calls each time, in rotation."""
     number = 0
 
     def run() -> None:

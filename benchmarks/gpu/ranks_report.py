@@ -1,4 +1,4 @@
-"""The report and the plot of gpu_ranks."""
+"""Report and plot of gpu_ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _cell(one: dict[str, Any] | None, peer: dict[str, Any]) -> str:
 
 
 def report(results: Results) -> str:
-    """Return times, and ratios to the version by hand in the same world, as Markdown."""
+    """Return times, and ratios to the contestant by hand in the same world, as Markdown."""
     where = "one" if results["gpus"] == 1 else str(results["gpus"])
     what = (
         f"{results['ranks']} ranks on {where} {results['device']} ({results['cuda']}). Averages of float32, from the "

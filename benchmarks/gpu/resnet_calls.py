@@ -77,7 +77,7 @@ THEIRS: dict[str, Callable[[ResNet], object]] = {
 
 
 def resnet_calls(place: Place, like: ResNet) -> dict[str, Call[ResNet]]:
-    """Return calls of our kernels that this place has, on sets of tensors with the sizes of `like`."""
+    """Return calls of the kernels that this place has, on sets of tensors with the sizes of `like`."""
     cuda, code, stream = place.kernels(), DTYPE_CODES[torch.float32], place.stream
     starts = np.cumsum([0, *like.lengths[:-1]])
     items = kernels.Items([(4 * int(at), n, code) for at, n in zip(starts, like.lengths, strict=True)], 1.0)

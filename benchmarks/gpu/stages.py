@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 CORES_BESIDE = 12  # least cores on which stages run at the same time
-BUILD_AGAIN_S = 20  # with the build tree of an earlier call
+BUILD_AGAIN_S = 20  # expected, with the build tree of an earlier call
 RANKS = "tests/gpu/test_gpu_ranks.py"
 PRETENDED = "tests/mp/test_gpu_worker.py"
 
-# Placeholders of commands, with values of the machine: {python}, {work}, {out}, {architecture}, {nccl}.
+# Placeholders of commands (`check.Place.known`): {python}, {work}, {out}, {architecture}, {nccl}, {quick}.
 PYTEST = "{python} -m pytest -v --tier all -p no:cacheprovider"
 SANITIZER = "compute-sanitizer --error-exitcode 86 --print-limit 20 --tool"
 HOST_KERNELS = " ".join(f"tests/python/core/test_{name}.py" for name in ("kernels", "unchanged", "codecs"))
@@ -22,7 +22,7 @@ RACES = "-k '(reduce or sums or elements or samples) and float32 or selected or 
 ADDRESSES = "-k 'float32 or (edges and 128)'"
 RUN_2 = "{python} -m sordino.cli run --launcher local -np 2 -- {python}"
 NCCL = "{python} -m benchmarks.gpu.nccl"
-# NCCL's experimental mode for several ranks on one GPU. It needs few channels; only rings and one protocol are built.
+# NCCL's experimental mode for several ranks on one GPU. It needs few channels. Only rings and one protocol are built.
 SHARED_GPU = {
     "SORDINO_NCCL": "{work}/nccl/build/lib/libnccl.so.2",
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
@@ -39,13 +39,13 @@ class Stage:
 
     Attributes:
         name: name of the stage and of its log.
-        seconds: expected time; the stage is ended after twice that.
+        seconds: expected time; on a GPU the stage is ended after twice that.
         command: command of the stage.
-        needs: needs, as in `check.Place.lacks`.
+        needs: requirements, as in `check.Place.lacks`.
         dry: command without a GPU, or empty.
-        instead: text of the page about that command.
+        instead: description of the command `dry` for the page.
         environment: environment variables to set.
-        beside: whether it may run beside others that may: it measures no time, or with much room.
+        beside: whether it may run beside other such stages: it tests no times, or with wide limits.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Stage:
 
 
 def collected(words: str) -> str:
-    """Return the command that lists the tests that these words select; it fails if they select no test."""
+    """Return the command that lists the tests that these words select. It fails if they select none."""
     return f"{PYTEST} --collect-only {words}"
 
 
@@ -111,7 +111,7 @@ STAGES = (
 
 
 def groups(stages: Sequence[Stage], cores: int) -> list[list[Stage]]:
-    """Divide stages, in their order, into groups that run one after the other; the stages of a group run at once."""
+    """Divide stages, in their order, into groups that run one after the other. The stages of a group run together."""
     found: list[list[Stage]] = []
     for stage in stages:
         if cores >= CORES_BESIDE and stage.beside and found and found[-1][0].beside:
@@ -133,8 +133,7 @@ def named(names: Sequence[str]) -> list[Stage]:
 def plan(stages: Sequence[Stage], budget: int) -> list[list[Stage]]:
     """Divide stages into calls of at most `budget` expected seconds each, in their order.
 
-    Each call builds first, which is fast with the tree of an earlier call. ValueError if a stage does not fit into a
-    call.
+    Each call builds first, which is fast with the build tree of an earlier call. ValueError if a stage does not fit.
     """
     build = STAGES[0]
     calls: list[list[Stage]] = [[build]]
@@ -160,6 +159,6 @@ def expected(call: Sequence[Stage], first: bool) -> int:
 
 
 def words(command: str, known: Mapping[str, str]) -> list[str]:
-    """Split a command as a shell would, and fill in the placeholders; words with an empty value are left out."""
+    """Split a command as a shell would, and fill in the placeholders. Words that become empty are left out."""
     found = (re.sub(r"\{(\w+)\}", lambda match: known[match[1]], word) for word in shlex.split(command))
     return [word for word in found if word]

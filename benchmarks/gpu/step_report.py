@@ -1,4 +1,4 @@
-"""The report and the plot of gpu_step."""
+"""Report and plot of gpu_step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _ranks(results: Results) -> str:
 
 
 def report(results: Results) -> str:
-    """Return every kind of step, bare and wrapped, by both clocks, and the host's waits, as Markdown."""
+    """Return times of each kind of step, bare and wrapped, by both clocks, and the host's waits, as Markdown."""
     ranks = _ranks(results)
     what = (
         f"{ranks} ({results['cuda']}): a training step with SGD with momentum, and the same with DistributedOptimizer "

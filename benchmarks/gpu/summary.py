@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-TAIL, NAMES = 12, 15  # kept lines of a failed stage's log, and kept names of failed tests
+TAIL, NAMES = 12, 15  # shown lines of a failed stage's log, and names of failed tests
 NOT_YET = "# Nothing has run on a GPU yet"
 INSTEAD = (
     "These results are without a GPU (`gpu_check.sh --dry`): of simulated devices, or of the host instead of them."
@@ -32,7 +32,7 @@ def cleaned(text: str) -> str:
 
 
 def told_by(log: str) -> dict[str, Any]:
-    """Return counts, failures and last lines of a log of pytest or ctest, which may be incomplete."""
+    """Return counts, failures and last lines of a log of pytest or ctest. The log may be incomplete."""
     outcomes = Counter(_OUTCOME.findall(log))
     counts = {
         "passed": outcomes["PASSED"],
@@ -67,7 +67,7 @@ def benchmarks(folder: Path) -> list[str]:
 
 
 def title(results: dict[str, Any]) -> str:
-    """Return the heading of the page: the GPUs on which stages have run, if any."""
+    """Return the heading of the page, with the GPUs on which stages have run."""
     if results["dry"]:
         return f"{NOT_YET}\n\n{INSTEAD}"
     ran = [one for one in results["stages"].values() if one["status"] not in ("left out", "not reached")]
@@ -76,7 +76,7 @@ def title(results: dict[str, Any]) -> str:
 
 
 def facts(found: dict[str, Any]) -> str:
-    """Return the machine of the latest call, as a list."""
+    """Return the latest call's machine as a Markdown list."""
     driver = f", driver {found['driver']}" if found["driver"] else ""
     gpus = [f"GPU: {gpu}{driver}" for gpu in found["gpus"]] or ["GPU: none"]
     lines = [*gpus, f"CUDA compiler: {found['nvcc']}", f"MPI: {found['mpi']}"]

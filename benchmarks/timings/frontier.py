@@ -1,4 +1,4 @@
-"""Table and plot of loss against bytes sent on a small language model, and what they say about published claims."""
+"""Table and plot of loss against bytes sent on a small language model, and targets from published claims."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sordino.report.records import Report
 from sordino.report.tables import table
 
 _LIMIT = 1.0  # % of the loss
-_SAVING, _SAVING_LIMIT = 100, 0.5  # times fewer bytes, at this % of the loss
+_SAVING, _SAVING_LIMIT = 100, 0.5  # times fewer bytes, at a loss up to this % larger
 
 
 def percent(row: Results, rows: list[Results]) -> float:
-    """Return the difference of a row's loss from the baseline's, in % of the latter."""
+    """Return the difference of a row's loss from the baseline's, in % of the baseline's loss."""
     return 100 * float(row["difference"]) / float(rows[0]["loss"])
 
 
@@ -23,12 +23,12 @@ def error(row: Results, rows: list[Results]) -> float:
 
 
 def saving(row: Results, rows: list[Results]) -> float | None:
-    """Return the baseline's bytes over those of a row; None if the row sends none."""
+    """Return the bytes of the baseline over the bytes of a row; None if the row sends nothing."""
     return float(rows[0]["sent_bytes"]) / float(row["sent_bytes"]) if row["sent_bytes"] else None
 
 
 def targets(rows: list[Results]) -> list[Results]:
-    """Compare published claims with the rows, of which the first is the baseline."""
+    """Compare published claims with the rows. The first row is the baseline."""
     named = {row["name"]: row for row in rows}
     found = []
     one = named.get("DiLoCo, H = 64")
@@ -46,9 +46,9 @@ def targets(rows: list[Results]) -> list[Results]:
 
 
 def cited(results: Results) -> Results:
-    """Return the losses that `sordino plan` cites: those with as many ranks as the baseline has.
+    """Return the losses that `sordino plan` cites: of rows with as many ranks as the baseline.
 
-    Rows are left out whose codec is not a setting of the algorithm, but one of `DistributedOptimizer`.
+    Rows with a codec that is a setting of `DistributedOptimizer`, and not of the algorithm, are left out.
     """
     rows, model = results["rows"], results["model"]
     kept = []
@@ -65,7 +65,7 @@ def cited(results: Results) -> Results:
 
 
 def on_frontier(rows: list[Results]) -> list[Results]:
-    """Return the rows that send bytes, and that no row beats in both bytes and loss, by ascending bytes."""
+    """Return the rows that send bytes and that no other row beats in both bytes and loss, in the order of bytes."""
     found: list[Results] = []
     for row in sorted((row for row in rows if row["sent_bytes"]), key=lambda row: (row["sent_bytes"], row["loss"])):
         if not found or row["loss"] < found[-1]["loss"]:

@@ -1,4 +1,4 @@
-"""Table and plot of the times in which a process joins a running job."""
+"""Table and plot of the time that a process takes to join a running job."""
 
 from __future__ import annotations
 

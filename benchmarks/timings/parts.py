@@ -9,7 +9,7 @@ Parts = Mapping[str, Callable[[Sequence[str]], int]]
 
 
 def run_part(program: str, description: str | None, parts: Parts, argv: Sequence[str] | None) -> int:
-    """Run the part of a benchmark that is named first, with the arguments after its name; return its exit status."""
+    """Run the part that the first argument names, with the arguments after it; return its exit status."""
     options = argparse.ArgumentParser(
         prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

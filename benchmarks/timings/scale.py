@@ -1,4 +1,4 @@
-"""Table and plot of what ranks send, by their number."""
+"""Table and plot of messages and bytes by the number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Table and plot of the training whose ranks are killed and replaced."""
+"""Text and plot about the training whose ranks are killed and replaced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sordino.report.tables import format_quartiles
 
 
 def markdown(results: Results) -> str:
-    """Return the facts as Markdown."""
+    """Return the results as Markdown."""
     found = results["disturbed"]
     what = (
         f"{results['epochs']} epochs of {results['data']} on {results['ranks']} ranks of `sordino run --respawn`; each "

@@ -30,7 +30,7 @@ _EXACT, _ALL = "naive, bit for bit", "AllReduce"
 
 
 def plan_accuracy(quick: bool) -> Plan:
-    """Train all methods for as many steps, then AllReduce until it has sent as many bytes as skipping."""
+    """Train all methods for the same number of steps; then AllReduce for as many bytes as naive detection."""
     epochs, seeds, task = (3, 2, QUICK) if quick else (ACCURACY_EPOCHS, ACCURACY_SEEDS, FULL)
 
     def trainings(name: str, epochs: int) -> list[Run]:
@@ -62,7 +62,7 @@ def plan_accuracy(quick: bool) -> Plan:
 
 
 def draw_accuracy(shapes: Results, figure: Any) -> None:
-    """Draw accuracy against bytes, one point per seed."""
+    """Draw accuracy against bytes sent, one point per seed."""
     axes = figure.subplots()
     for one in shapes["points"]:
         axes.plot(one["sent"], one["test"], "o", alpha=0.7, label=one["name"])
@@ -102,7 +102,7 @@ _FIGURE_7B_COLOURS = {"last": "#0b6e4f", "mean": "#3d5a80", "validation": "#c855
 
 
 def plan_figure_7b(quick: bool) -> Plan:
-    """Train with each metric; judge the threshold after all epochs, and note the bytes of each seed."""
+    """Train with each metric. Judge the threshold after all epochs, and note the bytes that each seed sends."""
     epochs, seeds, task = (11, 2, QUICK) if quick else (FIGURE_7B_EPOCHS, FIGURE_7B_SEEDS, FULL | {"images": IMAGES})
     keys = [(metric, seed) for metric in METRICS for seed in range(1, seeds + 1)]
     options: Results = {"threshold": START, "scheduler": _SCHEDULER}
@@ -156,19 +156,19 @@ FIGURE_7B_CLAIM = Claim(
 
 DETECTORS_EPOCHS, DETECTORS_SEEDS = 20, 5
 BLOCK = 1024  # bytes
-THRESHOLDS = (5.0, 15.0, 30.0, 60.0)  # of movement: least percentage of elements that are sent
+THRESHOLDS = (5.0, 15.0, 30.0, 60.0)  # for "movement": about the percentage of elements that is sent
 OTHERS = ("naive", "random", "history")
 _DETECTORS_COLOURS = {"naive": "#3d5a80", "random": "#e0a458", "history": "#c8553d", "movement": "#0b6e4f"}
 
 
 def detectors_training(detector: str, seed: int, epochs: int, task: Results, threshold: float = 10.0) -> Training:
-    """Return the training of a detector on blocks, which are small enough for detectors to differ."""
+    """Return the training of a detector on blocks. Blocks are small enough for detectors to differ."""
     options = {"detector": detector, "threshold": threshold, "granularity": "block", "block_bytes": BLOCK}
     return Training(seed, epochs, options=options, decays=True, **task)
 
 
 def between(sent: float, known: Sequence[tuple[float, float]]) -> float | None:
-    """Return the value at `sent` bytes by linear interpolation between known pairs of bytes and value; None outside."""
+    """Return the value at `sent` bytes by linear interpolation between `known` pairs (bytes, value); None outside."""
     for (left, low), (right, high) in itertools.pairwise(sorted(known)):
         if left <= sent <= right:
             return low + (high - low) * (sent - left) / (right - left) if right > left else low
@@ -176,7 +176,7 @@ def between(sent: float, known: Sequence[tuple[float, float]]) -> float | None:
 
 
 def plan_detectors(quick: bool) -> Plan:
-    """Train with the source's detectors, and with movement at several thresholds; compare them at equal bytes."""
+    """Train with the source's detectors, and with "movement" at several thresholds; compare them at equal bytes."""
     epochs, seeds, task = (2, 2, QUICK) if quick else (DETECTORS_EPOCHS, DETECTORS_SEEDS, FULL)
     kinds = [(name, 10.0) for name in OTHERS] + [("movement", threshold) for threshold in (0.0, *THRESHOLDS, 101.0)]
     keys = [(*kind, seed) for kind in kinds for seed in range(1, seeds + 1)]

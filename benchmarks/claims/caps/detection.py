@@ -1,14 +1,14 @@
-"""Time of detecting unchanged parameters: ResNet-50's 161 tensors on one core. All contestants take turns in one run.
+"""Time to detect unchanged parameters in ResNet-50's 161 tensors, on one core. Contestants take turns in one run.
 
   naive       compare all elements, then store all values again, as after an exchange of everything: the worst case
-  random      the same with a hundredth of each tensor
-  history     the same; a step that surveys all elements is timed separately, and counts as one step of 20
-  movement    add up the distance that elements move, then store all values
+  random      the same with a random hundredth of each tensor
+  history     the same with the hundredth that has changed most often; a survey of all, every 20th step, is timed alone
+  movement    add up the distances that elements move, then store all values
   source's    naive, random and history without kernels, as the source describes them: tensor by tensor, with each count
               fetched, random elements drawn by Python, and the updates of all elements counted in every step
   add         torch's add_, which reads and writes as much as the comparison of naive: the bound by memory
 
-Before each run, outside of the timing, half of the elements change by one bit. Each time other elements change, because
+Before each run, outside of the timing, half of the elements change by one bit. Other elements change each time, because
 kernels do not write equal values.
 """
 
@@ -33,11 +33,11 @@ from sordino.timing import Participants, Run, race
 
 RATIO = CaPS().sample_ratio
 DETECTORS: tuple[Detection, ...] = ("naive", "random", "history", "movement")
-_PATTERNS = 1 << 16  # number of changes taken from one array of random bits, each at another offset
+_PATTERNS = 1 << 16  # number of offsets in an array of random bits; each gives another change
 
 
 class Changes(Participants):
-    """A single participant whose barrier changes half of the elements of an arena, outside of the timing."""
+    """A single participant whose barrier, which is not timed, changes half of the elements of an arena."""
 
     def __init__(self, arena: ParameterBuffer) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Changes(Participants):
 
 
 class Steps:
-    """Work of a detector in steps after which everything is sent."""
+    """A detector's work in steps in which everything is sent."""
 
     def __init__(self, arena: ParameterBuffer, items: Items, algorithm: CaPS) -> None:
         self.detector = detector_of(arena, items, algorithm)
@@ -114,7 +114,7 @@ class Ordinary:
 
 
 def addition(length: int) -> Run:
-    """Return a run that reads two arrays of `length` bytes and writes one of them."""
+    """Return a function that reads two arrays of `length` bytes and writes one of them."""
     target, other = torch.zeros(length // 4, dtype=torch.int32), torch.ones(length // 4, dtype=torch.int32)
     return lambda: target.add_(other)
 

@@ -1,4 +1,4 @@
-"""Figure 8(a): whole steps with each detector, over the plain all-reduce."""
+"""Figure 8(a): whole steps with each detector, against the plain all-reduce."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from claims.evidence import above, mean_and_error
 from claims.papers import CAPS
 from sordino.report import Results
 
-COMPUTE_MS = 40.0  # a P100 computes for about 160 ms on 32 images; here are a quarter of ResNet-50's parameters
+COMPUTE_MS = 40.0  # a quarter of a P100's 160 ms for 32 images, as a quarter of ResNet-50's parameters is used
 SOURCE = {"naive": 5.0, "random": 83.0}  # percent above the baseline
 
 
 def plan(quick: bool) -> Plan:
-    """Run one job, and take differences round by round."""
+    """Run one job, and judge the differences round by round."""
     settings: Results = (
         {"narrow": 8, "compute_ms": 2.0, "budget": 2.0, "rounds": 3}
         if quick

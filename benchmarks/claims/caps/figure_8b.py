@@ -16,7 +16,7 @@ _LIMIT = 1.15  # times the bound by memory
 
 
 def plan(quick: bool) -> Plan:
-    """Make one run, and take differences round by round."""
+    """Make one run, and judge the differences round by round."""
     settings: Results = {"narrow": 8, "budget": 1.0} if quick else {"narrow": 1, "budget": 40.0}
     [found] = yield [Run("claims.caps.detection:measure", settings, settings["budget"], alone=True)]
     ms: dict[str, list[float]] = found["ms"]
@@ -37,7 +37,7 @@ def plan(quick: bool) -> Plan:
 
 
 def draw(shapes: Results, figure: Any) -> None:
-    """Draw two bars per detector, ours and the source's version, and the source's 23 ms."""
+    """Draw two bars per detector, for our kernels and the source's method, and the source's 23 ms."""
     axes = figure.subplots()
     ms = shapes["ms"]
     for place, name in enumerate(DETECTORS):

@@ -49,7 +49,7 @@ def plan(quick: bool) -> Plan:
 
 
 def draw(shapes: Results, figure: Any) -> None:
-    """Draw the time that steps wait for communication, by epoch: the mean over the seeds, and one point per seed."""
+    """Draw the time that a step waits for communication, by epoch: the mean over the seeds, and one point per seed."""
     axes = figure.subplots()
     for name, courses in shapes["courses"].items():
         epochs = range(1, len(courses[0]) + 1)

@@ -1,4 +1,4 @@
-"""Small networks of the source's two kinds: AlexNet's, with dropout before its linear layers, and residual ones."""
+"""Small networks of the source's two kinds: like AlexNet, with dropout before linear layers; and residual."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Dropout(nn.Module):
-    """Dropout of half of the inputs by a generator of its own, because the ranks of a simulation share torch's."""
+    """Dropout of half of the inputs. It has its own generator, because the ranks of a simulation share torch's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,5 +65,5 @@ def make_network(kind: str, image_size: int, seed: int) -> nn.Sequential:
 
 
 def layers_of(model: nn.Module) -> list[str]:
-    """Return the names of the weights of convolutions and linear layers, first to last."""
+    """Return the names of the weights of convolutions and linear layers, from first to last."""
     return [name for name, parameter in model.named_parameters() if parameter.dim() > 1]

@@ -20,11 +20,11 @@ COLOURS = ("#3d5a80", "#0b6e4f", "#e0a458", "#c8553d", "#8d6a9f", "#888888")
 _OPTIMIZERS = {"momentum": "SGD with momentum", "plain": "SGD without momentum", "adam": "Adam"}
 
 Shares = list[dict[str, list[float]]]
-"""For each seed the shares of each layer in percent, epoch by epoch."""
+"""For each seed, each layer's unchanged share in percent, epoch by epoch."""
 
 
 def shares_of(kinds: Sequence[Results], quick: bool) -> Generator[Sequence[Run], list[Results], dict[str, Shares]]:
-    """Ask for trainings of these kinds that skip nothing; return the shares by optimizer and number of digits."""
+    """Ask for trainings of these kinds in which nothing is skipped; return the shares by optimizer and digits."""
     epochs, seeds, task = (3, 2, QUICK) if quick else (EPOCHS, SEEDS, FULL)
     keys = [(kind, digits, seed) for kind in kinds for digits in DIGITS for seed in range(1, seeds + 1)]
     found = yield [
@@ -44,7 +44,7 @@ def at(one: dict[str, list[float]], layers: Sequence[str], epoch: int) -> float:
 
 
 def shapes(shares: dict[str, Shares]) -> Results:
-    """Return the mean, the minimum and the maximum over the seeds, for a picture."""
+    """Return mean, minimum and maximum over the seeds, for a picture."""
     panels = []
     for title, seeds in shares.items():
         layers = {}
@@ -56,7 +56,7 @@ def shapes(shares: dict[str, Shares]) -> Results:
 
 
 def draw(shapes: Results, figure: Any) -> None:
-    """Draw a panel per optimizer and number of digits: shares over epochs, with a band that holds all seeds."""
+    """Draw a panel per optimizer and number of digits: shares by epoch, with a band from minimum to maximum."""
     panels = shapes["panels"]
     rows = len(panels) // len(DIGITS)
     figure.set_size_inches(10, 3 * rows)
@@ -115,7 +115,7 @@ FIGURE_2_CLAIM = Claim(
 
 
 _FIGURE_7A_KINDS = [{"optimizer": name, "network": "residual", "decays": True} for name in ("momentum", "adam")]
-_FIRST, _MIDDLE, _LAST = 11.0, 1.0, 99.0  # percent, the source's
+_FIRST, _MIDDLE, _LAST = 11.0, 1.0, 99.0  # the source's shares, in percent
 
 
 def plan_figure_7a(quick: bool) -> Plan:

@@ -1,7 +1,7 @@
-"""One rank of Figure 8(a): whole steps with each detector, and with the plain all-reduce, in turns.
+"""One rank of Figure 8(a)'s job: whole steps with each detector and with the plain all-reduce, in turns.
 
-Started by `measure`; rank 0 prints its results as a line of JSON. The model has ResNet-50's parameters. Its backward
-computes for a given time and yields gradients one by one, so that AllReduce communicates during backward, as DDP does.
+Started by `measure`. The model has ResNet-50's parameters. Its backward computes for a given time and yields gradients
+one by one, so that AllReduce communicates during backward, as DDP does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def contestants() -> dict[str, Algorithm]:
 
 
 def step_of(algorithm: Algorithm, work: Work, pieces: int, narrow: int) -> Callable[[], None]:
-    """Return a function that takes one step with a model of its own."""
+    """Return a function that takes one step with its own model."""
     model = Model(work, pieces, 1e-3, narrow)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), algorithm=algorithm)
@@ -47,7 +47,7 @@ def step_of(algorithm: Algorithm, work: Work, pieces: int, narrow: int) -> Calla
 
 
 def run(chosen: argparse.Namespace, participants: Participants) -> Results:
-    """Return milliseconds per step of each contestant, the mean of each round. Collective."""
+    """Return the milliseconds per step of each contestant, as the mean of each round. Collective."""
     work = Work()
     longest = participants.maximum(np.array([work.piece_seconds()]))
     pieces = round(chosen.compute_ms / 1000 / float(longest[0]))
@@ -57,7 +57,7 @@ def run(chosen: argparse.Namespace, participants: Participants) -> Results:
 
 
 def measure(narrow: int, compute_ms: float, budget: float, rounds: int) -> Results:
-    """Start the ranks on this machine.
+    """Run the job on this machine.
 
     Args:
         narrow: divisor of ResNet-50's widths.

@@ -1,4 +1,4 @@
-"""One training with parameter skipping on ranks that are threads: changes of each layer and bytes sent, by epoch."""
+"""One training with parameter skipping, on ranks that are threads: changes of each layer and bytes sent, by epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sordino import sim
 from sordino.algorithms import Algorithm, ThresholdScheduler, registry
 from sordino.report import Results
 
-WORKERS, BATCH = 4, 32  # workers, and images in the mini-batch of one, as in the source
+WORKERS, BATCH = 4, 32  # number of workers; images in a worker's mini-batch, as in the source
 FULL: dict[str, Any] = {"data": "fashion-mnist", "images": 2048}
 QUICK: dict[str, Any] = {"data": "digits", "images": 512}
 RATES = {"momentum": 0.05, "plain": 0.05, "adam": 0.001}
@@ -37,7 +37,7 @@ class Training:
         data: "digits" or "fashion-mnist".
         images: number of training images, a multiple of the global mini-batch.
         algorithm: a name of `sordino.algorithms`.
-        options: settings of the algorithm; those of its scheduler as a dict.
+        options: settings of the algorithm. Its scheduler's settings are a dict.
         network: kind of `make_network`.
         optimizer: "momentum" or "plain" (SGD), or "adam"; its learning rate is in `RATES`.
         decays: whether the learning rate warms up in a tenth of the steps and then falls as a cosine. Otherwise it is
@@ -77,7 +77,7 @@ class Training:
         return registry.class_of(self.algorithm)(**options)
 
     def optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return the optimizer that is wrapped."""
+        """Return the optimizer to wrap."""
         lr = RATES[self.optimizer]
         if self.optimizer == "adam":
             return torch.optim.Adam(model.parameters(), lr=lr)
@@ -85,7 +85,7 @@ class Training:
 
 
 def all_equal(model: nn.Module) -> bool:
-    """Whether all ranks have the same parameters, bit for bit. Collective."""
+    """Return whether all ranks have the same parameters, bit for bit. Collective."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
@@ -96,9 +96,9 @@ def train(**settings: Any) -> Results:
     """Carry out a training, one thread per worker.
 
     Returns:
-        The test accuracy; whether all ranks ended with equal parameters; the mean loss and the consensus distance of
-        each epoch; and with parameter skipping the threshold, the share of bytes sent and the share of unchanged
-        elements of each layer, in percent.
+        The test accuracy in percent; whether all ranks ended with equal parameters; the mean loss and the consensus
+        distance of each epoch; and with parameter skipping, in percent, the threshold, the share of bytes sent and the
+        share of unchanged elements of each layer.
     """
     training = Training(**settings)
     parts = load(training.data, training.images, _HELD_OUT)

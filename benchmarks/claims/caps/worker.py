@@ -1,8 +1,7 @@
-"""One rank of Figure 9: real training over slow links, and the time that steps wait for communication, by epoch.
+"""One rank of Figure 9's job: real training over slow links, and the time that steps wait for communication.
 
-Started by `measure`; rank 0 prints its results as a line of JSON. Hosts share the cores, so ranks finish backward at
-different times. They meet in a barrier before the step, and the wait there is not counted. AllReduce communicates
-during backward, so its ranks meet before backward.
+Started by `measure`. Hosts share the cores, so ranks finish backward at different times. They meet in a barrier before
+the step, and the wait there is not counted. AllReduce communicates during backward, so its ranks meet before backward.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def contestants() -> dict[str, Algorithm]:
 
 
 class Training:
-    """A network of this rank that is trained epoch by epoch."""
+    """This rank's network, which is trained epoch by epoch."""
 
     def __init__(self, algorithm: Algorithm, chosen: argparse.Namespace) -> None:
         self._images, self._labels = load(chosen.data, chosen.images, 0)["train"]
@@ -86,7 +85,7 @@ def run(chosen: argparse.Namespace, participants: Participants) -> Results:
 
 
 def measure(seed: int, epochs: int, data: str, images: int, hosts: int, mbps: float) -> Results:
-    """Start four ranks on emulated hosts with links of `mbps` Mbit/s, or on this machine if `hosts` is 0.
+    """Run a job of four ranks on emulated hosts with links of `mbps` Mbps, or on this machine if `hosts` is 0.
 
     Returns:
         For each contestant the wait in ms and the bytes sent per step, epoch by epoch; and whether all ranks ended with

@@ -31,11 +31,11 @@ from sordino.report import Results
 BATCH, FIGURE_6_WORKERS, FIGURE_6_SEEDS = 2048, 8, 10
 FIGURE_6_RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
 COLLAPSED = 50.0  # percent; trainings that did not collapse have more than 70
-_SHOWN = 12.0  # points below the best accuracy at which the picture ends
+_SHOWN = 12.0  # points that the picture shows below the best accuracy
 
 
 def plan_figure_6(quick: bool) -> Plan:
-    """Train every method at every rate; take the spread over the rates at which none collapsed, seed by seed."""
+    """Train every method at every rate. Compare deviations over the rates without a collapse, seed by seed."""
     task, batch, workers, rates, seeds = (
         (QUICK, 64, 4, (0.1, 0.2), 2) if quick else (FULL, BATCH, FIGURE_6_WORKERS, FIGURE_6_RATES, FIGURE_6_SEEDS)
     )
@@ -74,7 +74,7 @@ def plan_figure_6(quick: bool) -> Plan:
 
 
 def draw_figure_6(shapes: Results, figure: Any) -> None:
-    """Draw accuracy against the learning rate, one point per seed; collapsed trainings lie at the bottom."""
+    """Draw accuracy against the learning rate, one point per seed. Collapsed trainings are at the bottom."""
     axes = figure.subplots()
     floor = max(max(one) for tests in shapes["tests"].values() for one in tests) - _SHOWN
     for place, (name, tests) in enumerate(shapes["tests"].items()):
@@ -169,7 +169,7 @@ TABLE_1_RATES = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 def plan_table_1(quick: bool) -> Plan:
-    """Train with the recipe, and AllReduce also without it at the larger mini-batch."""
+    """Train with the recipe, and with the larger mini-batch AllReduce also without it."""
     task, batches, workers, rates, seeds = (
         (QUICK, (64, 128), 4, (8.0,), 2)
         if quick

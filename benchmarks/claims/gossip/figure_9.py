@@ -14,8 +14,8 @@ from sordino.errors import SordinoError
 from sordino.report import Results
 
 WORKERS, MBPS, JOBS = 8, 100.0, 4
-LENGTHS = (225.0, 450.0, 900.0, 1800.0)  # ms of computation in a step; AllReduce sends for 900
-_JUDGED = 225.0  # ms at which links decide, as in the source
+LENGTHS = (225.0, 450.0, 900.0, 1800.0)  # ms of computation in a step; AllReduce sends for 900 ms
+_JUDGED = 225.0  # ms at which links limit the step, as in the source
 
 
 def job(by: str, workers: int, mbps: float, compute_ms: list[float], number: int) -> Results:
@@ -32,7 +32,7 @@ def job(by: str, workers: int, mbps: float, compute_ms: list[float], number: int
 
 
 def plan(quick: bool) -> Plan:
-    """Run jobs of one algorithm each, in turn."""
+    """Run jobs with one algorithm each, in turn."""
     workers, mbps, lengths, rounds = (2, 1000.0, (30.0,), 2) if quick else (WORKERS, MBPS, LENGTHS, JOBS)
     names = [name for name in ALGORITHMS if not (quick and name == "hierarchical")]
     common = {"workers": workers, "mbps": mbps, "compute_ms": list(lengths)}

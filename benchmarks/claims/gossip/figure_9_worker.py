@@ -30,7 +30,7 @@ ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
 LEARNING_RATE = 1e-4
 _NARROW = 4  # divisor of ResNet-50's numbers of channels
 _FORWARD = 1 / 3  # share of the computation
-_STEPS = 3  # measured steps of each length, after one that is not measured
+_STEPS = 3  # measured steps of each length, after one step of warm-up
 
 
 def narrow_resnet50() -> list[tuple[str, tuple[int, ...]]]:
@@ -74,7 +74,7 @@ class Training:
         return signal
 
     def is_right(self, participants: Participants) -> bool:
-        """Return whether the mean model is where the mean gradient leads, as every algorithm keeps it. Collective."""
+        """Return whether the mean model is the result of steps with the mean gradient, as it must be. Collective."""
         expected = -LEARNING_RATE * self.done * (participants.size + 1) / 2
         means = [
             float(hvd.allreduce(p.detach(), name="claim.mean").mean())
@@ -85,7 +85,7 @@ class Training:
 
 
 def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
-    """Take steps with every length of computation. Collective."""
+    """Time steps with every length of computation. Collective."""
     training = Training(ALGORITHMS[chosen.by](), participants.rank + 1.0)
     seconds = {}
     for compute_ms in chosen.compute_ms:

@@ -32,7 +32,7 @@ class Point:
 
 
 def training(point: Point, lr: float, seed: int, task: dict[str, Any], recipe: str = "sgd") -> Training:
-    """Return the training of a method at a learning rate. Gossip draws its peers by the seed."""
+    """Return the training of a method at a learning rate. Crossover draws its peers by the seed."""
     options: Results = {}
     if point.method in ("crossover", "hierarchical"):
         options = {"seed": seed}
@@ -45,7 +45,7 @@ def training(point: Point, lr: float, seed: int, task: dict[str, Any], recipe: s
 def best_rates(
     points: Sequence[Point], rates: Sequence[float], seeds: int, task: dict[str, Any], recipe: str = "sgd"
 ) -> Generator[Sequence[Run], list[Results], dict[Point, float]]:
-    """Ask for each point at each rate, and return the rate of each point that is best on the validation images."""
+    """Ask for each point at each rate; return the rate of each point with the best mean validation accuracy."""
     seeds = min(seeds, _TUNED_BY)
     tried = [(point, lr) for point in points for lr in rates]
     found = yield [training(*key, seed, task, recipe).run for key in tried for seed in range(1, seeds + 1)]
@@ -61,7 +61,7 @@ def best_rates(
 def accuracies(
     rates: dict[Point, float], seeds: int, task: dict[str, Any], recipe: str = "sgd"
 ) -> Generator[Sequence[Run], list[Results], dict[Point, list[float]]]:
-    """Ask for each point at its rate, and return its test accuracies in percent, seed by seed."""
+    """Ask for each point at its rate; return its test accuracies in percent, seed by seed."""
     runs = [training(point, lr, seed, task, recipe).run for point, lr in rates.items() for seed in range(1, seeds + 1)]
     found = yield runs
     tests = [100 * one["test"] for one in found]
@@ -71,7 +71,7 @@ def accuracies(
 def crossover_above(
     tests: dict[Point, list[float]], workers: int, batches: Sequence[int], how: str = ""
 ) -> list[Evidence]:
-    """Judge that Crossover is above the two other methods at each mini-batch, the largest first."""
+    """Judge whether Crossover is above the two other methods at each mini-batch, the largest first."""
     found = []
     for batch in reversed(batches):
         crossover = tests[Point("crossover", workers, batch)]

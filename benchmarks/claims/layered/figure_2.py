@@ -18,14 +18,14 @@ from sordino.plan import Rates
 from sordino.report import Results
 
 HOSTS, MBPS, COMPUTE_MS, JOBS, ROUNDS = (2, 4, 8), 100.0, 400.0, 3, 5
-_SLOW = 1.5  # times the time of the bytes on a link; a larger value would show that cores and not links decide
+_SLOW = 1.5  # largest ratio to the time of the bytes on a link; a larger one would show that cores limit the time
 
 
 def job(hosts: int, mbps: float, compute_ms: float, rounds: int, number: int) -> Results:
     """Time steps on emulated hosts of one worker each. `number` distinguishes jobs with equal settings.
 
     Raises:
-        SordinoError: the job failed, or its averages are wrong.
+        SordinoError: the job failed, or an average is wrong.
     """
     words = ["--compute-ms", f"{compute_ms:g}", "--rounds", str(rounds)]
     found = run_on_hosts(hosts, 1, mbps, "claims.layered.share_worker", words)

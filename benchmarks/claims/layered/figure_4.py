@@ -14,9 +14,9 @@ from sordino.errors import SordinoError
 from sordino.report import Results
 
 ON_A_HOST, HOSTS, JOBS, ROUNDS = 2, (1, 2, 4), 4, 20
-MBPS, DISK = 500.0, 23.0  # of a host: Mbps of its link, MB/s of its disk
+MBPS, DISK = 500.0, 23.0  # rates of a host's link in Mbps, and of its disk in MB/s
 _MARGIN = 0.1
-_LINEAR = 0.9  # times linear scaling
+_LINEAR = 0.9  # share of linear scaling that counts as linear
 NAMES = {"layered": "Layered", "allreduce": "AllReduce"}
 
 
@@ -34,7 +34,7 @@ def job(by: str, hosts: int, on_a_host: int, mbps: float, disk: float, rounds: i
 
 
 def plan(quick: bool) -> Plan:
-    """Run jobs of one algorithm each, in turn."""
+    """Run jobs with one algorithm each, in turn."""
     hosts, jobs, rounds = ((1, 2), 1, 3) if quick else (HOSTS, JOBS, ROUNDS)
     common = {"on_a_host": ON_A_HOST, "mbps": MBPS, "disk": DISK, "rounds": rounds}
     keys = [(count, number, name) for count in hosts for number in range(jobs) for name in ALGORITHMS]

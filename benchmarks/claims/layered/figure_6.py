@@ -17,13 +17,13 @@ _NEAR = 5.0  # points
 
 
 def gain(what: str, ours: float, source: float) -> Evidence:
-    """Judge that a predicted gain is above 0. It holds in direction only if it is less than half of the source's."""
+    """Judge whether a predicted gain is above 0. Below half of the source's gain, it holds in direction only."""
     found = exact(what, ours, ours > 0, source)
     return replace(found, verdict=DIRECTION) if found.verdict == HOLDS and ours < source / 2 else found
 
 
 def plan(quick: bool) -> Plan:
-    """Measure the costs of software; compute everything else."""
+    """Measure the costs of software, and predict everything else."""
     [software] = yield [links_run(quick)]
     cluster = Cluster(Rates.from_results(software))
     found = efficiencies(cluster)

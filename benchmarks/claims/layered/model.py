@@ -1,8 +1,8 @@
 """Time of a step of ResNet-50 on the source's cluster, by the cost functions of `sordino plan`.
 
-The source's description of its cluster gives bounds of the hardware: peak of the GPUs, rate of the links, interface of
-the disks. The time of software per message, tensor and hop of a ring is measured between emulated hosts. Nothing is
-fitted to the source's measurements.
+The source's description of its cluster gives bounds of the hardware: peak rate of the GPUs, rate of the links, and
+interface of the disks. The time of software per message, tensor and hop of a ring is measured between emulated hosts.
+Nothing is fitted to the source's measurements.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DISK = 12e9 / 8  # bytes per second of SAS-3
 _IMAGE = 108e3  # bytes per image of ImageNet: 138 GB in 1.28 million training images
 
 COMPUTING = BATCH * _WORK / _PEAK
-"""Seconds of computing at a GPU's peak, so the share of communication that follows is an upper bound."""
+"""Seconds of computation at a GPU's peak rate. So predicted shares of communication are upper bounds."""
 LOADING = ON_A_NODE * BATCH * _IMAGE / _DISK
 """Least seconds that a node needs to read its mini-batches from its disk."""
 
@@ -61,7 +61,7 @@ class Cluster:
 
     @cached_property
     def rates(self) -> Rates:
-        """Rates of the source's hardware at its nominal speed with our software."""
+        """Rates of the source's hardware at its nominal speed, with our software."""
         measured = self.software
         across = measured.across.alpha if measured.across is not None else 0.0
         inside = measured.inside.alpha if measured.inside is not None else 0.0
@@ -76,7 +76,7 @@ class Cluster:
             algorithm: AllReduce or Layered.
             workers: number of workers.
             loading: seconds of loading between two steps, which hide Layered's communication.
-            overlap: whether backward hides communication too. It does not in the source.
+            overlap: whether backward hides communication too. In the source it does not.
         """
         shapes = resnet50_shapes()
         names, sizes = [name for name, _ in shapes], [4 * math.prod(shape) for _, shape in shapes]
@@ -100,8 +100,8 @@ class Cluster:
 def tensor_by_tensor(workers: int) -> Load:
     """Return the load of a step in which each of ResNet-50's 161 gradients has its own all-reduce over all workers.
 
-    This is the effect of calling MPI_Allreduce for each gradient in turn. Large gradients go round a ring of workers.
-    The workers of a node are neighbours, so a node's link carries the ring once in each direction.
+    This models one call of MPI_Allreduce for each gradient in turn. Large gradients go around a ring of workers. The
+    workers of a node are neighbors in it, so a node's link carries the ring once in each direction.
     """
     load = Load(list(range(workers)))
     for _, shape in resnet50_shapes():

@@ -1,4 +1,4 @@
-"""One rank of Figure 4's job: a network is trained on images that are read from disk.
+"""One rank of Figure 4's job, which trains a network on images that it reads from disk.
 
 Rank 0 prints the images per second of all ranks as a line of JSON. A step loads, then runs forward, backward and
 `step()`, as in a user's loop.
@@ -28,7 +28,7 @@ _RECORDS, _BATCH, _WARM_UP = 64, 16, 2
 
 
 class Images:
-    """A file of images that are read from disk every time, without the system's cache.
+    """A file of images. Every batch is read from disk, without the system's cache.
 
     Args:
         folder: folder of the file.
@@ -60,7 +60,7 @@ class Images:
 
 
 def measure(by: str, disk: float, rounds: int, participants: Participants) -> Results:
-    """Train; return images per second of all ranks, and whether ranks end with equal parameters. Collective."""
+    """Train; return images per second of all ranks, and whether their parameters agree. Collective."""
     torch.manual_seed(1)
     layers = [nn.Linear(3 * 28 * 28, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
     model = nn.Sequential(nn.Flatten(), *layers)

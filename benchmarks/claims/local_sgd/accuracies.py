@@ -28,7 +28,7 @@ _EPOCHS = "part of the epochs"
 
 
 def table(untuned: Callable[[bool], Study], source: dict[str, float], quick: bool) -> Plan:
-    """Train every P at a rate that all P bear, and find which P collapse at the best rate of one model."""
+    """Train every P at a rate at which the largest does not collapse; count collapses at the best rate of one model."""
     study, best = yield from untuned(quick).tuned()
     trained = yield from study.ask(study.counts)
     collapses = yield from study.collapses(best)
@@ -36,7 +36,7 @@ def table(untuned: Callable[[bool], Study], source: dict[str, float], quick: boo
 
 
 def learning_curves(untuned: Callable[[bool], Study], quick: bool) -> Plan:
-    """Train every P for the same epochs, and P = 1 for as many steps as each other P takes."""
+    """Train every P for the same number of epochs, and P = 1 for as many steps as each other P takes."""
     study, best = yield from untuned(quick).tuned()
     trained = yield from study.ask(study.counts)
     short = yield from study.ask_short(best)
@@ -45,7 +45,7 @@ def learning_curves(untuned: Callable[[bool], Study], quick: bool) -> Plan:
 
 
 def distance_curves(untuned: Callable[[bool], Study], source: dict[int, float], quick: bool) -> Plan:
-    """Train every P but 1. `source` has the source's growth of D over a doubling of P, by the larger P."""
+    """Train every P but 1. `source` has half of the source's growth of D over a doubling, by the larger P."""
     study, _ = yield from untuned(quick).tuned()
     trained = yield from study.ask(study.counts[1:])
     return Found(distances(study, trained, source), {"distances": mean_curves(study, trained, "distances")})
@@ -67,7 +67,7 @@ def draw_table(label: str, shapes: Results, figure: Any) -> None:
 
 
 def draw_learning(label: str, shapes: Results, figure: Any) -> None:
-    """Draw training loss and validation accuracy (with this label) against epochs."""
+    """Draw training loss and validation score (with this label) against epochs."""
     draw_curves([("training loss", _EPOCHS, shapes["losses"]), (label, _EPOCHS, shapes["curves"])], figure)
 
 

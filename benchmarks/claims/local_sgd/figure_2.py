@@ -1,4 +1,4 @@
-"""Figure 2: distance between local models and their mean at one learning rate, by their number and the interval."""
+"""Figure 2: distance of local models from their mean at one learning rate, by the number of models and the interval."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MUCH = 1.1  # growth of D in a doubling of P; less counts as no growth
 
 
 def by_chance(few: int, many: int) -> float:
-    """Return the growth of D from `few` to `many` models if their distances were independent noise of one size.
+    """Return the growth of D from `few` to `many` models if the models differed by independent noise of one variance.
 
-    The mean of P such models has 1/P of the noise's variance, so D goes with the square root of 1 - 1/P.
+    The mean of P such models has 1/P of the noise's variance, so D grows as the square root of 1 - 1/P.
     """
     return math.sqrt((1 - 1 / many) / (1 - 1 / few))
 

@@ -1,8 +1,8 @@
 """One training of P local models, each on a thread. All claims about local SGD's accuracy and distance use it.
 
-Each local model is trained as if it were alone, on local mini-batches of B, and models are averaged every I steps. The
-learning rate is that of one model times P or its square root, after a gradual warm-up. A seed determines the initial
-parameters and the order of the images, and is the same for every P.
+Each local model is trained as if it were alone, on local mini-batches of B images, and models are averaged every I
+steps. The learning rate is that of one model times P or its square root, after a gradual warm-up. A seed
+determines the initial parameters and the order of the images, and is the same for every P.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sordino.algorithms import AllReduce, LocalSGD
 from sordino.report import Results
 
 WARM_UP = 0.1  # share of the steps
-_STEP = {"classification": 200, "resolution": 20}  # fixed time of a local model's step, in images
+_STEP = {"classification": 200, "resolution": 20}  # fixed cost of a local model's step, in images
 _IMAGE = {"classification": 1.0, "resolution": 20.0}  # relative cost of an image
 
 
@@ -76,9 +76,9 @@ def train(**settings: Any) -> Results:
     """Carry out a training, one thread per local model.
 
     Returns:
-        test: score of the mean model on the test images; curve: its score on images held out, after each epoch; losses:
-        the mean loss of each epoch; distances: D before each averaging; collapsed: whether a loss was not finite, or
-        the last loss was above the first.
+        test: the mean model's score on the test images; curve: its score on the validation images after each epoch;
+        losses: mean loss of each epoch; distances: D before each averaging; collapsed: whether a loss was not finite or
+        the last loss was above the first. Values that are not finite are None.
     """
     local = Local(**settings)
     problem = problem_of(local.problem, local.data, local.images, local.held_out)
@@ -133,7 +133,7 @@ def _work(local: Local, problem: Problem, initial: torch.nn.Module) -> Results:
 
 
 def _mean_score(problem: Problem, model: torch.nn.Module, part: str) -> float:
-    """Return the score of the mean model on rank 0, and 0.0 on others. Collective."""
+    """Return the mean model's score on rank 0 (0.0 if not finite), and 0.0 on other ranks. Collective."""
     parameters = hvd.average_parameters(model)
     if hvd.rank() != 0:
         return 0.0

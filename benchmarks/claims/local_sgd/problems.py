@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from claims.training import accuracy_of, linear_layers, load
 
-_PATCH = 16  # side of the patches that super-resolution is trained on, in pixels, as for EDSR
+_PATCH = 16  # side of the training patches of super-resolution, in pixels
 
 
 class Problem(Protocol):
@@ -26,7 +26,7 @@ class Problem(Protocol):
         """Return the source's optimizer."""
 
     def loss(self, model: nn.Module, rows: torch.Tensor, draw: int) -> torch.Tensor:
-        """Return the mean loss of some images; `draw` seeds other random choices."""
+        """Return the mean loss of the training images `rows`; `draw` seeds other random choices."""
 
     def score(self, model: nn.Module, part: str) -> float:
         """Return the score of a model on the images of "validation" or "test", in percent or dB."""
@@ -47,7 +47,7 @@ class Classification:
         return torch.optim.SGD(parameters, lr=lr)
 
     def loss(self, model: nn.Module, rows: torch.Tensor, draw: int) -> torch.Tensor:
-        """Return the mean cross-entropy of some images."""
+        """Return the mean cross-entropy of these images."""
         images, labels = self._parts["train"]
         return functional.cross_entropy(model(images[rows]), labels[rows])
 
@@ -61,7 +61,7 @@ class Resolution:
 
     def __init__(self, data: str, images: int, held_out: int) -> None:
         parts = {name: part[0] for name, part in load(data, images, held_out).items()}
-        least, most = parts["train"].min(), parts["train"].max()  # pixel values are shifted and scaled
+        least, most = parts["train"].min(), parts["train"].max()  # undoes the normalization of pixels
         self._images = {name: (part - least) / (most - least) for name, part in parts.items()}
 
     def model(self, seed: int) -> nn.Module:
@@ -74,7 +74,7 @@ class Resolution:
         return torch.optim.Adam(parameters, lr=lr)
 
     def loss(self, model: nn.Module, rows: torch.Tensor, draw: int) -> torch.Tensor:
-        """Return the mean absolute error of patches of some images."""
+        """Return the mean absolute error of patches of these images."""
         images = self._images["train"][rows]
         side = min(_PATCH, images.shape[2])
         places = np.random.Generator(np.random.PCG64(draw)).integers((images.shape[2] - side) // 2 + 1, size=2) * 2
@@ -97,7 +97,7 @@ def _smaller(images: torch.Tensor) -> torch.Tensor:
 
 
 class EDSR(nn.Module):
-    """EDSR (Lim et al. 2017) with 2 residual blocks of 16 channels for grey images: 21,185 parameters."""
+    """EDSR (Lim et al. 2017) with 2 residual blocks of 16 channels for gray images: 21,185 parameters."""
 
     def __init__(self, channels: int = 16, blocks: int = 2) -> None:
         super().__init__()
@@ -136,5 +136,5 @@ PROBLEMS: dict[str, Callable[[str, int, int], Problem]] = {"classification": Cla
 
 @cache
 def problem_of(name: str, data: str, images: int, held_out: int) -> Problem:
-    """Return the problem of a name, created once."""
+    """Return the problem, created once."""
     return PROBLEMS[name](data, images, held_out)

@@ -1,7 +1,7 @@
-"""Speedup by the number of processes, with computing measured on one core here and communication predicted.
+"""Speedup by the number of processes: computation is measured on one core here, and communication is predicted.
 
-Scaling depends on the ratio of communication to computing, which the source does not give. So all communication is
-slowed down (or sped up) by one factor, with which synchronous SGD flattens at the same number of processes as the
+Scaling depends on the ratio of communication to computation, which the source does not give. So all communication is
+slowed down (or sped up) by one factor. With it, synchronous SGD flattens at the same number of processes as the
 source's. Local SGD is judged with that factor.
 """
 
@@ -28,8 +28,8 @@ from sordino.plan import Cost, Line, Rates, cost_of
 from sordino.report import Results
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
-FLAT = 1.25  # the speedup is flat if a doubling of the processes brings less
-_OFF = 0.08  # largest error of predictions in Figures 6 and 10; smaller differences are not told apart
+FLAT = 1.25  # the speedup is flat if twice the processes multiply it by less
+_OFF = 0.08  # largest relative error of predictions in Figures 6 and 10; smaller differences are not told apart
 _HALVINGS = 60  # steps of the bisection for a slowdown
 
 
@@ -54,12 +54,12 @@ class Scaling:
     linear: int
 
     def ask(self, quick: bool) -> Generator[Sequence[Run], list[Results], list[Results]]:
-        """Ask for the time of computing."""
+        """Ask for the time of computation."""
         settings = {"set": self.set, "batches": [1, 2] if quick else [1, 4, 16], "rounds": 2 if quick else 5}
         return (yield [Run("claims.local_sgd.scaling:computing", settings, alone=True)])
 
     def found(self, rates: Rates, line: Results) -> tuple[list[Evidence], Results]:
-        """Return the statements that both figures share, and the speedups, over links like the source's."""
+        """Return the statements that both figures share, and the speedups, with communication like the source's."""
         factor = self.like_the_source(rates, line)
         speedups = self.speedups(slower(rates, factor), line)
         return judge(self, speedups), {"speedups": speedups, "slower": factor}
@@ -76,7 +76,7 @@ class Scaling:
         return most
 
     def speedups(self, rates: Rates, line: Results) -> dict[str, list[float]]:
-        """Return throughput over that of one process, for all COUNTS, by the way of training."""
+        """Return the throughput over that of one process, for all COUNTS, by the keys of NAMES."""
         seconds = {way: [self._seconds(way, count, rates, line) for count in COUNTS] for way in NAMES}
         return {way: [ones[0] / one for one in ones] for way, ones in seconds.items()}
 
@@ -88,7 +88,7 @@ class Scaling:
         return compute + _cost(self.set, self._algorithm(way, count), count).exposed(rates, compute)
 
     def _algorithm(self, way: str, count: int) -> Algorithm:
-        """Return the algorithm; it is synchronous SGD with fewer processes than P, as in the source."""
+        """Return the algorithm. With fewer processes than P it is synchronous SGD, as in the source."""
         if way == "synchronous" or count < self.models:
             return AllReduce()
         return LocalSGD(self.interval, count // self.models, "allreduce" if way == "allreduce" else "sharded")
@@ -102,7 +102,7 @@ def _cost(set: str, algorithm: Algorithm, count: int) -> Cost:
 
 
 def computing(set: str, batches: list[int], rounds: int) -> Results:
-    """Time forward and backward on one core; return seconds per step and per image, by a line through the medians."""
+    """Time forward and backward on one core; return seconds per step and per image, from a line through the medians."""
     network, scale = NETWORKS[set]()
     medians = []
     for batch in batches:
@@ -124,18 +124,18 @@ def slower(rates: Rates, factor: float) -> Rates:
 
 
 def gain(speedups: dict[str, list[float]], way: str, count: int) -> float:
-    """Return the factor of speedup that the doubling of the processes to `count` brings."""
+    """Return the factor by which the speedup grows when the processes double to `count`."""
     return speedups[way][COUNTS.index(count)] / speedups[way][COUNTS.index(count // 2)]
 
 
 def predicted(what: str, value: float, limit: float, above: bool = True) -> Evidence:
-    """Judge that a predicted value is above or below a limit by more than the error of predictions."""
+    """Judge whether a predicted value is above or below a limit by more than the error of predictions."""
     away = value / limit - 1 if above else 1 - value / limit
     return Evidence(what, None, value, None, 1, OPEN if abs(away) <= _OFF else HOLDS if away > 0 else FAILS)
 
 
 def judge(scaling: Scaling, speedups: dict[str, list[float]]) -> list[Evidence]:
-    """Judge local SGD over links with which synchronous SGD flattens where the source's does."""
+    """Judge local SGD, with communication slowed down as `like_the_source` finds."""
     at = {way: dict(zip(COUNTS, values, strict=True)) for way, values in speedups.items()}
     most, near = COUNTS[-1], scaling.linear
     shards, whole, synchronous = (at[way] for way in ("sharded", "allreduce", "synchronous"))
@@ -190,7 +190,7 @@ def _conv_and_norm(into: int, out: int, stride: int) -> nn.Sequential:
 
 
 def _edsr_block() -> tuple[nn.Module, float]:
-    """Return a residual block of EDSR, and the time of EDSR in such blocks (in proportion to the weights)."""
+    """Return a residual block of EDSR, and the number of such blocks that have as many weights as EDSR."""
     block = nn.Sequential(nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.Conv2d(256, 256, 3, padding=1))
     whole = sum(math.prod(shape) for _, shape in SETS["edsr"]())
     return block, whole / sum(parameter.numel() for parameter in block.parameters())

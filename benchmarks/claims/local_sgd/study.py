@@ -1,4 +1,4 @@
-"""Trainings of the source's tables and figures as they are run here, and the judgement of their results."""
+"""Trainings for the source's tables and figures as they are run here, and the judgment of their results."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Study:
     """A training with several numbers of local models.
 
     Attributes:
-        task: common settings of `Local`, without the learning rate until `tuned` has found it.
+        task: common settings of `Local`; the learning rate is missing until `tuned` adds it.
         rates: learning rates of one model to try, ascending.
         counts: values of P; the first is 1.
         seeds: number of seeds.
-        bears: largest P without a loss of accuracy in the source.
+        bears: the largest P that loses no accuracy in the source.
         drops: the source's loss of accuracy against P = 1, by P.
         margin: loss that the source calls significant.
         unit: unit of accuracy.
@@ -49,16 +49,16 @@ class Study:
         return Local(**{**self.task, **other}, models=models, seed=seed)
 
     def ask(self, counts: Sequence[int], **other: Any) -> Generator[Sequence[Run], list[Results], Trained]:
-        """Ask for the trainings of some P with all seeds."""
+        """Ask for the trainings of these P with all seeds."""
         keys = [(models, seed) for models in counts for seed in range(1, self.seeds + 1)]
         found = yield [self.training(models, seed, **other).run for models, seed in keys]
         return dict(zip(keys, found, strict=True))
 
     def tuned(self) -> Generator[Sequence[Run], list[Results], tuple[Study, float]]:
-        """Find the best rate of one model on images held out, and the largest rate up to it that all P bear.
+        """Find the best rate of one model on the validation images, and the largest rate up to it without collapse.
 
         Returns:
-            the study with the largest rate, not above the best, at which the largest P does not collapse (the smallest
+            The study with the largest rate, not above the best, at which the largest P does not collapse (the smallest
             rate if it always does); and the best rate.
         """
         seeds = range(1, min(self.seeds, _TUNED_BY) + 1)
@@ -76,7 +76,7 @@ class Study:
         return replace(self, task=self.task | {"lr": borne}), best
 
     def collapses(self, best: float) -> Generator[Sequence[Run], list[Results], list[Evidence]]:
-        """Ask for every P at the best rate of one model, and count the collapses; nothing if it is the study's rate."""
+        """Ask for every P at the best rate of one model, and count collapses; no evidence if it is the study's rate."""
         if best == self.task["lr"]:
             return []
         few = replace(self, seeds=min(self.seeds, _TUNED_BY))
@@ -89,7 +89,7 @@ class Study:
         return [exact(what, collapsed.total(), collapsed.total() > 0, note=note)]
 
     def ask_short(self, best: float) -> Generator[Sequence[Run], list[Results], Trained]:
-        """Ask for P = 1 at its best rate, with as many steps (so as much time) as each larger P; return it by P."""
+        """Ask for P = 1 at its best rate, with as many steps (and so time) as each larger P; return it by that P."""
         epochs = self.task["epochs"]
         keys = [(count, seed) for count in self.counts[1:] for seed in range(1, self.seeds + 1)]
         found = yield [self.training(1, seed, epochs=epochs // count, lr=best).run for count, seed in keys]
@@ -99,7 +99,7 @@ class Study:
 def pairs(
     trained: Trained, plus: int, minus: int, value: Callable[[Results], float | None]
 ) -> tuple[list[tuple[float, float]], int]:
-    """Return a value for two P, seed by seed, and the number of seeds left out because one of the two collapsed."""
+    """Return the values of two P, seed by seed, and the number of seeds left out because one of the two collapsed."""
     found, collapsed = [], 0
     for seed in sorted({seed for _, seed in trained}):
         one, other = trained[plus, seed], trained[minus, seed]
@@ -112,7 +112,7 @@ def pairs(
 
 
 def borne(study: Study, trained: Trained) -> int:
-    """Return the largest P up to which all mean accuracies are within the margin of that of P = 1."""
+    """Return the largest P up to which nothing collapses and mean accuracies are within the margin of P = 1's."""
     last = 1
     for count in study.counts[1:]:
         lost, collapsed = pairs(trained, 1, count, _test)
@@ -123,7 +123,7 @@ def borne(study: Study, trained: Trained) -> int:
 
 
 def accuracy(study: Study, trained: Trained) -> list[Evidence]:
-    """Judge the loss of accuracy with the largest P, then with each P, then the largest P that loses nothing."""
+    """Judge the loss of accuracy with the largest P, then with each P; then the largest P without a loss."""
     most = study.counts[-1]
     lost, collapsed = _differences(trained, 1, most, _test)
     found = [above(f"P = 1 above P = {most}, {study.unit}", lost, 0.0, study.drops.get(most), collapsed)]
@@ -144,7 +144,7 @@ def learning(study: Study, trained: Trained, short: Trained) -> list[Evidence]:
     Args:
         study: the study.
         trained: trainings with equal epochs.
-        short: trainings of P = 1 by the P that takes as many steps, so the same (virtual) time.
+        short: trainings of P = 1, by the P that takes as many steps and so the same (virtual) time.
     """
     found = []
     beyond = [count for count in study.counts if count > study.bears] or [study.counts[-1]]
@@ -161,12 +161,12 @@ def learning(study: Study, trained: Trained, short: Trained) -> list[Evidence]:
 
 
 PROPORTION = (
-    0.85  # least growth of D over a doubling; the source accepts 0.9 (Figure 8, P = 8), not 0.82 (Figure 4, P = 8)
+    0.85  # least growth of D over a doubling, halved; for P = 8 the source accepts 0.9 (Figure 8), not 0.82 (Figure 4)
 )
 
 
 def distances(study: Study, trained: Trained, source: dict[int, float]) -> list[Evidence]:
-    """Judge the growth of D over each doubling of P; `source` has the source's, by the larger P (1: proportional)."""
+    """Judge the growth of D over each doubling of P, divided by 2; `source` has the source's, by the larger P."""
     found = []
     for few, many in zip(study.counts[1:], study.counts[2:]):
         both, collapsed = pairs(trained, many, few, lambda one: settled(one["distances"]))
@@ -190,13 +190,13 @@ def _differences(
 
 
 def tests(study: Study, trained: Trained) -> dict[str, list[float]]:
-    """Return accuracies by P, seed by seed, without collapsed trainings."""
+    """Return the test accuracies by P, seed by seed, without collapsed trainings."""
     rows = {count: [trained[count, seed] for seed in range(1, study.seeds + 1)] for count in study.counts}
     return {str(count): [_test(one) for one in ones if not one["collapsed"]] for count, ones in rows.items()}
 
 
 def mean_curves(study: Study, trained: Trained, key: str) -> dict[str, list[float]]:
-    """Return a list of the results by P, as the mean over the seeds that did not collapse."""
+    """Return the curve `key` of the results by P, as the mean over the seeds that did not collapse."""
     found = {}
     for count in study.counts:
         rows = [trained[count, seed] for seed in range(1, study.seeds + 1) if (count, seed) in trained]
@@ -207,7 +207,7 @@ def mean_curves(study: Study, trained: Trained, key: str) -> dict[str, list[floa
 
 
 def draw_curves(panels: Sequence[tuple[str, str, dict[str, list[float]]]], figure: Any) -> None:
-    """Draw panels of curves by P. A panel has the labels of both axes, y and x, and the curves."""
+    """Draw panels of curves by P. A panel has the labels of the y and x axes, and the curves."""
     from matplotlib import colormaps
 
     figure.set_size_inches(4.5 * len(panels) + 1, 3.6)

@@ -12,7 +12,7 @@ from cluster.jobs import run_on_hosts
 from sordino.errors import SordinoError
 from sordino.report import Results
 
-_WELL = 0.2  # largest error of a good prediction
+_WELL = 0.2  # largest relative error of a good prediction
 NAMES = {"synchronous": "synchronous SGD", "allreduce": "whole models", "sharded": "shards"}
 
 
@@ -22,11 +22,11 @@ class Communication:
 
     Attributes:
         set: name of the parameters, a key of `worker.SETS`.
-        interval: I of the source.
+        interval: the source's I.
         shapes: P and K of each job, with one worker per host; the first is the headline.
         mbps: rate of each host's link.
         turns: number of turns of each contestant.
-        rounds: number of steps without and with averaging in a turn.
+        rounds: number of pairs of steps, without and with averaging, in a turn.
         budget: seconds to measure the links.
     """
 
@@ -46,7 +46,7 @@ class Communication:
         return (yield [Run(work, one, one["groups"] * one["members"], alone=True) for one in jobs])
 
     def totals(self, found: Results, name: str) -> list[float]:
-        """Return the seconds of communication per step, turn by turn; the steps of an interval share one averaging."""
+        """Return the seconds of communication per step, turn by turn. The steps of an interval share one averaging."""
         parts = zip(found["gradients"][name], found["averaging"][name], strict=True)
         return [gradients + averaging / self.interval for gradients, averaging in parts]
 
@@ -55,7 +55,7 @@ def job(set: str, groups: int, members: int, mbps: float, turns: int, rounds: in
     """Time all contestants in turns on hosts of one worker each, and predict the times from the measured links.
 
     Raises:
-        SordinoError: the job failed, or its averages are wrong.
+        SordinoError: the job failed, or an average is wrong.
     """
     words = ["--set", set, "--members", str(members), "--turns", str(turns), "--rounds", str(rounds)]
     found = run_on_hosts(groups * members, 1, mbps, "claims.local_sgd.worker", [*words, "--budget", f"{budget:g}"])
@@ -102,7 +102,7 @@ def _over(timed: Communication, found: Results, one: str, other: str) -> list[fl
 
 
 def shapes(timed: Communication, found: Sequence[Results]) -> Results:
-    """Return milliseconds per step of gradients and of models, by shape and contestant, for a picture."""
+    """Return milliseconds per step for gradients and for models, by shape and contestant, for a picture."""
     bars: dict[str, Any] = {}
     for (groups, members), one in zip(timed.shapes, found, strict=True):
         for name in one["gradients"]:

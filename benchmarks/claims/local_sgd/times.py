@@ -19,7 +19,7 @@ from sordino.report import Results
 def _speedups(
     scaling: Scaling, timed: Communication, quick: bool
 ) -> Generator[Sequence[Run], list[Results], tuple[list[Evidence], Results, list[Results]]]:
-    """Ask for the time of computing and for the jobs; return evidence, speedups and the results of the jobs."""
+    """Ask for the time of computation and for the jobs; return evidence, speedups and the results of the jobs."""
     [line] = yield from scaling.ask(quick)
     jobs = yield from timed.ask()
     evidence, shapes = scaling.found(Rates.from_results(jobs[0]["rates"]), line)
@@ -60,7 +60,7 @@ FIGURE_5_SCALING = Scaling("resnet20", models=4, interval=8, batch=128, flat=32,
 
 
 def plan_figure_5(quick: bool) -> Plan:
-    """Predict from computing on a core, and from the links of Figure 6's first job."""
+    """Predict from computation on a core, and from the links of Figure 6's first job."""
     timed = FIGURE_6_QUICK if quick else FIGURE_6_TIMED
     evidence, shapes, jobs = yield from _speedups(FIGURE_5_SCALING, timed, quick)
     what = f"whole models from 32 to 64 processes, speedup; less than {FLAT:g}"
@@ -126,7 +126,7 @@ FIGURE_9_SCALING = Scaling("edsr", models=8, interval=4, batch=16, flat=64, line
 
 
 def plan_figure_9(quick: bool) -> Plan:
-    """Predict from computing on a core, and from the links of Figure 10's job."""
+    """Predict from computation on a core, and from the links of Figure 10's job."""
     timed = FIGURE_10_QUICK if quick else FIGURE_10_TIMED
     evidence, shapes, _ = yield from _speedups(FIGURE_9_SCALING, timed, quick)
     for way in ("sharded", "allreduce"):

@@ -1,4 +1,4 @@
-"""One rank of the local SGD benchmark: measured and predicted times of averaging gradients and models.
+"""One rank of a job that measures and predicts the times of averaging gradients and models in local SGD.
 
 Started by claims.local_sgd.timed and timings.local_sgd.communication; rank 0 prints its results as a line of JSON.
 There is no computation: a step averages gradients that exist before it.
@@ -88,7 +88,7 @@ def times(algorithm: Algorithm, shapes: Shapes, participants: Participants, roun
 
 
 def by_turn(name: str, turns: Sequence[Seconds]) -> dict[str, list[float]]:
-    """Return the median seconds of averaging gradients and of averaging models in each turn."""
+    """Return the median seconds in each turn of averaging gradients, and of averaging models."""
     if name == "synchronous":
         return {"gradients": [float(np.median(one)) for one in turns], "averaging": [0.0 for _ in turns]}
     return {

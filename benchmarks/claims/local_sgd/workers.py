@@ -1,4 +1,4 @@
-"""Section III-C: choice of the number of local models by their distance in a few steps."""
+"""Section III-C: choice of the number of local models by their distance D in a few steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sordino import plan as sordino_plan
 from sordino.report import Results
 
 AVERAGINGS = 16
-_NEAR = 0.5  # doublings
+_NEAR = 0.5  # doublings of P; less counts as equal
 
 
 def try_few_steps(most: int, averagings: int, **settings: Any) -> Results:
@@ -50,7 +50,7 @@ def try_few_steps(most: int, averagings: int, **settings: Any) -> Results:
 
 
 def trials(study: Study, averagings: int) -> Generator[Sequence[Run], list[Results], list[Results]]:
-    """Ask for the choices by a few steps, seed by seed."""
+    """Ask for the choices of P by a few steps, seed by seed."""
     more = {"most": study.counts[-1], "averagings": averagings}
     cost = study.training(1, 1).run.cost / study.task["images"] / study.task["epochs"]
     cost *= study.task["batch"] * study.task["interval"] * averagings * 2 * study.counts[-1]
@@ -60,7 +60,7 @@ def trials(study: Study, averagings: int) -> Generator[Sequence[Run], list[Resul
 
 
 def by_whole_training(study: Study, trained: Trained) -> list[int]:
-    """Return the choices of the rule by the distances of whole trainings, seed by seed."""
+    """Return the P that the rule chooses by the distances of whole trainings, seed by seed."""
     chosen = []
     for seed in range(1, study.seeds + 1):
         distances = {}
@@ -72,7 +72,7 @@ def by_whole_training(study: Study, trained: Trained) -> list[int]:
 
 
 def judge(study: Study, trained: Trained, tried: Sequence[Results], averagings: int) -> list[Evidence]:
-    """Judge the choices by a few steps and by whole trainings against the P that accuracy bears."""
+    """Judge the choices by a few steps and by whole trainings against the largest P without a loss."""
     name, most = study.task["problem"], borne(study, trained)
     few = [one["chosen"] for one in tried]
     middle = statistics.median(few)
@@ -92,7 +92,7 @@ def judge(study: Study, trained: Trained, tried: Sequence[Results], averagings: 
 
 
 def plan(quick: bool) -> Plan:
-    """Carry out whole trainings and choices by a few steps, for both problems."""
+    """Train with every P, and choose P by a few steps, for both problems."""
     evidence, shapes = [], {}
     averagings = 4 if quick else AVERAGINGS
     for untuned in (classification(quick), resolution(quick)):

@@ -13,7 +13,7 @@ _BUDGET = 0.4  # seconds per kernel and dtype
 
 
 def ratios(size: int, number: int) -> Results:
-    """Time all kernels against copies in the same run; return the worst dtype's ratio of each. `number` is a label."""
+    """Time all kernels against copies in one run; return each one's worst ratio. `number` tells runs apart."""
     worst: dict[str, float] = {}
     for row in kernels.measure(size, _BUDGET, lambda name: True):
         worst[row["kernel"]] = max(worst.get(row["kernel"], 0.0), row["ratio"])

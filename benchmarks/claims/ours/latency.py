@@ -1,4 +1,4 @@
-"""Time of small all-reduces through Python against MPI's."""
+"""Time of small all-reduces from Python, against MPI's."""
 
 from __future__ import annotations
 

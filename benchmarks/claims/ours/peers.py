@@ -13,7 +13,7 @@ _BUDGET = 0.5  # seconds
 
 
 def seconds(workers: int, number: int) -> Results:
-    """Time the search for both peers of a segment, its destination and its source. `number` is a label."""
+    """Time the search for both peers of a segment, its destination and its source. `number` tells runs apart."""
     step = float(topology.measure_ours(workers, _BUDGET)["median"])
     return {"seconds": step / topology.SEGMENTS}
 

@@ -25,7 +25,7 @@ _PER_RUN_S = 1200.0  # longest time of a process
 
 
 def simulated(algorithm: str, workers: int, steps: int) -> Results:
-    """Return the seconds, the largest resident bytes and the messages of a process of `sordino simulate`.
+    """Return the seconds, the peak resident bytes and the number of messages of a process of `sordino simulate`.
 
     Raises:
         SordinoError: the process failed.
@@ -49,7 +49,7 @@ def simulated(algorithm: str, workers: int, steps: int) -> Results:
 
 
 def _ended(child: subprocess.Popen[bytes], until: float) -> tuple[int, int]:
-    """Return the status and the largest resident size in bytes of a process, which is killed at the time `until`."""
+    """Wait for a process, and kill it at the time `until`. Return its exit status and its peak resident bytes."""
     try:
         while True:
             pid, status, usage = os.wait4(child.pid, os.WNOHANG)
@@ -66,7 +66,7 @@ def _ended(child: subprocess.Popen[bytes], until: float) -> tuple[int, int]:
 
 
 def plan(quick: bool) -> Plan:
-    """Simulate each algorithm with each number of workers, in one process after the other."""
+    """Simulate each algorithm with each number of workers, one process after the other."""
     counts = (100, 200) if quick else COUNTS
     keys = [(algorithm, count) for algorithm in SETTINGS for count in counts]
     work = f"{__name__}:simulated"

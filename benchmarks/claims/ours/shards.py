@@ -16,7 +16,7 @@ GROUPS, SIZES, LENGTH, INTERVAL = 4, (2, 4, 8), 1 << 18, 4
 
 
 def sent(groups: int, members: int) -> Results:
-    """Count the bytes per averaging that every rank sends to other nodes. A group is a node."""
+    """Count the bytes that every rank sends to other nodes per averaging. A group is a node."""
     counts = sim.run(groups * members, _steps, groups, members, ranks_per_node=members)
     return {"bytes": counts, "model": 4 * LENGTH}
 
@@ -35,7 +35,7 @@ def _steps(groups: int, members: int) -> float:
 
 
 def plan(quick: bool) -> Plan:
-    """Count with groups of every size. In an all-reduce among P ranks each sends 2 (P-1)/P of the bytes."""
+    """Count with groups of every size. In an all-reduce among P ranks each rank sends 2 (P-1)/P of the bytes."""
     found = yield [Run("claims.ours.shards:sent", {"groups": GROUPS, "members": members}) for members in SIZES]
     evidence = []
     for members, one in zip(SIZES, found, strict=True):

@@ -1,4 +1,4 @@
-"""Section 5.2: pulls from one peer at the same time share its link here, but not in the source's simulator."""
+"""Section 5.2: simultaneous pulls from one peer, which share its link here but not in the source's simulator."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def share_met(pulls: Sequence[Span]) -> float:
 
 
 def plan(quick: bool) -> Plan:
-    """Count pulls that meet, then train no overlap with shared links; scheduled pulls never meet."""
+    """Count pulls that meet; then train no overlap over shared links. Scheduled pulls never meet."""
     task, seeds, wides, windows = (QUICK, 2, (2,), 20) if quick else (TABLE_3, SEEDS, WIDES, _WINDOWS)
     keys = [(mode, wide, sharing) for mode in NAMES for wide in wides for sharing in ("none", "fair")]
     told = [{"mode": m, "wide": w, "seed": s, "sharing": how} for m, w, how in keys for s in range(1, seeds + 1)]
@@ -121,7 +121,7 @@ def plan(quick: bool) -> Plan:
 
 
 def draw(shapes: Results, figure: Any) -> None:
-    """Draw the share of time that workers wait, with shared links and without."""
+    """Draw the share of time that workers wait, over links that are shared and over others."""
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (length, modes) in zip(panels, shapes.items(), strict=True):
         for k, (mode, both) in enumerate(modes.items()):

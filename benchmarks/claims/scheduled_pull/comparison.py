@@ -19,7 +19,7 @@ _MARGIN = 0.3  # points: accuracies that differ by less count as equal
 _PLATEAU = 0.4  # points per quarter of the run: a curve that rises by less is at its plateau
 
 Runs = dict[tuple[str, int], list[Results]]
-"""Results, seed by seed, by mode and number of wide links."""
+"""Results by mode and number of wide links, seed by seed."""
 
 QUICK = Task("digits", 512, 4, 16, 0.1, 96, 3.5, 10.0, points=4)
 TABLE_2 = Task("fashion-mnist", 2048, 8, 32, 0.1, 3600, 54.0, 80.0, points=48)
@@ -42,12 +42,12 @@ Measure = Callable[[Results], float]
 
 
 def best_in(task: Task) -> Measure:
-    """Return a function for the source's measure, the best accuracy in equal time."""
+    """Return a function that gives the source's measure, the best accuracy in equal time."""
     return lambda found: best(found, task.seconds)
 
 
 def level_in(task: Task) -> Measure:
-    """Return a function for the level that is reached in equal time."""
+    """Return a function that gives the level at equal time."""
     return lambda found: level(found, task.seconds)
 
 
@@ -57,7 +57,7 @@ def level_after_all(found: Results) -> float:
 
 
 def differences(plus: Sequence[Results], minus: Sequence[Results], measure: Measure) -> list[float]:
-    """Return the differences seed by seed, without seeds of which one training collapsed."""
+    """Return the differences seed by seed, without seeds in which a training collapsed."""
     pairs = zip(plus, minus, strict=True)
     return [measure(one) - measure(other) for one, other in pairs if not (collapsed(one) or collapsed(other))]
 
@@ -68,7 +68,7 @@ def collapsed(found: Results) -> bool:
 
 
 class Judge:
-    """Judges runs by mode and number of wide links.
+    """Differences and values of runs, by mode.
 
     Args:
         runs: results of the trainings.
@@ -79,7 +79,7 @@ class Judge:
         self._runs, self._wides = runs, wides
 
     def gains(self, plus: str, minus: str, measure: Measure, wides: Sequence[int] | None = None) -> list[float]:
-        """Return differences of two modes, seed by seed, as the mean over numbers of wide links."""
+        """Return the differences of two modes, seed by seed, as means over the numbers of wide links."""
         wides = wides or self._wides
         seeds = range(len(self._runs[plus, wides[0]]))
         sound = [s for s in seeds if not any(collapsed(self._runs[m, w][s]) for m in (plus, minus) for w in wides)]
@@ -95,13 +95,13 @@ class Judge:
         return sum(collapsed(one) for key in [*keys, ("naive", self._wides[0])] for one in self._runs[key])
 
     def values(self, mode: str, measure: Measure) -> list[float]:
-        """Return the values of a mode, seed by seed, as the mean over numbers of wide links."""
+        """Return the values of a mode, seed by seed, as means over the numbers of wide links."""
         seeds = range(len(self._runs[mode, self._wides[0]]))
         return [statistics.fmean(measure(self._runs[mode, wide][s]) for wide in self._wides) for s in seeds]
 
 
 def table_evidence(runs: Runs, task: Task, source: dict[int, dict[str, float]], wides: Sequence[int]) -> list[Evidence]:
-    """Judge the statements of a table. `source` has the source's percentages by wide links and mode."""
+    """Judge the statements of a table. `source` has the source's accuracies in percent, by wide links and mode."""
     judge = Judge(runs, wides)
     over = f"mean over {', '.join(map(str, wides[:-1]))} and {wides[-1]} wide links" if len(wides) > 1 else "one row"
 
@@ -135,7 +135,7 @@ def table_evidence(runs: Runs, task: Task, source: dict[int, dict[str, float]], 
 
 
 def table(task: Task, source: dict[int, dict[str, float]], quick: bool) -> Plan:
-    """Train all modes for a table of the source, whose percentages are given by wide links and mode."""
+    """Train all modes for a table of the source. `source` has its accuracies in percent, by wide links and mode."""
     task, seeds, wides = (QUICK, 2, (2,)) if quick else (task, SEEDS, WIDES)
     runs = yield from runs_of(task, seeds, wides)
     measure = best_in(task)
@@ -145,7 +145,7 @@ def table(task: Task, source: dict[int, dict[str, float]], quick: bool) -> Plan:
 
 
 def draw_table(shapes: Results, figure: Any) -> None:
-    """Draw our best accuracies in equal time with standard errors, and the source's in a second panel."""
+    """Draw our best accuracies in equal time, with standard errors, and the source's in a second panel."""
     ours, theirs = figure.subplots(1, 2)
     for k, mode in enumerate(NAMES):
         places = [place + (k - 1.5) * 0.2 for place in range(len(shapes["wides"]))]

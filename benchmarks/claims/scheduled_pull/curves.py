@@ -1,4 +1,4 @@
-"""Learning curves: their distance to the curve over wide links only, and the time until they rise."""
+"""Learning curves: their distance from no overlap's curve over wide links only, and the time until they rise."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from claims.scheduled_pull.simulations import (
 from sordino.report import Results
 
 _MARGIN = 0.3  # points: curves that differ by less count as equal
-_NEARLY = 0.97  # of the level of no overlap, at which a curve has nearly converged
-_PICTURED = 60  # points of a curve in the picture
+_NEARLY = 0.97  # share of no overlap's level at which a curve has nearly converged
+_PICTURED = 60  # intervals of a curve in the picture
 
 
 def curve_evidence(runs: Runs, task: Task, wides: Sequence[int], elsewhere: Results) -> list[Evidence]:
-    """Judge the statements of the figures. `elsewhere` is naive overlap's first seed over wide links only."""
+    """Judge the statements of the figures. `elsewhere` has naive overlap's first seed over wide links only."""
     end, judge = task.seconds, Judge(runs, wides)
     fast = runs["none", ALL_WIDE]
 
     def off(mode: str) -> list[float]:
-        """Return the distance of a mode's curves from no overlap's over wide links only, seed by seed."""
+        """Return the mean distance of a mode's curves from no overlap's over wide links only, seed by seed."""
         seeds = range(len(fast))
         return [statistics.fmean(apart(runs[mode, wide][s], fast[s], end) for wide in wides) for s in seeds]
 
     def soon(mode: str) -> list[float]:
-        """Return the time of a mode to get near no overlap's level, over the time of no overlap, seed by seed."""
+        """Return a mode's time to come near no overlap's level, over the time of no overlap, seed by seed."""
         ratios = []
         for s in range(len(fast)):
             times = []

@@ -13,8 +13,8 @@ from claims.scheduled_pull.comparison import QUICK, SEEDS, TABLE_2, TABLE_3, WID
 from claims.scheduled_pull.simulations import COLOURS, NAMES, Task, distance
 from sordino.report import Results
 
-_HIDDEN = 1.0  # percent of the time that a worker waits
-_FRESH = 0.1  # of the age without overlap
+_HIDDEN = 1.0  # percent of the time: less waiting counts as hidden
+_FRESH = 0.1  # share of the age without overlap that counts as equal
 
 
 def plan(quick: bool) -> Plan:

@@ -1,4 +1,4 @@
-"""One training in virtual time, and measures of its learning curve."""
+"""One simulated training in virtual time, and measures of its learning curve."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ NAMES = {
 }
 COLOURS = {"none": "#c8553d", "naive": "#e0a458", "manager": "#0b6e4f", "autonomous": "#5fb49c"}
 WORKERS = 8
-LAST = 0.25  # last part of a run, whose mean accuracy is its level
-_GRID = 13  # number of moments in that part
+LAST = 0.25  # last part of a run; its mean accuracy is the level of the run
+_GRID = 13  # number of moments in this part
 _EVALUATION = 200  # cost of an evaluation, in images of a step
 
 
@@ -63,7 +63,7 @@ class Task:
 
     @property
     def seconds(self) -> float:
-        """Virtual time of the steps without waiting. Comparisons in equal time end at this time."""
+        """Virtual seconds of the steps without waiting. Comparisons at equal time end at this time."""
         return self.steps * self.compute_ms / 1e3
 
 
@@ -87,7 +87,7 @@ class Simulation:
 
     @property
     def run(self) -> Run:
-        """The training as a run, with its cost in images."""
+        """The training as a run, with its cost in images times channels."""
         task = self.task
         cost = WORKERS * (task.steps * (task.batch + 16) + task.points * _EVALUATION) * task.channels
         return Run("claims.scheduled_pull.simulations:simulate", asdict(self), float(cost))
@@ -142,12 +142,12 @@ def level(found: Results, end: float) -> float:
 
 
 def best(found: Results, end: float) -> float:
-    """Return the best accuracy of a point until `end`, in percent. This is the source's measure."""
+    """Return the best accuracy of the points until `end`, in percent. This is the source's measure."""
     return float(max(100 * accuracy for time, accuracy, _ in found["curve"] if time <= end * (1 + 1e-9)))
 
 
 def rise(found: Results, end: float) -> float:
-    """Return the level of the last quarter less that of the quarter before, in points."""
+    """Return the mean accuracy in the last quarter until `end`, less that in the third, in points."""
     before = np.linspace((1 - 2 * LAST) * end, (1 - LAST) * end, _GRID).tolist()
     return level(found, end) - float(np.mean(accuracy_at(found, before)))
 
@@ -158,7 +158,7 @@ def mean_until(found: Results, end: float) -> float:
 
 
 def reached(found: Results, accuracy: float) -> float | None:
-    """Return the time at which a curve first reaches an accuracy in percent; None if it never does."""
+    """Return the virtual seconds until a curve first rises to an accuracy in percent; None if it never does."""
     curve = [(time, 100 * value) for time, value, _ in found["curve"]]
     for (since, low), (until, high) in itertools.pairwise(curve):
         if low < accuracy <= high:

@@ -1,4 +1,4 @@
-"""Snapshots on each rank, and computation, for the parts of the wide-area benchmark that measure single pulls."""
+"""Snapshots on each rank, and computation, for the parts of scheduled_pull.py that measure single pulls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE = 60.0  # longest wait, in seconds
 
 
 class Snapshots:
-    """Snapshots of `count` bytes on every rank; they publish `values`. Creating and closing them is collective."""
+    """Snapshots of `values`, of `count` bytes, on every rank. Creating and closing them is collective."""
 
     def __init__(self, count: int) -> None:
         context = current()
@@ -29,7 +29,7 @@ class Snapshots:
         self._mailbox = Mailbox(context.world, number)
         self.store = SnapshotStore(context.world, number + 1, self._arena.layout, self._mailbox)
         self._heard: deque[str] = deque()
-        self._ended: dict[int, str] = {}  # errors of ended pulls by number; empty if the pull succeeded
+        self._ended: dict[int, str] = {}  # errors of pulls that have ended, by number; empty if the pull succeeded
         self._steps = 0
         self.publish()
         for rank, place in enumerate(hvd.allgather_object(self.store.location, name="bench.snapshots")):
@@ -37,12 +37,12 @@ class Snapshots:
                 self.store.connect(rank, place)
 
     def publish(self) -> None:
-        """Publish a snapshot of the values."""
+        """Publish a snapshot of `values`."""
         self._steps += 1
         self.store.publish(self._arena.address, self._steps)
 
     def pull(self, peer: int) -> float:
-        """Pull a snapshot of another rank; return the seconds from the request until its bytes are known to be here.
+        """Pull a snapshot of another rank; return the seconds until this rank knows that its bytes have arrived.
 
         Raises:
             SordinoError: the pull failed.
@@ -58,7 +58,7 @@ class Snapshots:
         return seconds
 
     def tell(self, rank: int, text: str) -> None:
-        """Send a message, without waiting."""
+        """Send a message to a rank, without waiting."""
         self._mailbox.send(rank, text)
 
     def heard(self) -> str | None:

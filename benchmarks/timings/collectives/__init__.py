@@ -1,1 +1,1 @@
-"""Parts of the benchmark of collectives that the package does not have: jobs on emulated hosts."""
+"""Part of the benchmark of collectives that `sordino.bench` does not have: jobs on emulated hosts."""

@@ -16,7 +16,7 @@ from sordino.errors import NotBuilt, SordinoError
 Starter = Literal["mpirun", "torchrun", "mpiexec"]
 
 _TIMEOUT_S = 1800
-_MPICH = {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0"}  # libfabric would look for hardware
+_MPICH = {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0"}  # otherwise libfabric looks for hardware
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class StartOnHosts(Start):
     """Start of a job on its own cluster.
 
     Attributes:
-        command: for mpiexec: its path.
+        command: path of mpiexec; for other launchers not used.
         ranks: number of ranks, in blocks over the hosts.
         hosts: number of hosts.
         mbps: rate of each link in each direction; None: as fast as the machine.
@@ -42,7 +42,7 @@ class StartOnHosts(Start):
         return None
 
     def run(self, worker: Sequence[str]) -> tuple[int, str]:
-        """Run the worker on the ranks of a new cluster."""
+        """Run the worker on a new cluster. SordinoError after 1800 s."""
         command, env = ["python", *worker], {"OMP_NUM_THREADS": "1", **self.environment}
         with Cluster(self.hosts, self.mbps) as cluster:
             try:

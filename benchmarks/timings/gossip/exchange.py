@@ -2,16 +2,16 @@
 
   mpirun -np 4 python benchmarks/gossip.py exchange
 
-Contestants, each with its own memory. A check exchange of each must keep the sum over the ranks.
+Contestants, each with its own memory. Each is checked by one exchange, which must keep the sum over the ranks.
   crossover_blocks, crossover_model   Crossover of the blocks, and of the whole model as one segment
   hierarchical                        Crossover among groups of two ranks, with four ranks or more (two: AllReduce)
   push-sum, dpsgd                      PushSum and D-PSGD
   allreduce                           sordino allreduce_(op=Average) of one hvd.shared_empty tensor, in place
   horovod                             horovod.torch.allreduce_(op=Average) of one tensor
   floor                               no communication: all ranks at once read and write their own array, in place
-  three_passes                        the same with a read of a second array, as needed to mix without other ranks' help
+  three_passes                        the same and a read of a second array, as a rank needs to mix without help
 An exchange is a step of DistributedOptimizer around an SGD whose parameters have no gradients, so it contains no other
-work; groups leave out the reduction of gradients. Horovod is initialized only for its turns, as in collectives.
+work; groups do not reduce gradients. Horovod is initialized only for its turns, because its thread disturbs others.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Contestant:
     """One way to mix the tensors of the ranks.
 
     Attributes:
-        tensors: its tensors.
+        tensors: tensors to mix.
         run: one blocking exchange.
-        equal: number of neighbouring ranks whose values are equal before it.
+        equal: number of neighboring ranks whose values are equal before an exchange.
     """
 
     tensors: list[torch.Tensor]
@@ -54,7 +54,7 @@ class Contestant:
 
     @torch.no_grad()
     def is_right(self, participants: Participants) -> bool:
-        """Run it once on known input; return whether it changed every value and kept the sums. Collective."""
+        """Run one exchange on known input; return whether it changed every value and kept the sums. Collective."""
         values = [float(rank // self.equal + 1) ** 2 for rank in range(participants.size)]
         for tensor in self.tensors:
             tensor.fill_(values[participants.rank])
@@ -104,7 +104,7 @@ def _passes(count: int) -> dict[str, Contestant]:
 
 
 def algorithms(size: int) -> dict[str, Algorithm]:
-    """Return the gossip algorithms that make sense for this number of ranks."""
+    """Return the gossip algorithms for this number of ranks. Groups of two need 4, 6, ... ranks."""
     found: dict[str, Algorithm] = {
         "crossover_blocks": Crossover(segments="blocks"),
         "crossover_model": Crossover(segments="model"),
@@ -134,7 +134,7 @@ def measure(count: int, found: Baselines, participants: Participants, budget: fl
 
 
 def targets(results: Results) -> list[Results]:
-    """Return the targets: Crossover sends at most as much as an all-reduce, so it must not take longer."""
+    """Return the targets. Crossover sends at most as much as an all-reduce, so it must not take longer."""
     entries = []
     for key, label in (("crossover_blocks", "Crossover by blocks"), ("crossover_model", "Crossover by model")):
         for other, name in (("allreduce", "our all-reduce"), ("horovod", "Horovod's all-reduce")):

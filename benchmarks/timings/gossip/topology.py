@@ -2,15 +2,15 @@
 
   python benchmarks/gossip.py topology
 
-Both give destinations for 16 segments, about ResNet-50's blocks; ours also gives the sources. Ours is called from
-Python, one call per segment and direction, and the calls are timed too. Algorithm 2 is as written, in numpy: every
-worker draws for all workers in turn, from a roulette without the taken ones. Each row of roulettes is made when it is
-used, because a table for 10^5 workers would take 80 GB. A step that takes longer than --limit is stopped and reported
-as such; nothing is extrapolated.
+Both give destinations for 16 segments, about ResNet-50's number of blocks; ours also gives the sources. Ours is called
+from Python, one call per segment and direction, and the calls are timed too. Algorithm 2 is as written, in numpy: every
+worker draws for all workers in turn, from a roulette without the taken workers. Each row of roulettes is made when it
+is used, because a table for 10^5 workers would take 80 GB. A step that takes longer than --limit is stopped and
+reported as such; nothing is extrapolated.
 
 A draw of Algorithm 2 reaches a dead end when the last worker finds only itself. Dead ends are counted, and their
-probability is computed by recursion. Last, the copies that the busiest worker sends are counted, for Crossover and for
-COMBO, which does not balance the load.
+probability is computed by recursion. Finally, the copies that the busiest worker sends are counted, for Crossover and
+for COMBO, which does not balance the load.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def algorithm_2(size: int, generator: np.random.Generator, deadline: float) -> l
 def dead_end_probability(size: int) -> float:
     """Return the probability of a dead end of `algorithm_2`: that no earlier worker draws the last worker.
 
-    Workers that have not drawn yet are interchangeable, so the state is the number of them (without the last) that are
-    not taken.
+    Workers that have not drawn yet are interchangeable. So the state is the number of them, without the last one, that
+    no worker has drawn yet.
     """
-    chance = np.zeros(size)  # by that number, while the last worker is not taken
+    chance = np.zeros(size)  # by that number, if the last worker is not taken
     chance[size - 1] = 1.0
     free = np.arange(size, dtype=np.float64)
     for worker in range(size - 1):
@@ -74,7 +74,7 @@ def dead_end_probability(size: int) -> float:
         itself_free = chance * free / (left - 1)
         itself_taken = chance - itself_free
         after = np.zeros(size)
-        # A free worker has one choice less, because it cannot draw itself. After its draw it is not counted any more.
+        # A worker that is free has one choice less, because it cannot draw itself. After its draw it no longer counts.
         after[:-2] += (itself_free * (free - 1) / (left - 1))[2:]
         after[:-1] += (itself_free * (left - 1 - free) / (left - 1))[1:]
         after[:-1] += (itself_taken * free / left)[1:]
@@ -84,7 +84,7 @@ def dead_end_probability(size: int) -> float:
 
 
 def measure_ours(size: int, budget: float) -> Results:
-    """Return the seconds per step of one worker, including the calls from Python."""
+    """Return the seconds per step that one worker needs, including the calls from Python."""
     topology, rounds = RandomCycle(size, seed=1), count()
 
     def run() -> None:
@@ -114,7 +114,7 @@ def measure_source(size: int, budget: float, limit: float) -> Results:
 def copies(topology: Topology, rounds: int) -> Results:
     """Return the copies that a worker sends per round: the mean, and the busiest worker's mean and maximum over rounds.
 
-    They are counted for one segment, and for all segments of a model together in copies of the model.
+    Copies are counted for one segment, and for all segments together in copies of the model.
     """
     counts = np.zeros((rounds, SEGMENTS, topology.size))
     for turn in range(rounds):

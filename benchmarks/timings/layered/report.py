@@ -13,20 +13,20 @@ _COLOURS = {"AllReduce": "#c8553d", "Layered thread": "#3d5a80", "Layered rank":
 
 
 def hidden(row: Results, name: str, load: str) -> float:
-    """Return the share of AllReduce's communication that a step with this load does not wait for."""
+    """Return the share of AllReduce's communication time that is hidden in a step with this load."""
     exposed = row["contestants"][name]["exposed"][load]["median"]
     reference = row["contestants"].get("AllReduce", row["contestants"][name])
     return float(1 - exposed / reference["exposed"]["0"]["median"])
 
 
 def efficiency(row: Results, name: str, load: str) -> float:
-    """Return seconds of loading over seconds of the step, which has no other work."""
+    """Return the seconds of loading over the seconds of the step, which has no computation."""
     loading = float(load) * row["whole"]
     return float(loading / (loading + row["contestants"][name]["exposed"][load]["median"]))
 
 
 def where(row: Results) -> str:
-    """Return a text for the job."""
+    """Describe a row's job."""
     place = "one machine" if row["place"] == "here" else f"{row['hosts']} hosts"
     return f"{row['set']}, {row['workers']} workers on {place}, {row['mode']}"
 

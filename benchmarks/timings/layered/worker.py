@@ -26,12 +26,12 @@ from sordino.timing import Participants, summarize
 
 SETS = {"resnet20": resnet20_shapes, "resnet50": resnet50_shapes}
 LOADS = (0.0, 0.5, 1.0, 2.0)
-"""Loading, as a multiple of the time of AllReduce (or Horovod) without loading."""
+"""Time of loading, as a multiple of the time of AllReduce (or Horovod) without loading."""
 _WARM_UP = 3
 
 
 class IdleSGD(torch.optim.SGD):
-    """An optimizer whose step does nothing. It is a class because Horovod derives from it."""
+    """Optimizer whose step does nothing. It is a class because Horovod derives from it."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         super().__init__(parameters, lr=0.0)
@@ -69,14 +69,14 @@ class Contestant:
 
     @property
     def right(self) -> bool:
-        """Whether gradients are their mean everywhere. Collective."""
+        """Whether all gradients equal the mean over the ranks. Collective."""
         mean = (self._participants.size - 1) / 2
         wrong = any(not torch.all(torch.eq(one.grad, mean)) for one in self._parameters if one.grad is not None)
         return bool(self._participants.maximum(np.array([float(wrong)]))[0] == 0)
 
 
 def race(contestants: Sequence[Contestant], participants: Participants, rounds: int) -> Results:
-    """Time every contestant with every load, in turns. The first one defines the unit of loads. Collective."""
+    """Time every contestant with every load, in turns. The unit of loads is the first one's step. Collective."""
     for one in contestants:
         for _ in range(_WARM_UP):
             one.step(0.0)
@@ -105,7 +105,7 @@ def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
 
 
 def horovod(chosen: argparse.Namespace) -> int:
-    """Time Horovod alone, because its thread would slow others down. Print {"missing": reason} if it is not found."""
+    """Time Horovod alone, because its thread would slow others down. Print {"missing": REASON} if it is not found."""
     participants, problem = baselines.start()
     found = baselines.open_all(["horovod"], participants)
     results: Results = {"missing": problem or found.notes["horovod"]}

@@ -2,9 +2,9 @@
 
   python benchmarks/local_sgd.py torch        # as root, in a clone: on this machine and on emulated hosts
 
-Four ranks take real steps of SGD with momentum on the parameters of ResNet-20 and of ResNet-50. Forward and backward
-are a sum over the parameters. Models are averaged every 4 steps. Groups of one send nothing else. With groups of two
-PyTorch averages gradients with DDP's post-local hook over a subgroup. Contestants take turns in one job.
+Four ranks take real steps of SGD with momentum on the parameters of ResNet-20 and of ResNet-50. The loss is a sum over
+the parameters. Models are averaged every 4 steps. Groups of one rank send nothing else. In groups of two, PyTorch
+averages gradients over the group by DDP's post-local hook. Contestants take turns in one job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One rank of the comparison with PyTorch's local SGD. Started by beside_torch.py; rank 0 prints a line of JSON."""
+"""One rank of the comparison with PyTorch's local SGD. Started by beside_torch.py."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _theirs(model: _Sums, members: int, distributed: Any) -> tuple[Callable[[], 
         return model, optimizer
     subgroup, _ = distributed.new_subgroups(members)
     parallel = torch.nn.parallel.DistributedDataParallel(model)
-    # The hook averages over the subgroup when the iteration is above the start.
+    # The hook averages over the subgroup in iterations after the start, here in all.
     state = PostLocalSGDState(process_group=None, subgroup=subgroup, start_localSGD_iter=-1)
     parallel.register_comm_hook(state, post_localSGD_hook)
     return parallel, optimizer
@@ -82,7 +82,7 @@ def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
         else:
             runs[name] = _steps(*_ours(model, LocalSGD(INTERVAL, chosen.members, name)))  # type: ignore[arg-type]
         runs[name]()
-    # All have had the same gradients; the steps at which models are averaged do not change their mean.
+    # All contestants had the same gradients, and averaging models does not change their mean.
     means = {name: hvd.allreduce(one.weights[0].detach(), name="bench.mean") for name, one in models.items()}
     wrong = [name for name, mean in means.items() if not torch.allclose(mean, means["torch"], rtol=1e-4)]
     samples = race(runs, participants, chosen.budget, rounds=15, warmup=2)

@@ -1,13 +1,13 @@
 """Time of communication per step of synchronous SGD, and of local SGD that averages whole models or shards.
 
-These are Figures 6 and 10 of hierarchical local SGD. The times are compared with predictions of the cost model.
+This repeats Figures 6 and 10 of hierarchical local SGD. The times are compared with predictions of the cost model.
 
   python benchmarks/local_sgd.py communication        # as root, in a clone
 
 P groups of K ranks run on one machine, and on emulated hosts with links of --mbps each way, with one rank or one group
-per host. Gradients and models are averaged as in training without computation, so nothing hides. A model is averaged
-every 8 steps (ResNet-20) or 4 (EDSR), as in the source, and the time of averaging is divided by that interval. alpha
-and beta are measured in the same job.
+per host. Gradients and models are averaged as in training, but without computation, so no communication is hidden. A
+model is averaged every 8 steps (ResNet-20) or 4 (EDSR), as in the source, and the time of averaging is divided by that
+interval. alpha and beta are measured in the same job.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHAPES = ((2, 1), (4, 1), (2, 2), (4, 2))  # P and K
 
 
 def errors(rows: Sequence[Results]) -> dict[str, Results]:
-    """Return the errors of predictions on emulated hosts by contestant: median of absolute values, largest, count."""
+    """Return the relative errors of predictions on emulated hosts, by contestant: median absolute, largest, count."""
     found: dict[str, list[float]] = {}
     for row in rows:
         if row["place"] == "here":

@@ -4,7 +4,7 @@
 
 A group of two ranks trains a model of equal layers, here and on two emulated hosts with links of --mbps each way. After
 `step()` a batch is loaded for 0, 1/2, 1 and 2 times the time of a `step()` that waits for the all-gather, and then
-forward begins. Both ways take turns in one job. The results are ratios of the slowest rank's times, overlapped over
+forward begins. Both variants take turns in one job. The results are ratios of the slowest rank's times, overlapped over
 waiting: of `step()`, and of all but loading.
 """
 
@@ -22,7 +22,7 @@ _WORKER = "timings.local_sgd.overlap_worker"
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """Return the targets: a gain between hosts when a batch is loaded, and no loss elsewhere."""
+    """Return the targets: a gain of 10 % between hosts if loading takes a step or more, else a loss of at most 10 %."""
     entries = []
     for row in rows:
         for load, ratios in row["contestants"]["overlap"]["ratios"].items():

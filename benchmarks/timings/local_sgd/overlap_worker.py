@@ -1,7 +1,6 @@
 """One rank of the benchmark of overlapped gathers: times of `step()` and of a whole step, with loading of a batch.
 
-Started by timings.local_sgd.overlap; rank 0 prints its results as a line of JSON. Both ways train the same model in
-turns. Loading is a sleep.
+Started by timings.local_sgd.overlap. Both variants train the same model in turns. Loading is a sleep.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from sordino.report import Results
 from sordino.timing import Participants
 
 LOADS = (0.0, 0.5, 1.0, 2.0)
-"""Loading, as a multiple of the time of a `step()` that waits."""
+"""Time of loading, as a multiple of the time of a `step()` that waits."""
 _WARM_UP = 3
 _BATCH = 8
 
@@ -39,7 +38,7 @@ class Contestant:
         self._participants = participants
 
     def step(self, load: float) -> tuple[float, float]:
-        """Train on a batch, and return the seconds of `step()` and of all, without loading."""
+        """Train on a batch; return the seconds of `step()`, and of the whole step without the `load` seconds."""
         self._participants.barrier()
         begin = time.perf_counter()
         self.model(self._inputs).square().mean().backward()
@@ -54,7 +53,7 @@ class Contestant:
 
 
 def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
-    """Time both ways in turns with every load. Collective."""
+    """Time both variants in turns with every load. Collective."""
     both = [Contestant(overlap, participants, chosen.layers, chosen.width) for overlap in (False, True)]
     before = np.array([[one.step(0.0)[0] for one in both] for _ in range(_WARM_UP + 5)])
     whole = float(np.median(participants.maximum(before[_WARM_UP:, 0])))

@@ -3,7 +3,7 @@
   python benchmarks/local_sgd.py plan                     # as root, in a clone: by mpirun, over MPI
   python benchmarks/local_sgd.py plan --starter torchrun  # over UCX
 
-Makes the plan several times on each of a few clusters, with links of --mbps each way. Each plan measures alpha and beta
+Makes several plans on each of four kinds of clusters, with links of --mbps each way. Each plan measures alpha and beta
 again, and runs each algorithm after its prediction.
 """
 
@@ -24,7 +24,7 @@ _CLUSTERS = ((2, 1), (4, 1), (4, 2), (8, 1))  # hosts, and ranks on each
 
 
 def errors(rows: Sequence[Results]) -> dict[str, Results]:
-    """Return the errors by algorithm: median of absolute values, largest, count."""
+    """Return the relative errors by algorithm: median absolute, largest, count."""
     found: dict[str, list[float]] = {}
     for row in rows:
         for one in row["rows"]:

@@ -4,12 +4,12 @@
 
 Rank 1 computes for --turn-ms. Meanwhile rank 0 gets the same bytes from it again and again:
   snapshot       a pull as in scheduled pull gossip: on one machine a copy, otherwise request and reply
-  get            MPI_Get under MPI_Win_lock with a window of MPI_Win_create; rank 1 makes no MPI call
+  get            MPI_Get under MPI_Win_lock, with a window of MPI_Win_create; rank 1 makes no MPI call
   get_calls      the same while rank 1 calls MPI_Iprobe every millisecond
   get_allocated  like get, with a window of MPI_Win_allocate
   get_beside     like get, while Sordino is initialized, whose progress thread also calls MPI
   nobody         no gets, to measure the undisturbed computation of rank 1
-A Get that lasts until rank 1 has finished computing and calls MPI again is marked: its time is set by --turn-ms.
+A Get that lasts until rank 1 has finished computing and calls MPI again is marked as late: --turn-ms sets its time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _QUICK = {"sizes": (256 << 10,), "turn-ms": 150.0, "rounds": 1}
 
 
 def rows_of(job: Results, mbps: float | None) -> list[Results]:
-    """Return one row per size: times of each way, number of late turns, and ratios to the snapshot."""
+    """Return one row per size: times and number of late turns of each way, and ratios to `snapshot`."""
     rows = []
     for size in job["sizes"]:
         ways: dict[str, Results] = {}
@@ -54,7 +54,7 @@ def rows_of(job: Results, mbps: float | None) -> list[Results]:
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """Return the targets: a snapshot must be no slower than a Get while the target computes."""
+    """Return the targets: a snapshot must be no slower than a Get while rank 1 computes."""
     entries = []
     for row in rows:
         place, ratios = f"{format_bytes(row['bytes'])}, {where(row)}", row["ratios"]

@@ -1,9 +1,9 @@
-"""One rank of the wide-area benchmark's one_sided part: rank 0 gets bytes from rank 1 while rank 1 computes.
+"""One rank of the part one_sided of scheduled_pull.py: rank 0 gets bytes from rank 1 while rank 1 computes.
 
 Started by timings.scheduled_pull.one_sided; rank 0 prints its results as a line of JSON. A turn begins with an MPI
-barrier. For --turn-ms rank 1 computes and rank 0 gets bytes repeatedly. Then rank 1 enters an MPI barrier, which also
-completes gets that wait for it to call MPI, so no turn takes much longer. Sordino is initialized only for its own ways
-and for those that test the effect of its threads.
+barrier. For --turn-ms rank 1 computes and rank 0 gets bytes repeatedly. Then rank 1 enters an MPI barrier. This also
+completes a Get that waits for an MPI call of rank 1. Sordino is initialized only for its own pulls, and to test the
+effect of its threads on MPI_Get.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sordino.report import Results
 
 ALONE = ("nobody", "get", "get_calls", "get_allocated")  # without Sordino
 BESIDE = ("snapshot", "get_beside")  # with Sordino initialized
-_HEAD_START = 0.02  # seconds in which rank 1 begins to compute
+_HEAD_START = 0.02  # seconds that rank 1 computes before the first get
 _PAUSE = 2e-3  # seconds between two gets
 _LATE = 0.9  # share of rank 1's time; a first get that lasts longer is late
 _TORN_DOWN = 120.0  # seconds after the expected end at which the process is ended

@@ -1,4 +1,4 @@
-"""Waiting of steps for pulled models, and ages of these models, over links of which some are wide.
+"""Time that steps wait for pulled models, and ages of these models, over links of different rates.
 
   python benchmarks/scheduled_pull.py pulls                # as root, in a clone: it makes hosts and starts the ranks
 
@@ -7,9 +7,9 @@ because the hosts share this machine's cores; then it changes parameters (3.5 Mi
 --model large). A window has 16 steps. Contestants take turns in one job for each number of wide links:
   alone         the steps without communication
   none          scheduled pull gossip that pulls at the end of a window
-  naive         the same, with pulls that begin with the window
-  manager       the same, with pulls that end with the window, scheduled by a manager
-  autonomous    the same, agreed on among the workers
+  naive         the same with pulls that begin with the window
+  manager       the same with pulls that end with the window, scheduled by a manager
+  autonomous    the same with a schedule that the workers agree on
   local_sgd     LocalSGD that averages all models every 16 steps by AllReduce
   crossover     Crossover every 16 steps
 """
@@ -33,7 +33,7 @@ INTERVAL = 16
 HOSTS = 4
 NARROW, WIDE = 1000.0, 10000.0  # Mbps
 _WORKER = "timings.scheduled_pull.pulls_worker"
-_MODELS = {  # compute-ms keeps the source's proportions: a pull over a narrow link takes less than a window
+_MODELS = {  # as in the source, a pull over a narrow link takes less than a window
     "small": {"model-bytes": 3670016, "compute-ms": 10.0, "rounds": 5, "warm-up": 3, "windows": 10},
     "large": {"model-bytes": 25 << 20, "compute-ms": 30.0, "rounds": 3, "warm-up": 3, "windows": 6},
 }
@@ -42,7 +42,7 @@ _SCHEDULED = ("manager", "autonomous")
 
 
 def row_of(job: Results, wide: int, model_bytes: int) -> Results:
-    """Return the results of a job: medians and quartiles over rounds (of the ranks' means) and over all pulls.
+    """Return the results of a job: medians and quartiles over the rounds (of means over the ranks) and over all pulls.
 
     The values of each rank and round are kept too.
     """
@@ -66,7 +66,7 @@ def row_of(job: Results, wide: int, model_bytes: int) -> Results:
 
 
 def _of_pulls(pulled: Sequence[Results]) -> Results:
-    """Return ages, durations of pulls, and the difference of both, over all pulls."""
+    """Return the ages and the durations of all pulls, and their differences, in seconds."""
     keys = ("ages", "seconds", "behind")
     ages, seconds, behind = (np.array([value for told in pulled for value in told[key]]) for key in keys)
     if ages.size == 0:
@@ -76,7 +76,7 @@ def _of_pulls(pulled: Sequence[Results]) -> Results:
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """Return the targets: steps are as fast as alone, and models are fresher than with naive overlap."""
+    """Return the targets: steps nearly as fast as alone, little waiting, and fresher models than with naive overlap."""
     entries = []
     for row in rows:
         where, found = f"{row['wide']} of {row['hosts']} links wide", row["contestants"]

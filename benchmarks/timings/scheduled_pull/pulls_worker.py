@@ -1,8 +1,8 @@
-"""One rank of the wide-area benchmark's pulls: steps that sleep, and their waiting for averaging at intervals.
+"""One rank of the part pulls of scheduled_pull.py: steps that sleep, and the time that they wait for averaging.
 
-Started by timings.scheduled_pull.pulls on emulated hosts; rank 0 prints its results as a line of JSON. Every turn of a
-contestant has its own optimizer, with a warm-up in which the optimizer learns the times of windows and pulls. It cannot
-be kept between turns, because its schedule goes by the clock.
+Started by timings.scheduled_pull.pulls on emulated hosts. Every turn of a contestant has its own optimizer, with a
+warm-up in which the optimizer learns the times of windows and pulls. An optimizer cannot be kept for the next turn,
+because its schedule follows the clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sordino.algorithms import Algorithm, Crossover, LocalSGD, ScheduledPull
 from sordino.report import Results
 from sordino.timing import Participants, rotated
 
-_BLOCKS = 16  # of the model; Crossover exchanges them one by one
+_BLOCKS = 16  # blocks of the model, which Crossover exchanges one by one
 _RATE = 1e-3
 
 
@@ -72,7 +72,7 @@ class Training:
         return found | self.optimizer.statistics.as_dict() if self._whole else found
 
     def is_right(self) -> bool:
-        """Return whether every block (with pulls: the model) has equal elements and a possible value."""
+        """Return whether every block (with pulls: the whole model) has equal elements and a possible value."""
         ends = [tuple(map(float, parameter.detach().aminmax())) for parameter in self.parameters]
         most = _RATE * hvd.size() * self._windows
         even = all(low == high for low, high in ends) and (not self._whole or len(set(ends)) == 1)

@@ -1,4 +1,4 @@
-"""Tables and plots of the parts of the wide-area benchmark."""
+"""Tables and plots of the parts of scheduled_pull.py."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def draw_pulls(results: Results, figure: Any) -> None:
 
 
 def where(row: Results) -> str:
-    """Return a text for the place."""
+    """Describe the machine or the link of a row."""
     return "on one machine" if row["mbps"] is None else f"between hosts, {row['mbps'] / 1e3:g} Gbps"
 
 

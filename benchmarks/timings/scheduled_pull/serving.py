@@ -3,10 +3,10 @@
   python benchmarks/scheduled_pull.py serving              # as root, in a clone: two of the jobs are on emulated hosts
 
 One rank computes products of matrices, about 10 ms per step. The other rank pulls its snapshots continuously, far more
-often than gossip would. Ways take turns: alone (the other rank sleeps), neighbour (the other rank copies as many of its
-own bytes, which also disturbs if both share memory), pulled, publishing (a snapshot after each step), publishing and
-pulled. They run on this machine, where the other rank copies the snapshot itself, and on emulated hosts, where a thread
-of the computing rank sends it. A snapshot is also timed against copies of as many bytes.
+often than gossip would. These ways take turns: alone (the other rank sleeps), neighbour (the other rank copies as many
+of its own bytes, which also disturbs if both share memory), pulled, publishing (a snapshot after each step), and
+publishing while pulled. They run on this machine, where the other rank copies the snapshot itself, and on emulated
+hosts, where a thread of the computing rank sends it. A snapshot is also timed against copies of as many bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def words_of(settings: Results) -> list[str]:
 
 
 def rows_of(job: Results, mbps: float | None) -> list[Results]:
-    """Return one row per size, with the ratios of median step times, round by round."""
+    """Return one row per size, with the ratios of the median step times of each round."""
     rows = []
     for size in job["sizes"]:
         ways = size["ways"]

@@ -1,7 +1,7 @@
-"""One rank of the wide-area benchmark's serving: rank 0 computes, and rank 1 pulls from it, copies or sleeps.
+"""One rank of the part serving of scheduled_pull.py: rank 0 computes, and rank 1 pulls from it, copies or sleeps.
 
-Started by timings.scheduled_pull.serving; rank 0 prints its results as a line of JSON. Rank 0 controls rank 1 by
-messages, because it must not wait in a collective operation while it serves pulls.
+Started by timings.scheduled_pull.serving. Rank 0 controls rank 1 by messages, because it must not wait in a collective
+operation while it serves pulls.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def serve(snapshots: Snapshots, chosen: argparse.Namespace) -> dict[str, Results
 
 
 def follow(snapshots: Snapshots) -> None:
-    """Carry out the commands of rank 0, on rank 1: repeat a work until "stop", and reply the rate per second."""
+    """Carry out rank 0's commands on rank 1: repeat the named work until "stop", and reply its rate per second."""
     source, target = torch.ones_like(snapshots.values), torch.ones_like(snapshots.values)
     work: dict[str, Callable[[], object]] = {
         "pull": lambda: snapshots.pull(0),
@@ -78,7 +78,7 @@ def follow(snapshots: Snapshots) -> None:
 
 
 def _pieces(computation: Computation, seconds: float) -> int:
-    """Return the number of pieces that take `seconds`."""
+    """Return the number of pieces that take about `seconds`."""
     took = []
     for _ in range(20):
         begin = time.perf_counter()
@@ -88,7 +88,7 @@ def _pieces(computation: Computation, seconds: float) -> int:
 
 
 def publication(snapshots: Snapshots, budget: float) -> Results:
-    """Time a snapshot, and copies of as many bytes to three buffers in turn, like snapshots."""
+    """Time a snapshot, and copies of as many bytes to three buffers in turn, as a snapshot has three places."""
     source, turn = snapshots.values, [0]
     targets = [torch.ones_like(source) for _ in range(3)]
     arrays = [target.numpy() for target in targets]

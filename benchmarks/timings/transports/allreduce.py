@@ -6,8 +6,8 @@ Each job has one contestant. Jobs take turns, in a different order each round. H
 each way (0: as fast as the machine). On one machine (--hosts 0,0x8) Sordino is started by `sordino run` and by mpirun,
 with tensors in shared and in ordinary memory; the floor is the time to read and write the bytes of an in-place average
 without communication. A time is the slowest rank's, from a common barrier to the return of the call. All contestants
-compute the average, except MPI_Allreduce, which computes the sum. The limit is the time of 2 (H-1)/H of the bytes at
-the link's rate, headers included.
+compute the average, except MPI_Allreduce, which computes the sum. The limit is the time that 2 (H-1)/H of the bytes,
+for H hosts, and their headers take at the link's rate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sordino.timing import summarize
 from timings.transports.report import REPORTS, place_of
 
 _WORKER = "timings.transports.allreduce_worker"
-_PAYLOAD = 0.956  # share of a link's rate without the headers of Ethernet, IP and TCP
+_PAYLOAD = 0.956  # share of a link's rate that headers of Ethernet, IP and TCP leave
 SIZES = "4,4KiB,16KiB,64KiB,1MiB,2MiB,4MiB,64MiB"
 PLACES = "0,2x1,2x2,4x1"
 # Contestant of the worker, and its launcher, by name.
@@ -56,14 +56,14 @@ _TRANSPORTS = {
 
 
 def limit(size: int, hosts: int, mbps: float) -> float | None:
-    """Return the least seconds of an all-reduce; None if links have no rate."""
+    """Return the least seconds of an all-reduce; None on one host, or if `mbps` is 0."""
     if not mbps or hosts < 2:
         return None
     return size * 8 * 2 * (hosts - 1) / hosts / (mbps * 1e6 * _PAYLOAD)
 
 
 def measure(hosts: int, each: int, mbps: float, words: Sequence[str], rounds: int) -> list[Results]:
-    """Return one row per size with the times of all contestants in one place. `hosts` is 0 for this machine."""
+    """Return one row per size with the times of all contestants on some hosts; 0 hosts: on this machine."""
     contestants = BETWEEN_HOSTS if hosts else HERE
     found: dict[str, list[Results]] = {name: [] for name in contestants}
     for number in range(rounds):

@@ -27,13 +27,13 @@ class Contestant:
     """A library that all-reduces tensors.
 
     Attributes:
-        participants: the ranks, which use the contestant's barrier and maximum.
-        empty: function that returns a vector of `count` float32 in the contestant's best memory.
-        ready: function that prepares to reduce a vector in place, and returns a function that does it repeatedly.
+        participants: the ranks, with the contestant's barrier and maximum.
+        empty: function that returns a vector of `count` float32 in memory that suits the contestant best.
+        ready: function that prepares to reduce a vector in place, and returns a function that reduces it.
         close: function that shuts the contestant down.
         transport: transport between hosts.
-        averages: whether the result is the average and not the sum.
-        reduces: whether there is a result.
+        averages: whether the result is the average, not the sum.
+        reduces: whether there is a result. The floor has none.
     """
 
     participants: Participants
@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [measure(contestant, int(size), chosen.budget) for size in chosen.sizes.split(",")]
     if contestant.participants.rank == 0:
         print(json.dumps({"transport": contestant.transport, "rows": rows}), flush=True)
-    # The last messages leave before other ranks end.
+    # Let the last messages leave before any rank ends.
     contestant.participants.barrier()
     time.sleep(0.1)
     contestant.close()

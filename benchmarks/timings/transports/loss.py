@@ -1,9 +1,9 @@
-"""Time from `kill -9` of a rank to the error in the other ranks, which are in the middle of an all-reduce.
+"""Time from `kill -9` of a rank to the error in the other ranks, which average repeatedly.
 
   python benchmarks/transports.py loss                # as root, in a clone: half of the jobs are on emulated hosts
 
-Three ranks run on one machine, started by `sordino run` and by mpirun, and on three hosts, over UCX and over MPI. No
-launcher ends the other ranks: mpirun has the option --with-ft ulfm, and the ranks over UCX have no launcher.
+Three ranks run on one machine, started by `sordino run` and by mpirun, and on three hosts, over UCX and over MPI. So
+that no launcher ends the other ranks, mpirun has the option --with-ft ulfm, and the ranks over UCX have no launcher.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ WAYS: Mapping[str, tuple[str, Callable[[Sequence[str]], None]]] = {
     "hosts_ucx": ("ucx", _hosts_ucx),
     "hosts_mpi": ("mpi", _hosts_mpi),
 }
-"""Transport and start function of each way."""
+"""Transport and start function of each kind of job."""
 
 
 def once(name: str) -> list[float]:
     """Return the seconds until the error in each surviving rank.
 
     Raises:
-        SordinoError: a survivor got no error, or the job used another transport.
+        SordinoError: a surviving rank got no error, or the job used another transport.
     """
     transport, start = WAYS[name]
     with tempfile.TemporaryDirectory() as folder:

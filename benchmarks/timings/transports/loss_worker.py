@@ -1,6 +1,6 @@
 """One rank of a job that averages repeatedly. Rank 1 kills itself, and the other ranks write the time of their error.
 
-Started by timings.transports.loss. Times are by the clock of the machine.
+Started by timings.transports.loss. Times are by the clock that all hosts share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STEPS = 200  # steps before the kill, because a rank that has just started is s
 
 
 def main(folder: Path) -> int:
-    """Average until the loss; return 1 if there is none."""
+    """Average until a rank is lost; return 1 if none is."""
     hvd.init()
     rank, values = hvd.rank(), torch.ones(1 << 14)
     for step in range(100 * _STEPS):
@@ -33,7 +33,7 @@ def main(folder: Path) -> int:
             hvd.allreduce_(values, name="values")
         except PeerLost as error:
             (folder / f"told.{rank}").write_text(json.dumps({"at": time.time(), "said": str(error)}))
-            time.sleep(0.5)  # so that other ranks learn of the kill, not of this rank's end
+            time.sleep(0.5)  # so that other ranks notice the kill, not the end of this rank
             return 0
     return 1
 

@@ -43,7 +43,7 @@ _WAYS = {
 
 
 def place_of(row: Results) -> str:
-    """Return a text for the place of a row."""
+    """Describe the hosts and links of a row."""
     ranks = row["ranks_per_host"]
     if not row["hosts"]:
         return f"one machine, {ranks} ranks"
@@ -59,7 +59,7 @@ def _by_place(results: Results) -> dict[str, list[Results]]:
 
 
 def allreduce(results: Results) -> str:
-    """Return times by size and place, and ratios of the others to ours, as Markdown."""
+    """Return times by size and place, and ratios to the first contestant, as Markdown."""
     what = (
         "In-place all-reduce of float32, with one contestant per job and jobs in turn. All compute the average, except "
         "MPI_Allreduce (by mpi4py), which computes the sum. Medians of the slowest rank's times over all jobs; in "
@@ -150,7 +150,7 @@ def loss(results: Results) -> str:
 
 
 def draw_loss(results: Results, figure: Any) -> None:
-    """Draw medians and the longest times."""
+    """Draw the medians and the longest times."""
     axes = figure.subplots()
     found = results["contestants"]
     names = list(found)

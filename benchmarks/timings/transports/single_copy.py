@@ -10,7 +10,7 @@ from sordino.report.tables import format_bytes, format_quartiles, table
 
 
 def markdown(results: Results) -> str:
-    """Return the times of both ways as Markdown."""
+    """Return the times of both methods as Markdown."""
     rows = []
     for row in results["rows"]:
         kernel, slots = (row["contestants"][name] for name in ("kernel", "slots"))
@@ -24,7 +24,7 @@ def markdown(results: Results) -> str:
 
 
 def draw(results: Results, figure: Any) -> None:
-    """Draw the rate of both ways by size."""
+    """Draw the rates of both methods by size."""
     axes = figure.subplots()
     sizes = [row["bytes"] for row in results["rows"]]
     for name, label in (("kernel", "process_vm_readv"), ("slots", "two copies through shared memory")):

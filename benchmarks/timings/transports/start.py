@@ -1,10 +1,10 @@
-"""Time from the command to the first step of four ranks: `sordino run` with and without MPI, torchrun, no launcher.
+"""Time from the command to the first step: `sordino run` with and without MPI, torchrun, and no launcher.
 
   python benchmarks/transports.py start
 
-Launchers take turns, in a different order each round. A time is the last rank's, counted from the launcher's start: in
-the program, torch imported, Sordino imported, initialized, first step done; then the launcher's end. `alone` is the
-same number of processes that import torch and take the same step without communication.
+Launchers take turns, in a different order each round. Times are the last rank's, from the launcher's start to these
+points: program entered, torch imported, Sordino imported, initialized, first step done, all processes ended. `alone`
+starts as many processes without a launcher; they import torch and take the same step without communication.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LIMIT_S = 120.0
 
 
 def once(name: str, ranks: int) -> Results:
-    """Start one job; return the last rank's times, and the end of all processes."""
+    """Start one job; return the last rank's times, and the time at which all processes ended."""
     with tempfile.TemporaryDirectory() as folder:
         by = "alone" if name == "alone" else "sordino"
         words = ["python", str(_WORKER), by, folder]
@@ -66,7 +66,7 @@ def command(name: str, ranks: int, words: Sequence[str]) -> list[str]:
 
 
 def targets(found: Mapping[str, Results]) -> list[Results]:
-    """Return the target: starting ranks on one machine takes no longer than their import of torch."""
+    """Return the target: `sordino run` starts ranks in no more time than they need to import torch."""
     local, alone = found["local"], found["alone"]
     starting = local["entered"]["median"] + local["met"]["median"] - local["sordino"]["median"]
     importing = alone["torch"]["median"] - alone["entered"]["median"]

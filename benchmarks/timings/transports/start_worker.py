@@ -1,6 +1,6 @@
 """One rank that starts, trains one step and writes its times. Started by timings.transports.start.
 
-Times are by the clock of the machine, in seconds since $WAYS_BEGIN.
+Times are by the machine's clock, in seconds since $WAYS_BEGIN.
 """
 
 import time
