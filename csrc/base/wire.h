@@ -33,8 +33,10 @@ class Writer {
     for (const T& value : values) put(value);
     return *this;
   }
-  // Appends the bytes only, without their number.
+  // Writes the bytes without their number. Leaves room, so that a link can append a little without another copy.
   Writer& put_rest(std::span<const std::byte> bytes) {
+    constexpr std::size_t kForLink = 64;
+    bytes_.reserve(bytes_.size() + bytes.size() + kForLink);
     append(bytes.data(), bytes.size());
     return *this;
   }

@@ -128,15 +128,22 @@ void NodeBlocks::split(std::span<const int> sites, std::span<const std::byte> jo
   }
 }
 
+void NodeBlocks::lay_out(std::size_t place, std::span<const std::byte* const> inputs, const std::byte* blocks,
+                         std::byte* output) const {
+  if (results_.empty()) return;
+  for (const auto& [here, giver, begin, bytes] : results_[results_.size() == 1 ? 0 : place].sources) {
+    std::memcpy(output, (here ? inputs[giver] : blocks) + begin, bytes);
+    output += bytes;
+  }
+}
+
 void NodeBlocks::write_results(const Signature& what, std::span<const std::byte* const> inputs, const std::byte* blocks,
                                std::byte* results) const {
-  for (const auto& [part, sources] : results_) {
+  for (std::size_t place = 0; place < results_.size(); ++place) {
+    const auto& [part, sources] = results_[place];
     std::byte* into = results + part.begin;
     if (!folds_) {
-      for (const auto& [here, place, begin, bytes] : sources) {
-        std::memcpy(into, (here ? inputs[place] : blocks) + begin, bytes);
-        into += bytes;
-      }
+      lay_out(place, inputs, blocks, into);
     } else if (part.bytes > 0) {
       const Scaling scaling = scaling_of(what);
       Bytes own(part.bytes);

@@ -48,6 +48,9 @@ class NodeBlocks {
   std::span<const std::byte> join(std::span<const int> sites, const std::byte* blocks, Bytes& joined) const;
   // Writes blocks that another leader has joined.
   void split(std::span<const int> sites, std::span<const std::byte> joined, std::byte* blocks) const;
+  // Lays out the result of the member at a place once all blocks are there. Not for operations that fold.
+  void lay_out(std::size_t place, std::span<const std::byte* const> inputs, const std::byte* blocks,
+               std::byte* output) const;
   // Writes the results on this node once all blocks are there.
   void write_results(const Signature& what, std::span<const std::byte* const> inputs, const std::byte* blocks,
                      std::byte* results) const;

@@ -9,9 +9,12 @@ void OneShotFollower::pass_over() {
   while (!abandoned_ && !entered_ && has_entered(0, turn_)) decline();
 }
 
+// A rank of the node that is not through the last turn may still read this rank's slot of the turn before it.
 bool OneShotFollower::free() {
   pass_over();
-  return !abandoned_ && has_entered(0, turn_ - 1);
+  bool through = !abandoned_;
+  for (std::size_t place = 0; place < slots_.size(); ++place) through = through && has_entered(place, turn_ - 1);
+  return through;
 }
 
 void OneShotFollower::enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) {
@@ -32,8 +35,8 @@ bool OneShotFollower::withdraw() {
   return true;
 }
 
-void OneShotFollower::deliver(const Repeat& repeat, const std::byte*, std::byte* output) {
-  if (repeat.blocks) return copy_result(*repeat.blocks, output);
+void OneShotFollower::deliver(const Repeat& repeat, const std::byte* input, std::byte* output) {
+  if (repeat.blocks) return deliver_blocks(repeat, input, results_, output);
   if (const std::size_t bytes = repeat.recipe.published; bytes > 0)
     std::memcpy(output, slots_[0]->data(turn_ - 1, bytes), bytes);
 }

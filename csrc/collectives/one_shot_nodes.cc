@@ -36,9 +36,22 @@ bool OneShotNodes::carries(Repeat& repeat, const std::function<Recipe(std::size_
   return repeat.blocks != nullptr;
 }
 
-void OneShotNodes::copy_result(const NodeBlocks& blocks, std::byte* output) const {
-  const auto [begin, bytes] = blocks.result(me_);
-  if (bytes > 0) std::memcpy(output, results_ + begin, bytes);
+// Copies of small data take no time, and their slots have two places only.
+bool OneShotNodes::lays_out(const Repeat& repeat) const {
+  return !repeat.recipe.folds && (slots_.size() == 1 || repeat.recipe.most > OneShotSlots::kStays);
+}
+
+void OneShotNodes::deliver_blocks(const Repeat& repeat, const std::byte* input, const std::byte* blocks,
+                                  std::byte* output) {
+  if (!lays_out(repeat)) {
+    const auto [begin, bytes] = repeat.blocks->result(me_);
+    if (bytes > 0) std::memcpy(output, results_ + begin, bytes);
+    return;
+  }
+  inputs_.resize(slots_.size());
+  for (std::size_t place = 0; place < slots_.size(); ++place)
+    inputs_[place] = place == me_ ? input : slots_[place]->data(turn_ - 1, repeat.recipe.most);
+  repeat.blocks->lay_out(me_, inputs_, blocks, output);
 }
 
 OneShotLeader::OneShotLeader(std::vector<OneShotSlots*> slots, Sites sites, std::size_t ranks, std::byte* results,
@@ -84,8 +97,8 @@ bool OneShotLeader::withdraw() {
   return true;
 }
 
-void OneShotLeader::deliver(const Repeat& repeat, const std::byte*, std::byte* output) {
-  if (repeat.blocks) return copy_result(*repeat.blocks, output);
+void OneShotLeader::deliver(const Repeat& repeat, const std::byte* input, std::byte* output) {
+  if (repeat.blocks) return deliver_blocks(repeat, input, blocks(), output);
   if (!partial_.empty()) std::memcpy(output, partial_.data(), partial_.size());
 }
 
@@ -217,7 +230,7 @@ void OneShotLeader::fold() {
   for (std::size_t place = 1; place < slots_.size(); ++place) inputs_[place] = slots_[place]->data(turn_, recipe.most);
   if (repeat_->blocks) {
     blocks_.resize(repeat_->blocks->bytes());
-    repeat_->blocks->write_own(repeat_->what, inputs_, blocks_.data());
+    repeat_->blocks->write_own(repeat_->what, inputs_, blocks());
     return;
   }
   partial_.resize(recipe.published);
@@ -257,7 +270,7 @@ bool OneShotLeader::follow(const Step& step) {
 
 std::span<const std::byte> OneShotLeader::outgoing(const Step& step) {
   if (entry_.number == 0) return {};
-  return repeat_->blocks ? repeat_->blocks->join(step.sites, blocks_.data(), joined_) : std::span(partial_);
+  return repeat_->blocks ? repeat_->blocks->join(step.sites, blocks(), joined_) : std::span(partial_);
 }
 
 void OneShotLeader::combine(Arrived& theirs, const Step& step) {
@@ -270,7 +283,7 @@ void OneShotLeader::combine(Arrived& theirs, const Step& step) {
                          std::to_string(theirs.data.size()) + " bytes where " + std::to_string(expected) +
                          " were expected");
   if (blocks) {
-    blocks->split(step.sites, theirs.data, blocks_.data());
+    blocks->split(step.sites, theirs.data, this->blocks());
   } else if (step.does == Step::Does::kReplace) {
     partial_.swap(theirs.data);
   } else if (!partial_.empty()) {
@@ -282,21 +295,29 @@ void OneShotLeader::combine(Arrived& theirs, const Step& step) {
 }
 
 void OneShotLeader::tell() {
-  std::size_t bytes = 0;  // of the result of an all-reduce
-  if (const NodeBlocks* blocks = entry_.number == 0 ? nullptr : repeat_->blocks.get()) {
-    if (slots_.size() == 1) {
-      own_results_.resize(blocks->result_bytes());
-      results_ = own_results_.data();
+  const std::byte* data = nullptr;  // to publish
+  std::size_t bytes = 0, most = 0;
+  if (const NodeBlocks* made = entry_.number == 0 ? nullptr : repeat_->blocks.get()) {
+    if (lays_out(*repeat_)) {
+      data = input_;
+      bytes = repeat_->recipe.published;
+      most = repeat_->recipe.most;
+    } else {
+      if (slots_.size() == 1) {
+        own_results_.resize(made->result_bytes());
+        results_ = own_results_.data();
+      }
+      made->write_results(repeat_->what, inputs_, blocks(), results_);
     }
-    blocks->write_results(repeat_->what, inputs_, blocks_.data(), results_);
   } else if (entry_.number != 0 && !partial_.empty()) {
     const Signature& what = repeat_->what;
     const double post = scaling_of(what, ranks_).post;
     if (post != 1) kernels::scale(what.dtype, partial_.data(), partial_.size() / size_of(what.dtype), post);
-    bytes = partial_.size();
+    data = partial_.data();
+    bytes = most = partial_.size();
   }
   told_ = turn_;
-  if (slots_.size() > 1) publish(entry_, partial_.data(), bytes, bytes);
+  if (slots_.size() > 1) publish(entry_, data, bytes, most);
   if (own_ != Own::kEntered) next_turn();
 }
 

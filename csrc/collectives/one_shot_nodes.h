@@ -10,6 +10,9 @@
 // and the result lies in the leader's slot. The partial results of other operations are the blocks of node_blocks.h,
 // and the tree gathers the blocks of all nodes. Their results lie in memory behind the slots of the leader's block. The
 // leader writes there only if all of its node have entered the turn: so they have read the results of earlier turns.
+// If an input may be large and nothing is folded, the blocks lie there instead, the leader publishes its input, and
+// each rank lays its result out itself. It may still do so when the next turn is over, because some rank declined it.
+// So no rank of its node enters the turn after that before it has entered or declined the next one.
 //
 // A turn at its leader:
 //
@@ -51,14 +54,18 @@ class OneShotNodes : public OneShot {
 
  protected:
   // `slots`: of the members on this node. `results`: NodeBlocks::kMostBytes bytes of the leader's memory, which all of
-  // them map; null if this rank is alone on its node.
+  // them map, for results or blocks; null if this rank is alone on its node.
   OneShotNodes(std::vector<OneShotSlots*> slots, Sites sites, std::size_t ranks, std::byte* results)
       : OneShot(std::move(slots), sites.own(), sites.place, ranks), sites_(std::move(sites)), results_(results) {}
-  // Copies the result of this rank from the leader's memory.
-  void copy_result(const NodeBlocks& blocks, std::byte* output) const;
+  // Whether each rank lays its result out itself, from the blocks and the inputs of its node. Otherwise the leader
+  // writes the results.
+  bool lays_out(const Repeat& repeat) const;
+  // Writes the result of this rank, of the turn that has just ended. `blocks`: if lays_out().
+  void deliver_blocks(const Repeat& repeat, const std::byte* input, const std::byte* blocks, std::byte* output);
 
   const Sites sites_;
   std::byte* results_;
+  std::vector<const std::byte*> inputs_;  // by place
 };
 
 // Turns of a rank that is no leader.
@@ -137,6 +144,7 @@ class OneShotLeader : public OneShotNodes {
   std::span<const std::byte> outgoing(const Step& step);
   void combine(Arrived& theirs, const Step& step);
   void fold();
+  std::byte* blocks() { return slots_.size() > 1 && lays_out(*repeat_) ? results_ : blocks_.data(); }
   void reduce_partial(std::span<const std::byte* const> sources, double pre);
   void tell();
   void next_turn();
@@ -157,10 +165,9 @@ class OneShotLeader : public OneShotNodes {
   int late_ = -1;           // member that this rank has named as late
   std::uint64_t told_ = 0;  // the latest turn whose outcome is published
 
-  Bytes partial_;                         // of an all-reduce
-  Bytes blocks_, joined_;                 // of other operations (node_blocks.h)
-  Bytes own_results_;                     // if it is alone on its node
-  std::vector<const std::byte*> inputs_;  // by place
+  Bytes partial_;          // of an all-reduce
+  Bytes blocks_, joined_;  // of other operations (node_blocks.h)
+  Bytes own_results_;      // if it is alone on its node
 };
 
 }  // namespace sordino

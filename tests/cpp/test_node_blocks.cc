@@ -39,7 +39,9 @@ const std::vector<Kind> kKinds{{Opcode::kAllgather},
                                {Opcode::kReducescatter, DType::kFloat16, ReduceOp::kAverage, 1, 100},
                                {Opcode::kReducescatter, DType::kBFloat16, ReduceOp::kAverage, 0.3, 3},
                                {Opcode::kReducescatter, DType::kFloat32, ReduceOp::kProduct, 1.1, 1000},
-                               {Opcode::kBarrier}};
+                               {Opcode::kBarrier},
+                               {Opcode::kAllgather, DType::kFloat32, ReduceOp::kSum, 1, 1500},
+                               {Opcode::kAlltoall, DType::kFloat32, ReduceOp::kSum, 1, 2000}};
 
 // One rank's operation, with inputs that depend on its rank and on the turn.
 class Work {
@@ -221,6 +223,36 @@ void a_slow_rank_of_the_node_gets_its_result() {
   }
 }
 
+// A rank of the node has seen that the next turn has no result. It does not publish data of yet another turn over those
+// that the slow rank has yet to take.
+void data_stay_until_a_slow_rank_has_taken_them() {
+  const Kind large{Opcode::kAllgather, DType::kFloat32, ReduceOp::kSum, 1, 6000};
+  const Kind medium{Opcode::kAllgather, DType::kFloat32, ReduceOp::kSum, 1, 1500};
+  Engines ranks({0, 0, 0, 1, 1});
+  const auto expected = run(ranks, large, 0, "first");
+  const auto expected_last = run(ranks, medium, 2, "third");
+  run(ranks, medium, 1, "second");
+  const auto first = work_of(ranks, large, 0, "first"), second = work_of(ranks, medium, 1, "second");
+  const auto third = work_of(ranks, medium, 2, "third");
+  for (const auto& one : first) one->submit();
+  Time now = std::chrono::steady_clock::now();
+  for (int times = 0; times < 2; ++times) poll(ranks, now);  // all have entered
+  for (int times = 0; times < 20; ++times) poll(ranks, now, 1);
+  CHECK(!first[1]->done());
+  for (const std::size_t rank : {0U, 2U, 3U, 4U}) CHECK(first[rank]->succeeded());
+  for (const std::size_t rank : {0U, 2U, 3U, 4U}) second[rank]->submit();
+  for (int times = 0; times < 60; ++times, now += milliseconds(25)) poll(ranks, now, 1);
+  third[2]->submit();
+  for (int times = 0; times < 20; ++times) poll(ranks, now, 1);
+  for (int times = 0; times < 20; ++times) poll(ranks, now);
+  CHECK(first[1]->succeeded() && first[1]->result() == expected[1]);
+  second[1]->submit();
+  for (const std::size_t rank : {0U, 1U, 3U, 4U}) third[rank]->submit();
+  for (int times = 0; times < 60; ++times, now += milliseconds(1)) poll(ranks, now);
+  for (std::size_t rank = 0; rank < 5; ++rank)
+    CHECK(second[rank]->succeeded() && third[rank]->succeeded() && third[rank]->result() == expected_last[rank]);
+}
+
 // The other ranks have the data that the leaving rank has published or sent.
 void a_rank_that_has_its_result_may_leave() {
   for (const Kind& kind : {kKinds[0], kKinds[3], kKinds[5], kKinds[7]}) {
@@ -291,6 +323,7 @@ int main() {
   what_is_too_large_agrees_first();
   a_late_rank_makes_all_negotiate();
   a_slow_rank_of_the_node_gets_its_result();
+  data_stay_until_a_slow_rank_has_taken_them();
   a_rank_that_has_its_result_may_leave();
   a_message_of_another_size_is_refused();
   members_know_what_others_have_combined();

@@ -224,7 +224,7 @@ void UcxLink::post(int to, Bytes message) {
   // take_losses() has reported the loss, because the engine looks for that goodbye only then.
   session_.progress();
   if (!target.lost()) {
-    message.insert(message.begin(), digest_.begin(), digest_.end());
+    message.insert(message.end(), digest_.begin(), digest_.end());
     send_frame(target, std::move(message), Use::kMessage);
   } else if (target.reported && !tolerates_losses_) {
     throw lost(to, target.endpoint->cause);
@@ -310,7 +310,8 @@ UcxLink::Frames::iterator UcxLink::next_whole() {
     if (status == UCS_INPROGRESS && !from.lost()) {
       waiting.push_back(&from);
     } else if (status == UCS_OK && !from.torn) {
-      if (std::memcmp(frame->bytes.data(), digest_.data(), sizeof(Digest)) == 0) return frame;
+      const Bytes& bytes = frame->bytes;
+      if (std::equal(digest_.begin(), digest_.end(), bytes.end() - sizeof(Digest))) return frame;
       warn_of_stranger();
       incoming_.erase(frame);
     } else {  // it will never be complete, so later messages of this rank are dropped, too
@@ -335,7 +336,7 @@ bool UcxLink::deliver(const Sink& sink) {
     incoming_.erase(frame);
     given = true;
     held.unlock();  // the sink does not need the lock
-    sink(from, std::span(bytes).subspan(sizeof(Digest)));
+    sink(from, std::span(bytes).first(bytes.size() - sizeof(Digest)));
   }
 }
 

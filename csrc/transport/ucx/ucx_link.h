@@ -17,7 +17,7 @@
 
 namespace sordino::ucx {
 
-// First bytes of every control message of a world. They cannot be computed without the job's token.
+// Last bytes of every control message of a world. They cannot be computed without the job's token.
 using Digest = std::array<std::byte, 16>;
 
 class UcxLink : public Link {
