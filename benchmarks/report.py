@@ -1,6 +1,6 @@
 """Make Markdown and PNG from the JSON files of benchmarks, so that tables and plots agree with the measured values.
 
-  python benchmarks/report.py benchmarks/results/kernels.json
+python benchmarks/report.py benchmarks/results/kernels.json
 """
 
 from __future__ import annotations

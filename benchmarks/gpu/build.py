@@ -1,7 +1,7 @@
 """Build Sordino into a folder, or run the C++ tests of such a build. Nothing is installed outside of the folder.
 
-  python -m benchmarks.gpu.build FOLDER [ARCHITECTURE]     # no architecture: no CUDA
-  python -m benchmarks.gpu.build --ctest FOLDER
+python -m benchmarks.gpu.build FOLDER [ARCHITECTURE]     # no architecture: no CUDA
+python -m benchmarks.gpu.build --ctest FOLDER
 """
 
 from __future__ import annotations
