@@ -1,4 +1,4 @@
-// The features of this build, and which of them work on this machine.
+// Features of this build, probes of MPI and UCX, memory limits, and environment variables.
 #include <pybind11/stl.h>
 
 #include "base/config.h"

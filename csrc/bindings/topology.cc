@@ -1,4 +1,4 @@
-// Topologies, for algorithms, tests and simulations.
+// Topologies, and schedules of all-reduce, for algorithms, tests and simulations.
 #include "topology/topology.h"
 
 #include <pybind11/stl.h>

@@ -11,7 +11,7 @@
 
 namespace sordino {
 
-// Used by the polling thread only.
+// Used by the polling thread only, apart from tolerates_losses().
 class Peers {
  public:
   explicit Peers(Transport& transport)
@@ -20,8 +20,8 @@ class Peers {
         departures_(static_cast<std::size_t>(transport.size())) {}
 
   bool gone(int rank) const { return gone_[static_cast<std::size_t>(rank)]; }
-  // Notes that a rank has left, such as `how` "has shut down" and `cause` " because of ValueError: no". `lost`: the
-  // ranks that the cause names as lost, if any. A later call counts only if it has a cause.
+  // Notes that a rank has left. `how` ("has shut down") and `cause` (" because of ValueError: no") go into errors.
+  // `lost`: the ranks that the cause names as lost, if any. A later call for the rank is ignored unless it has a cause.
   void note_left(int rank, const std::string& how, const std::string& cause = "", std::vector<int> lost = {}) {
     if (gone(rank) && cause.empty()) return;
     gone_[static_cast<std::size_t>(rank)] = true;
@@ -33,14 +33,14 @@ class Peers {
   // The departure of a rank that has left.
   const Departure& departure(int rank) const { return departures_[static_cast<std::size_t>(rank)]; }
 
-  // From now on a lost rank counts as one that has left: only operations that need it fail, and this rank continues.
+  // From now on the loss of a rank fails only the operations that need that rank, and the world continues.
   void tolerate_losses() {
     tolerates_losses_ = true;
     transport_.tolerate_losses();
   }
   bool tolerates_losses() const { return tolerates_losses_.load(); }  // from any thread
 
-  // Post a message, except to this rank itself and to ranks that have left.
+  // Posts a message. This and the next functions skip this rank itself, and ranks that have left.
   void post(int to, const Bytes& message) {
     if (to != transport_.rank() && !gone(to)) transport_.post(to, message);
   }

@@ -26,6 +26,7 @@ void add_tree(const std::vector<int>& members, int me, Branch& branch) {
 std::vector<DoublingStep> doubling(int size, int me) {
   const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(size))), extra = size - power;
   const int first = extra > 0 ? 1 : 0, last = first + std::countr_zero(static_cast<unsigned>(power));
+  // The last `extra` members take part only in round 0, to give their vector, and in round `last`, for the result.
   if (me >= power) return {{me - power, true, Brings::kNothing, 0}, {me - power, false, Brings::kResult, last}};
   std::vector<DoublingStep> steps;
   if (me < extra) steps.push_back({me + power, false, Brings::kPartial, 0});

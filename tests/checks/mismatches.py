@@ -1,4 +1,4 @@
-"""Ranks that disagree: OperationMismatch on all of them, which names the difference; the world stays usable."""
+"""Checks of ranks that disagree: all raise OperationMismatch, which names the difference. The world stays usable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sordino.errors import OperationMismatch
 from sordino.runtime.context import current
 from sordino.runtime.tensors import describe
 
-# By case: the call on most ranks (odd=False), the call on the odd rank, and words that the error must contain.
+# By case: call(odd, number of ranks), and words that the error must contain. `odd` is True on one rank.
 CALLS: dict[str, tuple[Callable[[bool, int], object], tuple[str, ...]]] = {
     "allreduce shape": (
         lambda odd, n: hvd.allreduce_async(torch.ones(4 if odd else 3), name="m"),
@@ -149,8 +149,7 @@ def the_input_survives(seat: Seat) -> None:
 
 @check(least=2)
 def different_kinds_of_operation(seat: Seat) -> None:
-    """Only calls below sordino.torch can collide like this: in sordino.torch a name begins with the kind of
-    operation."""
+    """In sordino.torch a name begins with the kind of operation, so only lower-level calls can collide like this."""
     tensor = torch.ones(2)
     opcode = Opcode.BROADCAST if seat.rank == 0 else Opcode.ALLREDUCE
     request = Request(int(opcode), "raw", [describe(tensor, tensor)], keep=tensor)

@@ -1,6 +1,6 @@
 """Wrapping of an optimizer: the claim on its parameters, the strategy of its steps, and changes of both.
 
-A strategy is made for certain parameters and options. A change of them replaces it:
+A strategy is made for certain parameters, options and ranks. When these change, a new strategy replaces it:
 
 | change | method | when |
 |---|---|---|
@@ -45,11 +45,11 @@ class Wrapping:
         optimizer: the wrapped optimizer.
         names: names of its parameters.
         options: the arguments of `DistributedOptimizer`.
-        compare: whether to meet the other ranks now (collective), or at the first step.
+        compare: whether to compare parameters and options with other ranks now (collective), or at the first step.
 
     Raises:
-        UsageError: a parameter belongs to another wrapper, or an option does not fit. LayoutMismatch,
-            ConfigurationMismatch: ranks differ.
+        UsageError: a parameter belongs to another wrapper, or an option does not fit.
+        LayoutMismatch, ConfigurationMismatch: ranks differ.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Wrapping:
     # ---- changes -----------------------------------------------------------------------------------------------
 
     def require_between_steps(self, what: str) -> None:
-        """Raise StepOrderError if gradients are reduced, or being reduced, for a step that was not taken yet."""
+        """Raise StepOrderError if the reduction of gradients for the next step has begun."""
         if self.strategy.in_flight or self.strategy.done:
             raise StepOrderError(f"{what} was called between backward() and step(): call it after step()")
 
@@ -108,11 +108,12 @@ class Wrapping:
             self.options = replace(self.options, **options)
 
     def take_in_changes(self) -> None:
-        """Continue with the wrapped optimizer's current parameters, and reduce the gradients of new ones. Collective.
+        """Adopt the wrapped optimizer's current parameters, and reduce the gradients of new ones. Collective.
 
         Raises:
-            UsageError: the algorithm cannot continue. StepOrderError: parameters were changed since backward().
-                LayoutMismatch: ranks have changed them differently; raised on all ranks.
+            UsageError: the algorithm cannot continue.
+            StepOrderError: the optimizer got other parameters after backward().
+            LayoutMismatch: ranks have different parameters; raised on all ranks.
         """
         old, before = self.strategy, self.names
         added = [parameter for parameter in parameters_of(self.optimizer) if id(parameter) not in self.claim.keys]
@@ -142,9 +143,9 @@ class Wrapping:
 
     @contextmanager
     def _new_strategy(self) -> Iterator[None]:
-        """Replace the strategy. After the block a new one continues, with the changes made in the block.
+        """Replace the strategy after the block, which changes parameters or options.
 
-        If the ranks refuse the changes, a new one continues without them.
+        If the changes are invalid or differ between ranks, they are undone, and the error is raised.
         """
         old, options, names, known = self.strategy, self.options, self.names, len(self.optimizer.param_groups)
         old.do_together(lambda: old.settle(self.optimizer))
@@ -164,7 +165,7 @@ class Wrapping:
         self._continue(self.strategy, compare=True)
 
     def _continue(self, old: Strategy, compare: bool) -> None:
-        """Continue from a strategy that was detached, with a new one."""
+        """Make a new strategy, which continues from a detached one."""
         self.strategy = self._make_strategy(compare)
         self.strategy.take_over(old)
         rank = self.strategy.context.rank
@@ -172,9 +173,9 @@ class Wrapping:
         self.strategy.load_residuals(renumbered(old.residuals() or {}, before, rank))
 
     def _update_names(self) -> None:
-        """Name the parameters that are new in the optimizer, and forget those that it no longer has.
+        """Name the optimizer's new parameters, and forget the names of removed ones.
 
-        A new parameter is named after its place. If parameters were removed, another one may already have that name.
+        A new parameter is named after its place. If an older parameter has that name, a number is appended.
         """
         current = parameters_of(self.optimizer)
         gone = self.claim.keys - {id(parameter) for parameter in current}
@@ -190,7 +191,7 @@ class Wrapping:
     # ---- ranks that join (Growing) -----------------------------------------------------------------------------
 
     def layout(self) -> list[str]:
-        """Return lines about the model and the settings, which must be the same on a process that wants to join."""
+        """Return lines about the model and the settings. A process that wants to join must have the same lines."""
         return self.strategy.settings.check.lines()
 
     def before_growth(self) -> None:
@@ -201,7 +202,7 @@ class Wrapping:
 
     def after_growth(self) -> None:
         """Continue in the grown world. Collective over all its ranks."""
-        # A newcomer was alone when it chose the algorithm. Rank 0 has been in the job before, so its `members` count.
+        # A newcomer was alone when it chose the algorithm. So all ranks use the `members` of rank 0, an older rank.
         members = broadcast_object(self.options.members, root_rank=0)
         self.options = replace(self.options, members=members)
         self._replace_strategy()
@@ -209,7 +210,7 @@ class Wrapping:
     # ---- copies ------------------------------------------------------------------------------------------------
 
     def state_of_copies(self) -> dict[str, Any]:
-        """Return the arguments of `of_copy` for a copy, which has this optimizer or a copy of it.
+        """Return the argument of `of_copy`. For a deep copy, the caller replaces the optimizer in it by a copy.
 
         Raises:
             UsageError: this rank has only a part of the optimizer's state.

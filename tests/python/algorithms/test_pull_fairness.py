@@ -17,13 +17,13 @@ from sordino.simulate.links import Links
 from sordino.simulate.pulling import Pulling
 
 BOUND = 2.0
-"""Limit of chi-square over its degrees of freedom. Its mean is 1 for independent draws. With 48 degrees (8 workers) one
-fair run in 20000 would exceed the limit. Pairs of one window exclude each other, which lowers chi-square. Seeds are
-fixed."""
+"""Limit of chi-square divided by its degrees of freedom. For independent draws, this quotient has mean 1, and with 48
+degrees (8 workers) one fair run in 20000 would exceed the limit. Here it is lower, because workers that pull at the
+same time have different peers. Seeds are fixed."""
 
 
 def unfairness(counts: np.ndarray) -> float:
-    """Return chi-square over its degrees of freedom; counts[i, j] is the number of pulls of worker i from worker j."""
+    """Return chi-square divided by its degrees of freedom. Worker i has pulled counts[i, j] times from worker j."""
     size = len(counts)
     apart = ~np.eye(size, dtype=bool)
     expected = np.broadcast_to(counts.sum(1, keepdims=True) / (size - 1), counts.shape)
@@ -32,7 +32,7 @@ def unfairness(counts: np.ndarray) -> float:
 
 
 def orders(size: int, kind: str) -> Iterator[list[int]]:
-    """Yield the order in which workers ask, window after window."""
+    """Yield the order in which workers ask in each window."""
     draws = np.random.default_rng(1)
     while True:
         yield list(range(size)) if kind == "by rank" else draws.permutation(size).tolist()

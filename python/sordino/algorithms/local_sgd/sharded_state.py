@@ -1,4 +1,4 @@
-"""Conversion of the state of an optimizer that steps slices to a state for whole parameters, and back."""
+"""Conversion of an optimizer's state between slices and whole parameters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def gather_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> d
     """Return a state dict for whole parameters, as the optimizer would have it without shards.
 
     Collective over the group. State tensors with one entry per element of a slice are concatenated, also within dicts,
-    lists and tuples. Other values are those of the first owner. Entries that belong to no parameter are this rank's.
+    lists and tuples. Any other value is from the first rank that owns a slice of the parameter. Entries that belong to
+    no parameter are from this rank.
     """
     with reducer.on_slices(optimizer):
         kept = optimizer.state_dict()
@@ -50,13 +51,13 @@ def gather_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> d
 
 
 def _joined(whole: Any, value: Any, parameter: torch.Tensor, place: slice) -> Any:
-    """Return the value for a whole parameter, with the value of one more slice.
+    """Add the value of a slice to the value for the whole parameter, and return the result.
 
     Args:
-        whole: the value with the slices so far; None before the first one.
+        whole: the value from the slices before; None for the first slice.
         value: the value of the slice.
         parameter: the whole parameter.
-        place: the elements of the slice, in memory order.
+        place: range of the slice in the parameter, in memory order.
     """
     if isinstance(value, torch.Tensor) and value.shape == (place.stop - place.start,):
         if whole is None:
@@ -94,9 +95,9 @@ def scatter_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer, ful
 
 
 def take_over_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> None:
-    """Convert the optimizer's state for whole parameters, from before it was wrapped, to state for this rank's slices.
+    """Convert the state that the optimizer had before it was wrapped to state for this rank's slices.
 
-    Empty entries are removed: reading `optimizer.state[parameter]` in a script creates them.
+    Empty entries are dropped. A script that reads `optimizer.state[parameter]` creates them.
     """
     owned = reducer.slices()
     for number, parameter in enumerate(reducer.parameters):
@@ -111,7 +112,7 @@ def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _cut(value: Any, parameter: torch.Tensor, piece: Slice) -> Any:
-    """Return the part of a whole parameter's value that belongs to a slice."""
+    """Return the part of a whole parameter's value that belongs to a slice. Values of another shape stay whole."""
     if type(value) is dict:
         return {key: _cut(one, parameter, piece) for key, one in value.items()}
     if type(value) in (list, tuple):

@@ -34,9 +34,9 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Start an all-reduce of a sparse COO tensor.
 
-    Indices and values are gathered. So the result is uncoalesced: entries of several ranks at one index are separate,
-    and count as their sum. Average divides the values by the number of ranks. For integers, it divides the sum at each
-    index, and rounds toward zero, as in `allreduce`.
+    Indices and values are gathered. So the result is uncoalesced: an index has an entry of each rank that sent one, and
+    its value is their sum. Average divides each entry by the number of ranks. For integers it merges the entries of an
+    index first, and rounds the quotient toward zero, as in `allreduce`.
 
     Args:
         tensor: sparse COO, the same shape on all ranks.
@@ -63,7 +63,7 @@ def sparse_allreduce_async(
             return result
         if result.dtype.is_floating_point or result.dtype == torch.bool:
             return _with_values(result, all_values / process_set.size())
-        # The quotient of a sum is not the sum of the entries' quotients.
+        # The sum is divided, because dividing each entry would round each of them.
         result = result.coalesce()
         return _with_values(result, torch.div(result.values(), process_set.size() or 1, rounding_mode="trunc"))
 
