@@ -2,9 +2,9 @@
 
   sordino run -np 2 -- python benchmarks/gpu_ranks.py
 
-Processes that share a GPU use it one after the other, a time slice each (unless MPS runs): a rank that waits for
-another rank's kernel also waits for its slice. So these times show which route is better; they do not apply to ranks
-with their own GPUs. The cost of slices is measured first, by copies without communication: on one rank while the others
+Processes that share a GPU use it one after the other, a time slice each (unless MPS runs). A rank that waits for
+another rank's kernel also waits for that rank's time slice. So these times compare routes; they do not apply to
+ranks with their own GPUs. First, copies without communication measure the cost of slices: on one rank while the others
 idle, and on all ranks at once.
 
 Contestants, each with its own memory and a check of its result:
@@ -13,8 +13,8 @@ Contestants, each with its own memory and a check of its result:
   gossip    an exchange of Crossover, of one parameter of the same size
   by hand   a copy into pinned memory on the stream and a wait for it, our all-reduce of that memory, and a copy back
   mpi       the same with MPI_Allreduce (MPI_SUM) between the copies, and a division on the GPU; needs mpirun, mpi4py
-A call ends when the GPU has finished. Sordino's three contestants are timed twice: with the default route, and in a
-second world with SORDINO_GPU_ROUTE=host. The two others run in both worlds, so that the worlds can be compared.
+A call ends when the GPU has finished. All contestants are timed in two worlds: with the default route, and with
+SORDINO_GPU_ROUTE=host. The last two do not depend on the route, so they compare the worlds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sordino.timing import Participants, Watch, race
 SIZES = "1MiB,25MiB,100MiB"
 OURS = ("arena", "fresh", "gossip")
 ROUTES = {"default": "", "host": "host"}
-LARGE = 25 << 20  # bytes from which targets apply
+LARGE = 25 << 20  # smallest size with targets, in bytes
 COPIES, COPY_BYTES = 20, 64 << 20  # copies in a turn, and bytes of a copy
 
 
@@ -60,7 +60,7 @@ class Contestant:
 
     @torch.no_grad()
     def is_right(self, participants: Participants) -> bool:
-        """Check one call: it must keep the sum over the ranks, and give the mean to two ranks. Collective."""
+        """Check one call. It must keep the sum over the ranks and, with two ranks, give both the mean. Collective."""
         self.tensor.fill_(participants.rank + 1)
         self.run()
         total = hvd.allreduce(self.tensor, op=hvd.Sum, name="bench.total")
@@ -116,7 +116,7 @@ def _by_hand(name: str, tensor: torch.Tensor, place: Place, participants: Partic
 
 
 def slices(place: Place, participants: Participants, size: int = COPY_BYTES) -> Results:
-    """Return seconds of copies on the device: on one rank while the others idle, and on all at once. Collective."""
+    """Time copies on the device, in seconds: on one rank while the others idle, and on all at once. Collective."""
     source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=place.device)
     target = torch.empty_like(source)
 
@@ -136,7 +136,7 @@ def slices(place: Place, participants: Participants, size: int = COPY_BYTES) -> 
 
 
 def measure(size: int, place: Place, participants: Participants, budget: float) -> Results:
-    """Time every contestant in the current world on `size` bytes, and note the routes that it took. Collective."""
+    """Time and check each contestant in the current world on `size` bytes. Note the routes it takes. Collective."""
     count, name = size // 4, f"bench.{size}"
     contestants = {
         "arena": _allreduce(f"{name}.arena", hvd.shared_empty(count, dtype=torch.float32, device=place.device), place),
@@ -162,7 +162,7 @@ def measure(size: int, place: Place, participants: Participants, budget: float) 
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """Return the targets: no slower than by hand; through the host, at most 11 % slower (a ratio of 0.9)."""
+    """Return the targets: time by hand over ours is at least 1, and through the host at least 0.9."""
     entries = []
     for row in rows:
         if row["bytes"] < LARGE:
@@ -189,7 +189,7 @@ def wrong(rows: Sequence[Results]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark on all ranks. Status 1 if a contestant has a wrong result. NotBuilt without a GPU."""
+    """Run the benchmark. Return 1 if a result is wrong, 2 if there is one rank. Raise NotBuilt without a GPU."""
     options = command_line.parser("gpu_ranks", __doc__, 8.0, "size and route")
     options.add_argument("--sizes", default=SIZES, metavar="LIST", help=f"bytes of a tensor (default {SIZES})")
     places.add_option(options)

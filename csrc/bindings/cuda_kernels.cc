@@ -1,5 +1,5 @@
-// The CUDA kernels on raw addresses, for tests and benchmarks. The caller keeps the memory alive, and waits for the
-// work.
+// CUDA kernels on raw addresses, for tests and benchmarks. The caller waits for the work, and keeps the memory alive
+// until then.
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
@@ -31,7 +31,7 @@ std::vector<kernels::Span> spans_of(const Runs& runs) {
 
 double* doubles(std::uintptr_t address) { return reinterpret_cast<double*>(address); }
 
-// Every method releases the GIL, and puts its work on the stream that it is given.
+// Every method puts its work on the given stream. Python calls it without the GIL.
 class Methods {
  public:
   explicit Methods(int ordinal) : device_(cuda::make_device(ordinal)), kernels_(&device_->kernels()) {}

@@ -1,13 +1,13 @@
-// Data movement of an exchange. Between nodes, a segment goes from the sender's arena into the receiver's buffer. All
-// transfers are posted at once, segment after segment. Values that a node needs from a rank of another node travel
-// once, to the first rank there that needs them. Then, group by group (segments that the topology treats as one), the
-// ranks of a node share the arithmetic. Each owns a shard of the elements, reads it in all arenas and receive buffers
-// of the node, and writes all results. So averages use values from before the exchange, nothing is copied within a
-// node, and no rank reads an element that another rank writes:
+// Data movement of an exchange. Between nodes, a segment goes from the sender's arena into the receiver's buffer. If
+// several ranks of a node need a segment from another node, only the first of them receives it. All transfers are
+// posted at the beginning, in the order of the segments. Then the ranks of a node share the arithmetic, group by group
+// (segments that the topology treats as one). Each rank owns a shard of the elements. It reads this shard in all arenas
+// and receive buffers of the node, and writes it in all results. So averages use values from before the exchange,
+// nothing is copied within a node, and no rank reads an element that another rank writes. Counters within a node:
 //
 //   offered = 1                my arena holds the values to be exchanged, and my block its location
-//   offered = group + 2        my messages of the group have been sent and received
-//   reduced = groups + 2       my shards of all groups are done, in all arenas of the node
+//   offered = group + 2        my messages of the group are sent and received (not if all ranks are on one node)
+//   reduced = groups + 2       my shards of all groups are done, in all results of the node
 #include "collectives/exchange.h"
 
 #include <algorithm>
@@ -69,19 +69,19 @@ class Mixing {
         for (const Parcel& parcel : plan.sends) co_await participants_.finished(**send++, parcel.peer);
       }
       if (plan.averages.empty()) continue;                // empty on one rank of a node: empty on all
-      if (plan_.together() && !participants_.one_node) {  // else the node has no messages to wait for
+      if (plan_.together() && !participants_.one_node) {  // else no other rank's messages matter
         participants_.reach(&SharedBlock::offered, kReady + 1 + group);
         co_await participants_.all_reached(&SharedBlock::offered, kReady + 1 + group);
       }
       co_await mix(plan);
     }
-    // A rank that continues may change its arena, so all shards of it must be done.
+    // After this a rank may change its arena, so all ranks of the node must have done their shards.
     const std::uint64_t last = kReady + plan_.groups().size() + 1;
     if (plan_.together()) co_await participants_.meet(&SharedBlock::reduced, last);
     participants_.stages_used += last;
   }
 
-  // All transfers are one NCCL group. The averages follow on the same queue, so only NCCL's calls are waited for.
+  // All transfers are one NCCL group. The averages follow on the same queue, so this waits only for NCCL's calls.
   Task run_by_nccl(nccl::Channel& channel) {
     std::byte* buffer = plan_.copies() > 0 ? what_.buffer->reserve(plan_.copies(), stride(), false, device()) : nullptr;
     find_vectors(buffer);
@@ -164,8 +164,7 @@ class Mixing {
   std::vector<std::byte*> results_, buffers_;
 };
 
-// The mean of all is an all-reduce, which sends fewer bytes than an exchange of all values between all ranks. On one
-// node, both are one pass over memory.
+// Between nodes, an all-reduce sends fewer bytes for the mean of all. On one node, both are one pass over memory.
 bool is_all_reduce(const Participants& participants, const Exchange& what) {
   return what.topology->is_mean_of_all() && !what.without_own && !participants.one_node;
 }

@@ -20,7 +20,7 @@ std::shared_ptr<Handle> PointToPoint::submit(std::shared_ptr<Posting> posting) {
   if (common_.trace.on()) posting->begun = std::chrono::steady_clock::now();
   std::shared_ptr<Handle> handle(posting, &posting->handle);
   std::lock_guard lock(mutex_);
-  common_.failure.rethrow();  // end() runs before this or sees this call
+  common_.failure.rethrow();  // if the world fails after this, end() finds the call
   unfinished_.fetch_add(1);
   submitted_.push_back(std::move(posting));
   submitted_any_ = true;
@@ -98,7 +98,7 @@ bool PointToPoint::move(const std::shared_ptr<Posting>& posting, int peer,
     finish(*posting, std::current_exception());
     if (!common_.peers.tolerates_losses()) throw;
     return false;
-  } catch (...) {  // such as out of memory; end() would not find the call, because it is in no list now
+  } catch (...) {  // e.g. out of memory. The call is in no list now, so end() would not find it.
     finish(*posting, std::current_exception());
     throw;
   }
@@ -125,7 +125,7 @@ bool PointToPoint::advance_transfers() {
     try {
       return one.transfer->test();
     } catch (const Error&) {
-      return false;  // MPI may still use the memory, so it stays
+      return false;  // MPI may still use the memory, so the transfer stays
     }
   });
   return moved;
@@ -141,7 +141,7 @@ void PointToPoint::give_up_deserted(AwakeTime now) {
     const auto here = one++;
     if (!common_.peers.gone(here->peer)) continue;
     if (!here->deserted) here->deserted = now;
-    if (seconds(*here->deserted, now) <= 1) continue;  // bytes that the rank sent before may still be under way
+    if (seconds(*here->deserted, now) <= 1) continue;  // bytes sent before the rank left may still arrive
     give_up(*here, departed(*here->posting, here->peer));
     given_up_.splice(given_up_.end(), moving_, here);
   }
@@ -202,7 +202,7 @@ void PointToPoint::end_removed() {
     drop(*message);
 }
 
-// Nothing will receive this message: its set has been removed.
+// Ends a message that no receive will take, because its set has been removed.
 void PointToPoint::drop(const Arrival& message) {
   if (message.envelope.form == Envelope::Form::kWhole) {
     give_back(message.from, cost(message.envelope));

@@ -1,4 +1,4 @@
-"""Tables I and II and Figures 3, 4, 7 and 8: accuracy, curves and distance by the number of local models."""
+"""Tables I and II, Figures 3, 4, 7 and 8: accuracy, curves and distance D by the number of local models, P."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EPOCHS = "part of the epochs"
 
 
 def table(untuned: Callable[[bool], Study], source: dict[str, float], quick: bool) -> Plan:
-    """Train every P at a rate at which the largest does not collapse; count collapses at the best rate of one model."""
+    """Train every P at a rate at which the largest P does not collapse. Count collapses at the best rate of P = 1."""
     study, best = yield from untuned(quick).tuned()
     trained = yield from study.ask(study.counts)
     collapses = yield from study.collapses(best)
@@ -36,7 +36,7 @@ def table(untuned: Callable[[bool], Study], source: dict[str, float], quick: boo
 
 
 def learning_curves(untuned: Callable[[bool], Study], quick: bool) -> Plan:
-    """Train every P for the same number of epochs, and P = 1 for as many steps as each other P takes."""
+    """Train every P for the same number of epochs; then P = 1 again, for as many steps as each other P takes."""
     study, best = yield from untuned(quick).tuned()
     trained = yield from study.ask(study.counts)
     short = yield from study.ask_short(best)
@@ -45,14 +45,14 @@ def learning_curves(untuned: Callable[[bool], Study], quick: bool) -> Plan:
 
 
 def distance_curves(untuned: Callable[[bool], Study], source: dict[int, float], quick: bool) -> Plan:
-    """Train every P but 1. `source` has half of the source's growth of D over a doubling, by the larger P."""
+    """Train every P except 1. `source[P]` is D(P) / D(P / 2) / 2 in the paper."""
     study, _ = yield from untuned(quick).tuned()
     trained = yield from study.ask(study.counts[1:])
     return Found(distances(study, trained, source), {"distances": mean_curves(study, trained, "distances")})
 
 
 def draw_table(label: str, shapes: Results, figure: Any) -> None:
-    """Draw our accuracies against P with standard errors, and the source's in a second panel."""
+    """Draw our accuracies against P with standard errors, and the paper's accuracies in a second panel."""
     figure.set_size_inches(9, 3.6)
     left, right = figure.subplots(1, 2)
     source, sound = shapes["source"], {int(count): values for count, values in shapes["tests"].items() if values}
@@ -67,7 +67,7 @@ def draw_table(label: str, shapes: Results, figure: Any) -> None:
 
 
 def draw_learning(label: str, shapes: Results, figure: Any) -> None:
-    """Draw training loss and validation score (with this label) against epochs."""
+    """Draw training loss and validation score against epochs. `label` names the score."""
     draw_curves([("training loss", _EPOCHS, shapes["losses"]), (label, _EPOCHS, shapes["curves"])], figure)
 
 

@@ -1,4 +1,4 @@
-// The codecs: checks, sizes, and the loop over blocks. The level in use encodes and decodes each block (coding.h).
+// Codecs: checks, sizes, and the loop over blocks. coding.h codes one block, for each instruction set.
 #include "kernels/codecs.h"
 
 #include <algorithm>
@@ -13,13 +13,13 @@ namespace {
 
 constexpr std::size_t kByte = 8;
 
-// Bits of one value, without the bits of its position.
+// Bits of one value, without its position.
 constexpr std::size_t bits_of(Code code) {
   constexpr std::size_t bits[kCodeCount] = {8, 4, 2, 1, 2, 32};
   return bits[static_cast<int>(code)];
 }
 
-// Bytes before the values of a block.
+// Bytes of a block's header.
 constexpr std::size_t header_of(Code code) {
   constexpr std::size_t bytes[kCodeCount] = {4, 4, 4, 4, 8, 0};
   return bytes[static_cast<int>(code)];
@@ -40,6 +40,7 @@ Codec::Codec(Code code, std::size_t block, std::size_t kept) : code_(code), bloc
 
 std::size_t Codec::bytes(std::size_t count) const {
   const std::size_t blocks = (count + block_ - 1) / block_;
+  // A dense code pads the last block.
   if (!is_sparse()) return blocks * (header_of(code_) + block_ * bits_of(code_) / kByte);
   const auto of_block = [&](std::size_t values) {
     const std::size_t bits = std::min(kept_, values) * (bits_of(code_) + index_bits(block_));

@@ -1,11 +1,11 @@
-"""Engine for workers that do not wait for each other's steps: virtual time (SimPy), messages, deaths and the curve.
+"""Engine for workers that do not wait for each other's steps: virtual time (SimPy), messages, deaths, learning curve.
 
 Order of the events at one virtual time:
 
-  1. calls scheduled at an earlier time, in the order of scheduling; then the workers that they have resumed
+  1. calls scheduled before this time, in the order of scheduling; then the workers that these calls resume
   2. _STEPS: ends of steps, in the order of the workers' numbers
-  3. _AT_ONCE: calls scheduled at this time for this time; the workers that a call resumes run before the next call
-  4. _LAST: the point of the learning curve
+  3. _AT_ONCE: calls scheduled at this time without delay; the workers that a call resumes run before the next call
+  4. _LAST: a point of the learning curve
   5. _END: the end of the run at `job.seconds`
 
 A worker is a generator (`World.work`), which is asked for its next action when the previous one is complete:
@@ -15,7 +15,7 @@ A worker is a generator (`World.work`), which is asked for its next action when 
   finished      it has taken `job.steps` steps; it is not asked again, but still handles messages
   dead          it has been killed; its step in progress has no effect, and it gets no more messages
 
-Steps that begin or end at the same time are one call of the problem.
+Workers whose steps begin (or end) together share one call of `Problem.gradient` (or `Problem.step`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Process = Generator[int, None, None]
 WAIT = 0
 """Wait until `World.resume` is called."""
 
-_STEPS, _AT_ONCE, _LAST, _END = 2, 3, 4, 5  # priorities
+_STEPS, _AT_ONCE, _LAST, _END = 2, 3, 4, 5  # SimPy priorities; 1 is NORMAL
 _WORD = 8  # bytes of a number or a word in a scheduling message
 
 _Call = tuple[Callable[..., None], tuple[Any, ...]]
@@ -56,7 +56,7 @@ class World(ABC):
         self.problem: Problem = problem_of(job)
         self.record = Record(job.workers, job.spans_until)
         self._progress = progress
-        self._seconds: list[float] = job.compute.tolist()  # of a step, by worker
+        self._seconds: list[float] = job.compute.tolist()  # duration of a step, by worker
         self._alive = [True] * job.workers
         self._running = job.workers
         self._steps = self._reported_steps = 0  # steps of all workers; their number at the last progress report
@@ -68,9 +68,9 @@ class World(ABC):
         self._waiting: set[int] = set()
         self._ready: list[int] = []  # workers that have waited, in the order in which they resume
         self._sharing = Sharing(job.links) if job.sharing == "fair" else None
-        self._rates = 0  # number of times that the rates were computed
-        self._dividing = False  # whether the rates will be computed again at this time
-        self._wakes: list[tuple[list[_Call | None], int] | None] = [None] * job.workers  # calls, index of the alarm
+        self._rates = 0  # how often the rates of transfers were computed
+        self._dividing = False  # whether `_divide` is scheduled for this time
+        self._wakes: list[tuple[list[_Call | None], int] | None] = [None] * job.workers  # alarm: its list, its index
 
     # ---- implemented by algorithms -----------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class World(ABC):
         return self._alive[worker]
 
     def at(self, time: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Call a function at a time; at the current time if that is past."""
+        """Call a function at a time, or now if that time is past."""
         self._calls(time).append((call, arguments))
 
     def wake(self, worker: int, time: float) -> None:
@@ -114,7 +114,7 @@ class World(ABC):
         before = self._wakes[worker]
         if before is not None:
             calls, place = before
-            calls[place] = None  # frees its arguments at once: the time may be far ahead, and alarms are many
+            calls[place] = None  # frees the call now: its time may be far ahead, and there are many alarms
         calls = self._calls(time)
         self._wakes[worker] = calls, len(calls)
         calls.append((self._wakes_up, (worker,)))
@@ -152,7 +152,7 @@ class World(ABC):
     # ---- calls -------------------------------------------------------------------------------------------------------
 
     def _calls(self, time: float) -> list[_Call | None]:
-        """Return the list of calls that are due at a time; at the current time if that is past."""
+        """Return the list of calls that are due at a time, or now if that time is past."""
         delay = time - self.now
         if delay > 0:
             return self.clock.due(delay, NORMAL, self._happen)
@@ -175,7 +175,7 @@ class World(ABC):
             self.woken(worker)
 
     def _divides(self) -> None:
-        """Compute the rates again once everything at this time has happened."""
+        """Compute the rates again, after the calls that are already scheduled for this time."""
         if not self._dividing:
             self._dividing = True
             self.at(self.now, self._divide)
@@ -189,7 +189,7 @@ class World(ABC):
             self.at(end, self._has_left, self._rates)
 
     def _has_left(self, rates: int) -> None:
-        """Let the transfers that have left arrive after the latency, unless the rates have changed since."""
+        """Deliver transfers whose last byte has left, after the latency. Do nothing if the rates have changed."""
         if rates == self._rates and self._sharing is not None:
             latency = self.job.links.latency
             for call, arguments in self._sharing.ended(self.now):
@@ -225,7 +225,7 @@ class World(ABC):
             self._starting.append(worker)
 
     def _begin_steps(self) -> None:
-        """Begin the steps of all starting workers. Gradients are computed from the parameters at the beginning."""
+        """Begin the steps of all starting workers. A gradient uses the parameters at the beginning of its step."""
         workers, self._starting = self._starting, []
         if workers:
             self.problem.gradient(workers)

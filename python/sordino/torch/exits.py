@@ -1,4 +1,4 @@
-"""End of a rank's process: it leaves the world, and reports an exception that ends it to the other ranks."""
+"""Exit of a rank: leaves the world, or reports the exception that ends the rank to the other ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _installed = False
 
 
 def install(shutdown: Callable[[], None]) -> None:
-    """Call `shutdown` when this process ends, and tell the other ranks of an exception that ends it. Idempotent."""
+    """Register `shutdown` for the exit of this process, and a hook for exceptions that end it. Idempotent."""
     global _installed
     if _installed:
         return
@@ -43,8 +43,8 @@ def install(shutdown: Callable[[], None]) -> None:
         finish()
         sys.stdout.flush()
         _pass_on_captured()
-        # An orderly exit would wait for ranks that no longer answer. This status makes the launcher end the job. If the
-        # other ranks continue, only the end by a signal tells the launcher that this rank is lost.
+        # An orderly exit would wait for ranks that no longer answer. Status 1 makes the launcher end the job. If the
+        # other ranks continue, only an end by a signal tells the launcher that this rank is lost.
         if context.survives_losses or os.environ.get("OMPI_MCA_mpi_ft_enable", "0") != "0":
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(1)
@@ -55,8 +55,8 @@ def install(shutdown: Callable[[], None]) -> None:
 def _pass_on_captured() -> None:
     """Pass captured text of stderr on to the real stderr.
 
-    The hook that init_process_group() installs calls this library's hook, and collects its text to print it afterwards.
-    This process ends before that.
+    The hook of torch's init_process_group() captures stderr while it calls this library's hook, and prints the text
+    afterwards. This process ends before that.
     """
     if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
         sys.__stderr__.write(sys.stderr.getvalue())
@@ -69,7 +69,7 @@ def note_failure(context: Context, error: BaseException) -> None:
     """Write the error into the record. Report this rank's failure to the launcher, unless another one failed first."""
     if context.recorder is not None:
         context.recorder.failed(error)
-    # Not if this error reports the loss of another rank, whose failure ends the job, or if ranks survive losses.
+    # No report if another rank's failure caused this error, or if ranks survive losses.
     if not isinstance(error, PeerLost) and not context.world.failed and not context.survives_losses:
         tell_of_the_failure()
 
