@@ -1,9 +1,9 @@
-"""Test claims of five papers, and our own. A claim is one figure, one table or one headline sentence.
+"""Test the claims of five papers, and our own. A claim is one figure, one table or one headline sentence.
 
   python -m benchmarks.claims list
-  python -m benchmarks.claims run crossover-figure-7      # or several names, or a paper's, or all
+  python -m benchmarks.claims run crossover-figure-7      # also several names, a paper's name, or all
   python -m benchmarks.claims run all --quick             # small runs of every claim; writes nothing
-  python -m benchmarks.claims report                      # docs/claims.md and its pictures, from the committed JSON
+  python -m benchmarks.claims report                      # write pages and pictures from the committed JSON
 
 Finished runs are kept in build/claims, so an interrupted command continues where it stopped.
 """
@@ -33,10 +33,10 @@ KEPT = ROOT / "build" / "claims"
 
 
 def chosen(names: Sequence[str]) -> list[Claim]:
-    """Return the claims of these names. A paper's name selects all of its claims, "all" selects every claim.
+    """Return the claims with these names. A paper's name selects all of its claims, "all" selects every claim.
 
     Raises:
-        UsageError: no claim has one of the names.
+        UsageError: one of the names selects no claim.
     """
     found: dict[str, Claim] = {}
     for name in names:

@@ -10,7 +10,8 @@ namespace sordino {
 namespace {
 
 constexpr std::size_t kLeastChunk = 32 * 1024;
-// A rank fills this many chunks before the one that it takes. One slot is left for ranks that are behind.
+// A giver that takes chunk k has filled chunk k + kAhead - 1, so all ranks have taken chunk k - 2. Peers may be one
+// chunk behind.
 constexpr std::uint64_t kAhead = SharedBlock::kSlots - 1;
 
 std::uint64_t stage(std::uint64_t chunk) { return kOfferStage + 1 + chunk; }
@@ -27,7 +28,7 @@ class NodePipeline {
       most_ = std::max(most_, most);
     }
     const std::size_t room = participants.slot_bytes / lanes_ / kLine * kLine;
-    // A single giver needs enough chunks to fill some while the others take. If all give, all have work anyway.
+    // A single giver needs several chunks, to fill one while others take another. If all give, all have work anyway.
     const std::size_t parts = givers == 1 ? SharedBlock::kSlots : 2;
     const std::size_t wanted = (most_ / parts + kLine - 1) / kLine * kLine;
     chunk_ = std::clamp(wanted, std::min(std::max(kLeastChunk / lanes_ / kLine * kLine, kLine), room), room);
@@ -38,7 +39,7 @@ class NodePipeline {
   std::uint64_t chunks() const { return std::max<std::uint64_t>((most_ + chunk_ - 1) / chunk_, 1); }
   void take_slots() { slots_->take(participants_, chunks()); }
   bool gives(int participant) const { return input_bytes(participant) > 0; }
-  // The parts of an input follow each other.
+  // The parts of an input are contiguous and in order.
   std::size_t input_bytes(int participant) const {
     const Part& last = parts_of(participant).back();
     return last.begin + last.bytes;
@@ -103,7 +104,7 @@ class NodePipeline {
   std::vector<NodeMove::Source> sources_;
 };
 
-// Waits for the participants that give data.
+// Waits until `offered` has reached stage `at` on all peers that give data.
 Task offered(Participants& participants, const NodePipeline& line, std::uint64_t at) {
   for (int peer = 0; peer < participants.size(); ++peer) {
     if (peer != participants.me && line.gives(peer)) co_await participants.reached(peer, &SharedBlock::offered, at);
@@ -111,7 +112,7 @@ Task offered(Participants& participants, const NodePipeline& line, std::uint64_t
 }
 
 // Offers the location of this rank's input, and finds the inputs of all participants that give data. `inputs` stays
-// empty if one of them is not in shared memory.
+// empty, on all ranks, if one is not in shared memory.
 Task find_inputs(Participants& participants, const NodeMove& move, const NodePipeline& line,
                  std::vector<const std::byte*>& inputs) {
   NodeMemory& memory = participants.transport.node_memory();
@@ -150,7 +151,7 @@ Task move_in_node(Participants& participants, NodeMove move) {
   if (!inputs.empty()) {
     line.take_whole(inputs);
     participants.reach(&SharedBlock::finished, last);
-    if (gives) co_await participants.all_reached(&SharedBlock::finished, last);  // then the caller may change its input
+    if (gives) co_await participants.all_reached(&SharedBlock::finished, last);  // peers read its input
   } else {
     if (gives) line.take_slots();
     std::uint64_t filled = 0;

@@ -1,8 +1,8 @@
 """A rank of a job with torch.distributed's backend "sordino": `distributed_worker.py PART STORE RANK SIZE [OUT]`.
 
 Parts: operations (every operation against values computed here), training (losses of DDP, FSDP2, ... into OUT, with the
-backend in SORDINO_TEST_BACKEND), lost (the last rank kills itself), failing (it raises), mixed (one world for both
-interfaces).
+backend in SORDINO_TEST_BACKEND), lost (the last rank kills itself), failing (the last rank raises), mixed
+(sordino.torch in the same world).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import torch.distributed as dist
 
 from sordino.distributed import register
 
-warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 renamed operations; both names are tried
+warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 renamed operations; both names are tested
 Kinds = dist.ReduceOp
 DEVICE = os.environ.get("SORDINO_TEST_DEVICE", "cpu")
 BACKEND = os.environ.get("SORDINO_TEST_BACKEND", "sordino")
-# With several backends, torch passes on neither is_completed() nor the source of a message from Sordino's Work.
+# With several backends, torch hides is_completed() of Sordino's Work, and the source of a message.
 WORK_IS_WHOLE = "," not in BACKEND
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8]
 ARITHMETIC = {
@@ -47,14 +47,14 @@ def values(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Calls:
-    """Calls operations of a group in all their forms."""
+    """Calls operations of a group, blocking and asynchronous."""
 
     def __init__(self, group: object, ranks: list[int]) -> None:
         self.group, self.ranks = group, ranks
         self.rank, self.size = dist.get_rank(group), len(ranks)
 
     def both(self, call: Callable[..., object], check: Callable[[], None]) -> None:
-        """Call an operation that waits, and one that does not."""
+        """Call an operation, blocking and then asynchronous. Check both results."""
         call(group=self.group)
         check()
         work = call(group=self.group, async_op=True)
@@ -170,7 +170,7 @@ def messages(calls: Calls) -> None:
             assert dist.recv(room, ranks[before], group=calls.group, tag=3) == ranks[before]
             sent.wait()
             same(room, values(before, count, dtype))
-    # Two tags, received in the other order; then from any rank.
+    # Two tags, received in reverse order. Then messages from any rank.
     first, second = torch.empty(3), torch.empty(2, 2).t()
     ops = [
         dist.P2POp(dist.isend, torch.full((3,), float(me)), ranks[after], calls.group, tag=1),
@@ -239,9 +239,10 @@ def operations(rank: int, size: int) -> None:
 def subgroups(rank: int, size: int) -> list[Calls]:
     """Return the groups of this rank, besides the group of all ranks.
 
-    In this order: two groups that all ranks make, one with its ranks in another order, and one that only its members
-    make. With torch before 2.14 the last one comes first, as it is named by the number of groups that its rank belongs
-    to. Later versions name it, and the next groups, by the number of groups that its rank has made.
+    In order: two groups that all ranks make, one with its ranks in another order, and one that only its members make.
+    The name of the last one has a number that must be equal on its members. Before torch 2.14 this is the number of
+    groups that the rank belongs to, so this group comes first. Later it is the number of groups that the rank has made,
+    also for the next groups.
     """
     if size < 3:
         return []
@@ -303,8 +304,8 @@ KINDS = {
 
 
 def training(rank: int, size: int) -> None:
-    """Write the losses of each kind. Ranks accumulate over two batches, of their own data except with tensor
-    parallelism."""
+    """Write the losses of each kind. Ranks accumulate over two batches, which differ between ranks except with
+    tensor parallelism."""
     found = {}
     for kind in KINDS[size]:
         torch.manual_seed(0)
@@ -347,14 +348,14 @@ def mixed(rank: int, size: int) -> None:
 
 
 def failing(rank: int, size: int) -> None:
-    """The last rank raises an error of the script, while the others wait for it."""
+    """The last rank raises an error of the script, while the others wait in a barrier."""
     if rank == size - 1:
         raise RuntimeError("an error of the script")
     dist.barrier()
 
 
 def lost(rank: int, size: int) -> None:
-    """Print the error that the remaining ranks get when the last rank is lost, and after how many seconds."""
+    """Kill the last rank. On the others, print the error, and the seconds from the call to the error."""
     tensor = torch.ones(1000)
     for turn in range(10_000):
         if turn == 50 and rank == size - 1:

@@ -1,4 +1,4 @@
-// Some neighboring elements, read or written by one access of up to 16 bytes.
+// Packs: a few adjacent elements that one access of up to 16 bytes loads or stores.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@
 
 namespace sordino::kernels::cuda {
 
-inline constexpr int kWidest = 16;  // bytes of an access
+inline constexpr int kWidest = 16;  // bytes of the widest access
 
 struct alignas(kWidest) Quad {
   std::uint32_t a, b, c, d;
@@ -40,7 +40,7 @@ struct AccessOf<kWidest> {
 template <class T, int kWidth>
 using Access = typename AccessOf<sizeof(Pack<T, kWidth>)>::type;
 
-// The address must be a multiple of the size of Word. On the host (in tests), others crash, as on a GPU.
+// The address must be a multiple of the size of Word. Other addresses crash, on GPUs and on the host (in tests).
 template <class Word>
 SORDINO_BOTH inline Word load_word(const std::byte* from) {
 #if defined(__CUDA_ARCH__)
@@ -71,7 +71,7 @@ SORDINO_BOTH inline void store(std::byte* to, const Pack<T, kWidth>& pack) {
   store_word(to, __builtin_bit_cast(Access<T, kWidth>, pack));
 }
 
-// The same for addresses at which only elements are aligned.
+// load() and store() element by element, for packs of which only the elements are aligned.
 template <class T, int kWidth>
 SORDINO_BOTH inline Pack<T, kWidth> load_each(const std::byte* from) {
   Pack<T, kWidth> pack;
@@ -85,7 +85,7 @@ SORDINO_BOTH inline void store_each(std::byte* to, const Pack<T, kWidth>& pack) 
   for (int e = 0; e < kWidth; ++e) store<T, 1>(to + e * sizeof(T), {{pack.values[e]}});
 }
 
-// One element that may have less alignment than its type.
+// load() and store() of one element at any address.
 template <class T>
 SORDINO_BOTH inline T load_packed(const std::byte* from) {
   if (reinterpret_cast<std::uintptr_t>(from) % sizeof(T) == 0) return load<T, 1>(from).values[0];

@@ -1,4 +1,4 @@
-"""Coders, which encode and decode tensors for flat codecs."""
+"""Coders: objects that encode and decode tensors for a `FlatCodec`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Coder(Protocol):
         Args:
             values: float32 tensor.
             encoded: uint8 tensor of `bytes(values.numel())` elements, which is written.
-            infinite: int32 tensor [1]. The number of blocks that have a NaN or an infinity is added to it. A cast adds
-                the number of values that are not finite in its dtype. These are not finite after decoding either.
+            infinite: int32 tensor [1]. The number of blocks with a NaN or an infinity is added to it. A cast adds the
+                number of values that are not finite in its dtype. Such values are not finite after decoding either.
         """
         ...
 
@@ -39,15 +39,14 @@ class Coder(Protocol):
         """Write decoded values, times `weight`, to a float32 tensor.
 
         Args:
-            encoded: result of `encode` for as many values.
+            encoded: result of `encode` for `values.numel()` values.
             values: the tensor that is written.
             weight: factor of the decoded values.
             add: whether to add to the values of the tensor, instead of replacing them.
-            given: float32 tensor of counts, or None. The count of each value that was sent is increased by one.
+            given: float32 tensor of counts, or None. The count of each value that `encoded` has goes up by one.
 
         Raises:
-            UsageError: in host memory, `encoded` names a position beyond the end of a block. A GPU leaves such values
-                out.
+            UsageError: `encoded` has a position beyond the end of a block. On a GPU, such values are left out.
         """
         ...
 
@@ -55,7 +54,7 @@ class Coder(Protocol):
 class NearCoder(Protocol):
     """Encoder and decoder for receivers that have values near the sent values, for tensors in host memory.
 
-    Estimates of the distances between workers are float32 tensors with one element for each block. Q(x) is what
+    `distances` is a float32 tensor with an estimate for each block: the largest |x - y| of two workers. Q(x) is what
     receivers decode for x.
     """
 
@@ -64,7 +63,7 @@ class NearCoder(Protocol):
         ...
 
     def distances(self, moved: torch.Tensor) -> torch.Tensor:
-        """Return the estimates for workers that were equal before each moved about as far as this one.
+        """Return the estimates for workers that had equal values, and then moved about as far as this one.
 
         Args:
             moved: float32 changes of this worker's values.
@@ -75,8 +74,8 @@ class NearCoder(Protocol):
         """Encode float32 values into a uint8 tensor of `bytes(values.numel())` elements.
 
         Returns:
-            The number of blocks that have a NaN, an infinity or a value that is too large; of a cast, the number of
-            values that are not finite in its dtype.
+            The number of blocks with a NaN, an infinity or a value that is too large. For a cast: of values that are
+            not finite in its dtype.
         """
         ...
 
@@ -103,10 +102,10 @@ class NearCoder(Protocol):
             distances: the estimates, which are updated.
 
         Returns:
-            The number of blocks, over all sources, that were too far away to be decoded. They change nothing.
+            The number of blocks, over all sources, that were too far away to be decoded. They add nothing to `change`.
 
         Raises:
-            UsageError: `own` or `sources` are no result of `encode`.
+            UsageError: `own` or one of `sources` is not a result of `encode`.
         """
         ...
 
@@ -117,7 +116,7 @@ class CoreCoder:
     Args:
         code: name of the codec in the core.
         block: values of a block.
-        kept: values of a block that a sparse codec sends; 0 for others.
+        kept: values that a sparse codec sends of each block; 0 for other codecs.
         device: device of the tensors; None: host memory.
     """
 
@@ -164,7 +163,7 @@ class CastCoder:
     def decode(
         self, encoded: torch.Tensor, values: torch.Tensor, weight: float, add: bool, given: torch.Tensor | None = None
     ) -> None:
-        # Multiplied and added separately, because a device may fuse both, with another rounding.
+        # Two operations, because a fused multiply-add, as on some devices, rounds differently.
         wide = encoded.view(self._dtype).to(values.dtype).mul_(weight)
         if add:
             values.add_(wide)
@@ -206,7 +205,7 @@ class ModuloCoder:
 
 
 class NearCastCoder:
-    """Cast, as a `NearCoder`. It needs no estimates, because it does not depend on the receiver's values."""
+    """`NearCoder` that casts, without estimates: decoding does not depend on the receiver's values."""
 
     def __init__(self, dtype: str) -> None:
         self._cast = CastCoder(dtype)

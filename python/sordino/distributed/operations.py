@@ -1,8 +1,8 @@
 """Operations of a group, with the names and arguments by which torch.distributed calls them.
 
 `Operations` is the base of both classes that torch knows: `SordinoProcessGroup` (group.py) and `SordinoBackend`
-(backend.py). Each method passes its tensors to `Collectives` and returns a `Work`. Unless the caller asks for an
-asynchronous operation, it has ended when the method returns.
+(backend.py). Each method passes its tensors to `Collectives` and returns a `Work`. A collective has ended when its
+method returns, unless the caller asks for an asynchronous one.
 
 torch 2.13 has renamed some operations. Both names are defined, because callers of any version may use either.
 """
@@ -41,8 +41,8 @@ def _operation(options: Any = None) -> Callable[[Callable[..., Result]], Callabl
     """Return a decorator that makes a method return a `Work` and raise torch's errors, as torch expects.
 
     Args:
-        options: type of the last argument, which the caller may leave out; None: the method sends a message, for which
-            all arguments are required, and whose future waits for no collective.
+        options: type of the last argument, which the caller may leave out. None: the method sends a message. All
+            arguments are required, and its future waits for no collective.
     """
 
     def decorate(method: Callable[..., Result]) -> Callable[..., SordinoWork]:
@@ -51,7 +51,7 @@ def _operation(options: Any = None) -> Callable[[Callable[..., Result]], Callabl
         @untraced
         @wraps(method)
         def call(self: Operations, *arguments: Any, **named: Any) -> SordinoWork:
-            given = (*arguments, *named.values())  # torch names only the last one, `opts`
+            given = (*arguments, *named.values())  # by name, torch passes only the last, `opts`
             if len(given) < count and options is not None:
                 given = (*given, options())
             try:
@@ -66,7 +66,7 @@ def _operation(options: Any = None) -> Callable[[Callable[..., Result]], Callabl
 
 
 def _waits(options: Any) -> bool:
-    """Return whether the caller waits for an operation at once. torch before 2.7 does not say."""
+    """Return whether an operation must end before its call returns. torch before 2.7 waits itself."""
     return not getattr(options, "asyncOp", True)
 
 
@@ -98,7 +98,7 @@ class Operations:
 
     @untraced
     def supports_tensor_alloc(self, device: Any) -> bool:
-        """Return whether `allocate_tensor` has memory of a device that makes collectives faster.
+        """Return whether collectives on a device are faster with memory of `allocate_tensor`.
 
         FSDP2 calls this after `set_allocate_memory_from_process_group_for_comm(True)`.
         """
@@ -106,9 +106,9 @@ class Operations:
 
     @untraced
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
-        """Return a 1-d CPU tensor of `size` elements, with undefined values, that the ranks of this node share.
+        """Return a 1-d CPU tensor of `size` elements with undefined values.
 
-        When the tensor is freed, another one can use its memory.
+        From 32 KiB on, it is in memory that the ranks of this node share. Freed memory is reused.
 
         Raises:
             ValueError: the device is not the CPU, the size is negative, the group is destroyed, or this process is a
@@ -123,7 +123,7 @@ class Operations:
             raise torch_error(error) from error
 
     def shared_storages(self) -> SharedStorages | None:
-        """Return an object that moves storages to shared memory; None if the ranks do not share any."""
+        """Return an object that moves storages to shared memory; None if ranks share no memory."""
         return SharedStorages(self._place.context) if self.supports_tensor_alloc("cpu") else None
 
     @untraced
@@ -137,7 +137,7 @@ class Operations:
 
     @untraced
     def shutdown(self) -> None:
-        """Release shared memory, and leave the world of this group, unless `sordino.torch.init()` has made it."""
+        """Release shared memory. If the world was made for this group, leave it."""
         self.memory.close()
         if not self._place.owns:
             return
@@ -149,7 +149,7 @@ class Operations:
 
     @untraced
     def abort(self) -> None:
-        """End the world of this group: operations in flight raise DistBackendError, on all its ranks."""
+        """End the world of this group. Operations in flight raise DistBackendError on all its ranks."""
         self._place.context.abort("torch.distributed has aborted the process group")
         self.shutdown()
 
@@ -226,7 +226,7 @@ class Operations:
     @_operation(c10d.AllgatherOptions)
     def allgather_coalesced(self, outputs: Sequence[Tensors], sources: Tensors, options: Any) -> Result:
         parts = []
-        for index, source in enumerate(sources):  # `outputs` has the tensors of each rank
+        for index, source in enumerate(sources):  # outputs[r] receives the tensors of rank r
             parts += self._do.all_gather_list([tensors[index] for tensors in outputs], source, _waits(options))
         return parts, [tensor for tensors in outputs for tensor in tensors]
 
@@ -259,7 +259,7 @@ class Operations:
 
     @untraced
     def barrier(self, opts: Any = None) -> SordinoWork:
-        """Wait until all ranks are here, for at most `opts.timeout` if the caller has set it."""
+        """Start a barrier, and wait for it if the caller waits. The time limit is `opts.timeout`, if above 0."""
         options = c10d.BarrierOptions() if opts is None else opts
         waits, limit = _waits(options), options.timeout
         limit = limit if limit > timedelta(0) else None

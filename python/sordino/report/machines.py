@@ -1,4 +1,4 @@
-"""Description of the machine, without which numbers mean little: its hardware, and the load from other processes."""
+"""Description of the machine that measures: its hardware and software, and the load from other processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import sordino
 from sordino._core import build_info, kernels
 from sordino.report import Results
 
-BUSY = 0.1  # cores that other processes may use before numbers are doubtful
+BUSY = 0.1  # cores; if other processes use more, measurements are doubtful
 
 
 def _cpu_model() -> str:
@@ -50,7 +50,7 @@ def commit() -> str:
 
 
 def machine(mpi_library: str | None) -> Results:
-    """Return the known properties that the numbers depend on. Contains no host name and no path."""
+    """Return properties that measurements depend on, without host name and paths. Callers add the load, `others`."""
     info = build_info()
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -69,12 +69,12 @@ def machine(mpi_library: str | None) -> Results:
 
 
 def without_paths(text: str) -> str:
-    """Return the text with absolute paths cut to their last part, because results are meant to be published."""
+    """Return the text with absolute paths cut to their last part, because results may be published."""
     return re.sub(r"(?<![\w.])(?:/[\w.+@-]+)+/([\w.+@-]+)", r"\1", text)
 
 
 def describe_machine(found: Results) -> str:
-    """Return one paragraph for the beginning of a report."""
+    """Describe the result of `machine`, and the load, in one paragraph."""
     return (
         f"{found['cpu']}, {found['cores']} cores of which a rank may use "
         f"{found['cores_per_rank']} ({found['instruction_set']} kernels), {found['kernel']}, Python "

@@ -1,7 +1,7 @@
 """Problem without data: worker i's loss is |x - a_i|^2 / 2, and its gradients are noisy.
 
-All random numbers are hashes of (seed, worker, step). So a worker gets the same noise whether it steps alone or all
-workers step at once, no generator state is kept, and 10^5 workers are a few arrays.
+All random numbers are hashes of (seed, worker, step), and there are no generators. So a worker gets the same noise
+whether it steps alone or with all workers, and 10^5 workers are a few arrays.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 _GOLDEN = 0x9E3779B97F4A7C15
-_START = -1  # step whose random numbers are the a_i
-_AHEAD = 16  # steps for which a worker that steps alone draws its noise at once
-_BLOCKS = 4  # tensors that the parameters consist of
+_START = -1  # step number with which the a_i are drawn
+_AHEAD = 16  # if fewer workers step, each draws its noise of this many steps at once
+_BLOCKS = 4  # tensors of a worker, at most
 
 
 class Quadratic:
@@ -33,7 +33,7 @@ class Quadratic:
     Attributes:
         size: elements of a worker's parameters, `job.dimension`.
         workers: number of workers.
-        message_bytes: bytes of a whole model on the links.
+        message_bytes: bytes of a message with a whole model.
         tensors: name and number of elements of each tensor of the parameters, in order. There are several, so that
             algorithms can cut the model into segments.
         parameters: parameters of all workers, float32 [workers, size], initially 0.
@@ -56,7 +56,7 @@ class Quadratic:
         self._lr, self._momentum = np.float32(job.lr), np.float32(job.momentum)
         self._noise, self._seed = np.float32(noise), job.seed
         self._drawn: Integers = np.zeros(self.workers, np.int64)  # gradients so far, by worker
-        self._ahead: dict[int, tuple[int, Floats]] = {}  # block of steps and its noise, of workers that step alone
+        self._ahead: dict[int, tuple[int, Floats]] = {}  # by worker: number of a block of _AHEAD steps, its noise
         self._gradients: Floats = np.zeros_like(self.parameters)
         self._momenta: Floats | None = np.zeros_like(self.parameters) if job.momentum else None
         self._alive = np.ones(self.workers, np.bool_)
@@ -82,7 +82,7 @@ class Quadratic:
         self._drawn[rows] += 1
 
     def _drawn_ahead(self, worker: int) -> Floats:
-        """Return the noise of a worker's next step, which is drawn together with the noise of some further steps."""
+        """Return the noise of a worker's next step. Noise is drawn for a block of _AHEAD steps at once."""
         block, place = divmod(int(self._drawn[worker]), _AHEAD)
         found = self._ahead.get(worker)
         if found is None or found[0] != block:
@@ -97,7 +97,7 @@ class Quadratic:
         return torch.from_numpy(self._gradients[worker])
 
     def step(self, workers: list[int]) -> None:
-        """Change the parameters of each of these workers by the gradient that was computed last."""
+        """Take a step of each of these workers with the gradient that `gradient` has kept."""
         rows = rows_of(workers)
         self._move(rows, self._gradients[rows])
 
@@ -106,10 +106,10 @@ class Quadratic:
         self._alive[worker] = False
 
     def values(self, worker: int) -> torch.Tensor:
-        """Return the worker's parameters, float32 [size]. This is the memory itself."""
+        """Return the worker's row of `parameters`, float32 [size], without a copy."""
         return torch.from_numpy(self.parameters[worker])
 
-    # ---- all at once -------------------------------------------------------------------------------------------
+    # ---- all workers -------------------------------------------------------------------------------------------
 
     def gradients(self) -> Floats:
         """Return the gradients of all workers' next step, float32 [workers, size]. The next call overwrites them."""
@@ -121,14 +121,11 @@ class Quadratic:
         return self._gradients
 
     def move(self, gradients: Floats) -> None:
-        """Take a step of all workers by these gradients, float32 [workers, size] or [size]."""
+        """Take a step of all workers with these gradients, float32 [workers, size] or [size]."""
         self._move(slice(0, self.workers), gradients)
 
     def evaluate(self) -> dict[str, float]:
-        """Return the means over workers of two distances.
-
-        `distance` is from the optimum, and `consensus_distance` from the mean of all workers.
-        """
+        """Return mean distances of live workers: `distance` from the optimum, `consensus_distance` from their mean."""
         values = self.parameters if self._alive.all() else self.parameters[self._alive]
         distance = _mean_distance(values, self.optimum)
         self._best = min(self._best, distance)
@@ -138,7 +135,7 @@ class Quadratic:
         }
 
     def final(self) -> dict[str, float]:
-        """Return the result of `evaluate`, and `best_distance`, the smallest distance so far."""
+        """Return the result of `evaluate`, and `best_distance`, the smallest `distance` of all evaluations."""
         return {**self.evaluate(), "best_distance": self._best}
 
     def _move(self, rows: Rows, gradients: Floats) -> None:
@@ -149,7 +146,7 @@ class Quadratic:
 
 
 class Trainee:
-    """Worker of the quadratic as a torch module, for algorithms that are simulated by the real optimizer only."""
+    """Worker of the quadratic as a torch module, for algorithms whose simulation uses the real optimizer."""
 
     def __init__(self, problem: Quadratic, worker: int) -> None:
         self._problem, self._worker = problem, worker
@@ -166,19 +163,19 @@ class Trainee:
         self._problem.values(self._worker).copy_(torch.nn.utils.parameters_to_vector(parameters).detach())
         self._problem.gradient([self._worker])
         gradient = self._problem.kept_gradient(self._worker)
-        # Through autograd, so that gradients come as from a network.
+        # Through autograd, so that its hooks run, as with a network.
         (torch.nn.utils.parameters_to_vector(parameters) * gradient).sum().backward()
 
 
 def normal(seed: int, workers: Integers, steps: Integers, dimension: int) -> Floats:
-    """Return normally distributed numbers, a function of seed, worker, step and column.
+    """Return normally distributed numbers, float32 [rows, dimension].
 
-    They are float32 [workers, dimension], made by Box-Muller from both halves of a hash (splitmix64).
+    Each is a function of seed, worker, step and column: Box-Muller of both halves of a hash (splitmix64).
 
     Args:
         seed: any integer, taken modulo 2^64.
-        workers: worker of each row; integers [workers].
-        steps: step of each row, of the same length.
+        workers: worker of each row, int64 [rows].
+        steps: step of each row, int64 [rows].
         dimension: numbers per row.
     """
     pairs = -(-dimension // 2)
@@ -196,7 +193,7 @@ def normal(seed: int, workers: Integers, steps: Integers, dimension: int) -> Flo
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the finalizer of splitmix64: every bit of the result depends on every bit of the value."""
+    """Apply the finalizer of splitmix64: every bit of a result depends on every bit of its value."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -1,6 +1,7 @@
-"""Statistics of parameter skipping: unchanged ratios of each tensor over time, skipped shares, and bytes sent.
+"""Statistics of parameter skipping: the unchanged and the skipped part of each tensor over time, and bytes sent.
 
-A *point* sums up a number of steps: `statistics_interval`, or the steps since the last point when an epoch ends.
+A *point* summarizes the steps since the point before. It is made every `statistics_interval` steps, at the end of an
+epoch, and when tensors change.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ class Point:
 
     Attributes:
         step: the last of the steps.
-        steps: the number of steps with other ranks; if it is 0, lists are empty.
+        steps: the number of steps taken with other ranks; if it is 0, lists are empty.
         threshold: the threshold after the last step, in percent.
         ratios: mean fraction of unchanged elements on this rank; 1 for a tensor without elements.
-        errors: standard errors of the ratios, NaN if there is only one sample; None if the ratios are not estimates.
+        errors: standard errors of the ratios, NaN if one element was sampled of several; None if no ratio is estimated.
         skipped: mean fraction of bytes that were not sent.
-        bytes_sent: bytes of parameters that one worker contributed to averages, in all of the steps and by flush().
-        bytes_unskipped: the same with nothing skipped.
-        metric: mean over all workers of the metric reported at the end of an epoch; None if no epoch ends here.
+        bytes_sent: bytes of parameters that each worker contributed to averages, in the steps and by flush().
+        bytes_unskipped: bytes that the steps would have sent with nothing skipped.
+        metric: mean of the metric that workers reported at the end of an epoch; None if no epoch ends here.
     """
 
     step: int
@@ -63,7 +64,7 @@ class Point:
 
 
 def _of_json(value: Any) -> Any:
-    """Return a value with floats that are not finite replaced by None, because JSON has neither NaN nor infinity."""
+    """Return a value in which None replaces NaN and infinities, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _of_json(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -118,7 +119,7 @@ class CaPSStatistics:
         self._variances: NDArray[np.float64] | None = None
 
     def add(self, step: int, threshold: float, found: _Counted, skipped: torch.Tensor) -> None:
-        """Record a step: the counts of its detector, and the items that were skipped."""
+        """Record a step: the counts of the detector, and the items that were skipped."""
         self._steps += 1
         self._threshold = threshold
         compared = found.compared.numpy()
@@ -132,7 +133,7 @@ class CaPSStatistics:
             self._close(step, None)
 
     def add_flush(self, sent: NDArray[np.bool_]) -> None:
-        """Record that some items were averaged between two steps."""
+        """Record the items that flush() averaged."""
         if self._items is not None:
             self._flushed += int(self._items.bytes[sent].sum())
 
@@ -174,7 +175,7 @@ class CaPSStatistics:
         if self._writer is not None:
             self._write(point, self._writer)
 
-    # ---- what users see ----------------------------------------------------------------------------------------
+    # ---- for users ---------------------------------------------------------------------------------------------
 
     @property
     def bytes_sent(self) -> int:
@@ -183,18 +184,18 @@ class CaPSStatistics:
 
     @property
     def bytes_unskipped(self) -> int:
-        """Bytes of parameters that would have been sent so far with nothing skipped."""
+        """Bytes of parameters that the steps so far would have sent with nothing skipped."""
         return sum(point.bytes_unskipped for point in self.points) + self._open_bytes()[1]
 
     def _open_bytes(self) -> tuple[int, int]:
-        """Return the bytes sent since the last point, and the bytes with nothing skipped."""
+        """Return `bytes_sent` and `bytes_unskipped` since the last point."""
         if self._items is None:
             return 0, 0
         whole = int(self._items.bytes.sum()) * self._steps
         return whole - int((self._skipped * self._items.bytes).sum()) + self._flushed, whole
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as JSON types. Steps since the last point are included in the bytes only."""
+        """Return everything as JSON values. Steps since the last point are included in the bytes only."""
         return {
             "tensors": [{"name": name, "bytes": count} for name, count in zip(self.names, self.bytes)],
             "items": 0 if self._items is None else len(self._items),
@@ -204,7 +205,7 @@ class CaPSStatistics:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `as_dict()` to a JSON file, whole or not at all."""
+        """Write `as_dict()` to a JSON file, atomically."""
         with atomic_file(path) as file:
             file.write(json.dumps(self.as_dict(), indent=1).encode() + b"\n")
 
