@@ -10,8 +10,6 @@
 namespace sordino {
 namespace {
 
-std::string named(const std::vector<int>& ranks) { return (ranks.size() == 1 ? "rank " : "ranks ") + list(ranks); }
-
 std::string who_is_late(const std::vector<int>& ranks) {
   if (ranks.empty()) return "a peer is stuck or lost";
   return named(ranks) + (ranks.size() == 1 ? " is" : " are") + " furthest behind: stuck, lost, or still computing";

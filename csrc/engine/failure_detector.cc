@@ -88,7 +88,7 @@ void FailureDetector::watch_running(const ProcessSet& set, Running& running, Awa
   if (!is_late(timeout_of(set), lasted)) return;
   const std::string& name = running.decision.names.front();
   const std::vector<int> late = running.participants->laggards();
-  const std::string text = "'" + name + "' has run for " + whole(lasted) + " s and still waits for ranks " + list(late);
+  const std::string text = "'" + name + "' has run for " + whole(lasted) + " s and still waits for " + named(late);
   if (lasted > timeout_of(set)) throw Timeout(text + beyond(set.timeout_s), name, late);
   if (running.warned) return;
   running.warned = true;
@@ -103,7 +103,7 @@ void FailureDetector::watch_entered(ProcessSet& set, AwakeTime now) const {
   const std::string& name = entered.name.empty() ? entered.repeat->name : entered.name;
   std::vector<int> late;
   for (const int member : set.one_shot()->missing()) late.push_back(set.ranks[static_cast<std::size_t>(member)]);
-  const std::string text = "'" + name + "' has waited " + whole(waited) + " s for ranks " + list(late);
+  const std::string text = "'" + name + "' has waited " + whole(waited) + " s for " + named(late);
   if (waited > timeout_of(set)) throw Timeout(text + beyond(set.timeout_s), name, late);
   if (!std::exchange(entered.warned, true)) warn("stalled: " + text + ", which make no progress.");
 }
@@ -125,7 +125,7 @@ void FailureDetector::watch_coordinated(ProcessSet& set, AwakeTime now) {
     if (what.effect == Effect::kJoins) continue;  // the other ranks keep training for as long as they have data
     if (waiting.missing.empty() || !is_late(timeout_of(set), waited)) continue;
     const std::string text = std::string(what.name) + " '" + waiting.name + "' has waited " + whole(waited) +
-                             " s for ranks " + list(waiting.missing);
+                             " s for " + named(waiting.missing);
     if (waited > timeout_of(set)) {
       stuck_ = waiting.missing;
       throw Timeout(text + beyond(set.timeout_s), waiting.name, waiting.missing);
@@ -151,7 +151,7 @@ void FailureDetector::watch_own(AwakeTime now) {
     if (!set.decisions.empty() && !set.ready() && waited > timeout_of(set)) {
       const std::vector<int> late(set.unconnected().begin(), set.unconnected().end());
       throw Timeout("'" + submission.request.name + "' has waited for " + brief(timeout_of(set)) +
-                        " s, and its process set still waits for the memory of ranks " + list(late),
+                        " s, and its process set still waits for the memory of " + named(late),
                     submission.request.name, late);
     }
     if (set.running || !set.decisions.empty() || set.negotiation || in_turn) return;
@@ -185,7 +185,7 @@ void FailureDetector::watch_messages(AwakeTime now) {
     const double set_timeout = set_timeout_of(call);
     const double waited = seconds(call.since, now);
     if (!is_late(timeout_or_own(set_timeout), waited)) return;
-    const std::string text = call.text() + " has waited " + whole(waited) + " s for ranks " + list(missing);
+    const std::string text = call.text() + " has waited " + whole(waited) + " s for " + named(missing);
     if (waited > timeout_or_own(set_timeout)) {
       if (missing.size() == 1) stuck_ = missing;
       throw Timeout(text + beyond(set_timeout), call.text(), missing);

@@ -16,6 +16,11 @@ inline std::string list(const std::vector<int>& ranks) {
   return out;
 }
 
+// "rank 3" or "ranks 0, 2".
+inline std::string named(const std::vector<int>& ranks) {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + list(ranks);
+}
+
 inline std::string whole(double value) { return std::to_string(static_cast<long long>(value)); }
 
 // "5" or "0.25".

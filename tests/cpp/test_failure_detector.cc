@@ -69,7 +69,7 @@ void a_coordinator_warns_once_and_then_names_who_is_missing() {
   CHECK(heard.count("stalled") == 0);
   ranks[0].failures.watch(ranks[0].in(kWarn + 1));
   ranks[0].failures.watch(ranks[0].in(kWarn + 2));
-  CHECK(heard.count("stalled: barrier 'late' has waited 11 s for ranks 2") == 1);
+  CHECK(heard.count("stalled: barrier 'late' has waited 11 s for rank 2") == 1);
   ranks.settle();
   ranks[1].failures.watch(ranks[1].in(kWarn + 5));  // it knows that this is reported
   CHECK(heard.count("stalled") == 1 && heard.ranks() == std::vector<int>{0});
@@ -111,7 +111,7 @@ void a_process_set_has_a_timeout_of_its_own() {
   ranks.settle();
   CHECK(thrown<Timeout>(ranks[1], 3).empty() && thrown<Timeout>(ranks[0], 1).empty());
   const std::string text = thrown<Timeout>(ranks[0], 2);
-  CHECK(text.find("for ranks 2, more than the timeout of its process set (1.5 s)") != std::string::npos, text);
+  CHECK(text.find("for rank 2, more than the timeout of its process set (1.5 s)") != std::string::npos, text);
 }
 
 // The whole job is stopped for an hour, again and again, while one rank waits for the coordinator. Then it runs on.
@@ -142,7 +142,7 @@ void time_in_which_the_process_was_stopped_is_no_wait() {
     late = watch(std::chrono::milliseconds(100), static_cast<int>(kTimeout + 3) * 10);
   }
   CHECK(stopped.empty() && stalls == 0, stopped);
-  CHECK(late.find("barrier 'x' has waited 20 s for ranks 0") != std::string::npos, late);
+  CHECK(late.find("barrier 'x' has waited 20 s for rank 0") != std::string::npos, late);
   CHECK(late.find("rank 0, which coordinates it, is silent") != std::string::npos, late);
 }
 

@@ -377,7 +377,7 @@ void deadlines() {
     ranks[0].failures.watch(ranks[0].in(5.1));
   } catch (const Timeout& error) {
     thrown = true;
-    CHECK(std::string(error.what()).find("recv from rank 1 with tag 6 has waited 5 s for ranks 1") == 0, error.what());
+    CHECK(std::string(error.what()).find("recv from rank 1 with tag 6 has waited 5 s for rank 1") == 0, error.what());
     CHECK(error.missing == std::vector{1});
   }
   CHECK(thrown);

@@ -96,7 +96,7 @@ def test_a_rank_that_does_not_come_is_left_out_after_the_deadline(
         reports[victim] = None
         left = check_survivors(reports, {victim}, equal=True)
         tell_times(running, left, {victim}, note_time, f"asleep, deadline of {deadline_s:g} s", deadline_s)
-        assert "sordino: stalled: " in running.output and f"for ranks {victim}" in running.output
+        assert "sordino: stalled: " in running.output and f"for rank {victim}" in running.output
 
 
 @pytest.mark.drill("gone before all have met")

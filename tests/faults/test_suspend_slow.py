@@ -114,4 +114,4 @@ def test_who_starts_late_is_waited_for_until_the_deadline(tmp_path: Path, late_s
         assert lines == ["3 by ucx + shared memory"] * 3, done.stdout + done.stderr
     else:
         missed = [line for line in lines if line.startswith("Timeout: ")]
-        assert len(missed) >= 2 and all("for ranks 2 to call" in line for line in missed[:2]), done.stdout + done.stderr
+        assert len(missed) >= 2 and all("for rank 2 to call" in line for line in missed[:2]), done.stdout + done.stderr

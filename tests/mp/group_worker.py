@@ -234,7 +234,7 @@ def missing(rank: int, size: int) -> None:
     if rank == 0:
         place = {"store": dist.FileStore(sys.argv[2], size), "rank": rank, "world_size": size}
         text = error_of(lambda: dist.init_process_group("sordino", timeout=SOON, **place))
-        assert "rank 0 waits for ranks 1" in text and f"{SOON.total_seconds():g} s (the timeout of the" in text, text
+        assert "rank 0 waits for rank 1" in text and f"{SOON.total_seconds():g} s (the timeout of the" in text, text
 
 
 if __name__ == "__main__":

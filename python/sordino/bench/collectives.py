@@ -15,6 +15,7 @@ number of ranks, and the other ranks end at once. Contestants:
   asynchronous  Sordino's asynchronous calls, each followed by hvd.synchronize
   distributed   calls of torch.distributed with the backend "sordino"
   openmpi, mpich, intelmpi, gloo, horovod
+  alone         the calls of `ordinary`, each rank in a process set of its own: the time of a call by itself
   floor         memory traffic that cannot be avoided, in private memory and without communication
 On emulated hosts (--hosts), Sordino runs over UCX, and as `over_mpi` over Open MPI; each job has hosts of its own.
 A contestant that is not installed is reported with the reason. MPICH and Intel MPI have files of the same names as
@@ -149,7 +150,7 @@ def main(argv: Sequence[str] | None = None, on_hosts: OnHosts | None = None) -> 
         records.publish(results, command_line.results_folder(chosen), REPORTS)
     for line in results["wrong"]:
         records.log(f"wrong result: {line}")
-    return 1 if results["wrong"] or any(name in (*OURS, "floor") for name in failed) else 0
+    return 1 if results["wrong"] or any(name in (*OURS, "alone", "floor") for name in failed) else 0
 
 
 def _place(chosen: argparse.Namespace, on_hosts: OnHosts | None) -> tuple[Results, Mapping[str, Contestant]]:

@@ -35,6 +35,7 @@ from typing import Any
 
 from sordino.awake import AwakeClock, Deadline
 from sordino.errors import PeerLost, Timeout, TransportError
+from sordino.fingerprint import rank_list
 from sordino.log import logger
 from sordino.rendezvous.frames import Frames, frame
 from sordino.rendezvous.join_requests import Verdict
@@ -99,7 +100,7 @@ class SocketRendezvous:
             return shown
         except TimeoutError:
             missing = self._missing(key, ranks)
-            text = f"waited {seconds:g} s for ranks {', '.join(map(str, missing))} to call init()"
+            text = f"waited {seconds:g} s for {rank_list(missing)} to call init()"
             raise Timeout(text, "init", missing) from None
 
     def _missing(self, key: str, ranks: Sequence[int]) -> list[int]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from sordino.awake import AwakeClock
 from sordino.errors import Timeout, TransportError
+from sordino.fingerprint import rank_list
 from sordino.log import logger
 from sordino.rendezvous.roll_call import RollCall
 
@@ -139,7 +140,7 @@ class StoreRendezvous:
             if over():
                 break
             if missing:
-                text = f"waits for ranks {', '.join(map(str, missing))} to call init()"
+                text = f"waits for {rank_list(missing)} to call init()"
             else:
                 missing = [first]
                 text = f"waits for rank {missing[0]}, which has come to init() and does not go on"

@@ -145,7 +145,7 @@ def test_ranks_that_were_stopped_meet_at_a_store(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(store, "AwakeClock", functools.partial(AwakeClock, clock=Jumping(HOUR)))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     assert StoreRendezvous(Store(4), "p", 0, b"", 20, 20).gather("k", [0, 1], b"mine") == [b"mine", b"theirs"]
-    with pytest.raises(Timeout, match="waits for ranks 1 to call"):
+    with pytest.raises(Timeout, match="waits for rank 1 to call"):
         StoreRendezvous(Store(100), "p", 0, b"", 20, 30).gather("k", [0, 1], b"mine")
 
 

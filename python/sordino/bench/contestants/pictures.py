@@ -18,6 +18,7 @@ _COLOURS = {
     "intelmpi": "#3d5a80",
     "gloo": "#9a6fb0",
     "horovod": "#b5838d",
+    "alone": "#555555",
     "floor": "#888888",
 }
 
@@ -40,7 +41,7 @@ def draw(results: Results, figure: Any) -> None:
                 axes.barh([label], middle, color=_COLOURS[name])
                 continue
             sizes = [row["bytes"] for row in found]
-            style = "--" if name == "floor" else "-"
+            style = "--" if name in ("alone", "floor") else "-"
             axes.plot(sizes, middle, style, marker="o", ms=2, lw=1, color=_COLOURS[name], label=label)
             axes.fill_between(sizes, low, high, color=_COLOURS[name], alpha=0.2)
         axes.set_title(f"{operation}, {results['ranks']} ranks: µs", fontsize=8)
