@@ -34,7 +34,8 @@ void register_build(py::module_& module) {
         info["ucx"] = build::kUcx;
         return info;
       },
-      "The features of this build: {version, compiler, cpu_level, cuda, ucx, mpi}. cuda, ucx: text, empty without it; "
+      "The features of this build: {version, compiler, cpu_level, cuda, ucx, mpi}. cuda, ucx: description, empty if "
+      "not built; "
       "mpi: {library, mpicc}, or None.");
 
   module.def(
@@ -58,8 +59,10 @@ void register_build(py::module_& module) {
         }
         return found;
       },
-      "Load the MPI library, without initializing MPI: {ok, abi, library, takes_cuda, absent, error}. takes_cuda: it "
-      "accepts CUDA memory; absent: no MPI library was found.");
+      "Load the MPI library, without initializing MPI: {ok, abi, library, takes_cuda, absent, error}. abi: "
+      "'openmpi' or 'mpich'; takes_cuda: it accepts CUDA memory; absent: no MPI library was found; error: why it "
+      "cannot "
+      "be loaded.");
 
   module.def(
       "probe_ucx",
@@ -89,7 +92,8 @@ void register_build(py::module_& module) {
       },
       py::arg("root") = "/",
       "Memory limits of this process, in bytes: {memory, available_memory}. memory: the limit of its control groups, "
-      "None without a limit; available_memory: memory that it can still get now. root: folder of /proc and /sys.");
+      "None without a limit; available_memory: memory that it can still get now. root: folder that contains proc and "
+      "sys.");
 
   module.def(
       "variables",

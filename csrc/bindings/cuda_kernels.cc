@@ -132,7 +132,8 @@ void register_cuda_kernels(py::module_& module) {
       .def("unflatten", &Methods::unflatten, py::arg("flat"), py::arg("tensors"), named, stream, no_gil,
            "Copies one flat buffer into (address, bytes) runs.")
       .def("mix", &Methods::mix, py::arg("dtype"), py::arg("inputs"), py::arg("outputs"), py::arg("averages"),
-           py::arg("count"), named, stream, no_gil, "Averages are (inputs, outputs, scale).")
+           py::arg("count"), named, stream, no_gil,
+           "Each average is (indices into inputs, indices into outputs, scale).")
       .def("dots", &Methods::dots, py::arg("dtype"), py::arg("rows"), py::arg("results"), named, stream, no_gil,
            "<x, x>, <x, y> and <y, y> of rows (x, y), as float64.")
       .def("squared_distances", &Methods::squared_distances, py::arg("dtype"), py::arg("rows"), py::arg("results"),
@@ -157,7 +158,7 @@ void register_cuda_kernels(py::module_& module) {
            "A step of rows (weights, gradient, velocity), or (weights, gradient) without momentum.")
       .def("lars_rates", &Methods::lars_rates, py::arg("weight_norms"), py::arg("gradient_norms"), py::arg("scaled"),
            py::arg("rates"), py::arg("lr"), py::arg("trust"), py::arg("decay"), py::arg("eps"), named, stream, no_gil,
-           "scaled: one byte per tensor.");
+           "`scaled` has one byte per tensor: not 0 if its rate is scaled.");
 }
 
 }  // namespace sordino::bindings

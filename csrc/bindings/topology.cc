@@ -93,7 +93,7 @@ void register_topology(py::module_& module) {
           },
           py::arg("round"), py::arg("segment"), "The sources of every rank.")
       .def_property_readonly("is_mean_of_all", &Topology::is_mean_of_all,
-                             "Whether every rank always takes the mean of all.");
+                             "Whether every rank always takes the mean of all ranks' parameters.");
 
   define<topology::RandomCycle>(module, "RandomCycle",
                                 "A random cycle through all workers (Crossover-SGD, section 3.2).")
@@ -110,12 +110,14 @@ void register_topology(py::module_& module) {
                              "The doubly stochastic matrix that draws follow, by rows.");
   define<topology::Ring>(module, "Ring", "Both neighbors on a ring (D-PSGD).")
       .def(py::init([](int size) { return std::make_shared<topology::Ring>(checked_size(size)); }), py::arg("size"));
-  define<topology::Exponential>(module, "Exponential", "The directed exponential graph (SGP).")
+  define<topology::Exponential>(module, "Exponential",
+                                "Each rank sends to ranks at distances that are powers of two (SGP).")
       .def(py::init([](int size, std::map<std::uint64_t, int> peers) {
              return std::make_shared<topology::Exponential>(checked_size(size), std::move(peers));
            }),
            py::arg("size"), py::arg("peers"));
-  define<topology::Dissemination>(module, "Dissemination", "Dissemination under changing permutations.")
+  define<topology::Dissemination>(
+      module, "Dissemination", "As Exponential, with one distance per round, after a random permutation of the ranks.")
       .def(py::init([](int size, std::uint64_t seed) {
              return std::make_shared<topology::Dissemination>(checked_size(size), seed);
            }),

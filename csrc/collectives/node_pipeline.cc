@@ -9,7 +9,7 @@
 namespace sordino {
 namespace {
 
-constexpr std::size_t kLeastChunk = 32 * 1024;
+constexpr std::size_t kLeastChunk = 32 * 1024;  // in bytes of all lanes; shorter ones cost more in waits
 // A giver that takes chunk k has filled chunk k + kAhead - 1, so all ranks have taken chunk k - 2. Peers may be one
 // chunk behind.
 constexpr std::uint64_t kAhead = SharedBlock::kSlots - 1;
@@ -29,13 +29,13 @@ class NodePipeline {
     }
     const std::size_t room = participants.slot_bytes / lanes_ / kLine * kLine;
     // A single giver needs several chunks, to fill one while others take another. If all give, all have work anyway.
-    const std::size_t parts = givers == 1 ? SharedBlock::kSlots : 2;
-    const std::size_t wanted = (most_ / parts + kLine - 1) / kLine * kLine;
+    const std::size_t least_chunks = givers == 1 ? SharedBlock::kSlots : 2;
+    const std::size_t wanted = (most_ / least_chunks + kLine - 1) / kLine * kLine;
     chunk_ = std::clamp(wanted, std::min(std::max(kLeastChunk / lanes_ / kLine * kLine, kLine), room), room);
     slots_.emplace(participants, lanes_ * chunk_);
   }
 
-  std::size_t most() const { return most_; }
+  std::size_t largest_part() const { return most_; }  // in bytes
   std::uint64_t chunks() const { return std::max<std::uint64_t>((most_ + chunk_ - 1) / chunk_, 1); }
   void take_slots() { slots_->take(participants_, chunks()); }
   bool gives(int participant) const { return input_bytes(participant) > 0; }
@@ -47,7 +47,7 @@ class NodePipeline {
 
   void fill(std::uint64_t chunk) {
     for (std::size_t lane = 0; lane < lanes_; ++lane) {
-      if (lanes_ > 1 && lane == mine()) continue;
+      if (lanes_ > 1 && lane == my_lane()) continue;
       const auto [begin, bytes] = cut(parts_of(participants_.me)[lane], chunk);
       if (bytes > 0) kernels::publish(slot_of(participants_.me, chunk) + lane * chunk_, move_.input + begin, bytes);
     }
@@ -57,7 +57,8 @@ class NodePipeline {
   void take(std::uint64_t chunk) {
     for (int peer = 0; peer < participants_.size(); ++peer) {
       const auto [begin, bytes] = cut(part_for_me(peer), chunk);
-      const std::byte* data = peer == participants_.me ? move_.input + begin : slot_of(peer, chunk) + mine() * chunk_;
+      const std::byte* data =
+          peer == participants_.me ? move_.input + begin : slot_of(peer, chunk) + my_lane() * chunk_;
       sources_[static_cast<std::size_t>(peer)] = {data, bytes};
     }
     move_.take(chunk * chunk_, sources_);
@@ -86,8 +87,8 @@ class NodePipeline {
   const std::vector<Part>& parts_of(int participant) const {
     return move_.parts[static_cast<std::size_t>(participant)];
   }
-  const Part& part_for_me(int peer) const { return parts_of(peer)[mine()]; }
-  std::size_t mine() const { return lanes_ > 1 ? static_cast<std::size_t>(participants_.me) : 0; }
+  const Part& part_for_me(int peer) const { return parts_of(peer)[my_lane()]; }
+  std::size_t my_lane() const { return lanes_ > 1 ? static_cast<std::size_t>(participants_.me) : 0; }
   Part cut(const Part& part, std::uint64_t chunk) const {
     const std::size_t done = std::min<std::size_t>(chunk * chunk_, part.bytes);
     return {part.begin + done, std::min(chunk_, part.bytes - done)};
@@ -105,27 +106,27 @@ class NodePipeline {
 };
 
 // Waits until `offered` has reached stage `at` on all peers that give data.
-Task offered(Participants& participants, const NodePipeline& line, std::uint64_t at) {
+Task offered(Participants& participants, const NodePipeline& pipeline, std::uint64_t at) {
   for (int peer = 0; peer < participants.size(); ++peer) {
-    if (peer != participants.me && line.gives(peer)) co_await participants.reached(peer, &SharedBlock::offered, at);
+    if (peer != participants.me && pipeline.gives(peer)) co_await participants.reached(peer, &SharedBlock::offered, at);
   }
 }
 
 // Offers the location of this rank's input, and finds the inputs of all participants that give data. `inputs` stays
 // empty, on all ranks, if one is not in shared memory.
-Task find_inputs(Participants& participants, const NodeMove& move, const NodePipeline& line,
+Task find_inputs(Participants& participants, const NodeMove& move, const NodePipeline& pipeline,
                  std::vector<const std::byte*>& inputs) {
   NodeMemory& memory = participants.transport.node_memory();
   const auto me = static_cast<std::size_t>(participants.me);
   SharedBlock& own = *participants.blocks[me];
-  const std::size_t bytes = line.input_bytes(participants.me);
+  const std::size_t bytes = pipeline.input_bytes(participants.me);
   own.location = bytes > 0 ? memory.locate(move.input, bytes) : Location{};
   participants.reach(&SharedBlock::offered, kOfferStage);
-  co_await offered(participants, line, kOfferStage);
+  co_await offered(participants, pipeline, kOfferStage);
   std::vector<const std::byte*> found(participants.ranks.size());
   for (int peer = 0; peer < participants.size(); ++peer) {
     const auto index = static_cast<std::size_t>(peer);
-    if (!line.gives(peer)) continue;
+    if (!pipeline.gives(peer)) continue;
     const Location& location = participants.blocks[index]->location;
     if (location.segment == 0) co_return;
     found[index] = index == me ? move.input : memory.map(participants.ranks[index], location);
@@ -142,30 +143,30 @@ bool moves_in_node(const Participants& participants, bool lanes) {
 }
 
 Task move_in_node(Participants& participants, NodeMove move) {
-  NodePipeline line(participants, move);
-  const std::uint64_t chunks = line.chunks(), last = stage(chunks - 1);
-  const bool gives = line.gives(participants.me);
+  NodePipeline pipeline(participants, move);
+  const std::uint64_t chunks = pipeline.chunks(), last = stage(chunks - 1);
+  const bool gives = pipeline.gives(participants.me);
   co_await slots_free(participants);
   std::vector<const std::byte*> inputs;
-  if (line.most() >= kLeastInPlace) co_await find_inputs(participants, move, line, inputs);
+  if (pipeline.largest_part() >= kLeastInPlace) co_await find_inputs(participants, move, pipeline, inputs);
   if (!inputs.empty()) {
-    line.take_whole(inputs);
+    pipeline.take_whole(inputs);
     participants.reach(&SharedBlock::finished, last);
     if (gives) co_await participants.all_reached(&SharedBlock::finished, last);  // peers read its input
   } else {
-    if (gives) line.take_slots();
+    if (gives) pipeline.take_slots();
     std::uint64_t filled = 0;
     for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
       for (; gives && filled < std::min(chunk + kAhead, chunks); ++filled) {
         if (filled >= SharedBlock::kSlots)
           co_await participants.all_reached(&SharedBlock::finished, stage(filled - SharedBlock::kSlots));
-        line.fill(filled);
+        pipeline.fill(filled);
       }
-      co_await offered(participants, line, stage(chunk));
-      line.take(chunk);
+      co_await offered(participants, pipeline, stage(chunk));
+      pipeline.take(chunk);
     }
   }
-  line.count_sent();
+  pipeline.count_sent();
   slots_used(participants, last);
   participants.stages_used += last;
 }

@@ -99,6 +99,9 @@ def several_wrappers_of_different_parameters(seat: Seat) -> None:
     third = hvd.DistributedOptimizer(fresh)
     raises(UsageError, "'0.weight'", third.add_param_group, {"params": [twins.model[0].weight]})
     assert len(third.param_groups) == 1
+    added = torch.nn.Parameter(torch.zeros(3))
+    third.add_param_group({"params": [added]})
+    assert third._parameter_names[added] == "group1.parameter0"
     third.step()
 
 

@@ -1173,7 +1173,7 @@ ERRORS = [
         "a rank takes the first lane of a slot instead of its own",
         "swapped rank",
         "csrc/collectives/node_pipeline.cc",
-        "slot_of(peer, chunk) + mine() * chunk_",
+        "slot_of(peer, chunk) + my_lane() * chunk_",
         "slot_of(peer, chunk)",
         ("cpp.test_moves",),
     ),

@@ -605,6 +605,14 @@ ERRORS = [
         (checks("optimizer_copies.a_copy_in"),),
     ),
     Error(
+        "a refused parameter keeps its name",
+        "forgotten rollback",
+        "python/sordino/torch/wrapping.py",
+        "        try:\n            yield\n        except BaseException:\n            undo()\n            raise\n",
+        "        yield\n",
+        (checks("claims.several_wrappers"),),
+    ),
+    Error(
         "a copy of an optimizer averages the original's buffers",
         "stale copy",
         "python/sordino/torch/optimizer.py",

@@ -92,15 +92,10 @@ class Wrapping:
         Raises:
             UsageError: a parameter belongs to another wrapper; the group is not added then.
         """
-        known = len(self.optimizer.param_groups)
         with self._new_strategy():
             self.optimizer.add_param_group(param_group)
             self._update_names()
-            try:
-                self.claim.take(self.names)
-            except UsageError:
-                del self.optimizer.param_groups[known:]
-                raise
+            self.claim.take(self.names)
 
     def change_options(self, **options: Any) -> None:
         """Replace these options. Collective, between steps."""
@@ -149,12 +144,20 @@ class Wrapping:
         """
         old, options, names, known = self.strategy, self.options, self.names, len(self.optimizer.param_groups)
         old.do_together(lambda: old.settle(self.optimizer))
-        yield
+
+        def undo() -> None:
+            del self.optimizer.param_groups[known:]
+            self.options, self.names = options, names
+
+        try:
+            yield
+        except BaseException:
+            undo()
+            raise
         try:
             self._replace_strategy()
         except (ConfigurationMismatch, LayoutMismatch, UsageError):
-            del self.optimizer.param_groups[known:]
-            self.options, self.names = options, names
+            undo()
             self.claim.take(names)
             self._continue(old, compare=False)
             raise

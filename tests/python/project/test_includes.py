@@ -25,7 +25,7 @@ LAYERS: dict[str, set[str]] = {
     "device/cuda": {"base", "device", "kernels/cuda"},
     "transport": {"base", "device"},
     "transport/shm": {"base", "transport"},
-    "transport/sim": {"transport"},
+    "transport/sim": {"base", "transport"},
     "transport/process": {"base", "transport", "transport/shm"},
     "transport/ucx": {"base", "transport"},
     "transport/mpi": {"base", "transport", "transport/process", "transport/ucx"},
