@@ -104,12 +104,12 @@ def _origin(file: Path, tree: Tree) -> Origin:
 
 @cache
 def _writers() -> dict[str, tuple[str, ...]]:
-    """Return the file that writes each benchmark's results, by name."""
+    """Return the files that write each benchmark's results, by name."""
     found: dict[str, tuple[str, ...]] = {}
     for folder in _FOLDERS.values():
         for path in (ROOT / folder).rglob("*.py"):
             for name in re.findall(r'"benchmark": "(\w+)"', path.read_text(encoding="utf-8")):
-                found[name] = (path.relative_to(ROOT).as_posix(),)
+                found[name] = (*found.get(name, ()), path.relative_to(ROOT).as_posix())
     return found
 
 

@@ -26,14 +26,19 @@ LOSSES = ROOT / "python" / "sordino" / "plan" / "losses.json"
 _BLOCK = re.compile(r"(<!-- made: (\S+)(?: (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
+def limits_of_results() -> dict[str, list[dict[str, Any]]]:
+    """Return the limits of each result that has limits, by the name of the result."""
+    paths = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+    found = {path.stem: json.loads(path.read_text()).get("targets", []) for path in paths}
+    return {name: limits for name, limits in found.items() if limits}
+
+
 def targets() -> str:
     """Return a table of the results with limits: a link to the result, number of limits, and number that it meets."""
     rows = []
-    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
-        limits = json.loads(path.read_text()).get("targets", [])
-        if limits:
-            met = sum(one["met"] is True for one in limits)
-            rows.append([f"[{path.stem}](../benchmarks/results/{path.stem}.md)", str(len(limits)), str(met)])
+    for name, limits in limits_of_results().items():
+        met = sum(one["met"] is True for one in limits)
+        rows.append([f"[{name}](../benchmarks/results/{name}.md)", str(len(limits)), str(met)])
     return table(["result", "limits", "met"], rows)
 
 

@@ -106,12 +106,15 @@ def run_on_hosts(
     `mbps` is the rate of all links, or of each. With torchrun, ranks use UCX between hosts.
 
     Raises:
-        NotBuilt: no cluster can be made here. SordinoError: the job failed. subprocess.TimeoutExpired: it took an hour.
+        NotBuilt: no cluster can be made here. SordinoError: the job failed, or took an hour.
     """
     ranks, words = hosts * ranks_per_host, ["python", "-m", module, *arguments]
     with Cluster(hosts, mbps) as cluster:
         run = cluster.torchrun if starter == "torchrun" else cluster.run
-        done = run(ranks, words, paths(), timeout=_TIMEOUT_S)
+        try:
+            done = run(ranks, words, paths(), timeout=_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise SordinoError(f"{ranks} ranks on {hosts} hosts were not done after {_TIMEOUT_S} s") from error
         sent = [link.sent for link in cluster.traffic().values()]
     found = _found(done, f"{ranks} ranks on {hosts} hosts")
     return found | {"hosts": hosts, "ranks_per_host": ranks_per_host, "ranks": ranks, "job_bytes": max(sent)}

@@ -21,7 +21,7 @@ def _what(results: Results) -> str:
     return (
         f"{training} on {results['ranks']} ranks, {results['steps']} steps, a checkpoint every "
         f"{results['checkpoint_every']}. For {results['minutes']:g} minutes ranks are killed with SIGKILL, on average "
-        f"every {results['every']:g} s, at random moments; every fourth time two at once. Then "
+        f"every {results['every']:g} s, at random moments; with a probability of 1/4 two at once. Then "
         f"{_WAYS[results['mode']]}. Seed {results['seed']}."
     )
 

@@ -132,7 +132,8 @@ void NodeBlocks::lay_out(std::size_t place, std::span<const std::byte* const> in
                          std::byte* output) const {
   if (results_.empty()) return;
   for (const auto& [here, giver, begin, bytes] : results_[results_.size() == 1 ? 0 : place].sources) {
-    std::memcpy(output, (here ? inputs[giver] : blocks) + begin, bytes);
+    const std::byte* from = (here ? inputs[giver] : blocks) + begin;
+    if (from != output) std::memcpy(output, from, bytes);
     output += bytes;
   }
 }

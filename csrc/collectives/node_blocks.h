@@ -1,6 +1,6 @@
 // Data that a small repeat moves between nodes, unless it is an all-reduce (one_shot_nodes.h). The block of a node has
-// the parts of its members' inputs that members of other nodes take. The leaders gather the blocks of all nodes, and
-// each makes the results of its node:
+// the parts of its members' inputs that members of other nodes take. The leaders gather the blocks of all nodes.
+// Then each makes the results of its node, or its ranks lay out their own:
 //
 //   operation               block of a node                               results on a node
 //   all-gather, broadcast   the inputs of its members                     one for all members

@@ -105,7 +105,7 @@ void FailureDetector::watch_entered(ProcessSet& set, AwakeTime now) const {
   for (const int member : set.one_shot()->missing()) late.push_back(set.ranks[static_cast<std::size_t>(member)]);
   const std::string text = "'" + name + "' has waited " + whole(waited) + " s for " + named(late);
   if (waited > timeout_of(set)) throw Timeout(text + beyond(set.timeout_s), name, late);
-  if (!std::exchange(entered.warned, true)) warn("stalled: " + text + ", which make no progress.");
+  if (!std::exchange(entered.warned, true)) warn("stalled: " + text + ". No progress there.");
 }
 
 // A serving request (Request::serving) fails alone if it waits for a rank that has left. Later operations cannot begin
@@ -131,7 +131,7 @@ void FailureDetector::watch_coordinated(ProcessSet& set, AwakeTime now) {
       throw Timeout(text + beyond(set.timeout_s), waiting.name, waiting.missing);
     }
     if (!waiting.warned) {
-      warn("stalled: " + text + ". They still compute, wait for something else, or never call it.");
+      warn("stalled: " + text + ": still computing, waiting for something else, or never calling it.");
       set.negotiation->mark_warned(waiting.name);
       common_.peers.post_to(set.ranks, Writer().put(Message::kStalled).put(set.id).put(waiting.name).take());
     }
@@ -192,7 +192,7 @@ void FailureDetector::watch_messages(AwakeTime now) {
     }
     if (std::exchange(call.warned, true)) return;
     warn("stalled: " + text +
-         (call.sends ? ". They still compute, or never receive it." : ". They still compute, or never send it."));
+         (call.sends ? ": still computing, or never receiving it." : ": still computing, or never sending it."));
   });
 }
 

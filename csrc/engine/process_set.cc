@@ -174,8 +174,8 @@ void ProcessSet::remember(Running& over) {
       repeat.carried = one_shot_->carries(repeat, recipe_of);
       if (!repeat.carried) repeat.recipe.published = repeat.recipe.most = 0;
       if (own_block_) own_block_->reserve(SharedBlock::kOneShotBegin + OneShotSlots::used(repeat.recipe.most));
-      const bool has_results = repeat.blocks && repeat.blocks->result_bytes() > 0;
-      if (own_block_ && has_results && one_shot_->place() == 0) own_block_->reserve(block_bytes(transport_.rank()));
+      const bool fills_rest = repeat.blocks && std::max(repeat.blocks->bytes(), repeat.blocks->result_bytes()) > 0;
+      if (own_block_ && fills_rest && one_shot_->place() == 0) own_block_->reserve(block_bytes(transport_.rank()));
     }
     one_shot_->remember(std::move(repeat));
   }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -230,7 +229,3 @@ def compare(logs: list[list[tuple[str, str]]]) -> None:
         for (label, here), (other_label, there) in zip(logs[0], log):
             assert label == other_label, f"rank 0 logged {label}, rank {rank} {other_label}"
             assert here == there, f"{label} differs: rank 0 has {here}, rank {rank} has {there}"
-
-
-def encode(log: list[tuple[str, str]]) -> str:
-    return json.dumps(log)

@@ -153,9 +153,6 @@ def one_value_in_all_is_refused(seat: Seat) -> None:
 def channels_last(seat: Seat, kind: str) -> None:
     plain, inner, layout = LAYOUTS[kind]
     layer = Both(seat, plain(5), [2 + rank for rank in range(seat.size)])
-    inner, layout = (
-        ((5, 3, 4), torch.channels_last) if plain is nn.BatchNorm2d else ((5, 2, 3, 4), torch.channels_last_3d)
-    )
     for seed in range(2):
         layer.step(inner, seed, layout=layout)
 

@@ -27,6 +27,7 @@ struct Kind {
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1;
   std::int64_t rows = 5;  // of two elements
+  int without = 0;        // in an all-to-all: the first ranks, which get nothing
 };
 const std::vector<Kind> kKinds{{Opcode::kAllgather},
                                {Opcode::kAllgather, DType::kFloat32, ReduceOp::kSum, 1, 300},
@@ -41,7 +42,8 @@ const std::vector<Kind> kKinds{{Opcode::kAllgather},
                                {Opcode::kReducescatter, DType::kFloat32, ReduceOp::kProduct, 1.1, 1000},
                                {Opcode::kBarrier},
                                {Opcode::kAllgather, DType::kFloat32, ReduceOp::kSum, 1, 1500},
-                               {Opcode::kAlltoall, DType::kFloat32, ReduceOp::kSum, 1, 2000}};
+                               {Opcode::kAlltoall, DType::kFloat32, ReduceOp::kSum, 1, 2000},
+                               {Opcode::kAlltoall, DType::kFloat32, ReduceOp::kSum, 1, 6000, 2}};
 
 // One rank's operation, with inputs that depend on its rank and on the turn.
 class Work {
@@ -56,7 +58,8 @@ class Work {
     std::int64_t rows = kind.rows;
     if (kind.opcode == Opcode::kAllgather) rows += rank % 3;
     if (kind.opcode == Opcode::kAlltoall) {
-      for (int to = 0; to < ranks; ++to) request_.splits.push_back((rank + 2 * to) % 4 * kind.rows / 5);
+      for (int to = 0; to < ranks; ++to)
+        request_.splits.push_back(to < kind.without ? 0 : (rank + 2 * to) % 4 * kind.rows / 5);
       rows = std::accumulate(request_.splits.begin(), request_.splits.end(), std::int64_t{0});
     }
     input_.resize(static_cast<std::size_t>(rows) * 2 * size_of(kind.dtype));

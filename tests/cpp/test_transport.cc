@@ -412,7 +412,7 @@ void the_end_of_a_process_is_seen() {
         std::optional<NoMoreFiles> limit;
         if (limited) limit.emplace();
         watch.emplace(child);
-        CHECK(watch->has_descriptor() == !limited);
+        CHECK((watch->descriptor() >= 0) == !limited);
         CHECK(!watch->ended());
       }
       CHECK(!watch->ended());
@@ -427,6 +427,36 @@ void the_end_of_a_process_is_seen() {
       CHECK(process::ProcessWatch(child).ended());
     }
   }
+}
+
+// The end of each process is reported once, whether or not it has a descriptor.
+void the_ends_of_several_processes_are_seen() {
+  std::vector<pid_t> children;
+  process::ProcessWatches watches;
+  for (int key = 0; key < 4; ++key) {
+    const pid_t child = fork();
+    if (child == 0) {
+      pause();
+      _exit(0);
+    }
+    children.push_back(child);
+    std::optional<NoMoreFiles> limit;
+    if (key % 2 == 1) limit.emplace();
+    watches.add(10 + key, process::ProcessWatch(child));
+  }
+  CHECK(watches.take_ended().empty());
+  const auto end = [&](int key) {
+    kill(children[static_cast<std::size_t>(key)], SIGKILL);
+    waitpid(children[static_cast<std::size_t>(key)], nullptr, 0);
+  };
+  for (const int key : {2, 1}) {
+    end(key);
+    CHECK(watches.take_ended() == std::vector<int>{10 + key}, "key", key);
+    CHECK(watches.take_ended().empty());
+  }
+  end(0);
+  end(3);
+  CHECK(watches.take_ended() == std::vector<int>({10, 13}));
 }
 
 void sim_delivers_in_order() {
@@ -525,6 +555,7 @@ int main() {
   memory_that_is_gone_is_told_from_memory_that_cannot_be_mapped();
   signals_do_not_keep_memory_from_being_reserved();
   the_end_of_a_process_is_seen();
+  the_ends_of_several_processes_are_seen();
   sim_delivers_in_order();
   sim_gives_each_message_once();
   mailboxes_give_each_message_once();

@@ -95,15 +95,6 @@ print("right", hvd.rank(), flush=True)
 """
 
 
-AVERAGES = """
-import torch, sordino.torch as hvd
-hvd.init()
-mean = hvd.allreduce(torch.full((1 << 22,), float(hvd.rank())))
-assert bool((mean == 1).all())
-print("right", hvd.rank(), flush=True)
-"""
-
-
 @pytest.mark.drill("small shared memory")
 @pytest.mark.parametrize("size", ["64k", "20m"])
 def test_a_small_dev_shm(by_mpirun: None, tmp_path: Path, size: str) -> None:

@@ -1306,6 +1306,14 @@ ERRORS = [
         ("cpp.test_node_blocks",),
     ),
     Error(
+        "blocks of a node that takes nothing lie in memory that is not there",
+        "missing check",
+        "csrc/engine/process_set.cc",
+        "std::max(repeat.blocks->bytes(), repeat.blocks->result_bytes()) > 0;",
+        "repeat.blocks->result_bytes() > 0;",
+        ("cpp.test_node_blocks",),
+    ),
+    Error(
         "a leader does not publish its own input",
         "stale copy",
         _ONE_SHOT_NODES,

@@ -133,6 +133,22 @@ ERRORS = [
         _TRANSPORT,
     ),
     Error(
+        "processes without a descriptor are not checked while the others live",
+        "missing check",
+        "csrc/transport/process/process_watch.cc",
+        "if ((quiet && watch.descriptor() >= 0) || !watch.ended())",
+        "if (quiet || !watch.ended())",
+        _TRANSPORT,
+    ),
+    Error(
+        "the end of a process is reported again and again",
+        "lost message",
+        "csrc/transport/process/process_watch.cc",
+        "    ended.push_back(key);\n    return true;\n",
+        "    ended.push_back(key);\n    return false;\n",
+        _TRANSPORT,
+    ),
+    Error(
         "a process whose parent has not collected it yet is alive",
         "off by one",
         "csrc/transport/process/process_watch.cc",

@@ -103,7 +103,7 @@ def measure(seed: int, epochs: int, data: str, images: int, hosts: int, mbps: fl
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run on all ranks."""
-    options = argparse.ArgumentParser(prog="skipping_worker", description=__doc__)
+    options = argparse.ArgumentParser(prog="worker", description=__doc__)
     options.add_argument("--seed", type=int, required=True, metavar="N")
     options.add_argument("--epochs", type=int, required=True, metavar="N")
     options.add_argument("--data", required=True)

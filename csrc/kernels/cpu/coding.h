@@ -74,6 +74,10 @@ bool encode_all(const Encoding& e) {
   return true;
 }
 
+// Compilers unroll a loop of unknown length for many vectors at a time, and then handle the rest of a short plane one by
+// one. So this many values are a loop of their own.
+constexpr std::size_t kTogether = 16;
+
 template <Code kCode, bool kAdd>
 void decode_planes(const std::uint8_t* in, std::size_t block, float scale, float weight, float* values) {
   constexpr std::size_t kCount = kPlanes<kCode>;
@@ -81,12 +85,17 @@ void decode_planes(const std::uint8_t* in, std::size_t block, float scale, float
   const std::size_t plane = block / kCount;
   for (std::size_t k = 0; k < kCount; ++k) {
     float* out = values + k * plane;
-    SORDINO_INDEPENDENT
-    for (std::size_t j = 0; j < plane; ++j) {
+    const auto decode = [&](std::size_t j) {
       const std::uint32_t code = static_cast<std::uint32_t>(in[j]) >> (k * kBits) & kMask;
       const float value = weight * value_of<kCode>(code, scale);
       out[j] = kAdd ? out[j] + value : value;
+    };
+    std::size_t j = 0;
+    for (; j + kTogether <= plane; j += kTogether) {
+      SORDINO_INDEPENDENT
+      for (std::size_t next = 0; next < kTogether; ++next) decode(j + next);
     }
+    for (; j < plane; ++j) decode(j);
   }
 }
 

@@ -132,12 +132,7 @@ class ProcessTransport : public Transport {
 
   std::vector<Loss> take_losses() override {
     std::vector<Loss> losses;
-    std::erase_if(watched_, [&losses](auto& entry) {
-      auto& [rank, process] = entry;
-      if (!process.ended()) return false;
-      losses.push_back({rank, "its process has ended"});
-      return true;
-    });
+    for (const int rank : watched_.take_ended()) losses.push_back({rank, "its process has ended"});
     for (Link* link : {static_cast<Link*>(near_.get()), far_.get()}) {
       if (!link) continue;
       for (Loss& loss : link->take_losses()) losses.push_back(std::move(loss));
@@ -160,7 +155,8 @@ class ProcessTransport : public Transport {
   Doorbell& own_bell() { return near_ ? near_->bell(rank_) : private_bell_; }
 
   std::vector<Home> introduce(Meeting& meeting) {
-    Home mine{machine(), host_name(), meeting.host_leader(), getpid(), {}, presence_.number(), Cores::of_this_process()};
+    Home mine{machine(), host_name(),        meeting.host_leader(),   getpid(),
+              {},        presence_.number(), Cores::of_this_process()};
     try {
       mine.board = Presence::board();
     } catch (const TransportError&) {  // there is no shared memory at all; share_memory() will report that
@@ -193,7 +189,7 @@ class ProcessTransport : public Transport {
     for (int peer = 0; peer < size_; ++peer) {
       const Home& home = homes[at(peer)];
       if (peer == rank_ || home.machine != homes[at(rank_)].machine) continue;
-      watched_.emplace_back(peer, ProcessWatch(home.pid));
+      watched_.add(peer, ProcessWatch(home.pid));
     }
   }
 
@@ -287,7 +283,7 @@ class ProcessTransport : public Transport {
   std::unique_ptr<shm::ShmLink> near_;
   std::unique_ptr<Link> far_;
   Doorbell private_bell_;
-  std::vector<std::pair<int, ProcessWatch>> watched_;  // ranks of this machine
+  ProcessWatches watched_;  // ranks of this machine
 };
 
 }  // namespace

@@ -75,6 +75,22 @@ bool ProcessWatch::ended() {
   return ended_;
 }
 
+std::vector<int> ProcessWatches::take_ended() {
+  std::vector<pollfd> polled;
+  for (const auto& [key, watch] : watches_) {
+    if (watch.descriptor() >= 0) polled.push_back({watch.descriptor(), POLLIN, 0});
+  }
+  const bool quiet = ::poll(polled.data(), polled.size(), 0) == 0;
+  std::vector<int> ended;
+  std::erase_if(watches_, [&](auto& entry) {
+    auto& [key, watch] = entry;
+    if ((quiet && watch.descriptor() >= 0) || !watch.ended()) return false;
+    ended.push_back(key);
+    return true;
+  });
+  return ended;
+}
+
 bool ProcessWatch::looks_ended() const {
   if (kill(pid_, 0) != 0 && failing_of(errno) == Failing::kGone) return true;
   const Facts facts = facts_of(pid_);  // this needs a free file descriptor; without one, the result of signal 0 is used

@@ -1,9 +1,12 @@
-// ProcessWatch: notices the end of another process of this machine, as the kernel reports it.
+// Notices the end of other processes of this machine, as the kernel reports it: ProcessWatch of one, ProcessWatches of
+// several.
 #pragma once
 
 #include <sys/types.h>
 
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace sordino::process {
 
@@ -18,7 +21,8 @@ class ProcessWatch {
 
   // Also true if it had ended before it was watched. Once true, it stays true.
   bool ended();
-  bool has_descriptor() const { return pidfd_ >= 0; }
+  // -1 if the kernel gives none.
+  int descriptor() const { return pidfd_; }
 
  private:
   bool looks_ended() const;
@@ -27,6 +31,17 @@ class ProcessWatch {
   int pidfd_ = -1;
   std::string begun_;  // start time as given by /proc; empty if unknown
   bool ended_ = false;
+};
+
+// One call of the kernel checks all processes that have a descriptor. So ranks may check often, however many they are.
+class ProcessWatches {
+ public:
+  void add(int key, ProcessWatch watch) { watches_.emplace_back(key, std::move(watch)); }
+  // Returns the keys of the processes whose end has been noticed since the last call.
+  std::vector<int> take_ended();
+
+ private:
+  std::vector<std::pair<int, ProcessWatch>> watches_;
 };
 
 }  // namespace sordino::process

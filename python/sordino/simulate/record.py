@@ -25,7 +25,10 @@ BY_PAIRS = 64
 
 
 class Sums(NamedTuple):
-    """Counters of the first workers, up to `BY_PAIRS`, at one time. Same arrays as in `Record`, [workers]."""
+    """Counters of the first workers, up to `BY_PAIRS`, at one time.
+
+    Same arrays as in `Record`, [workers]; `pairs`: [workers, workers].
+    """
 
     time: float
     steps: np.ndarray[tuple[int, ...], np.dtype[np.int64]]

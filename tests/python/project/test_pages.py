@@ -20,7 +20,7 @@ import pytest
 import sordino.algorithms
 import sordino.torch as hvd
 from _ext import docstrings, figures, links
-from make_pages import LOSSES, MAKERS, losses, made
+from make_pages import LOSSES, MAKERS, limits_of_results, losses, made
 from sordino import _core, checkpoint, sim
 from sordino.algorithms import class_of
 from sordino.cli import app
@@ -167,6 +167,15 @@ def test_a_figure_that_is_wrong_or_cites_nothing_is_found(tmp_path: Path) -> Non
     assert "'3 s' cites no result" in wrong("It takes 3 s ([table](benchmarks/results/x.md)).")[0]
     assert wrong("It waits for 3 s.") == []
     assert figures.on_the_site(f"[12 ms]({link})") == "[12 ms](benchmarks/results/x.md)"
+
+
+def test_each_result_with_a_missed_limit_has_a_section() -> None:
+    missed = [name for name, limits in limits_of_results().items() if any(one["met"] is False for one in limits)]
+    page = (ROOT / "docs" / "missed-limits.md").read_text()
+    assert re.findall("^## (.+)$", page, re.MULTILINE) == missed
+    left_out = re.findall(r"^## (\w+)\n\(to be written\)$", page, re.MULTILINE)
+    linked = re.findall(r"^\[The result\]\(\.\./benchmarks/results/(\w+)\.md\)", page, re.MULTILINE)
+    assert sorted([*left_out, *linked]) == sorted(missed)
 
 
 # --- Links ------------------------------------------------------------------------------------------------------------

@@ -132,8 +132,7 @@ def test_equal_to_real_ranks(algorithm: ScheduledPull | ADPSGD, workers: int) ->
             assert torch.equal(found[worker], simulated), (worker, found[worker], simulated)
 
 
-def test_scheduled_pulls_without_transfer_time_are_as_fresh_as_can_be() -> None:
-    """No worker waits for a pull."""
+def test_no_worker_waits_for_pulls_without_transfer_time() -> None:
     for schedule in ("manager", "autonomous"):
         job = job_of(ScheduledPull(2, schedule=schedule), 5)
         outcome = simulate(job, lambda part: None)

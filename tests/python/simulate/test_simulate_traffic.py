@@ -62,7 +62,7 @@ def test_there_are_as_many_blocks_as_in_training(scale: float, exchange: Any) ->
     assert len(phase.at(0, np.ones(count, dtype=bool))) >= 2
 
 
-def traffic_seconds(job: Job, sent: list[np.ndarray | None], steps: range) -> np.ndarray:
+def simulated_bytes(job: Job, sent: list[np.ndarray | None], steps: range) -> np.ndarray:
     """Return the bytes that each worker sends in these steps according to the simulator, float64 [workers]."""
     problem = Quadratic(job)
     traffic = lockstep.traffic_of(job, problem, problem.tensors)
@@ -84,7 +84,7 @@ def test_bytes_are_those_that_the_transport_counts(choice: str) -> None:
     job = job_of(algorithm, dimension=dimension, message_bytes=4.0 * dimension, lr=0.2)
     _, trainees, sent = really_trained(job, 8)
     counted = np.array([trainee.sent[7] - trainee.sent[first] for trainee in trainees])
-    wanted = traffic_seconds(job, sent, range(first, 7))
+    wanted = simulated_bytes(job, sent, range(first, 7))
     assert counted.max() > 0
     if isinstance(algorithm, (AllReduce, Layered, LocalSGD)) or getattr(algorithm, "group_size", 1) > 1:
         np.testing.assert_allclose(counted, wanted, rtol=0.015)  # flags with the gradients, and padding
@@ -101,7 +101,7 @@ def test_bytes_of_encoded_means(codec: str, cls: Any) -> None:
     job = job_of(cls(interval=2, compression=codec), dimension=dimension, message_bytes=4.0 * dimension)
     _, trainees, sent = really_trained(job, 6, late=True)
     counted = np.array([trainee.sent[5] - trainee.sent[1] for trainee in trainees])
-    np.testing.assert_allclose(counted, traffic_seconds(job, sent, range(1, 5)), rtol=0.05)  # shards are padded
+    np.testing.assert_allclose(counted, simulated_bytes(job, sent, range(1, 5)), rtol=0.05)  # shards are padded
 
 
 @pytest.mark.parametrize("algorithm", (Crossover(compression="int4"), NoLoCo(interval=2, peers=3, compression="int8")))
@@ -110,7 +110,7 @@ def test_bytes_of_encoded_gossip(algorithm: Crossover | NoLoCo) -> None:
     job = job_of(algorithm, dimension=dimension, message_bytes=4.0 * dimension)
     _, trainees, sent = really_trained(job, 6)
     counted = np.array([trainee.sent[5] - trainee.sent[1] for trainee in trainees])
-    np.testing.assert_allclose(counted, traffic_seconds(job, sent, range(1, 5)), rtol=0.02)  # blocks are padded
+    np.testing.assert_allclose(counted, simulated_bytes(job, sent, range(1, 5)), rtol=0.02)  # blocks are padded
     with pytest.raises(UsageError, match="cannot be simulated without data"):
         check(job)
 
@@ -198,7 +198,7 @@ def test_bytes_of_other_numbers_of_workers(workers: int) -> None:
             job = job_of(algorithm, workers, dimension=dimension, message_bytes=4.0 * dimension)
             _, trainees, sent = really_trained(job, 6)
             counted = np.diff([trainee.sent[1:] for trainee in trainees]).min(axis=1)
-            np.testing.assert_allclose(counted, traffic_seconds(job, sent, range(1, 2)), rtol=0.01)
+            np.testing.assert_allclose(counted, simulated_bytes(job, sent, range(1, 2)), rtol=0.01)
 
 
 def test_messages_are_as_large_as_said() -> None:
