@@ -43,7 +43,7 @@ const std::vector<Kind> kKinds{{Opcode::kAllgather},
                                {Opcode::kBarrier},
                                {Opcode::kAllgather, DType::kFloat32, ReduceOp::kSum, 1, 1500},
                                {Opcode::kAlltoall, DType::kFloat32, ReduceOp::kSum, 1, 2000},
-                               {Opcode::kAlltoall, DType::kFloat32, ReduceOp::kSum, 1, 6000, 2}};
+                               {Opcode::kAlltoall, DType::kFloat32, ReduceOp::kSum, 1, 2000, 2}};
 
 // One rank's operation, with inputs that depend on its rank and on the turn.
 class Work {
