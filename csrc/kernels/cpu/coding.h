@@ -74,9 +74,9 @@ bool encode_all(const Encoding& e) {
   return true;
 }
 
-// Compilers unroll a loop of unknown length for many vectors at a time, and then handle the rest of a short plane one by
-// one. So this many values are a loop of their own.
-constexpr std::size_t kTogether = 16;
+// Compilers unroll a loop of unknown length for 32 values and more, and handle the rest one by one. So a plane of this
+// many values (that of a Sign's usual block) has a loop of its own.
+constexpr std::size_t kShortPlane = 16;
 
 template <Code kCode, bool kAdd>
 void decode_planes(const std::uint8_t* in, std::size_t block, float scale, float weight, float* values) {
@@ -90,12 +90,13 @@ void decode_planes(const std::uint8_t* in, std::size_t block, float scale, float
       const float value = weight * value_of<kCode>(code, scale);
       out[j] = kAdd ? out[j] + value : value;
     };
-    std::size_t j = 0;
-    for (; j + kTogether <= plane; j += kTogether) {
+    if (plane == kShortPlane) {
       SORDINO_INDEPENDENT
-      for (std::size_t next = 0; next < kTogether; ++next) decode(j + next);
+      for (std::size_t j = 0; j < kShortPlane; ++j) decode(j);
+    } else {
+      SORDINO_INDEPENDENT
+      for (std::size_t j = 0; j < plane; ++j) decode(j);
     }
-    for (; j < plane; ++j) decode(j);
   }
 }
 
