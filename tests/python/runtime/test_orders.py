@@ -73,7 +73,7 @@ def test_a_stall_is_reported_once_and_blamed_on_the_late_rank(
 
     sim.run(3, body)
     stalls = [line for line in caplog.messages if line.startswith("stalled: ")]
-    assert len(stalls) == 1 and "'allreduce.late' has waited" in stalls[0] and "for rank 1." in stalls[0], stalls
+    assert len(stalls) == 1 and "'allreduce.late' has waited" in stalls[0] and "for rank 1:" in stalls[0], stalls
 
 
 def test_unfrozen_parameters_are_reduced_once_and_so_are_the_others() -> None:
