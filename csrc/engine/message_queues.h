@@ -15,9 +15,9 @@ namespace sordino {
 
 class MessageQueues {
  public:
-  // Takes the receive for a message. Null if there is none; the caller then adds the message.
+  // Takes the receive for a message. Null if no receive fits; the caller then adds the message.
   std::shared_ptr<Posting> take_receive(int from, const Envelope& envelope);
-  // Takes the message for a receive. Null if there is none; the caller then adds the receive.
+  // Takes the message for a receive. Null if no message fits; the caller then adds the receive.
   std::shared_ptr<Arrival> take_message(const Posting& receive);
   void add(std::shared_ptr<Posting> receive);
   void add(std::shared_ptr<Arrival> message);

@@ -76,7 +76,7 @@ class PointToPoint {
 
   // Visits all unfinished calls, with the ranks that each waits for.
   void visit(const std::function<void(Posting&, const std::vector<int>& missing)>& visitor);
-  // Text of the unfinished call with this handle; empty if there is none.
+  // Text of the unfinished call with this handle; empty if no unfinished call has it.
   std::string text_of(const Handle& handle);
 
   // Keeps the fast boxes for peers that have not read all messages yet. Called once, when this rank leaves.

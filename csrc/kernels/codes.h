@@ -104,7 +104,7 @@ SORDINO_BOTH inline float value_of(std::uint32_t code, float scale) {
   }
 }
 
-// Level of kTop: the mean of `count` magnitudes; 0 if there are none.
+// Level of kTop: the mean of `count` magnitudes; 0 for none.
 SORDINO_BOTH inline float level_of(double sum, std::uint32_t count) {
   return count > 0 ? static_cast<float>(sum / static_cast<double>(count)) : 0;
 }

@@ -53,7 +53,7 @@ def test_the_others_train_on(
         assert report["finite"] and report["losses"][1] < report["losses"][0], report
         assert report["taken_later"] > 5, report
         assert report["longest_step"] < DEADLINE_S, report  # no rank waited for the lost one
-        # The operation needs the victim, or a rank that has left because of it: it depends on who notices the loss first.
+        # The operation needs the victim, or a rank that has left because of it: whichever loss is noticed first.
         assert re.search(r"rank \d, which (is lost|has shut down)", report["collective"]), report
         said = (tmp_path / f"said.{rank}").read_text()
         assert f"rank {victim} on" in said and f"Rank {rank} continues without it" in said

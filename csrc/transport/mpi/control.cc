@@ -63,7 +63,7 @@ void Control::lose(int peer) {
   if (lost_.insert(peer).second) heard_.push_back({peer, "MPI can no longer reach it", false});
 }
 
-// Delivers the next message of `from`, which may be MPI_ANY_SOURCE, to the sink. Returns false if there is none.
+// Delivers the next message of `from`, which may be MPI_ANY_SOURCE, to the sink. Returns false if no message has come.
 bool Control::take(int from, const Sink& sink) {
   int waiting = 0;
   MPI_Status status;

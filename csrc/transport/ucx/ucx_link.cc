@@ -277,7 +277,7 @@ void UcxLink::finish_sending() {
   });
 }
 
-// Begins to receive the next control message. Returns false if there is none.
+// Begins to receive the next control message. Returns false if no message has come.
 bool UcxLink::take() {
   ucp_tag_recv_info_t info{};
   const ucp_tag_message_h message =
