@@ -82,13 +82,13 @@ class Averaging(World):
             yield WAIT
             self.record.waited(worker, begin, self.now)
 
-    def heard(self, sender: int, to: int, message: Message) -> None:
-        self._do(to, self._workers[to].pairing.heard(self.now, sender, message))
+    def on_message(self, sender: int, to: int, message: Message) -> None:
+        self._do(to, self._workers[to].pairing.on_message(self.now, sender, message))
 
-    def woken(self, worker: int) -> None:
+    def on_alarm(self, worker: int) -> None:
         self._do(worker, self._workers[worker].pairing.alarm(self.now))
 
-    def noticed(self, worker: int, dead: int) -> None:
+    def on_death(self, worker: int, dead: int) -> None:
         mine = self._workers[worker]
         self._do(worker, mine.pairing.lost(self.now, dead))
         if mine.engaged is not None and mine.engaged.average.peer == dead:

@@ -83,15 +83,15 @@ class World(ABC):
         """
 
     @abstractmethod
-    def heard(self, sender: int, to: int, message: Message) -> None:
+    def on_message(self, sender: int, to: int, message: Message) -> None:
         """Handle a message to a living worker."""
 
     @abstractmethod
-    def woken(self, worker: int) -> None:
+    def on_alarm(self, worker: int) -> None:
         """Handle the alarm set by `wake`. The worker is alive."""
 
     @abstractmethod
-    def noticed(self, worker: int, dead: int) -> None:
+    def on_death(self, worker: int, dead: int) -> None:
         """Tell a living worker that another worker has died."""
 
     # ---- called by algorithms ----------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class World(ABC):
     def _wakes_up(self, worker: int) -> None:
         self._wakes[worker] = None
         if self._alive[worker]:
-            self.woken(worker)
+            self.on_alarm(worker)
 
     def _divides(self) -> None:
         """Compute the rates again, after the calls that are already scheduled for this time."""
@@ -201,7 +201,7 @@ class World(ABC):
 
     def _arrives(self, sender: int, to: int, message: Message) -> None:
         if self._alive[to]:
-            self.heard(sender, to, message)
+            self.on_message(sender, to, message)
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class World(ABC):
     def _is_noticed(self, dead: int) -> None:
         for worker in range(self.job.workers):
             if self._alive[worker]:
-                self.noticed(worker, dead)
+                self.on_death(worker, dead)
 
     def _evaluate(self) -> Generator[Event, None, None]:
         for point in itertools.count(1):

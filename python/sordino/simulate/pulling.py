@@ -72,17 +72,17 @@ class Pulling(World):
                 self.record.used(worker, self.now - mine.copied)
             end = self.now + self._algorithm.interval * self.mean(worker)
 
-    def heard(self, sender: int, to: int, message: Message) -> None:
+    def on_message(self, sender: int, to: int, message: Message) -> None:
         if self._manager is not None and to == self._algorithm.manager and message[0] in _FOR_MANAGER:
-            self._do(to, self._manager.heard(self.now, sender, message))
+            self._do(to, self._manager.on_message(self.now, sender, message))
         else:
-            self._do(to, self._workers[to].schedule.heard(self.now, sender, message))
+            self._do(to, self._workers[to].schedule.on_message(self.now, sender, message))
 
-    def woken(self, worker: int) -> None:
+    def on_alarm(self, worker: int) -> None:
         mine = self._workers[worker]
         self._do(worker, mine.schedule.alarm(self.now, mine.end))
 
-    def noticed(self, worker: int, dead: int) -> None:
+    def on_death(self, worker: int, dead: int) -> None:
         mine = self._workers[worker]
         if self._manager is not None and worker == self._algorithm.manager:
             self._do(worker, self._manager.lost(self.now, dead))

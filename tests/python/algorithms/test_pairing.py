@@ -58,7 +58,7 @@ class Network:
 
     def arrive(self, way: tuple[int, int]) -> None:
         sender, to = way
-        self.does(to, self.workers[to].heard(self.now, sender, self.posted[way].popleft()))
+        self.does(to, self.workers[to].on_message(self.now, sender, self.posted[way].popleft()))
 
     def pairs(self) -> list[tuple[int, int]]:
         """Return the pairs in which both workers take part in the same averaging."""
@@ -131,11 +131,11 @@ def test_two_that_ask_each_other_average_once() -> None:
 
 def test_one_that_is_asked_in_an_averaging_declines() -> None:
     worker = Pairing(0, 3, 0, PATIENCE)
-    assert worker.heard(0.0, 1, ("average", 7, 5)) == [Tell(1, ("yes", 7)), Average(1, 7)]
-    assert worker.heard(0.0, 2, ("average", 9, 5)) == [Tell(2, ("no", 9))]
+    assert worker.on_message(0.0, 1, ("average", 7, 5)) == [Tell(1, ("yes", 7)), Average(1, 7)]
+    assert worker.on_message(0.0, 2, ("average", 9, 5)) == [Tell(2, ("no", 9))]
     assert not worker.under_way  # an averaging of another worker is not its own
     assert worker.exchanged(1.0) == []
-    assert worker.heard(1.0, 2, ("average", 10, 5))[0] == Tell(2, ("yes", 10))
+    assert worker.on_message(1.0, 2, ("average", 10, 5))[0] == Tell(2, ("yes", 10))
 
 
 def test_declines_count_for_one_averaging() -> None:
@@ -149,19 +149,19 @@ def test_declines_count_for_one_averaging() -> None:
     for _ in range(3):
         peer, number = asked(worker.begin(0.0))
         for _ in range(7):  # one less than the limit for giving up
-            peer, number = asked(worker.heard(0.0, peer, ("no", number)))
-        assert worker.heard(0.0, peer, ("yes", number)) == [Average(peer, number)]
+            peer, number = asked(worker.on_message(0.0, peer, ("no", number)))
+        assert worker.on_message(0.0, peer, ("yes", number)) == [Average(peer, number)]
         assert worker.exchanged(0.0) == []
     peer, number = asked(worker.begin(0.0))
     for _ in range(7):
-        peer, number = asked(worker.heard(0.0, peer, ("no", number)))
-    assert worker.heard(0.0, peer, ("no", number)) == [Skip()]
+        peer, number = asked(worker.on_message(0.0, peer, ("no", number)))
+    assert worker.on_message(0.0, peer, ("no", number)) == [Skip()]
     assert not worker.under_way
 
 
 def test_what_is_begun_in_anothers_averaging_follows_it() -> None:
     worker = Pairing(0, 3, 0, PATIENCE)
-    worker.heard(0.0, 1, ("average", 7, 5))
+    worker.on_message(0.0, 1, ("average", 7, 5))
     assert worker.begin(0.5) == []
     asks(worker.exchanged(1.0))
     assert worker.under_way
@@ -178,9 +178,9 @@ def test_who_is_declined_asks_another_and_gives_up_after_some() -> None:
     steps = worker.begin(0.0)
     for _ in range(7):
         peer, number = asks(steps)
-        steps = worker.heard(0.0, peer, ("no", number))
+        steps = worker.on_message(0.0, peer, ("no", number))
     peer, number = asks(steps)
-    assert worker.heard(0.0, peer, ("no", number)) == [Skip()]
+    assert worker.on_message(0.0, peer, ("no", number)) == [Skip()]
     assert not worker.under_way
 
 
@@ -191,14 +191,14 @@ def test_who_says_nothing_is_left_out_until_it_is_heard_of_and_its_late_yes_is_c
     other, again = asks(worker.alarm(1.0))
     assert {silent, other} == {1, 2}
     for _ in range(5):
-        peer, again = asks(worker.heard(1.0, other, ("no", again)))
+        peer, again = asks(worker.on_message(1.0, other, ("no", again)))
         assert peer == other
-    assert worker.heard(2.0, silent, ("yes", number)) == [Tell(silent, ("cancel", number))]
+    assert worker.on_message(2.0, silent, ("yes", number)) == [Tell(silent, ("cancel", number))]
     peers = set()
     for _ in range(40):
-        peer, again = asks(worker.heard(2.0, peer, ("no", again)) if worker.under_way else worker.begin(2.0))
+        peer, again = asks(worker.on_message(2.0, peer, ("no", again)) if worker.under_way else worker.begin(2.0))
         peers.add(peer)
-        worker.heard(2.0, peer, ("yes", again))
+        worker.on_message(2.0, peer, ("yes", again))
         worker.exchanged(2.0)
     assert peers == {1, 2}
 
@@ -208,7 +208,7 @@ def test_losses() -> None:
     asked, _ = asks(worker.begin(0.0))
     other, number = asks(worker.lost(0.5, asked))
     assert other == 3 - asked
-    assert worker.heard(0.6, other, ("yes", number)) == [Average(other, int(number))]
+    assert worker.on_message(0.6, other, ("yes", number)) == [Average(other, int(number))]
     assert worker.lost(0.7, other) == []  # the averaging fails by itself
     assert worker.failed(0.7, other) == [Skip()]
     assert not worker.under_way
@@ -239,9 +239,12 @@ def test_a_higher_question_takes_back_ones_own() -> None:
     assert isinstance(asked, Tell)
     _, number, priority = asked.message
     other = next(rank for rank in range(1, 9) if rank != asked.to)
-    assert worker.heard(0.1, other, ("average", 77, priority - 1)) == [Tell(other, ("no", 77))]
-    assert worker.heard(0.2, other, ("average", 86, priority + 1)) == [Tell(other, ("yes", 86)), Average(other, 86)]
-    assert worker.heard(0.3, asked.to, ("yes", number)) == [Tell(asked.to, ("cancel", number))]
+    assert worker.on_message(0.1, other, ("average", 77, priority - 1)) == [Tell(other, ("no", 77))]
+    assert worker.on_message(0.2, other, ("average", 86, priority + 1)) == [
+        Tell(other, ("yes", 86)),
+        Average(other, 86),
+    ]
+    assert worker.on_message(0.3, asked.to, ("yes", number)) == [Tell(asked.to, ("cancel", number))]
     assert worker.under_way
     again = worker.exchanged(0.4)[0]
     assert isinstance(again, Tell) and again.message[0] == "average"
@@ -255,7 +258,7 @@ def test_of_many_that_ask_at_once_most_find_somebody() -> None:
         sent, messages = messages, []
         for sender, step in sent:
             if isinstance(step, Tell):
-                messages += [(step.to, more) for more in workers[step.to].heard(0.0, sender, step.message)]
+                messages += [(step.to, more) for more in workers[step.to].on_message(0.0, sender, step.message)]
     assert sum(worker._engaged for worker in workers) > size / 3
 
 
@@ -267,7 +270,7 @@ def test_no_two_averagings_have_one_number() -> None:
             (question, _) = worker.begin(turn)
             assert isinstance(question, Tell)
             numbers.append(question.message[1])
-            assert worker.heard(turn, question.to, ("yes", numbers[-1])) == [Average(question.to, numbers[-1])]
+            assert worker.on_message(turn, question.to, ("yes", numbers[-1])) == [Average(question.to, numbers[-1])]
             worker.exchanged(turn)
     assert len(set(numbers)) == len(numbers) == 20
 
@@ -275,6 +278,6 @@ def test_no_two_averagings_have_one_number() -> None:
 def test_a_worker_that_declines_takes_part_again_when_it_may() -> None:
     worker = Pairing(0, 2, 0, PATIENCE)
     worker.declining = True
-    assert worker.heard(0.0, 1, ("average", 1, 5)) == [Tell(1, ("no", 1))]
+    assert worker.on_message(0.0, 1, ("average", 1, 5)) == [Tell(1, ("no", 1))]
     worker.declining = False
-    assert worker.heard(0.0, 1, ("average", 3, 5)) == [Tell(1, ("yes", 3)), Average(1, 3)]
+    assert worker.on_message(0.0, 1, ("average", 3, 5)) == [Tell(1, ("yes", 3)), Average(1, 3)]

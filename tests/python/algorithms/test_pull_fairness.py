@@ -49,13 +49,13 @@ def test_all_ask_before_anyone_is_done(size: int, kind: str) -> None:
         for begin in range(0, size, together):
             peers: dict[int, int] = {}
             for worker in order[begin : begin + together]:
-                (grant,) = manager.heard(0.0, worker, ("ask", 1, 9.0))
+                (grant,) = manager.on_message(0.0, worker, ("ask", 1, 9.0))
                 assert isinstance(grant, Tell) and grant.message[0] == "grant"
                 peers[worker] = int(grant.message[2])
             assert len(set(peers.values())) == len(peers)
             for worker, peer in peers.items():
                 counts[worker, peer] += 1
-                assert manager.heard(0.0, worker, ("done", peer, 1.0)) == []
+                assert manager.on_message(0.0, worker, ("done", peer, 1.0)) == []
     assert unfairness(counts) < BOUND
 
 

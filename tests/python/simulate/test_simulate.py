@@ -259,7 +259,7 @@ def test_who_was_pulled_from_by_the_dead_is_free_again(seed: int) -> None:
 
 def test_of_the_times_to_wake_at_only_the_last_counts(counting: None, monkeypatch: pytest.MonkeyPatch) -> None:
     woken: list[tuple[int, float]] = []
-    monkeypatch.setattr(pulling.Pulling, "woken", lambda self, worker: woken.append((worker, self.now)))
+    monkeypatch.setattr(pulling.Pulling, "on_alarm", lambda self, worker: woken.append((worker, self.now)))
     run = world(ScheduledPull(overlap="none"), [0.1, 0.1], Links([1.0, 1.0], 0.0), seconds=2.0)
     for worker, time in ((0, 0.25), (1, 0.25), (0, 1.0), (0, 0.5)):
         run.wake(worker, time)

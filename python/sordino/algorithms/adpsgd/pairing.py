@@ -109,7 +109,7 @@ class Pairing:
         self._others.discard(rank)
         return self._next(now) if rank == self._peer and not self._engaged else []
 
-    def heard(self, now: float, sender: int, message: Message) -> list[Step]:
+    def on_message(self, now: float, sender: int, message: Message) -> list[Step]:
         """Handle a message. It also shows that its sender is alive."""
         self._others.add(sender)
         word, number = message[0], int(message[1])

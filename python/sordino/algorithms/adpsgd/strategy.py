@@ -122,7 +122,7 @@ class Averager(Agent):
             self.statistics.skipped += 1
 
     def _heard(self, now: float, sender: int, message: Message) -> Iterable[Any]:
-        return self._pairing.heard(now, sender, message)
+        return self._pairing.on_message(now, sender, message)
 
     def _lost(self, now: float, place: int) -> Iterable[Any]:
         return self._pairing.lost(now, place)

@@ -158,7 +158,7 @@ class Manager:
         if j not in self._gone:
             (self._content if j in self._pulls else self._wanting).add(j)
 
-    def heard(self, now: float, sender: int, message: Message) -> list[Action]:
+    def on_message(self, now: float, sender: int, message: Message) -> list[Action]:
         """Handle a message of a worker."""
         self._gone.discard(sender)
         if sender not in self._pullers and sender not in self._content:

@@ -176,8 +176,8 @@ class Autonomous(LateStart):
 
     # ---- what happens ------------------------------------------------------------------------------------------
 
-    def heard(self, now: float, sender: int, message: Message) -> list[Action]:
-        super().heard(now, sender, message)
+    def on_message(self, now: float, sender: int, message: Message) -> list[Action]:
+        super().on_message(now, sender, message)
         self._silent.discard(sender)
         word = message[0]
         if word in ("may", "trade"):
@@ -278,7 +278,7 @@ class Managed(Autonomous):
         self._granted = None
         return actions
 
-    def heard(self, now: float, sender: int, message: Message) -> list[Action]:
+    def on_message(self, now: float, sender: int, message: Message) -> list[Action]:
         word = message[0]
         if sender == self._silent_manager:
             self._manager, self._silent_manager, self._farewell = sender, None, None
@@ -286,7 +286,7 @@ class Managed(Autonomous):
             self._in_line = True
             return []
         if word != "grant":
-            return super().heard(now, sender, message)
+            return super().on_message(now, sender, message)
         peer, start = int(message[2]), float(message[3])
         if message[1] != self._number or self._asked is None or self._manager is None:
             return [Tell(sender, ("done", peer, -1.0))]

@@ -102,7 +102,7 @@ class Schedule:
         self._others.discard(rank)
         return []
 
-    def heard(self, now: float, sender: int, message: Message) -> list[Action]:
+    def on_message(self, now: float, sender: int, message: Message) -> list[Action]:
         """Handle a message. It also shows that its sender is alive."""
         self._others.add(sender)
         return [Tell(sender, ("here",))] if message[0] == "there?" else []

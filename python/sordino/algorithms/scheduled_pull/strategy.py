@@ -135,9 +135,9 @@ class Puller(Agent):
 
     def _heard(self, now: float, sender: int, message: Message) -> Iterable[Any]:
         if self._manager is not None and message[0] in _TO_MANAGER:
-            return self._manager.heard(now, sender, message)
+            return self._manager.on_message(now, sender, message)
         self._note_beginning(now)
-        return self._schedule.heard(now, sender, message)
+        return self._schedule.on_message(now, sender, message)
 
     def _note_beginning(self, now: float) -> None:
         """Tell the schedule that the pull has begun, if it has, because it cannot be moved any more."""
