@@ -20,7 +20,9 @@ def numbered_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return groups
 
 
-def _numbered(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> list[tuple[torch.Tensor, Slice | None]]:
+def _parameters_with_slices(
+    optimizer: torch.optim.Optimizer, reducer: ShardedReducer
+) -> list[tuple[torch.Tensor, Slice | None]]:
     """Return the optimizer's parameters in the order of its state dict, each with the slice that this rank owns."""
     numbers = {id(parameter): i for i, parameter in enumerate(reducer.parameters)}
     owned = reducer.slices()
@@ -38,7 +40,7 @@ def gather_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> d
     with reducer.on_slices(optimizer):
         kept = optimizer.state_dict()
     whole: dict[Any, Any] = {key: value for key, value in kept["state"].items() if not isinstance(key, int)}
-    parameters = _numbered(optimizer, reducer)
+    parameters = _parameters_with_slices(optimizer, reducer)
     mine = [
         (index, piece.begin, piece.end, optimizer.state[piece.values])
         for index, (_, piece) in enumerate(parameters)
@@ -75,7 +77,7 @@ def _joined(whole: Any, value: Any, parameter: torch.Tensor, place: slice) -> An
 
 def scatter_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer, full: dict[str, Any]) -> None:
     """Load a state dict for whole parameters. This rank keeps the part that belongs to its slices."""
-    parameters = _numbered(optimizer, reducer)
+    parameters = _parameters_with_slices(optimizer, reducer)
     keys = {key for group in full["param_groups"] for key in group["params"]}
     states = {key: value for key, value in full["state"].items() if key not in keys}  # entries of no parameter
     groups, index, number = [], 0, 0

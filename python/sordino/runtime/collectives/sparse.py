@@ -55,9 +55,9 @@ def sparse_allreduce_async(
     values = allgather_async(coalesced.values(), name=f"{name}.values", process_set=process_set)
 
     def finish() -> torch.Tensor:
-        all_values, places = synchronize_all([values, indices])
+        all_values, all_indices = synchronize_all([values, indices])
         result = torch.sparse_coo_tensor(
-            places.t(), all_values, tensor.shape, dtype=tensor.dtype, check_invariants=False
+            all_indices.t(), all_values, tensor.shape, dtype=tensor.dtype, check_invariants=False
         )
         if op != Average:
             return result
