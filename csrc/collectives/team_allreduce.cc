@@ -7,12 +7,13 @@
 namespace sordino {
 namespace {
 
-// Approximate bytes of a message: enough to keep a link busy, but so few that it is folded while it is still in cache,
-// and its memory is soon reused. It is shorter if there would be too few messages, or too long parts.
+// Approximate bytes of a message: enough to keep a link busy, and few enough to be folded in cache. Messages are
+// shorter than kMostOfMessage if there would be fewer than kMessages parts, and shorter than kLeastOfMessage (at least
+// kLeastOfAny) if parts would exceed kMostOfPart.
 constexpr std::size_t kLeastOfMessage = 256 * 1024, kMostOfMessage = 1024 * 1024, kMessages = 8;
 constexpr std::size_t kMostOfPart = std::size_t{4} << 20, kLeastOfAny = 64 * 1024;
 
-// Number of messages that a member's share of the vector is cut into.
+// Number of messages that a team of `size` members cuts its share of a part into.
 std::size_t messages_of(int size) { return size == 2 ? 1 : static_cast<std::size_t>(size); }
 
 }  // namespace

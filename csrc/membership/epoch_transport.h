@@ -1,5 +1,5 @@
-// Transport between the members of one epoch, with ranks from 0 on. When the epoch is over, poll() throws the reason
-// once. After that it delivers nothing, but still polls the membership.
+// Transport between the members of one epoch. A rank is a position in view.members. When the epoch is over, poll()
+// throws the reason once. Later calls deliver nothing, but still poll the membership.
 #pragma once
 
 #include <memory>

@@ -56,8 +56,8 @@ void PairAveraging::unlock() {
   if (refused_.exchange(false)) context_.wake();
 }
 
-// Returns the lock on the values, or no lock if a step holds it. The end of that step then wakes this thread. The
-// second try is for a step that ended before it could see refused_.
+// Returns the lock on the values, or no lock if a step holds it. The end of that step then wakes this thread, unless
+// it came before refused_ was set. The second try is for that case.
 std::unique_lock<std::mutex> PairAveraging::try_values() {
   std::unique_lock free(values_mutex_, std::try_to_lock);
   if (free) return free;
@@ -75,8 +75,8 @@ void PairAveraging::receive(int from, Reader& reader) {
   said.tag = tag;
 }
 
-// Does this side's part, as far as the peer is ready. Returns true once this side has begun to send: later messages of
-// the peer concern later averagings.
+// Copies and sends the values, as soon as the peer is ready for each. Returns true once this side has begun to send.
+// Messages that the peer sends after that concern later averagings.
 bool PairAveraging::join(Averaging& averaging, Time now) {
   const auto said = invitations_.find(averaging.peer);
   if (said == invitations_.end() || said->second.number != averaging.number) return false;
@@ -100,7 +100,7 @@ bool PairAveraging::start(Averaging& averaging, Time now) {
   averaging.changes = changes_;
   averaging.copied = true;
   averaging.since = now;
-  // Tags repeat, and the transport gives the data of a tag to its oldest receive, which may be an abandoned one.
+  // Tags repeat, and the transport gives data to the oldest receive with their tag. So skip tags of abandoned receives.
   const auto taken = [this](Tag tag) {
     return std::ranges::any_of(abandoned_, [tag](const Averaging& old) { return old.tag == tag; });
   };
@@ -118,14 +118,14 @@ void PairAveraging::send(Averaging& averaging, Tag tag) {
   averaging.sending = context_.transport().send(averaging.peer, tag, out);
 }
 
-// Returns whether all data are sent and received. Then neither side waits for the other.
+// Returns whether all data are sent and received. From then on neither side needs the other.
 bool PairAveraging::exchanged(Averaging& averaging) {
   if (!averaging.sending) return false;
   const bool sent = averaging.sending->test(), received = averaging.receiving->test();
   return sent && received;
 }
 
-// Adds half the difference. Returns false if a step holds the lock on the values.
+// Adds half the difference of the two copies to the values. Returns false if a step holds the lock on the values.
 bool PairAveraging::apply(Averaging& averaging) {
   const auto free = try_values();
   if (!free) return false;
@@ -136,7 +136,7 @@ bool PairAveraging::apply(Averaging& averaging) {
     const std::byte* out = averaging.memory.out.get() + run.offset;
     const std::byte* in = averaging.memory.in.get() + run.offset;
     const std::size_t count = run.bytes / size_of(run.dtype);
-    if (untouched) {  // the exact mean, as on the other side
+    if (untouched) {  // the values still equal `out`, so they become the mean
       const std::byte* sources[] = {out, in};
       std::byte* destinations[] = {mine};
       kernels::reduce(ReduceOp::kSum, run.dtype, sources, destinations, count, 1, 0.5);
@@ -171,7 +171,7 @@ bool PairAveraging::advance(Time now) {
   if (!current_) return cancelled;
   Averaging& averaging = *current_;
   try {
-    // A peer that left after the exchange has averaged. Then this side must average, too, once no step holds the lock.
+    // If the exchange is complete, the peer may have averaged before it left. So this side must average, too.
     if (averaging.deserted && !exchanged(averaging)) {
       leave("rank " + std::to_string(averaging.peer) + " is gone");
       return true;
@@ -201,7 +201,7 @@ void PairAveraging::push_done(const Averaging& averaging, const std::string& why
   mailbox_->push({Mailbox::Event::Kind::kDone, averaging.peer, why, averaging.number});
 }
 
-// `why`: the reason; empty if the caller has cancelled the averaging, which is not reported.
+// Gives up the current averaging, and reports the reason `why`. Reports nothing if `why` is empty (cancelled).
 void PairAveraging::leave(const std::string& why) {
   const std::unique_ptr<Averaging> left = std::move(current_);
   if (left->copied) abandoned_.push_back(std::move(*left));

@@ -1,5 +1,5 @@
-// Memory that the ranks of one node share: host memory (shared in each transport's own way) and device memory (shared
-// in one way). The allocation functions and locate() may be called from any thread.
+// Memory that the ranks of one node share. Host memory is shared in each transport's own way, and device memory in the
+// same way with all transports. The allocation functions and locate() may be called from any thread.
 #pragma once
 
 #include <map>
@@ -14,18 +14,18 @@
 
 namespace sordino {
 
-// Memory that this rank owns and that its node peers may map. Freed with the last reference.
+// Memory of this rank that its node peers may map. Released with the last reference.
 class Segment {
  public:
   virtual ~Segment() = default;
-  // Gives memory to the first `end` bytes of a segment of allocate_sparse(). Must run before a rank touches them.
+  // Provides memory for the first `end` bytes of a segment of allocate_sparse(). Call it before a rank uses them.
   // Throws TransportError if the machine has too little memory. Called by one thread at a time.
   virtual void reserve(std::size_t end) { static_cast<void>(end); }
   std::byte* data = nullptr;
   std::size_t bytes = 0;
 };
 
-// Work that may still use device memory when its segment is released: the caller's, on unknown streams, or none.
+// Work that may still use a segment of device memory when it is released: the caller's, on any stream, or none.
 enum class Use { kCaller, kNobody };
 
 class NodeMemory {
@@ -34,22 +34,22 @@ class NodeMemory {
   virtual ~NodeMemory();
   NodeMemory& operator=(const NodeMemory&) = delete;
 
-  // Zeroed and page aligned. Throws TransportError if the machine has too little memory.
+  // Returns zeroed, page-aligned memory. Throws TransportError if the machine has too little memory.
   virtual std::shared_ptr<Segment> allocate(std::size_t bytes) = 0;
-  // The same, but only the first `reserved` bytes have memory. Segment::reserve() gives memory to more bytes.
+  // The same, but only the first `reserved` bytes have memory. Segment::reserve() provides memory for more bytes.
   virtual std::shared_ptr<Segment> allocate_sparse(std::size_t bytes, std::size_t reserved) = 0;
-  // Offers memory of another owner to the peers: `data` maps the first `bytes` bytes of the file `fd`, shared.
-  // The owner keeps both until the segment is released. Throws TransportError if peers cannot map other owners' memory.
+  // Offers memory of another library to the peers. `data` is a shared mapping of the first `bytes` bytes of the file
+  // `fd`. The library keeps both until the segment is released. Throws TransportError if peers cannot map such memory.
   virtual std::shared_ptr<Segment> adopt(std::byte* data, std::size_t bytes, int fd);
-  // Allocates on a device, as allocate() does on the host. Released memory is kept for the next segment of the same
-  // use, until this object and all its segments are gone. Then it is freed as soon as no peer has it mapped.
+  // Allocates on a device, as allocate() does on the host. Released memory is kept for later segments of the same
+  // device and use, until this object and all its segments are gone. It is then freed once no peer has it mapped.
   std::shared_ptr<Segment> allocate_on(const std::shared_ptr<Device>& device, std::size_t bytes,
                                        Use use = Use::kCaller);
 
   // Location of [data, data + bytes), if it lies within one live segment of this rank; else {}.
   Location locate(const void* data, std::size_t bytes) { return table_->locate(data, bytes); }
   // Address, in this process, of `location` in the memory of `rank`, a rank of this node. Maps the memory on first use.
-  // Device memory needs the device that will access it. Throws TransportError if it cannot be mapped.
+  // `device` accesses the memory; null for host memory. Throws TransportError if the memory cannot be mapped.
   std::byte* map(int rank, const Location& location, const std::shared_ptr<Device>& device = nullptr);
 
   // Ids of the segments freed since the last call. Send them to the node peers, which then call unmap().
@@ -62,7 +62,7 @@ class NodeMemory {
 
   virtual std::byte* map_host(int rank, const Location& location) = 0;
   virtual void unmap_host(int rank, std::uint64_t segment) = 0;
-  // Call this before the host memory of peers is unmapped for good, because that memory has the lists of openers.
+  // Closes mapped device memory. Call it before peers' host memory is unmapped, because the lists of openers are there.
   void close_devices() noexcept;
 
   std::shared_ptr<SegmentTable> table_ = std::make_shared<SegmentTable>();

@@ -1,5 +1,5 @@
-// Several averages of the same vectors at once. A tile of every input is read into the first-level cache before any
-// output is written. So there is one pass over memory, whichever inputs the averages read. Included by impl.h only.
+// Several averages of the same inputs, in one pass over memory. A tile of every input is read into the first-level
+// cache before any output of the tile is written. Included by impl.h only.
 #pragma once
 
 #include "kernels/cpu/lanes.h"
@@ -8,7 +8,7 @@
 namespace sordino::kernels::SORDINO_LEVEL {
 namespace {
 
-// Computes one average of a tile.
+// Computes one average of a tile. `rows`: a row of kMixTile elements for each input, and one for partial sums.
 template <class T>
 void average(const Mixture& m, const Share& share, Loose<Stage<T>>* rows, std::size_t begin, std::size_t count) {
   const std::size_t offset = begin * sizeof(T);

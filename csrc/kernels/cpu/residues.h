@@ -1,4 +1,4 @@
-// Modulo codes of one block (modulo.h). Included by impl.h only. Codes are packed in planes, as in coding.h.
+// Modulo codes of one block (modulo.h). Included by impl.h only. Codes are packed in planes, as in codes.h.
 #pragma once
 
 #include "kernels/cpu/coding.h"
@@ -9,18 +9,18 @@ namespace {
 
 constexpr std::uint32_t kMostNumber = 0x4a800000;  // 2^22: nearest() is exact up to this magnitude
 constexpr std::uint32_t kTooLarge = 0x7e800000;    // 2^126: differences of smaller values are finite
-constexpr int kFinestBits = 20;                    // a step is at least 2^-20 times the largest value's power of two
+constexpr int kFinestBits = 20;                    // a step is at least 2^-20 * 2^floor(log2(largest value))
 
 // Returns the nearest integer, limited to [-2^22, 2^22].
 inline std::int32_t nearest(float value) {
   const std::uint32_t bits = bits_of(value), magnitude = bits & kMagnitude;
-  const std::uint32_t within = magnitude < kMostNumber ? magnitude : kMostNumber;  // in integers, to be vectorized
+  const std::uint32_t within = magnitude < kMostNumber ? magnitude : kMostNumber;  // as integers, for vectorization
   const float limited = float_of(within | (bits & ~kMagnitude));
   return static_cast<std::int32_t>(bits_of(limited + 12582912.0F) - bits_of(12582912.0F));  // 1.5 * 2^23
 }
 
-// One term of the checksum, which is a sum over a block. The terms of numbers that differ by a multiple of 2^bits look
-// random, so errors do not cancel each other.
+// Returns the term of one number in the checksum, which is the sum of the terms of a block. A wrongly decoded number
+// differs by a multiple of 2^bits, and its term looks unrelated. So errors do not cancel each other.
 inline std::uint32_t scattered(std::int32_t number, std::uint32_t place) {
   std::uint32_t x = static_cast<std::uint32_t>(number) + place * 0x9e3779b1U;
   x *= 0x85ebca77U;
@@ -29,7 +29,7 @@ inline std::uint32_t scattered(std::int32_t number, std::uint32_t place) {
   return x;
 }
 
-// Returns the step, as the bits of a float, rounded up to 2 bits of mantissa.
+// Returns the bits of the step, rounded up to 2 bits of mantissa. `largest`: bits of the block's largest magnitude.
 template <int kBits>
 std::uint32_t step_for(float distance, std::uint32_t largest) {
   constexpr std::uint32_t kRest = (1U << kStepShift) - 1, kExponent = 0x7f800000, kFinest = kFinestBits << 23;
@@ -39,7 +39,7 @@ std::uint32_t step_for(float distance, std::uint32_t largest) {
   return step < kLeastStep ? kLeastStep : step > kMostStep ? kMostStep : step;
 }
 
-// Returns `block` values: those of a block, and zeros if it has fewer.
+// Returns `values` if there are `block` of them. Else fills `padded` with them and zeros, and returns it.
 inline const float* whole_block(const float* values, std::size_t count, std::size_t block, float* padded) {
   if (count == block) return values;
   __builtin_memcpy(padded, values, count * sizeof(float));
@@ -100,7 +100,7 @@ bool add_residues(const ResidueDecoding& d) {
       const std::int32_t here = nearest(values[first + j] * factor);
       const std::uint32_t code = static_cast<std::uint32_t>(in[j]) >> (k * kBits) & kMask;
       const std::uint32_t ahead = (code - static_cast<std::uint32_t>(here)) << (32 - kBits);
-      numbers[first + j] = here + (static_cast<std::int32_t>(ahead) >> (32 - kBits));  // adds -2^(bits - 1) or more
+      numbers[first + j] = here + (static_cast<std::int32_t>(ahead) >> (32 - kBits));  // nearest to here with this code
       sum += scattered(numbers[first + j], static_cast<std::uint32_t>(first + j));
     }
   }

@@ -1,7 +1,7 @@
-"""Steps called by `torch.amp.GradScaler`.
+"""Steps that `torch.amp.GradScaler` requests.
 
-Gradients are unscaled here. If they are infinite, all ranks that use the same gradients skip the step, while the
-exchange with other ranks takes place.
+Gradients are unscaled here. If they are infinite, all ranks that share them skip the step. Algorithms that exchange
+parameters still do their exchange.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ _SHARDED = (
 
 
 def unscales() -> bool:
-    """Return whether a GradScaler reads the property that calls this function, to unscale gradients.
+    """Return whether the property that calls this function is being read by a GradScaler that unscales gradients.
 
-    Unlike other readers, it unscales in the same step on all ranks, so gradients can be reduced for it.
+    Other code may read it on one rank only. A GradScaler reads it in the same step on all ranks, so the gradients can
+    be reduced first.
     """
     return sys._getframe(2).f_code.co_name == "_unscale_grads_"
 
 
 @contextmanager
 def _leaving_nothing(asked: Any) -> Iterator[None]:
-    """Remove from an optimizer what a scaler has set, if the block raises. The scaler does so after a success only."""
+    """If the block raises, remove the attributes that a scaler has set. It removes them itself after a success only."""
     try:
         yield
     except BaseException:
@@ -57,15 +58,15 @@ def step_scaled(
     synchronize: bool,
     check_finite: bool,
 ) -> Any:
-    """Take a step called by a GradScaler, or skip it.
+    """Take the step that a GradScaler requests, or skip it if gradients are infinite.
 
     Args:
         asked: the optimizer that the scaler knows. The scaler has set its `found_inf` and `grad_scale`.
         strategy: strategy of the steps.
-        optimizer: the optimizer that takes them.
+        optimizer: the wrapped optimizer, which takes the steps.
         closure: as in `step()`.
-        synchronize: whether to reduce first the gradients that are not reduced yet.
-        check_finite: whether gradients with NaN or Inf are refused, which excludes a scaler.
+        synchronize: whether gradients that are not reduced yet are reduced first.
+        check_finite: whether `step()` refuses gradients with NaN or Inf; a scaler cannot be used then.
 
     Raises:
         UsageError: the scaler cannot be used.
@@ -83,7 +84,7 @@ def step_scaled(
         gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
         infinite = float(found) > 0  # torch gives the number 0 if no parameter has a gradient
         if strategy.reducer is not None and strategy.reducer.active:
-            # Members of a group must make the same decision, so it depends on the reduced gradients, which all have.
+            # Members of a group must decide alike, so they decide by the reduced gradients, which all have.
             strategy.synchronize()
             gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
             infinite = not all(bool(stored_values(gradient).isfinite().all()) for gradient in gradients)

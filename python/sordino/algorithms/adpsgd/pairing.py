@@ -1,19 +1,20 @@
-"""State machine of one worker in AD-PSGD, which decides with which peer it averages.
+"""State machine that decides with which peer a worker of AD-PSGD averages.
 
-It is driven like the state machines of `sordino.algorithms.scheduled_pull.schedule`.
+Its driver calls a method for each event, with the time, and carries out the steps that the method returns.
 
     state      event -> next state
     free       `begin`: ask a random peer -> asking; skip if there is none
                asked: answer "yes" -> averaging; if `declining`, "no"
-    asking     "yes" -> averaging;  "no", no answer in time, or peer lost: ask another peer;  after 8 declines -> free
-               asked with higher priority: answer "yes" -> averaging;  with lower: answer "no", except to its own peer
+    asking     "yes" -> averaging;  "no", no answer in time, or peer lost: ask a random peer;  after 8 declines -> free
+               asked with higher priority: answer "yes" -> averaging;  with lower: "no", but nothing to its peer
     averaging  done, failed or "cancel" -> free, or -> asking if an averaging of its own is pending
                asked: answer "no"
 
-A worker is in one averaging at a time, so both sides average the same two values. No worker waits while another one
-waits for it, so there is no deadlock for any choice of peers. If all workers asked at once, all would decline.
-Therefore questions have random priorities, and an asking worker withdraws its question for one of higher priority. So
-the question with the highest priority is always accepted. A "yes" to a withdrawn question is answered by "cancel".
+A worker is in one averaging at a time, so both sides average the same two values. A worker answers questions also
+while it waits for an answer, so no choice of peers leads to a deadlock. Without priorities, all would decline if all
+asked at once. So questions have random priorities: an asking worker that gets a question of higher priority withdraws
+its own and accepts. If all ask at once, the question of highest priority is always accepted. If a withdrawn question
+gets a "yes", the worker replies "cancel".
 Source: Lian et al. 2018, Algorithm 1, without its bipartite graph.
 """
 
@@ -59,9 +60,9 @@ class Pairing:
         self._number = rank  # number of its last question; grows by `size`, so no two workers use the same number
         self._peer: int | None = None  # the peer that this worker asks or averages with; None: it is free
         self._asked = 0.0  # time of the question
-        self._engaged = False  # with a peer: averaging if True, asking if False
+        self._engaged = False  # True: averages with the peer; False: asks it
         self._current = 0  # number of the current averaging
-        self._mine = False  # this worker started the question or averaging
+        self._mine = False  # whether this worker asked, and not the peer
         self._declines = 0
         self.declining = False
         """Whether this worker declines all questions. Its driver sets it, while the worker is free."""
@@ -105,7 +106,7 @@ class Pairing:
         return self.failed(now, self._peer)
 
     def lost(self, now: float, rank: int) -> list[Step]:
-        """Note that a rank has left or died. An averaging with it fails without this call."""
+        """Note that a rank has left or died. `failed` or `exchanged` still ends an averaging with it."""
         self._others.discard(rank)
         return self._next(now) if rank == self._peer and not self._engaged else []
 
@@ -134,7 +135,7 @@ class Pairing:
         if busy or self.declining:
             # If the two have asked each other, the peer has the lower priority, and accepts this worker's question.
             return [] if sender == self._peer and not self._engaged else [Tell(sender, ("no", number))]
-        # If this worker has asked the sender, the sender's question also answers its own.
+        # If this worker has asked the sender, the sender's question also answers this worker's question.
         self._mine = self._mine and sender == self._peer
         self._peer, self._engaged, self._current = sender, True, number
         return [Tell(sender, ("yes", number)), Average(sender, number)]
