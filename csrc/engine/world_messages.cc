@@ -48,7 +48,7 @@ std::shared_ptr<Handle> World::start_message(std::shared_ptr<Posting> call) {
   return handle;
 }
 
-// While the message is on its way, this thread reads the fast boxes itself, which takes less time than a poll.
+// Until the message is done, this thread reads the fast boxes (fast_box.h) itself, which takes less time than a poll.
 std::shared_ptr<Handle> World::run_message(std::shared_ptr<Posting> call) {
   check(*call);
   auto handle = messages_->submit(std::move(call));

@@ -1,4 +1,4 @@
-"""Atomic files: written under a temporary name in the same folder, then renamed, so a file is complete or absent."""
+"""Atomic files: written under a temporary name in the same folder, then renamed. So no reader sees a part of a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a binary file for writing. It becomes `path` when the block ends, and is removed if the block raises.
 
     Raises:
-        UsageError: another process is writing the same `path`, or no file can have that name.
+        UsageError: another process is writing the same `path`, or `path` is not valid (`checked_path`).
         OSError: as `open` and `write` do.
     """
     target = checked_path(path).resolve()  # a link to a checkpoint stays a link
@@ -33,7 +33,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-    # Without this a power cut may undo the rename, although the data is on the disk.
+    # Without an fsync of the folder, a power cut may undo the rename, although the data is on the disk.
     folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
@@ -42,7 +42,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _lock(path: Path) -> int:
-    """Return a locked descriptor of `path` for writing. The lock ends with the descriptor, or with the process."""
+    """Open `path` for writing, and lock it. The lock ends with the returned descriptor, or with the process."""
     while True:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
@@ -54,7 +54,7 @@ def _lock(path: Path) -> int:
             raise UsageError(f"{path}: another process is writing this file") from None
         except FileNotFoundError:
             pass
-        # Between open and lock another writer renamed this file to its target, so it must not be truncated.
+        # Between open and lock, another writer removed this file, or renamed it to its target: do not truncate it.
         os.close(descriptor)
 
 
@@ -69,7 +69,7 @@ def remove_leftover(temporary: Path) -> None:
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
-    """Return `path` as a Path. Raises UsageError if no file can have it."""
+    """Return `path` as a Path. Raises UsageError unless it is text without NUL characters."""
     if not isinstance(os.fspath(path) if isinstance(path, os.PathLike) else path, str):
         given = f"{type(path).__module__}.{type(path).__qualname__}"
         raise UsageError(f"the path of a checkpoint must be a str or a pathlib.Path, not a {given}")

@@ -1,4 +1,4 @@
-// The dot products of two vectors and their distance. Included by impl.h only.
+// Dot products and squared distance of two vectors. Included by impl.h only.
 #pragma once
 
 #include "kernels/cpu/lanes.h"
@@ -7,8 +7,8 @@
 namespace sordino::kernels::SORDINO_LEVEL {
 namespace {
 
-// Partial sums by index modulo 8, at every level: the order of additions is part of the result. A level uses as many
-// vectors as it needs, because GCC keeps a vector that is wider than the registers in memory.
+// Number of partial sums, the same at every level (table.h): the order of additions is part of the result. Element i is
+// added to sum i modulo 8. No vector is wider than the registers, because GCC would keep it in memory.
 constexpr std::size_t kLanes = 8;
 #if defined(__AVX2__)
 using Doubles = __m256d;
@@ -33,7 +33,7 @@ struct LaneDots {
   }
 };
 
-// Not computed from the dot products: for vectors close to each other, only rounding errors would be left.
+// Not computed as xx - 2 * xy + yy: for vectors close to each other, only rounding errors would remain.
 struct LaneSquares {
   Doubles differences[kVectors];
   void add(std::size_t v, Doubles x, Doubles y) { differences[v] += (x - y) * (x - y); }
@@ -52,7 +52,7 @@ void add_all(Sums& result, const Loose<T>* x, const Loose<T>* y, std::size_t cou
   std::size_t i = 0;
   for (; i + kLanes <= count; i += kLanes) add_lanes(sums, x + i, y + i);
   if (i < count) {
-    // Zeros change no lane: a sum that starts at +0 is never -0.
+    // Zeros change no sum: a sum that starts at +0 is never -0.
     Loose<T> tail_x[kLanes] = {}, tail_y[kLanes] = {};
     __builtin_memcpy(tail_x, x + i, (count - i) * sizeof(T));
     __builtin_memcpy(tail_y, y + i, (count - i) * sizeof(T));

@@ -50,7 +50,7 @@ void mix(DType type, std::span<const std::byte* const> inputs, std::span<std::by
   static thread_local std::vector<std::byte> scratch;
   static thread_local std::vector<const std::byte*> sources;  // inputs that some average reads
   static thread_local std::vector<int> rows;                  // by input: its index in `sources`, or -1
-  static thread_local std::vector<std::vector<int>> of;
+  static thread_local std::vector<std::vector<int>> of;       // by average: its inputs, as indices in `sources`
   static thread_local std::vector<Share> shares;
   sources.clear();
   shares.clear();
@@ -70,7 +70,7 @@ void mix(DType type, std::span<const std::byte* const> inputs, std::span<std::by
     }
     shares.push_back({of[k].data(), of[k].size(), average.into.data(), average.into.size(), average.scale});
   }
-  if (shares.size() == 1 || function == nullptr) {  // separate reductions suffice
+  if (shares.size() == 1 || function == nullptr) {  // one reduction per average
     if (shares.size() > 1 && clashes(inputs, outputs, averages))
       throw UsageError("kernels::mix: " + std::string(name_of(type)) + " is not a floating type");
     for (const Share& share : shares) reduce_share(type, sources, outputs, share, count);

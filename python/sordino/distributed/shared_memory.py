@@ -1,6 +1,6 @@
 """Memory that the ranks of a node share, for buffers of FSDP2 and DistributedDataParallel.
 
-Collectives read and write such memory in place. Other tensors pass through slots (csrc/collectives/node_pipeline.h).
+Collectives read and write such memory in place. Other memory passes through slots (csrc/collectives/node_pipeline.h).
 
 - `MemoryPool` allocates tensors in shared segments. It reuses the segment of a tensor that is freed.
 - `SharedStorages` moves storages that torch has allocated, with all tensors that use them.
@@ -22,7 +22,7 @@ from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
 from sordino.runtime.dtypes import DTYPE_CODES
 
-_LEAST = 32 * 1024  # bytes of a tensor; for smaller ones, the core does not look for shared memory
+_LEAST = 32 * 1024  # bytes; the core does not use smaller tensors in place (kLeastInPlace)
 _PAGE = 4096
 
 _sharers = torch._C._storage_Use_Count
@@ -31,9 +31,9 @@ _sharers = torch._C._storage_Use_Count
 class MemoryPool:
     """Tensors in shared memory, for one process group.
 
-    A segment returns to the pool when neither a tensor nor an operation in flight uses it, and then serves tensors of
-    its size. Used and free segments together have at most twice the largest number of bytes that were in use at one
-    time; above that, the pool releases the free segments that were unused longest. Any thread may call its functions.
+    A segment becomes free when neither a tensor nor an operation in flight uses it. It then serves the next tensor of
+    the same rounded size. While all segments together have more than twice the peak of the bytes in use, each call
+    releases the free segments that were unused longest. Any thread may call the functions.
 
     Args:
         context: the context of this rank.
@@ -46,7 +46,7 @@ class MemoryPool:
         self._is_open = True
         self._free: list[tuple[int, Arena]] = []  # (bytes, segment), in the order of their return
         self._used: dict[weakref.ref[SharedMemory], tuple[int, Arena]] = {}
-        # Memory of freed tensors. A tensor may be freed anywhere, also within a function of this object.
+        # Memory of freed tensors, added without the lock: a tensor may be freed while this thread holds it.
         self._returned: deque[weakref.ref[SharedMemory]] = deque()
         self._used_bytes = self._most_bytes = 0
 
@@ -83,7 +83,7 @@ class MemoryPool:
         return torch.frombuffer(memoryview(memory), dtype=dtype, count=count)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Release the free segments. Tensors keep theirs. In a forked child, where the lock may be held, do nothing."""
+        """Release the free segments; tensors keep theirs. Do nothing in a forked child, where the lock may be held."""
         if os.getpid() != self._process:
             return
         with self._lock:
@@ -109,7 +109,7 @@ class MemoryPool:
 
 
 def _rounded(size: int) -> int:
-    """Return a number of bytes that is up to an eighth larger, so that similar tensors use the same segments."""
+    """Round a number of bytes up, by at most an eighth, so that tensors of similar sizes use the same segments."""
     step = max(_PAGE, 1 << (size.bit_length() - 4))
     return -(-size // step) * step
 
@@ -120,7 +120,7 @@ class _Moved:
 
     Attributes:
         storage: the storage, which must live longer than `memory`.
-        memory: the core may use the memory while this object exists; None: the storage is unused.
+        memory: registration of the storage's memory with the core; None: no tensor uses the storage any more.
     """
 
     storage: torch.UntypedStorage
@@ -130,8 +130,8 @@ class _Moved:
 class SharedStorages:
     """Storages that torch has allocated, and that were moved to shared memory.
 
-    All tensors that use a storage move with it, also tensors of other objects. The move uses the function by which
-    torch passes tensors to other processes. The memory is in /dev/shm.
+    A storage moves together with all tensors that use it. The move uses the function with which torch passes tensors
+    to other processes. The memory is in /dev/shm.
 
     Args:
         context: the context of this rank.
@@ -148,7 +148,7 @@ class SharedStorages:
         return len(self._moved)
 
     def move(self, tensor: torch.Tensor) -> None:
-        """Move the storage of a CPU tensor, unless it is in shared memory. No operation in flight may use it.
+        """Move the storage of a CPU tensor, unless it already is in shared memory. No operation in flight may use it.
 
         Raises:
             TransportError: /dev/shm is full.
@@ -167,7 +167,7 @@ class SharedStorages:
         self._moved.append(_Moved(storage, SharedMemory.adopt(self._world, storage.data_ptr(), size, file)))
 
     def release_unused(self) -> None:
-        """Release the storages that no tensor uses any more. Operations in flight keep their tensors in use."""
+        """Release the storages that no tensor uses any more. Operations in flight hold their tensors."""
         for one in self._moved:
             if _sharers(one.storage._cdata) <= 1:
                 one.memory = None

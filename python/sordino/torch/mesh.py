@@ -8,8 +8,8 @@ have the same shards of different replicas of the model. An algorithm runs among
                      |                 |            dimension "replicate": Sordino
               rank 2: shard 0   rank 3: shard 1     replica 1
 
-All ranks of a replica make the same choices (peers, times of exchanges), because these follow from the settings, the
-number of steps and the place along the dimension.
+All ranks of a replica choose the same peers and times of exchanges, because these choices follow from the settings, the
+number of steps and the replica's place along the dimension.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _EXAMPLE = 'fully_shard(model, mesh=device_mesh["shard"]) and DistributedOptimiz
 
 
 def ranks_along(mesh: Any, process_set: ProcessSet = global_process_set) -> ProcessSet:
-    """Return this rank and the others along a dimension of a device mesh. Collective over all ranks.
+    """Return the process set of this rank and the others along a dimension of a mesh. Collective over all ranks.
 
     Args:
         mesh: a `torch.distributed.device_mesh.DeviceMesh` with one dimension.
-        process_set: the argument of the same name, which cannot be combined with `mesh`.
+        process_set: the argument of `DistributedOptimizer`, which cannot be combined with `mesh`.
 
     Raises:
-        UsageError: `mesh` is no such mesh, or does not belong to a mesh of all ranks; or it cannot be used, because
-            ranks are to continue after a loss.
+        UsageError: `mesh` is no such mesh, or does not belong to a mesh of all ranks; or it is combined with
+            `process_set` or on_peer_lost="continue"; or torch.distributed numbers the ranks differently.
     """
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -101,7 +101,7 @@ def local_shards(parameters: Sequence[torch.Tensor], names: Sequence[str], optio
 
 
 def _check(options: Options, name: str, parameter: Any) -> None:
-    """Raise UsageError if DTensors cannot be trained with these options. `name` and `parameter` are one of them."""
+    """Raise UsageError if DTensors cannot be trained with these options. `parameter` is one of them."""
     if not options.mesh:
         raise UsageError(
             f"parameter '{name}' is a DTensor, which torch distributes over {_described(parameter.device_mesh)}: "

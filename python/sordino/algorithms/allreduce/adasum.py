@@ -1,4 +1,4 @@
-"""Strategy for Adasum: local steps, then a combination of all ranks' steps (Maleki et al. 2020, section 3)."""
+"""Strategy for Adasum: local steps, then the Adasum of all ranks' changes (Maleki et al. 2020, section 3)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class AdasumStrategy(Strategy):
         return result
 
     def leave_out(self) -> None:
-        """Take part with changes of 0 in the step of the ranks whose gradients are finite."""
+        """Take part, with changes of 0, in the step of the ranks whose gradients are finite."""
         self.settings.check.meet(self.context)
         moving = self._moving()
         self._combine(moving, [parameter.detach().clone() for _, parameter in moving])
@@ -55,7 +55,7 @@ class AdasumStrategy(Strategy):
 
     @torch.no_grad()
     def _combine(self, moving: Sequence[tuple[int, torch.Tensor]], before: list[torch.Tensor]) -> None:
-        """Replace the changes of `moving` since `before` by the Adasum of all ranks' changes. Collective."""
+        """Replace the parameters' changes since `before` by the Adasum of all ranks' changes. Collective."""
         numbers, parameters = [number for number, _ in moving], [parameter for _, parameter in moving]
         packed = [self.settings.compression.compress(p - start) for p, start in zip(parameters, before)]
         sent = self.settings.look(numbers, [change for change, _ in packed])

@@ -1,8 +1,8 @@
-"""Averages of models that are sent as encoded changes since the last averaging.
+"""Averaging of models by encoded changes: each rank sends the change of its model since the last averaging.
 
-This is the outer step of DiLoCo with rate 1 and without momentum, among peers: the ranks with the same position in
-their groups. The outer parameters are the models after the last averaging, in float32 for 16-bit parameters. They are
-equal on all peers, bit for bit.
+This is the outer step of DiLoCo without momentum, among peers: the ranks with the same position in their groups. The
+rate is 1, or with aggregate="gradients" the number of groups. The outer parameters are the parameters after the last
+averaging, in float32 for 16-bit parameters. They are equal on all peers, bit for bit.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class EncodedAveraging(Averaging):
         workers = groups if algorithm.sharded else groups * algorithm.group_size
         sender = Sender.of(context, peers, algorithm.codec, algorithm.aggregate == "gradients", workers)
         self._feedback = Feedback(sender, RESIDUALS_OF)
-        # Residuals are in memory order, so residuals of another order belong to other elements.
+        # Labels contain the memory order, in which residuals are: saved residuals of another order do not match.
         self._labels = {name: label(name, parameter) for name, parameter in parameters.items()}
 
     @property
@@ -68,8 +68,8 @@ class EncodedAveraging(Averaging):
     def note(self, values: Values, pieces: Pieces) -> None:
         """Make outer parameters for all tensors that lack them. Collective over the peers if there are such tensors.
 
-        They are those of a checkpoint, or else the values of the first peer. Usually all peers have equal values. If
-        not, the next averaging still is the mean of all, up to the encoding.
+        All peers use the first peer's values: from its checkpoint, or else its parameters. Usually values are equal on
+        all peers. If not, the next averaging still gives the mean of all models, up to the encoding.
         """
         found = values()
         if self._known == len(found):
@@ -93,11 +93,11 @@ class EncodedAveraging(Averaging):
         self._known, self._loaded = len(found), {}
 
     def average(self, values: Sequence[torch.Tensor], reduce: Callable[[int], None]) -> None:
-        """Replace all tensors by their averages. Collective over the peers. `reduce` is not called.
+        """Replace all tensors by their averages. Collective over the peers. The arguments are not used.
 
         Raises:
-            PeerLost, Timeout, TransportError: a rank is lost. The tensors of a fragment whose mean is incomplete, their
-                outer parameters and residuals are unchanged.
+            PeerLost, Timeout, TransportError: a rank is lost. A fragment whose mean is incomplete is unchanged: its
+                tensors, outer parameters and residuals.
         """
         if self._fragments:
             self._agree(_AVERAGE)
@@ -107,7 +107,7 @@ class EncodedAveraging(Averaging):
             fragment.apply()
 
     def _agree(self, action: int) -> None:
-        """Check that all peers are about to do the same. Collective over the peers.
+        """Check that all peers take the same action. Collective over the peers.
 
         Raises:
             UsageError: only some peers have loaded a checkpoint or unfrozen parameters. Raised on all peers.
@@ -124,7 +124,7 @@ class EncodedAveraging(Averaging):
         )
 
     def state(self, values: Values, pieces: Pieces, group: ProcessSet | None) -> dict[str, Any]:
-        """Return the outer parameters by the names of parameters, each whole, and residuals."""
+        """Return the outer parameters, as whole tensors by parameter name, and the residuals."""
         residuals = self._feedback.state()
         own = {"residuals": residuals} if residuals else {}
         if not self._fragments:
@@ -139,10 +139,10 @@ class EncodedAveraging(Averaging):
         return {"outer": whole_parameters(parts, self._parameters, group), **own}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()`. The next `note` uses its outer parameters, and is collective.
+        """Continue from `state()`. Waits for means in flight, which only a failed averaging leaves, and drops them.
 
-        So all ranks must load a state, between the same steps. Waits for means in flight, which only a failed averaging
-        leaves, and drops them.
+        The next `note` uses the loaded outer parameters, and is collective. So all ranks must load a state, between the
+        same steps.
         """
         self.restart()
         self._loaded = dict(state.get("outer", {}))
@@ -150,7 +150,7 @@ class EncodedAveraging(Averaging):
         self._feedback.load(state.get("residuals", {}), sizes)
 
     def restart(self) -> None:
-        """Forget all outer parameters. `note` sets them to the parameters, which are then equal on all peers."""
+        """Forget all state. The next `note` copies the parameters, which must then be equal on all peers."""
         for fragment in self._fragments:
             fragment.mean.continue_from([])
         self._fragments, self._known, self._loaded = [], 0, {}
