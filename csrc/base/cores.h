@@ -1,5 +1,5 @@
-// Cores that a process may run on, and how many ranks share them. Containers of one machine have one kernel, so they may
-// share its cores.
+// Cores that a process may run on, and how many ranks share them. Containers of one machine have one kernel, so they
+// may share its cores.
 #pragma once
 
 #include <cstddef>

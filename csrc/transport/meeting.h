@@ -16,7 +16,8 @@ class Meeting {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   // Gathers one byte string from each rank; the result is indexed by rank. Waits for all ranks: over MPI without a
-  // limit. Throws Timeout or PeerLost, which name the missing ranks; over MPI TransportError, or PeerLost without ranks.
+  // limit. Throws Timeout or PeerLost, which name the missing ranks; over MPI TransportError, or PeerLost without
+  // ranks.
   virtual std::vector<Bytes> gather(Bytes mine) = 0;
   // The rank that represents this rank's machine, if the launcher reports which ranks share a machine; otherwise -1.
   virtual int host_leader() { return -1; }

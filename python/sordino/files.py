@@ -42,28 +42,43 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _lock(path: Path) -> int:
-    """Open `path` for writing, and lock it. The lock ends with the returned descriptor, or with the process."""
+    """Open `path` for writing, and lock it. The lock ends with the returned descriptor, or with the process.
+
+    Raises:
+        UsageError: another process is writing the file.
+    """
     while True:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            if _locks(descriptor, path):
                 return descriptor
-        except BlockingIOError:
+        except BaseException as error:
             os.close(descriptor)
-            raise UsageError(f"{path}: another process is writing this file") from None
-        except FileNotFoundError:
-            pass
-        # Between open and lock, another writer removed this file, or renamed it to its target: do not truncate it.
+            if isinstance(error, BlockingIOError):
+                raise UsageError(f"{path}: another process is writing this file") from None
+            raise
         os.close(descriptor)
+
+
+def _locks(descriptor: int, path: Path) -> bool:
+    """Lock an open file. Return whether it is still at `path`: a writer may have removed it, or moved it to its target.
+
+    Raises:
+        BlockingIOError: another process has locked it.
+    """
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def remove_leftover(temporary: Path) -> None:
     """Remove a temporary file of `atomic_file`, unless a process is writing it. Raises OSError in that case."""
     descriptor = os.open(temporary, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        temporary.unlink()
+        if _locks(descriptor, temporary):
+            temporary.unlink()
     finally:
         os.close(descriptor)
 
@@ -72,7 +87,7 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
     """Return `path` as a Path. Raises UsageError unless it is text without NUL characters."""
     if not isinstance(os.fspath(path) if isinstance(path, os.PathLike) else path, str):
         given = f"{type(path).__module__}.{type(path).__qualname__}"
-        raise UsageError(f"the path of a checkpoint must be a str or a pathlib.Path, not a {given}")
+        raise UsageError(f"a path must be a str or a pathlib.Path, not a {given}")
     if "\0" in str(path):
         raise UsageError(f"{str(path)!r}: a path must not contain a NUL character; remove it")
     return Path(path)

@@ -228,8 +228,16 @@ ERRORS = [
         "a file that another thread is writing is removed",
         "dropped state in a checkpoint",
         "python/sordino/files.py",
-        "        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n        temporary.unlink()\n",
+        "        if _locks(descriptor, temporary):\n            temporary.unlink()\n",
         "        temporary.unlink()\n",
+        (tests("checkpoint_folder"),),
+    ),
+    Error(
+        "a temporary file is removed although it is another one by now",
+        "missing check",
+        "python/sordino/files.py",
+        "        if _locks(descriptor, temporary):\n            temporary.unlink()\n",
+        "        _locks(descriptor, temporary)\n        temporary.unlink()\n",
         (tests("checkpoint_folder"),),
     ),
     Error(

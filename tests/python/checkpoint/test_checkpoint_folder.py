@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections import Counter, OrderedDict
 from pathlib import Path
@@ -18,6 +19,7 @@ from sordino import checkpoint, sim
 from sordino.checkpoint import Folder, Piece, atomic_file, folder, pieces
 from sordino.checkpoint.pieces import encoded, joined
 from sordino.errors import SordinoError, UsageError
+from sordino.files import remove_leftover
 
 
 def names(folder: Path) -> list[str]:
@@ -55,6 +57,24 @@ def test_a_course_that_goes_back_drops_the_later_one_only_if_asked(tmp_path: Pat
         assert folder.steps() == stay and number_of(folder) == 40
     folder.save(33, {"number": -33}, drop_newer=True)
     assert folder.steps() == [30, 33] and number_of(folder) == -33
+
+
+def test_a_temporary_file_that_takes_the_place_of_another_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer moves its file to the target and ends, and the next writer begins, just before the lock."""
+    temporary = tmp_path / ".step-00000001.pt.tmp"
+    temporary.write_bytes(b"whole")
+    lock = fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:
+        temporary.replace(tmp_path / "step-00000001.pt")
+        temporary.write_bytes(b"next")
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    remove_leftover(temporary)
+    assert temporary.read_bytes() == b"next"
 
 
 def test_a_file_that_is_being_written_stays_and_a_leftover_goes(tmp_path: Path) -> None:
