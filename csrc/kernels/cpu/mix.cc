@@ -72,7 +72,8 @@ void mix(DType type, std::span<const std::byte* const> inputs, std::span<std::by
   }
   if (shares.size() == 1 || function == nullptr) {  // one reduction per average
     if (shares.size() > 1 && clashes(inputs, outputs, averages))
-      throw UsageError("kernels::mix: " + std::string(name_of(type)) + " is not a floating type");
+      throw UsageError("kernels::mix: averages of " + std::string(name_of(type)) +
+                       " must not write vectors that other averages read");
     for (const Share& share : shares) reduce_share(type, sources, outputs, share, count);
     return;
   }
