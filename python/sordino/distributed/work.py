@@ -124,7 +124,7 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
 
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for the results. Raises the operation's error, or DistBackendError after `timeout` or its own limit."""
+        """Wait for the results. Raises the operation's error, or DistBackendError at a time limit."""
         if self._limit is not None:
             end, limit = self._limit
             self._wait_for(end - time.monotonic(), limit)
@@ -218,7 +218,7 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
             elif self._completer is None:
                 Completer().add(self, began)
             elif self._completer.runs_here():
-                self._completer.complete(self, began)  # add() would wait for this thread
+                self._completer.complete(self, began)  # this thread cannot take it from a queue now
             else:
                 self._completer.add(self, began)
         return self._future
