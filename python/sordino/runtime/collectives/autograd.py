@@ -98,10 +98,10 @@ def allgather(
     process_set: ProcessSet = global_process_set,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Concatenate the tensors of all ranks along the first dimension. Differentiable.
+    """Concatenate the tensors of all ranks along the first dimension, the only one that may differ. Differentiable.
 
-    Only the first dimension may differ between ranks. A 0-d tensor counts as one row. Every rank gets the rows of all
-    ranks, in rank order. `name`, `process_set` and errors are those of `allreduce`.
+    A 0-d tensor counts as one row. Every rank gets the rows of all ranks, in rank order. `name`, `process_set` and
+    errors are those of `allreduce`.
 
     `out` receives the result and is returned. The call is then not differentiable. `tensor` may be the part of `out`
     for this rank's rows. Raises UsageError after the operation if `out` has another shape or dtype.

@@ -80,7 +80,7 @@ def _result(handle: Handle, tensor: torch.Tensor, expected: Any) -> Any:
 
 
 def is_constant(tensor: object, out: torch.Tensor | None = None) -> bool:
-    """Return True if autograd's graph needs no node for an operation: neither input nor `out` needs a gradient.
+    """Return True if autograd's graph needs no node: neither `tensor` nor `out` needs a gradient.
 
     False for a dual tensor of forward mode (the node refuses it), and while Dynamo traces (it cannot trace the core's
     function).
