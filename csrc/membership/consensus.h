@@ -4,14 +4,14 @@
 // or network: it takes facts and messages, and sends messages through `send`. The leader of a rank is the first one
 // that it does not know as dead, silent or accused. Phases of the leader:
 //
-//   phase        condition for the next phase                        sends to all   next phase
-//   kIdle        begun, and this rank leads                          kPrepare       kPreparing
+//   phase        condition for the next phase                         sends to all   next phase
+//   kIdle        begun, and this rank leads                           kPrepare       kPreparing
 //   kPreparing   more than half, and all but silent ranks, promised   kAccept        kProposing
 //   kProposing   more than half have accepted                         kDecided       decided()
 //
 // After a refusal, retry() starts again from kIdle with a higher ballot. The proposal is a view that a promise reports
-// as accepted (of several, the highest ballot's). If there is none, it is all ranks that have promised,
-// except ranks at fault (members_without_fault). The leader may leave itself out.
+// as accepted (of several, the highest ballot's). If there is none, it is all ranks that have promised, except ranks at
+// fault (members_without_fault). The leader may leave itself out.
 #pragma once
 
 #include <cstdint>
