@@ -1,5 +1,5 @@
-// Layout: the offsets of tensors in flat memory. It needs no memory and no other rank: ranks with the same tensors
-// compute the same layout. A 64-bit hash shows whether they did.
+// Layout: the offsets of tensors in flat memory. Each rank computes it without memory or messages. Ranks with the same
+// tensors get the same layout, which has a 64-bit hash for comparison.
 #pragma once
 
 #include <cstdint>
@@ -20,23 +20,23 @@ struct TensorSpec {
   std::size_t bytes() const { return count() * size_of(dtype); }
 };
 
-// A run of neighboring tensors of one dtype that is exchanged as one.
+// Neighboring tensors of one dtype that are exchanged together.
 struct LayoutSegment {
   std::size_t first, last;    // tensors [first, last), in layout order
   std::size_t offset, bytes;  // in the arena, in bytes
   DType dtype;
-  std::size_t group = 0;  // the caller's number; several segments, of different dtypes, may have the same
+  std::size_t group = 0;  // the caller's number; segments of different dtypes may share one
 };
 
 class Layout {
  public:
-  static constexpr std::size_t kAlignment = 64;  // of each segment, in bytes; tensors in it follow without gaps
+  static constexpr std::size_t kAlignment = 64;  // of segments, in bytes; a segment has no gaps between tensors
 
-  // Places tensors in the order given. A segment ends before it would exceed `segment_bytes` (a larger tensor is a
-  // segment of its own) and where the dtype changes. Throws UsageError for duplicate names.
+  // Places tensors in the given order. A new segment begins where the dtype changes, and where the segment would exceed
+  // `segment_bytes`. A larger tensor is a segment of its own. Throws UsageError for duplicate names.
   Layout(std::vector<TensorSpec> tensors, std::size_t segment_bytes);
-  // The same, but a segment ends where the group or the dtype changes. groups[i] is the group of tensor i. Throws
-  // UsageError for duplicate names, unless there is a group for each tensor, and if groups decrease.
+  // The same, but a new segment begins where the group or the dtype changes. groups[i] is the group of tensor i. Throws
+  // UsageError if names are duplicate, groups decrease, or their number is not that of the tensors.
   Layout(std::vector<TensorSpec> tensors, const std::vector<std::size_t>& groups);
 
   // A layout without tensors: its segments are parts of an arena of `bytes` bytes, at the given offsets. Throws

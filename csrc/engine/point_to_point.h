@@ -6,22 +6,22 @@
 //   larger                 announced, then a transfer        announced in the fast box. The receiver copies data that
 //                          that the receiver asks for        it can map, and asks for a transfer of other data
 //
-// The send of a message that travels whole is complete once the message is written. The receiver buffers the message
-// until a receive takes it. The sender counts the bytes that each receiver may buffer. Beyond kBufferedBytes it
-// announces small messages, too. So messages keep their order, and memory is bounded.
+// A message of up to kWholeBytes travels whole: its send is complete once the message is written, and the receiver
+// buffers it until a receive takes it. The sender counts the bytes that each receiver may buffer. Beyond kBufferedBytes
+// it announces small messages, too. So messages keep their order, and memory is bounded.
 //
 //   Word        sent to        meaning
 //   kEnvelope   the receiver   a message whose payload follows
 //   kFastBox    the receiver   the location of the sender's fast box
 //   kAsk        the sender     a receive has taken the announced message; send the data under this tag
 //   kTaken      the sender     the receiver has copied the data of an announced message
-//   kRefused    the sender     the receive that took the message has another size or dtype, or the process set was
-//                              removed before a receive took it
-//   kConsumed   the sender     receives have taken this many buffered bytes (without a fast box, which has a counter)
+//   kRefused    the sender     the receive that took the message has another size or dtype, or no receive took it
+//                              before its process set was removed
+//   kConsumed   the sender     receives have taken this many counted bytes (a fast box has a counter instead)
 //
-// A mismatch ends the send and the receive with OperationMismatch. If the send was already over, the sender's next call
-// that names the receiver raises the error instead, and does nothing else. After a removal the send fails with
-// UsageError.
+// A mismatch of size or dtype ends the send and the receive with OperationMismatch. If the send is already complete,
+// the sender's next call that names the receiver raises the error instead, and does nothing else. If the process set
+// was removed, the send fails with UsageError.
 #pragma once
 
 #include <atomic>
@@ -43,7 +43,7 @@
 
 namespace sordino {
 
-// Unless a comment says otherwise: called by the polling thread, or by a thread that keeps all others from polling.
+// The polling thread, or one that keeps others from polling, calls all functions without a comment on threads.
 class PointToPoint {
  public:
   static constexpr std::size_t kWholeBytes = 64 * 1024;
@@ -53,10 +53,9 @@ class PointToPoint {
   // `services` provides the tags of transfers.
   PointToPoint(Common& common, ServiceHost& services);
 
-  // Queues a valid call, which begin_submitted() or advance() starts. Throws the error of a world that has failed. From
-  // any thread.
+  // Queues a valid call for begin_submitted() or advance(). Throws the error of a failed world. From any thread.
   std::shared_ptr<Handle> submit(std::shared_ptr<Posting> posting);
-  // True if a call of this rank is unfinished. From any thread.
+  // True if any call of this rank is unfinished. From any thread.
   bool busy() const { return unfinished_.load() > 0; }
 
   // Starts the calls that have been queued.
@@ -69,19 +68,19 @@ class PointToPoint {
   void receive(int from, Reader& reader);
   // Handles the departure or loss of a rank in a world that continues.
   void lost(int rank);
-  // Ends the calls whose data move to or from a rank that has been gone for a second.
+  // Ends calls with a transfer to or from a rank that has been gone for more than 1 s. Call this regularly.
   void give_up_deserted(AwakeTime now);
   // Ends all calls with `why`: the world has failed or been shut down.
   void end(const std::exception_ptr& why);
 
   // Visits all unfinished calls, with the ranks that each waits for.
   void visit(const std::function<void(Posting&, const std::vector<int>& missing)>& visitor);
-  // Text of the unfinished call with this handle; empty if no unfinished call has it.
+  // Description of the unfinished call with this handle; empty if there is none.
   std::string text_of(const Handle& handle);
 
   // Keeps the fast boxes for peers that have not read all messages yet. Called once, when this rank leaves.
   void leave_boxes();
-  // Leaks transfers that may still touch their memory.
+  // Leaks given-up transfers, because they may still touch their memory.
   void keep();
 
  private:
@@ -107,7 +106,7 @@ class PointToPoint {
     std::shared_ptr<Arrival> arriving;  // in the fast box
     std::uint64_t unreported = 0;       // consumed bytes not yet reported to the sender
   };
-  // A transfer of a message's data.
+  // A transfer of the data of an announced message.
   struct Moving {
     std::shared_ptr<Posting> posting;
     int peer;
@@ -148,13 +147,13 @@ class PointToPoint {
   bool read_box(int from);
   void require_valid(int from, const Envelope& envelope) const;
 
-  // Begins a transfer. False if the peer is lost and the world continues; then the call is over.
+  // Begins a transfer. False if the peer is lost and the world continues; then the posting has ended with the error.
   bool move(const std::shared_ptr<Posting>& posting, int peer, const std::function<std::unique_ptr<Transfer>()>& begin);
   bool advance_transfers();
   void give_up(Moving& moving, std::exception_ptr error);
   bool is_without_source(const Posting& receive) const;
-  // Ends the calls on removed process sets, except calls whose data are on their way. The receiver of an announced
-  // message decides whether its data are on their way.
+  // Ends the calls on removed process sets, except calls whose transfer has begun, and announced sends (the receiver
+  // answers them).
   void end_removed();
   bool is_removed(int set) const { return common_.removed_sets.contains(set); }
   void complete(const Arrival& message);
@@ -169,7 +168,7 @@ class PointToPoint {
   MessageQueues queues_;
   std::list<Moving> moving_;
   std::list<Moving> given_up_;  // these transfers may still touch their memory
-  std::size_t removed_ = 0;     // number of removed sets whose calls have been ended
+  std::size_t removed_ = 0;     // number of removed sets that end_removed() has handled
 
   std::atomic<int> unfinished_{0};
   std::mutex mutex_;  // guards submitted_

@@ -1,16 +1,17 @@
 // Consensus of an epoch's members on the next epoch: Paxos for a single decision (Lamport, Paxos Made Simple, 2001).
-// The acceptors are the members that have not certainly died. So a leader decides only after more than half of them
-// have answered it, and two parts of a partitioned network never both continue. Pure state machine without clock or
-// network: it takes facts and messages, and returns messages through `send`. Phases of the leader, the first rank that
-// is neither dead nor silent nor accused:
+// The acceptors are the members that are not known to be dead. A leader decides only after more than half of them have
+// accepted its proposal. So two parts of a partitioned network never both continue. A pure state machine without clock
+// or network: it takes facts and messages, and sends messages through `send`. The leader of a rank is the first one
+// that it does not know as dead, silent or accused. Phases of the leader:
 //
-//   kIdle       --(begun, and this rank leads: kPrepare to all)-->                              kPreparing
-//   kPreparing  --(all that are not silent have promised, more than half: kAccept to all)-->    kProposing
-//   kProposing  --(more than half have accepted: kDecided to all)-->                            decided()
+//   phase        condition for the next phase                         sends to all   next phase
+//   kIdle        begun, and this rank leads                           kPrepare       kPreparing
+//   kPreparing   more than half, and all but silent ranks, promised   kAccept        kProposing
+//   kProposing   more than half have accepted                         kDecided       decided()
 //
-// After a refusal, retry() starts again from kIdle with a higher ballot. If nothing has been accepted before, the
-// proposal is all ranks that have promised, except those at fault among the accused (members_without_fault). The leader
-// may leave itself out.
+// After a refusal, retry() starts again from kIdle with a higher ballot. The proposal is a view that a promise reports
+// as accepted (of several, the highest ballot's). If there is none, it is all ranks that have promised, except ranks at
+// fault (members_without_fault). The leader may leave itself out.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +29,11 @@ namespace sordino::membership {
 
 using Waits = std::map<int, std::set<int>>;  // by rank, the ranks that it waits for
 
-// Returns which of these ranks, in ascending order, can continue together. `accused`: by rank, how many have accused
-// it. `waits`: long waits, which may be why an accused rank is late itself. Then the rank that it waits for counts as
+// Returns the ranks, in ascending order, that can continue together. `accused`: by rank, how many ranks accuse it.
+// `waits`: long waits. An accused rank may be late only because it waits for another rank, which then counts as
 // accused, too. The rank at the end of such a chain, which waits for no other, is at fault. Ranks that wait for it are
-// excused, and so are ranks that wait for a rank that is not among `ranks`. In a cycle of waits, the most accused rank
-// is at fault (of several, the highest). One rank always stays.
+// excused, and so are ranks that wait for a rank outside of `ranks`. In a cycle of waits, the most accused rank is at
+// fault (of several, the highest one). At least one rank stays.
 std::vector<int> members_without_fault(const std::vector<int>& ranks, const std::map<int, int>& accused,
                                        const Waits& waits);
 
@@ -40,12 +41,12 @@ class Consensus {
  public:
   using Send = std::function<void(int to, const Bytes& message)>;
 
-  // `self` and all ranks are numbered as in epoch 0.
+  // `self` and all other ranks have their numbers of epoch 0.
   Consensus(View from, int self, Send send);
 
-  // Facts about ranks. Dead: the rank has certainly ended, or has said that it leaves. Silent: it does not answer.
-  // Accused: it answers, but did not reach an operation in which this rank waits, within the operation's deadline. A
-  // rank can accuse itself if it coordinates an operation that it does not reach itself.
+  // Note facts about a rank. Dead (bury): it has certainly ended, or has said that it leaves. Silent: it does not
+  // answer. Accused: it answers, but has missed the deadline of an operation in which this rank waits. A rank can
+  // accuse itself if it coordinates an operation that it has not reached.
   void bury(int rank, const std::string& cause);
   void silence(int rank, const std::string& cause);
   void accuse(int rank, const std::string& cause);
@@ -53,15 +54,15 @@ class Consensus {
   void hear(int rank);
   // Sets the long waits that this rank knows of now: its own, and waits in operations that it coordinates.
   void set_waits(Waits waits) { waits_ = std::move(waits); }
-  // This rank has used no tag from `next` on.
+  // Notes that this rank has used only tags below `next`.
   void count_tags(int next) { next_tag_ = std::max(next_tag_, next); }
 
-  // Begins to agree on the next epoch. Every rank that receives a message of the consensus then begins, too.
+  // Begins to agree on the next epoch. A rank that receives a message of the consensus begins, too.
   void begin();
   bool begun() const { return begun_; }
   void receive(int from, Reader& message);
-  // Call this regularly. A leader that was refused starts a new ballot; else it repeats its message to ranks that have
-  // not answered. The other ranks tell the leader again that there is something to agree on.
+  // Call this regularly. A leader starts a new ballot if it was refused; else it repeats its message to ranks that have
+  // not answered. Any other rank repeats its facts to the leader, in case that one has not begun.
   void retry();
 
   const std::optional<View>& decided() const { return decided_; }
@@ -69,7 +70,7 @@ class Consensus {
   bool has_quorum() const;
   const View& from() const { return from_; }
   bool is_silent(int rank) const { return silent_.contains(rank); }
-  // Ranks that are lost or stuck as far as this rank knows, and the causes.
+  // Ranks that this rank knows as dead, silent or accused, with the causes.
   std::map<int, std::string> blamed() const;
   // Message that tells another rank the decision.
   static Bytes verdict(const View& view);

@@ -1,7 +1,7 @@
 """Parser of the docstring of an algorithm: its idea, its facts, and its settings.
 
 All docstrings name their facts by the same words ("Sent per step and worker:", "Staleness:", ...), so that tables can
-compare them. A docstring that lacks a fact is an error when the site is built.
+compare algorithms. If a docstring lacks a fact, building the site fails.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DocstringParts:
 
     @property
     def sent(self) -> tuple[str, str]:
-        """The fact about sent bytes: its name (the unit), and its text (the amount)."""
+        """The fact about sent or received bytes: its name (with the unit), and its text (the amount)."""
         return next((name, text) for name, text in self.facts.items() if _SENT.match(name))
 
 
@@ -58,7 +58,7 @@ def settings(kind: type) -> list[tuple[str, str, str]]:
     """Return name, default and meaning of each field of a dataclass.
 
     Raises:
-        LookupError: no docstring describes a field.
+        LookupError: the docstrings of the class and its bases lack a field.
     """
     meanings: dict[str, str] = {}
     for one in reversed(kind.__mro__):
@@ -73,7 +73,7 @@ def settings(kind: type) -> list[tuple[str, str, str]]:
 
 
 def _meanings(docstring: str) -> dict[str, str]:
-    """Return the entries of a section "Attributes:"."""
+    """Return the meaning of each name in the section "Attributes:"."""
     found: dict[str, str] = {}
     names: list[str] = []
     for line in docstring.partition("\nAttributes:\n")[2].splitlines():
@@ -89,5 +89,5 @@ def _meanings(docstring: str) -> dict[str, str]:
 
 
 def shipped() -> list[str]:
-    """Return the names of the algorithms of this package."""
+    """Return the names of Sordino's own algorithms, without plug-ins."""
     return [name for name in names() if class_of(name).__module__.startswith("sordino.")]

@@ -1,11 +1,11 @@
-"""Work: what an operation of torch.distributed returns.
+"""Work: the object that an operation of torch.distributed returns.
 
-It holds the parts of an operation that are still in flight (`Part`), and waits for them in order. Operations that have
-ended when the call returns have no parts.
+A work holds the parts of its operation that are still in flight (`Part`), and waits for them in order. It has no parts
+if the operation has ended when the call returns.
 
 DDP waits for a `Future` in C++, so a thread must complete it. The collectives of a group end in order, so one thread
-per group completes all futures that were requested. A message ends when its peer takes part, so its future has a thread
-of its own, and delays no other future.
+per group completes their futures. A message ends only when its peer takes part. So its future has a thread of its own,
+and delays no other future.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from sordino.errors import SordinoError, UsageError
 
 dist: Any = torch.distributed  # its annotations lack much of what a backend uses
 
-_LOOK_S = 20e-6  # between looks at an operation that has a deadline of its own
-_IDLE_S = 1.0  # until a thread without futures ends
+_LOOK_S = 20e-6  # time between two checks of an operation that has a deadline of its own
+_IDLE_S = 1.0  # a thread ends after this time without futures
 
 
 class Part:
-    """One operation of the core in flight.
+    """An operation of the core that is in flight.
 
     Args:
         is_done: returns whether the operation has ended. Not called again once `wait` has returned.
         wait: waits for the operation, and raises its error.
-        finish: called once after `wait`, to put results in their places; None: they are in their places.
+        finish: called once after `wait`, to put results in their places; None: nothing is to be done.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Part:
 
 
 def torch_error(error: Exception) -> Exception:
-    """Return an error of the type that users of torch.distributed catch, with the text of this library's error."""
+    """Convert an error of this library to the type that users of torch.distributed catch. Return others unchanged."""
     if isinstance(error, UsageError):
         return ValueError(str(error)).with_traceback(error.__traceback__)
     if isinstance(error, SordinoError):
@@ -98,9 +98,9 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
     Args:
         parts: operations of the core that are in flight.
         results: tensors that hold the result once the parts have ended.
-        source: returns the rank that has sent the message, for a receive from any rank.
+        source: for a receive: returns the rank that has sent the message.
         timeout: time limit of the operation, from now on; None: the time limit of its group.
-        completer: the thread of its group that completes futures; None: its future has a thread of its own.
+        completer: the thread that completes the futures of the group; None: this work's future has its own thread.
     """
 
     def __init__(
@@ -119,12 +119,12 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
         self._limit = None if timeout is None else (time.monotonic() + timeout.total_seconds(), timeout)
         self._future: Future[Any] | None = None
         self._devices: list[Any] = list({tensor.device: None for tensor in results if tensor.is_cuda})
-        self._ready: list[torch.cuda.Event] = []  # on a GPU: after the operation, on the streams that waited first
+        self._ready: list[torch.cuda.Event] = []  # on a GPU: after the operation, on the first waiter's streams
         self._lock = threading.Lock()
 
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for the results. Raises the operation's error, or DistBackendError after `timeout`."""
+        """Wait for the results. Raises the operation's error, or DistBackendError at a time limit."""
         if self._limit is not None:
             end, limit = self._limit
             self._wait_for(end - time.monotonic(), limit)
@@ -137,7 +137,7 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
         return True
 
     def _order_streams(self) -> None:
-        """Order the current streams behind the operation. Its parts did so only for the first caller's streams."""
+        """Order the current streams after the operation. Its parts do this only for the streams of the first waiter."""
         streams = [torch.cuda.current_stream(device) for device in self._devices]
         with self._lock:
             if not self._ready:
@@ -163,9 +163,9 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
 
     @untraced
     def is_completed(self) -> bool:
-        """Return whether the operation has ended and its results are in their places. On a GPU they also need `wait`.
+        """Return whether the operation has ended. Then results on the CPU are in their places; on a GPU call `wait`.
 
-        Does not raise the error of the operation, unlike `wait`; `exception` returns it.
+        Never raises the operation's error; `exception` returns it.
         """
         if not all(part.is_done() for part in self._parts):
             return False
@@ -207,25 +207,25 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
 
     @untraced
     def get_future(self) -> Future[Any]:
-        """Return a future of the results. Its error is the operation's, in C++, too."""
+        """Return a future of the results. Python and C++ get the operation's error from it."""
         if self._future is None:
             began: Future[Any] = Future(devices=self._devices or None)
             # Not set_exception: C++ would take the exception for the result. On a GPU, torch calls the function on
-            # streams of its own, and orders those that wait for the future behind them.
+            # its own streams, and orders streams that wait for the future after them.
             self._future = began.then(lambda _: self.result())
             if self.is_completed():
                 began.set_result(None)
             elif self._completer is None:
                 Completer().add(self, began)
             elif self._completer.runs_here():
-                self._completer.complete(self, began)  # a callback may wait for this future, and so block the thread
+                self._completer.complete(self, began)  # this thread cannot take it from a queue now
             else:
                 self._completer.add(self, began)
         return self._future
 
 
 class Completer:
-    """A thread that completes futures. It starts with the first one, and ends some time after the last one."""
+    """A thread that completes futures. It starts with the first future, and ends 1 s after the last one."""
 
     def __init__(self) -> None:
         self._works: queue.SimpleQueue[tuple[SordinoWork, Future[Any]]] = queue.SimpleQueue()
@@ -240,7 +240,7 @@ class Completer:
                 self._thread.start()
 
     def runs_here(self) -> bool:
-        """Return whether the caller is a callback, in the thread that completes futures."""
+        """Return whether the caller is in the thread that completes futures, so in a callback."""
         return threading.current_thread() is self._thread
 
     def complete(self, work: SordinoWork, began: Future[Any]) -> None:
@@ -266,4 +266,4 @@ class Completer:
         try:
             work.wait()
         except Exception:
-            return  # the future's callback raises it again
+            return  # result(), which the future calls, raises it again

@@ -1,12 +1,11 @@
 """Logging: the logger `sordino`, its children, and a default handler for scripts that install none.
 
-Every module takes its logger from `logger(__name__)`. Lines of the C++ core come through `sordino.log.core`, from the
-logger `sordino.core`. Each record has an attribute `rank`: the rank that logs it, or -1 outside of a world.
+Every module takes its logger from `logger(__name__)`. `sordino.log.core` passes lines of the C++ core to the logger
+`sordino.core`. Each record has an attribute `rank`: the rank that logs it, or -1 outside of a world.
 
 The usual rules of `logging` hold: lines propagate to the root logger, and levels and handlers that the script sets
-apply. If neither the loggers `sordino...` nor the root logger have a handler, a line goes to stderr as "sordino: text".
-This is decided for each line. So a script may call `logging.basicConfig()` before or after `import sordino`, and no
-line is printed twice.
+apply. A line that reaches no handler of the script goes to stderr as "sordino: text". This is decided for each line. So
+a script may call `logging.basicConfig()` before or after `import sordino`, and no line is printed twice.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _find_rank: Callable[[], int] | None = None
 
 
 def logger(name: str) -> logging.Logger:
-    """Return the logger of a module, whose records have the attribute `rank`.
+    """Return the logger of a module. Its records have the attribute `rank`.
 
     A logging call may set another rank: `extra={"rank": 3}`.
     """
@@ -44,7 +43,7 @@ def _add_rank(record: logging.LogRecord) -> bool:
 
 
 class _DefaultHandler(logging.Handler):
-    """Handler that prints records to the current sys.stderr, unless another handler or the core has printed them."""
+    """Handler that prints a record to the current sys.stderr, unless another handler gets it or the core printed it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "on_stderr", False) or self._has_another(record.name):

@@ -1,7 +1,7 @@
 """Blocking, out-of-place collectives. They are differentiable, with the same gradients as Horovod's.
 
-The same functions work in code that torch.compile traces, as operators of torch (traced.py), and within transforms of
-torch.func (transforms.py). Otherwise they use the autograd functions in nodes.py.
+A call that needs no gradient goes to the core directly if it can (repeats.py). In code that torch.compile traces, the
+functions use operators of torch (traced.py); within transforms of torch.func, transforms.py; otherwise nodes.py.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ def allgather(
     process_set: ProcessSet = global_process_set,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Concatenate the tensors of all ranks along the first dimension, in which they may differ. Differentiable.
+    """Concatenate the tensors of all ranks along the first dimension, the only one that may differ. Differentiable.
 
     A 0-d tensor counts as one row. Every rank gets the rows of all ranks, in rank order. `name`, `process_set` and
     errors are those of `allreduce`.
 
-    `out` is a tensor for the result, of its shape and dtype, which is returned. Not differentiable. `tensor` may be a
-    part of it, at the place of this rank's rows. UsageError, after the operation, if shape or dtype differ.
+    `out` receives the result and is returned. The call is then not differentiable. `tensor` may be the part of `out`
+    for this rank's rows. Raises UsageError after the operation if `out` has another shape or dtype.
     """
     if is_constant(tensor, out):
         context = current()
@@ -135,10 +135,10 @@ def grouped_allgather(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Return world rank `root_rank`'s tensor, on every rank. Differentiable.
+    """Return the tensor of world rank `root_rank` on all ranks of the set. Differentiable.
 
-    Shape and dtype must be the same on all ranks. `name`, `process_set` and errors are those of `allreduce`; UsageError
-    also if the root is not in the process set.
+    Shape and dtype must be the same on all ranks. `name`, `process_set` and errors are those of `allreduce`. Raises
+    UsageError also if the root is not in the set.
     """
     if is_constant(tensor):
         context, set_id = current(), process_set.process_set_id
@@ -161,14 +161,14 @@ def alltoall(
     process_set: ProcessSet = global_process_set,
     out: torch.Tensor | None = None,
 ) -> Any:
-    """Send `splits[i]` rows to rank i of the set. Return the rows received, or (rows, received splits) given splits.
+    """Send `splits[i]` rows to rank i of the set. Return the received rows; with `splits`, (rows, received splits).
 
     Args:
         tensor: rows along the first dimension; the other dimensions agree between ranks.
         splits: int32, one entry per rank; None: the same number of rows for each rank.
         name: ranks match operations by name; unnamed operations match in order of submission.
         process_set: the ranks that take part.
-        out: tensor for the rows received, of their shape and dtype, which is returned. Not differentiable.
+        out: receives the rows and is returned; needs their shape and dtype. The call is then not differentiable.
 
     Raises:
         UsageError: as in `allreduce`; also if the number of splits differs from the number of ranks, a split is
@@ -201,13 +201,13 @@ def reducescatter(
     postscale_factor: float = 1.0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Reduce over the ranks and return this rank's rows. The first ranks get the rows that do not divide evenly.
+    """Reduce over the ranks and return this rank's rows. If rows are left over, the first ranks get one more each.
 
-    The tensor needs at least one dimension, along which it is divided. Arguments and errors are those of `allreduce`;
-    UsageError also for Adasum and for 0-d tensors.
+    The tensor is divided along its first dimension. Arguments and errors are those of `allreduce`. Raises UsageError
+    also for Adasum and for 0-d tensors.
 
-    `out` is a tensor for the result, of its shape and dtype, which is returned. Not differentiable. It may be this
-    rank's rows of `tensor`. UsageError, after the operation, if shape or dtype differ.
+    `out` receives the result and is returned. The call is then not differentiable. `out` may be this rank's rows of
+    `tensor`. Raises UsageError after the operation if `out` has another shape or dtype.
     """
     if compression is _NO_COMPRESSION and is_constant(tensor, out):
         context, set_id = current(), process_set.process_set_id

@@ -1,10 +1,11 @@
-"""Operations on ordinary tensors, by one function of the core. Repeated small operations need no negotiation.
+"""Fast path of operations on tensors in host memory: one function of the core does all of it.
 
-`context.repeat` is that function (csrc/bindings/repeat.cc):
+The function is `context.repeat` (csrc/bindings/repeat.cc). It also does operations for the first time:
 
     repeat(code, waits, tensor, out, name, set_id, op, prescale, postscale, root, splits)
 
-It returns None for tensors and arguments that `Operation` has to handle, or refuse with an error.
+It returns None for tensors, arguments and worlds that it does not handle. Then `Operation` (operation.py) does the
+operation, or raises an error.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ def _never() -> bool:
     return False
 
 
-# Dynamo knows this function, so it costs eager code only a call. torch before 2.13 loses operators in backward graphs.
+# Dynamo knows this function, so it costs eager code only a call. Before torch 2.13 it is not used: backward graphs lose
+# operators.
 is_traced = torch.compiler.is_dynamo_compiling if torch.__version__ >= (2, 13) else _never  # type: ignore[operator]
 """Return whether Dynamo is tracing, so that a collective must be an operator of torch (traced.py)."""
 
 
 def repeated(context: Context, result: Any, tensor: torch.Tensor | None, out: torch.Tensor | None = None) -> Any:
-    """Return the result of a blocking operation, given the result of `context.repeat`.
+    """Return the result of a blocking operation. `result` comes from `context.repeat`, maybe as a handle.
 
     `tensor` is the input (None: a barrier), `out` the caller's tensor for the result, if any.
     """
@@ -72,16 +74,16 @@ def start(
 
 
 def _result(handle: Handle, tensor: torch.Tensor, expected: Any) -> Any:
-    """Return the result of an operation: `expected`, unless the core has allocated its memory."""
+    """Return the result of an operation: the core's, if it has allocated one, or else `expected`."""
     others = handle.results
     return from_result(others[0], tensor.dtype, tensor.device) if others else expected
 
 
 def is_constant(tensor: object, out: torch.Tensor | None = None) -> bool:
-    """Return whether no gradient flows through an input or `out`, so that autograd's graph needs no node for it.
+    """Return True if autograd's graph needs no node: neither `tensor` nor `out` needs a gradient.
 
-    False for a dual tensor of forward mode, which the node refuses; also while Dynamo traces, because it cannot trace
-    the core's function.
+    False for a dual tensor of forward mode (the node refuses it), and while Dynamo traces (it cannot trace the core's
+    function).
     """
     if not isinstance(tensor, _Tensor) or is_traced():
         return False
@@ -91,7 +93,7 @@ def is_constant(tensor: object, out: torch.Tensor | None = None) -> bool:
 
 
 def put(result: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Copy a result to the tensor `out`, and return that.
+    """Copy a result to the tensor `out`, and return `out`.
 
     Raises:
         UsageError: `out` has another shape or dtype, or a gradient flows through it or through the result.

@@ -11,9 +11,9 @@ from sordino.runtime.parameter_names import without_wrappers
 
 Segments = str | int | tuple[str, ...]
 Path = tuple[str, ...]
-_FEW = 4  # number of blocks, up to which large blocks are divided
-_LARGE = 1 << 20  # bytes; minimum of the size limit of pieces
-_PIECES = 16  # approximate number of pieces of a model that is one block
+_FEW = 4  # large blocks are divided if there are at most this many
+_LARGE = 1 << 20  # in bytes; the limit of a piece is never smaller
+_PIECES = 16  # approximate number of pieces if all of the model is divided
 
 
 def segment_numbers(
@@ -25,7 +25,7 @@ def segment_numbers(
         names: names of the tensors.
         sizes: their sizes in bytes.
         segments: see `sordino.algorithms.Crossover`.
-        others: names that patterns may match as well, of tensors that are in no segment, such as frozen parameters.
+        others: names of tensors that are in no segment, such as frozen parameters. A pattern may match only these.
 
     Raises:
         UsageError: a pattern matches no name.
@@ -51,7 +51,7 @@ def _numbered(keys: Sequence[object]) -> list[int]:
 
 
 def _blocks(names: Sequence[str], sizes: Sequence[float]) -> list[int]:
-    """Return the block of each tensor. If there are at most 4 blocks, large blocks are divided by bytes."""
+    """Return the block of each tensor. If there are at most 4 blocks, divide large blocks into pieces."""
     numbers = _numbered(blocks_of(names))
     if max(numbers, default=0) >= _FEW:
         return numbers
@@ -75,11 +75,11 @@ def _up_to(sizes: Sequence[float], limit: float) -> list[int]:
 
 
 def blocks_of(names: Sequence[str]) -> list[str]:
-    """Return the block of each parameter, by the parameters' names.
+    """Return the name of each parameter's block, given the names of the parameters.
 
-    A block is a member of the outermost numbered container with several members, at any depth ("model.layers.3",
-    "layer1.0"), or else the outermost module that holds no such container ("model.embed_tokens").
-    Names inserted by wrappers (torch.compile, DistributedDataParallel) are ignored.
+    A block is a member of a numbered container, such as a Sequential ("model.layers.3", "layer1.0"): of the outermost
+    one with several members. Other parameters belong to the outermost module that holds no such container
+    ("model.embed_tokens"). Names inserted by wrappers (torch.compile, DistributedDataParallel) are ignored.
     """
     paths = [tuple(without_wrappers(name).split(".")[:-1]) for name in names]
     children: dict[Path, set[str]] = defaultdict(set)
@@ -93,7 +93,7 @@ def blocks_of(names: Sequence[str]) -> list[str]:
 
 
 def _member(path: Path, children: Mapping[Path, set[str]]) -> int:
-    """Return the length of the prefix of a path up to a member of a numbered container with several members; or 0."""
+    """Return how many parts of a path name its block, if that is a member of a numbered container; else 0."""
     enough = 2
     for place, part in enumerate(path):
         if not part.isdigit():
@@ -101,10 +101,10 @@ def _member(path: Path, children: Mapping[Path, set[str]]) -> int:
         if len(children[path[:place]]) >= enough:
             nested = place == 0 and len(path) > 1 and path[1].isdigit()  # a container of containers
             return place + 1 + nested
-        enough = 4  # a block stays whole: the two parts of a shortcut are not blocks
+        enough = 4  # within a container's only member: the 2 parts of a ResNet shortcut are not blocks
     return 0
 
 
 def _depth(path: Path, opened: Set[Path]) -> int:
-    """Return the length of the prefix of a path up to the outermost module without a numbered container."""
+    """Return how many parts of a path name the outermost module that holds no block (`opened`: modules that do)."""
     return next((place + 1 for place in range(len(path)) if path[: place + 1] not in opened), len(path))
