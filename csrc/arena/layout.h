@@ -47,6 +47,7 @@ class Layout {
   const std::vector<std::size_t>& offsets() const { return offsets_; }
   const std::vector<LayoutSegment>& segments() const { return segments_; }
   std::size_t bytes() const { return bytes_; }
+  // Of the tensors and their groups. It does not depend on `segment_bytes`.
   std::uint64_t hash() const { return hash_; }
   // One line per tensor, for finding the first difference between two ranks.
   std::vector<std::string> describe() const;
