@@ -17,15 +17,17 @@ std::string boot_id() {
   return id;
 }
 
+std::string host_name() {
+  char text[HOST_NAME_MAX + 1] = {};
+  gethostname(text, sizeof(text) - 1);
+  return text;
+}
+
 Cores Cores::of_this_process() {
   constexpr std::size_t kMostCores = 8192;  // the kernel refuses a mask that is too short for its cores
   Cores own;
   own.kernel = boot_id();
-  if (own.kernel.empty()) {
-    char host[HOST_NAME_MAX + 1] = {};
-    gethostname(host, sizeof(host) - 1);
-    own.kernel = host;
-  }
+  if (own.kernel.empty()) own.kernel = host_name();
   cpu_set_t sets[kMostCores / CPU_SETSIZE] = {};
   const bool known = sched_getaffinity(0, sizeof(sets), sets) == 0;
   const std::size_t all = known ? kMostCores : std::thread::hardware_concurrency();

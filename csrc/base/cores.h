@@ -12,6 +12,7 @@ namespace sordino {
 
 // Differs between any two boots of any machines. Empty if the kernel does not provide it.
 std::string boot_id();
+std::string host_name();
 
 struct Cores {
   std::string kernel;               // equal for processes with the same kernel

@@ -35,8 +35,7 @@ void register_build(py::module_& module) {
         return info;
       },
       "The features of this build: {version, compiler, cpu_level, cuda, ucx, mpi}. cuda, ucx: description, empty if "
-      "not built; "
-      "mpi: {library, mpicc}, or None.");
+      "not built; mpi: {library, mpicc}, or None.");
 
   module.def(
       "probe_mpi",
@@ -61,8 +60,7 @@ void register_build(py::module_& module) {
       },
       "Load the MPI library, without initializing MPI: {ok, abi, library, takes_cuda, absent, error}. abi: "
       "'openmpi' or 'mpich'; takes_cuda: it accepts CUDA memory; absent: no MPI library was found; error: why it "
-      "cannot "
-      "be loaded.");
+      "cannot be loaded.");
 
   module.def(
       "probe_ucx",

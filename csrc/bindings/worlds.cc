@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
+#include "base/cores.h"
 #include "bindings/bindings.h"
 #include "engine/world.h"
 #include "kernels/kernels.h"
@@ -139,7 +140,7 @@ void register_worlds(py::module_& module) {
       "`compare`: as in mpi_world.");
   module.def("machine", &process::machine,
              "Name of this boot of the machine and of its process namespace, equal for ranks that may share memory.");
-  module.def("host_name", &process::host_name, "The name of this host.");
+  module.def("host_name", &host_name, "The name of this host.");
   module.def("hint_ucx", &ucx::hint, py::arg("folder"), "Set the folder of the libraries of UCX's wheel.");
   module.def(
       "survives_losses", [] { return Config::from_environment().survive_losses; },

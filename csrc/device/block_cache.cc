@@ -37,7 +37,7 @@ std::byte* BlockCache::take(std::size_t bytes, Stream stream) {
 }
 
 // Returns the smallest free block of at least `size` and less than 2 * size bytes whose work is done, or was put on the
-// same stream. Null if there is none.
+// same stream. Null without such a block.
 std::byte* BlockCache::take_again(std::size_t size, Stream stream) {
   for (auto found = free_blocks_.lower_bound(size); found != free_blocks_.end() && found->first < 2 * size; ++found) {
     const Block block = found->second;

@@ -78,7 +78,8 @@ class Training:
         An all-reduce between hosts adds up the parts of a block in different orders, so elements differ in roundings.
         """
         ends = torch.stack([torch.stack(parameter.detach().aminmax()) for parameter in self.parameters]).double()
-        low, high = ends.amin(1 if not self._whole else (0, 1)), ends.amax(1 if not self._whole else (0, 1))
+        equal = (0, 1) if self._whole else 1  # dimensions whose values should be equal
+        low, high = ends.amin(equal), ends.amax(equal)
         most = _RATE * hvd.size() * self._windows * (1 + _ROUNDINGS)
         return bool((low > 0).all() and (high <= most).all() and (high - low <= _ROUNDINGS * high).all())
 

@@ -1,6 +1,5 @@
 #include "transport/process/machine.h"
 
-#include <limits.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,12 +12,6 @@ std::string machine() {
   if (stat("/proc/self/ns/pid", &names) != 0)
     names.st_ino = static_cast<ino_t>(getpid());  // then the value fits this process only
   return boot_id() + "/" + std::to_string(names.st_ino);
-}
-
-std::string host_name() {
-  char text[HOST_NAME_MAX + 1] = {};
-  gethostname(text, sizeof(text) - 1);
-  return text;
 }
 
 }  // namespace sordino::process

@@ -8,6 +8,5 @@ namespace sordino::process {
 // The machine since its boot, and the process namespace. Processes with equal values give process ids the same meaning.
 // A part that the kernel does not provide is empty.
 std::string machine();
-std::string host_name();
 
 }  // namespace sordino::process
