@@ -138,24 +138,20 @@ void NodeBlocks::lay_out(std::size_t place, std::span<const std::byte* const> in
   }
 }
 
-void NodeBlocks::write_results(const Signature& what, std::span<const std::byte* const> inputs, const std::byte* blocks,
-                               std::byte* results) const {
-  for (std::size_t place = 0; place < results_.size(); ++place) {
-    const auto& [part, sources] = results_[place];
+void NodeBlocks::write_folds(const Signature& what, std::span<const std::byte* const> inputs, const std::byte* blocks,
+                             std::byte* results) const {
+  for (const auto& [part, sources] : results_) {
+    if (part.bytes == 0) continue;
     std::byte* into = results + part.begin;
-    if (!folds_) {
-      lay_out(place, inputs, blocks, into);
-    } else if (part.bytes > 0) {
-      const Scaling scaling = scaling_of(what);
-      Bytes own(part.bytes);
-      std::vector<const std::byte*> folded;
-      for (const Source& source : sources) {
-        folded.push_back(source.here ? own.data() : blocks + source.begin);
-        if (source.here) fold_node(what, inputs, {source.begin, source.bytes}, scaling, own.data());
-      }
-      kernels::reduce(scaling.op, what.dtype, folded, {&into, 1}, part.bytes / size_of(what.dtype), scaling.pre,
-                      scaling.post);
+    const Scaling scaling = scaling_of(what);
+    Bytes own(part.bytes);
+    std::vector<const std::byte*> folded;
+    for (const Source& source : sources) {
+      folded.push_back(source.here ? own.data() : blocks + source.begin);
+      if (source.here) fold_node(what, inputs, {source.begin, source.bytes}, scaling, own.data());
     }
+    kernels::reduce(scaling.op, what.dtype, folded, {&into, 1}, part.bytes / size_of(what.dtype), scaling.pre,
+                    scaling.post);
   }
 }
 

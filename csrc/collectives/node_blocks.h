@@ -1,6 +1,6 @@
 // Data that a small repeat moves between nodes, unless it is an all-reduce (one_shot_nodes.h). The block of a node has
 // the parts of its members' inputs that members of other nodes take. The leaders gather the blocks of all nodes.
-// Then each makes the results of its node, or its ranks lay out their own:
+// Then each folds the results of its node, or its ranks lay out their own:
 //
 //   operation               block of a node                               results on a node
 //   all-gather, broadcast   the inputs of its members                     one for all members
@@ -48,12 +48,12 @@ class NodeBlocks {
   std::span<const std::byte> join(std::span<const int> sites, const std::byte* blocks, Bytes& joined) const;
   // Writes blocks that another leader has joined.
   void split(std::span<const int> sites, std::span<const std::byte> joined, std::byte* blocks) const;
-  // Lays out the result of the member at a place once all blocks are there. Not for operations that fold.
+  // Lays out the result of the member at a place, of an operation that folds nothing. All blocks must be there.
   void lay_out(std::size_t place, std::span<const std::byte* const> inputs, const std::byte* blocks,
                std::byte* output) const;
-  // Writes the results on this node once all blocks are there.
-  void write_results(const Signature& what, std::span<const std::byte* const> inputs, const std::byte* blocks,
-                     std::byte* results) const;
+  // Writes the results on this node, of an operation that folds. All blocks must be there.
+  void write_folds(const Signature& what, std::span<const std::byte* const> inputs, const std::byte* blocks,
+                   std::byte* results) const;
 
  private:
   using Part = Recipe::Part;

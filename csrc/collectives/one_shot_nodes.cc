@@ -36,14 +36,9 @@ bool OneShotNodes::carries(Repeat& repeat, const std::function<Recipe(std::size_
   return repeat.blocks != nullptr;
 }
 
-// Copies of small data take no time, and their slots have two places only.
-bool OneShotNodes::lays_out(const Repeat& repeat) const {
-  return !repeat.recipe.folds && (slots_.size() == 1 || repeat.recipe.most > OneShotSlots::kStays);
-}
-
 void OneShotNodes::deliver_blocks(const Repeat& repeat, const std::byte* input, const std::byte* blocks,
                                   std::byte* output) {
-  if (!lays_out(repeat)) {
+  if (repeat.recipe.folds) {
     const auto [begin, bytes] = repeat.blocks->result(me_);
     if (bytes > 0) std::memcpy(output, results_ + begin, bytes);
     return;
@@ -298,7 +293,7 @@ void OneShotLeader::tell() {
   const std::byte* data = nullptr;  // to publish
   std::size_t bytes = 0, most = 0;
   if (const NodeBlocks* made = entry_.number == 0 ? nullptr : repeat_->blocks.get()) {
-    if (lays_out(*repeat_)) {
+    if (!repeat_->recipe.folds) {
       data = input_;
       bytes = repeat_->recipe.published;
       most = repeat_->recipe.most;
@@ -307,7 +302,7 @@ void OneShotLeader::tell() {
         own_results_.resize(made->result_bytes());
         results_ = own_results_.data();
       }
-      made->write_results(repeat_->what, inputs_, blocks(), results_);
+      made->write_folds(repeat_->what, inputs_, blocks(), results_);
     }
   } else if (entry_.number != 0 && !partial_.empty()) {
     const Signature& what = repeat_->what;

@@ -8,9 +8,9 @@
 //
 // The partial result of an all-reduce is the fold of the node's inputs, in rank order. Partial results are folded, too,
 // and the result lies in the leader's slot. The partial results of other operations are the blocks of node_blocks.h,
-// and the tree gathers the blocks of all nodes. Their results lie in memory behind the slots of the leader's block. The
-// leader writes there only if all of its node have entered the turn: so they have read the results of earlier turns.
-// If an input may be large and nothing is folded, the blocks lie there instead, the leader publishes its input, and
+// and the tree gathers the blocks of all nodes. A reduce-scatter's leader folds the results of its node, in memory
+// behind the slots of its block. The leader writes there only if all of its node have entered the turn: so they have
+// read what it wrote in earlier turns. If nothing is folded, the blocks lie there, the leader publishes its input, and
 // each rank lays its result out itself. It may still do so when the next turn is over, because some rank declined it.
 // So no rank of its node enters the turn after that before it has entered or declined the next one.
 //
@@ -57,10 +57,8 @@ class OneShotNodes : public OneShot {
   // them map, for results or blocks; null if this rank is alone on its node.
   OneShotNodes(std::vector<OneShotSlots*> slots, Sites sites, std::size_t ranks, std::byte* results)
       : OneShot(std::move(slots), sites.own(), sites.place, ranks), sites_(std::move(sites)), results_(results) {}
-  // Whether each rank lays its result out itself, from the blocks and the inputs of its node. Otherwise the leader
-  // writes the results.
-  bool lays_out(const Repeat& repeat) const;
-  // Writes the result of this rank, of the turn that has just ended. `blocks`: if lays_out().
+  // Writes the result of this rank, of the turn that has just ended. `blocks`: of all nodes, unless the operation
+  // folds.
   void deliver_blocks(const Repeat& repeat, const std::byte* input, const std::byte* blocks, std::byte* output);
 
   const Sites sites_;
@@ -144,7 +142,7 @@ class OneShotLeader : public OneShotNodes {
   std::span<const std::byte> outgoing(const Step& step);
   void combine(Arrived& theirs, const Step& step);
   void fold();
-  std::byte* blocks() { return slots_.size() > 1 && lays_out(*repeat_) ? results_ : blocks_.data(); }
+  std::byte* blocks() { return slots_.size() > 1 && !repeat_->recipe.folds ? results_ : blocks_.data(); }
   void reduce_partial(std::span<const std::byte* const> sources, double pre);
   void tell();
   void next_turn();
