@@ -4,8 +4,6 @@ misuse."""
 from __future__ import annotations
 
 import copy
-import threading
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,9 +20,6 @@ from sordino.errors import UsageError
 from sordino.runtime.context import current
 
 # ---- threshold and checkpoints ---------------------------------------------------------------------------------------
-
-ONE_CATCHES = threading.Lock()
-"""Catching warnings affects the whole process, and the ranks may be its threads."""
 
 
 @check(least=1, helpers=("", "servers"))
@@ -45,11 +40,10 @@ def the_threshold_follows_the_mean_metric(seat: Seat) -> None:
 def schedulers_that_are_told_nothing_say_so(seat: Seat) -> None:
     planted = Planted(skipping(scheduler=ThresholdScheduler()), 40)
     planted.step(1.0)
-    with ONE_CATCHES, pytest.warns(UserWarning, match=r"report_metric\(loss\) has not been called"):
+    with seat.warned(r"report_metric\(loss\) has not been called", UserWarning):
         planted.optimizer.state_dict()
     planted.optimizer.report_metric(1.0)
-    with ONE_CATCHES, warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with seat.no_warnings():
         planted.optimizer.state_dict()
 
 

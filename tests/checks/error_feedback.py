@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from contextlib import nullcontext
 from typing import Any
 
-import pytest
 import torch
 
 import sordino.torch as hvd
@@ -68,11 +65,6 @@ def resumed(seat: Seat, kind: str, saved: tuple[Any, Any], turns: range) -> torc
     return model
 
 
-def warned_of(seat: Seat, words: str) -> Any:
-    """Return a context that expects a warning if ranks are processes; threads share their warnings."""
-    return pytest.warns(RuntimeWarning, match=words) if seat.transport == "processes" else nullcontext()
-
-
 @check(least=2, kind=tuple(KINDS))
 def training_that_resumes(seat: Seat, kind: str) -> None:
     """Training is the same, bit for bit, if each rank resumes from its own state; without the residuals it is not."""
@@ -83,8 +75,7 @@ def training_that_resumes(seat: Seat, kind: str) -> None:
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     assert list(residuals_of(saved[1])["by_rank"]) == [seat.rank] and any(one.any() for one in tensors_of(saved[1]))
     train(seat, model, optimizer, range(9, 14))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error") if seat.transport == "processes" else None
+    with seat.no_warnings():
         assert same_parameters(model, resumed(seat, kind, saved, range(9, 14)))
     residuals_of(saved[1]).clear()
     assert not same_parameters(model, resumed(seat, kind, saved, range(9, 14)))
@@ -148,7 +139,7 @@ def all_ranks_load_the_state_of_the_first(seat: Seat, kind: str) -> None:
     fresh = copy.deepcopy(optimizer.state_dict())
     train(seat, model, optimizer, range(6))
     first = hvd.broadcast_object(copy.deepcopy(optimizer.state_dict()), 0, name="first")
-    with warned_of(seat, f"not those of rank {seat.rank}") if seat.rank > 0 else nullcontext():
+    with seat.warned(f"not those of rank {seat.rank}", when=seat.rank > 0):
         optimizer.load_state_dict(first)
     now = optimizer.state_dict()
     if seat.rank == 0:
@@ -191,7 +182,7 @@ def another_codec_sends_what_is_owed(seat: Seat, codec: str) -> None:
     del exact
     for options in ({"compression": Int8(32)}, {}):
         other = wrapped(**options)
-        with warned_of(seat, "are dropped"):
+        with seat.warned("are dropped"):
             other.load_state_dict(copy.deepcopy(state))
         assert "sordino" not in other.state_dict()
         del other

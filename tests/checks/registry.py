@@ -6,11 +6,14 @@ import hashlib
 import importlib
 import itertools
 import time
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import sordino.torch as hvd
@@ -122,6 +125,22 @@ class Seat:
     @property
     def last(self) -> int:
         return self.size - 1
+
+    # Filters of warnings are the process's. Ranks that are its threads would restore each other's, and some would stay.
+
+    def warned(
+        self, words: str, kind: type[Warning] = RuntimeWarning, when: bool = True
+    ) -> AbstractContextManager[Any]:
+        """Return a context that expects a warning, if `when` holds and ranks are processes."""
+        return pytest.warns(kind, match=words) if when and self.transport == "processes" else nullcontext()
+
+    @contextmanager
+    def no_warnings(self) -> Iterator[None]:
+        """Raise what is warned of in this context, if ranks are processes."""
+        with warnings.catch_warnings() if self.transport == "processes" else nullcontext():
+            if self.transport == "processes":
+                warnings.simplefilter("error")
+            yield
 
     def meet(self, name: str, ranks: Iterable[int] | None = None) -> None:
         """Wait for the other ranks (or some) without the library, by files."""

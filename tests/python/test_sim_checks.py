@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import pytest
 from checks.registry import Check, compare
@@ -21,4 +22,6 @@ def deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("world", "check"), pairs_of(SIM))
 def test_on_threads(world: World, check: Check, tmp_path) -> None:
     options = {"ranks_per_node": world.per_node, "algorithm": check.algorithm(world.ranks)}
+    filters = list(warnings.filters)
     compare(sim.run(world.ranks, check.run, "sim", str(tmp_path), **options))
+    assert warnings.filters == filters, "a check on threads has changed the filters of warnings (Seat.no_warnings)"
