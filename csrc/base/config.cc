@@ -101,6 +101,10 @@ const std::vector<Row>& rows() {
         "1 or 0: data for other ranks of the node always, or never, bypass the caches (on x86-64 only); unset: if "
         "ordinary stores are slow, as they are between sockets"},
        [](Config& c, auto& n, auto& v) { c.streaming_stores = v.empty() ? -1 : integer<int>(n, v, 0, 1); }},
+      {{"SORDINO_SINGLE_COPY", "", "",
+        "1 or 0: node peers always, or never, copy large data from each other's private memory (process_vm_readv) "
+        "instead of passing them through shared memory; unset: if the kernel permits it, and it is faster"},
+       [](Config& c, auto& n, auto& v) { c.single_copy = v.empty() ? -1 : integer<int>(n, v, 0, 1); }},
       {{"SORDINO_GPU_ROUTE", "", "",
         "only route for operations on GPU memory: nccl, ipc (within a node), mpi (a CUDA-aware one) or host; it falls "
         "back to host; unset: the first of these that all ranks of an operation support"},

@@ -22,6 +22,7 @@ struct Config {
   int spin_us = 0;               // microseconds that a waiting rank spins before it sleeps
   std::string gpu_route;         // only route of operations on device memory, besides host; empty: the best available
   int streaming_stores = -1;     // 1 or 0, for kernels::set_streams(); -1: chosen by the times of copies
+  int single_copy = -1;          // 1 or 0: whether node peers copy from private memory; -1: if that is faster
   int cuda_aware = -1;           // 1 or 0: whether MPI accepts device memory; -1: ask MPI
   std::string cpu_level;         // upper limit of the kernels' instruction set level; empty: none
   std::string timeline;          // file of the trace; empty: none

@@ -170,15 +170,12 @@ Task allgather(Participants& participants, const std::byte* input, std::vector<s
   const int size = participants.size();
   const Blocks blocks(sizes);
   if (moves_in_node(participants, false)) {
-    NodeMove move{input, {}, [&](std::size_t at, const std::vector<NodeMove::Source>& sources) {
-                    for (int step = 0; step < size; ++step) {  // each rank begins with another one
-                      const int peer = (participants.me + step) % size;
-                      const auto [data, bytes] = std::pair(sources[peer].data(), sources[peer].size());
-                      std::byte* to = blocks.in(output, peer).data() + at;
-                      if (bytes > 0 && to != data) std::copy_n(data, bytes, to);
-                    }
-                  }};
-    for (const std::size_t bytes : sizes) move.parts.push_back({{0, bytes}});
+    NodeMove move{.input = input, .parts = {}};
+    for (int index = 0; index < size; ++index) {
+      const std::span<std::byte> block = blocks.in(output, index);
+      move.parts.push_back({{0, block.size()}});
+      move.places.push_back(block.data());
+    }
     co_await move_in_node(participants, std::move(move));
     co_return;
   }

@@ -15,16 +15,12 @@ using NodeMatrix = std::vector<std::vector<std::size_t>>;  // by giver, by taker
 
 Task alltoall_in_node(Participants& participants, const std::byte* input, const NodeMatrix& matrix, std::byte* output) {
   const auto me = static_cast<std::size_t>(participants.me);
-  std::vector<std::byte*> places;  // of the participants' parts in the output
-  NodeMove move{input, {}, [&places](std::size_t at, const std::vector<NodeMove::Source>& sources) {
-                  for (std::size_t peer = 0; peer < sources.size(); ++peer)
-                    std::copy_n(sources[peer].data(), sources[peer].size(), places[peer] + at);
-                }};
+  NodeMove move{.input = input, .parts = {}};
   for (const std::vector<std::size_t>& sizes : matrix) {
     std::vector<NodeMove::Part>& parts = move.parts.emplace_back();
     for (std::size_t begin = 0; const std::size_t bytes : sizes)
       parts.push_back({std::exchange(begin, begin + bytes), bytes});
-    places.push_back(output);
+    move.places.push_back(output);
     output += sizes[me];
   }
   co_await move_in_node(participants, std::move(move));

@@ -38,12 +38,8 @@ Task broadcast(Participants& participants, int root, const std::byte* input, std
   }
   if (participants.me == root && output != input) co_await participants.compute->copy(output, input, bytes);
   if (moves_in_node(participants, false)) {
-    NodeMove move{output,
-                  {participants.ranks.size(), {{0, 0}}},
-                  [&](std::size_t at, const std::vector<NodeMove::Source>& sources) {
-                    const NodeMove::Source& source = sources[static_cast<std::size_t>(root)];
-                    if (participants.me != root) std::copy_n(source.data(), source.size(), output + at);
-                  }};
+    const std::size_t size = participants.ranks.size();
+    NodeMove move{.input = output, .parts = {size, {{0, 0}}}, .places = {size, output}};
     move.parts[static_cast<std::size_t>(root)][0].bytes = bytes;
     if (bytes > 0) co_await move_in_node(participants, std::move(move));
     co_return;

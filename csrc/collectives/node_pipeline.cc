@@ -1,6 +1,7 @@
 #include "collectives/node_pipeline.h"
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 
 #include "collectives/shared_tensors.h"
@@ -9,6 +10,8 @@
 namespace sordino {
 namespace {
 
+// Smaller parts that peers cannot map pass through slots: the kernel needs too long to find them.
+constexpr std::size_t kLeastPrivate = 64 * 1024;
 constexpr std::size_t kLeastChunk = 32 * 1024;  // in bytes of all lanes; shorter ones cost more in waits
 // A giver that takes chunk k has filled chunk k + kAhead - 1, so all ranks have taken chunk k - 2. Peers may be one
 // chunk behind.
@@ -61,16 +64,48 @@ class NodePipeline {
           peer == participants_.me ? move_.input + begin : slot_of(peer, chunk) + my_lane() * chunk_;
       sources_[static_cast<std::size_t>(peer)] = {data, bytes};
     }
-    move_.take(chunk * chunk_, sources_);
+    if (move_.places.empty()) {
+      move_.fold(chunk * chunk_, sources_);
+    } else {
+      for_each_giver([&](int peer, std::byte* place) {
+        const Source& source = sources_[static_cast<std::size_t>(peer)];
+        std::byte* to = place + chunk * chunk_;
+        if (!source.empty() && to != source.data()) std::memcpy(to, source.data(), source.size());
+      });
+    }
     participants_.reach(&SharedBlock::finished, stage(chunk));
   }
 
-  void take_whole(const std::vector<const std::byte*>& inputs) {
+  // Takes all parts from the inputs that the participants have offered.
+  void take_whole() {
+    NodeMemory& memory = participants_.transport.node_memory();
+    if (!move_.places.empty())
+      return for_each_giver([&](int peer, std::byte* place) {
+        const auto [begin, bytes] = part_for_me(peer);
+        if (peer != participants_.me) {
+          memory.copy(participants_.ranks[static_cast<std::size_t>(peer)], input_of(peer, begin), {place, bytes});
+        } else if (bytes > 0 && place != move_.input + begin) {
+          std::memcpy(place, move_.input + begin, bytes);
+        }
+      });
     for (int peer = 0; peer < participants_.size(); ++peer) {
       const auto [begin, bytes] = part_for_me(peer);
-      sources_[static_cast<std::size_t>(peer)] = {inputs[static_cast<std::size_t>(peer)] + begin, bytes};
+      const std::byte* data =
+          peer == participants_.me || bytes == 0
+              ? move_.input + begin
+              : memory.map(participants_.ranks[static_cast<std::size_t>(peer)], input_of(peer, begin));
+      sources_[static_cast<std::size_t>(peer)] = {data, bytes};
     }
-    move_.take(0, sources_);
+    move_.fold(0, sources_);
+  }
+
+  // Location of this rank's input, for its peers.
+  Location offer() const {
+    NodeMemory& memory = participants_.transport.node_memory();
+    const std::size_t bytes = input_bytes(participants_.me);
+    if (bytes == 0) return {};
+    const bool may_be_private = !move_.places.empty() && most_ >= kLeastPrivate;
+    return may_be_private ? memory.offer(move_.input, bytes) : memory.locate(move_.input, bytes);
   }
 
   void count_sent() {
@@ -83,6 +118,23 @@ class NodePipeline {
 
  private:
   using Part = NodeMove::Part;
+  using Source = NodeMove::Source;
+
+  // Each rank begins with another giver, so that they do not all read the same memory.
+  template <typename Take>
+  void for_each_giver(const Take& take) const {
+    const int size = participants_.size();
+    for (int step = 0; step < size; ++step) {
+      const int peer = (participants_.me + step) % size;
+      if (part_for_me(peer).bytes > 0) take(peer, move_.places[static_cast<std::size_t>(peer)]);
+    }
+  }
+  // Location of byte `at` of the input that a peer has offered.
+  Location input_of(int peer, std::size_t at) const {
+    Location place = participants_.blocks[static_cast<std::size_t>(peer)]->location;
+    place.offset += at;
+    return place;
+  }
 
   const std::vector<Part>& parts_of(int participant) const {
     return move_.parts[static_cast<std::size_t>(participant)];
@@ -112,26 +164,17 @@ Task offered(Participants& participants, const NodePipeline& pipeline, std::uint
   }
 }
 
-// Offers the location of this rank's input, and finds the inputs of all participants that give data. `inputs` stays
-// empty, on all ranks, if one is not in shared memory.
-Task find_inputs(Participants& participants, const NodeMove& move, const NodePipeline& pipeline,
-                 std::vector<const std::byte*>& inputs) {
-  NodeMemory& memory = participants.transport.node_memory();
-  const auto me = static_cast<std::size_t>(participants.me);
-  SharedBlock& own = *participants.blocks[me];
-  const std::size_t bytes = pipeline.input_bytes(participants.me);
-  own.location = bytes > 0 ? memory.locate(move.input, bytes) : Location{};
+// Offers this rank's input, and learns whether all participants that give data have offered theirs. All ranks set
+// `everyone` to the same value.
+Task offer_inputs(Participants& participants, const NodePipeline& pipeline, bool& everyone) {
+  participants.blocks[static_cast<std::size_t>(participants.me)]->location = pipeline.offer();
   participants.reach(&SharedBlock::offered, kOfferStage);
   co_await offered(participants, pipeline, kOfferStage);
-  std::vector<const std::byte*> found(participants.ranks.size());
+  everyone = true;
   for (int peer = 0; peer < participants.size(); ++peer) {
-    const auto index = static_cast<std::size_t>(peer);
-    if (!pipeline.gives(peer)) continue;
-    const Location& location = participants.blocks[index]->location;
-    if (location.segment == 0) co_return;
-    found[index] = index == me ? move.input : memory.map(participants.ranks[index], location);
+    if (pipeline.gives(peer) && participants.blocks[static_cast<std::size_t>(peer)]->location.segment == 0)
+      everyone = false;
   }
-  inputs = std::move(found);
 }
 
 }  // namespace
@@ -147,10 +190,10 @@ Task move_in_node(Participants& participants, NodeMove move) {
   const std::uint64_t chunks = pipeline.chunks(), last = stage(chunks - 1);
   const bool gives = pipeline.gives(participants.me);
   co_await slots_free(participants);
-  std::vector<const std::byte*> inputs;
-  if (pipeline.largest_part() >= kLeastInPlace) co_await find_inputs(participants, move, pipeline, inputs);
-  if (!inputs.empty()) {
-    pipeline.take_whole(inputs);
+  bool everyone = false;  // offers its input
+  if (pipeline.largest_part() >= kLeastInPlace) co_await offer_inputs(participants, pipeline, everyone);
+  if (everyone) {
+    pipeline.take_whole();
     participants.reach(&SharedBlock::finished, last);
     if (gives) co_await participants.all_reached(&SharedBlock::finished, last);  // peers read its input
   } else {

@@ -1,8 +1,8 @@
 // Data exchange between the participants of one node: all-gather, all-to-all, broadcast and reduce-scatter.
 //
-// Each participant's input has a part for each participant, or one part that all take. Inputs in shared memory are read
-// where they are. Other inputs pass through slots of their ranks, in chunks that stay in the cache. A slot has a lane
-// for each part:
+// Each participant's input has a part for each participant, or one part that all take. Inputs that peers can reach
+// (NodeMemory::offer) are read where they are. Other inputs pass through slots of their ranks, in chunks that stay in
+// the cache. A slot has a lane for each part:
 //
 //   fill   the chunk of each part of my input   -> the lanes of my slot   offered  = stage(chunk)
 //   take   my lane of each peer's slot          -> my output              finished = stage(chunk)
@@ -27,9 +27,11 @@ struct NodeMove {
 
   const std::byte* input;
   std::vector<std::vector<Part>> parts;  // by giver, by taker; or one part that all take. Equal on all participants
-  // Called repeatedly with the next bytes, from offset `at` on, of each participant's part for this rank. The source of
-  // a participant whose part has ended is empty; this rank's own source is its input.
-  std::function<void(std::size_t at, const std::vector<Source>& sources)> take;
+  // Where each participant's part for this rank goes, or empty: then `fold` takes the parts of all participants.
+  std::vector<std::byte*> places = {};
+  // Called repeatedly with the next bytes, from offset `at` on, of each participant's part for this rank. This rank's
+  // own source is its input.
+  std::function<void(std::size_t at, const std::vector<Source>& sources)> fold = {};
 };
 
 // Whether the participants can exchange data in this way: they share memory, the data is the host's, and a slot has

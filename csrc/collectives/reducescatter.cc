@@ -32,12 +32,13 @@ Task reducescatter_in_node(Participants& participants, const Parts& parts, const
                            double pre, double post) {
   const std::size_t width = size_of(parts.dtype);
   std::vector<const std::byte*> values;
-  NodeMove move{input, {}, [&](std::size_t at, const std::vector<NodeMove::Source>& sources) {
-                  values.clear();
-                  for (const NodeMove::Source& source : sources) values.push_back(source.data());
-                  std::byte* into = output + at;
-                  kernels::reduce(parts.op, parts.dtype, values, {&into, 1}, sources.front().size() / width, pre, post);
-                }};
+  NodeMove move{.input = input, .parts = {}};
+  move.fold = [&](std::size_t at, const std::vector<NodeMove::Source>& sources) {
+    values.clear();
+    for (const NodeMove::Source& source : sources) values.push_back(source.data());
+    std::byte* into = output + at;
+    kernels::reduce(parts.op, parts.dtype, values, {&into, 1}, sources.front().size() / width, pre, post);
+  };
   std::vector<NodeMove::Part> all;
   for (int peer = 0; peer < participants.size(); ++peer) all.push_back({parts.begin(peer), parts.bytes(peer)});
   move.parts.assign(all.size(), all);

@@ -108,15 +108,15 @@ void PointToPoint::take_data(const std::shared_ptr<Posting>& receive, const Arri
   if (begun) post(message.from, Writer().put(Message::kMessage).put(Word::kAsk).put(message.envelope.number).put(tag));
 }
 
-// Copies data, if there are any, from memory that this rank maps.
+// Copies data, if there are any, from memory of the sender that this rank reaches.
 void PointToPoint::copy_from(Posting& receive, const Arrival& message, const Location& place) {
   const bool empty = receive.bytes == 0;
   if (!empty && (!is_near(message.from) || place.device != 0 || place.offset > place.bytes ||
                  place.bytes - place.offset < receive.bytes))
     throw TransportError("rank " + std::to_string(message.from) +
-                         " announces data outside of the memory that it shares");
+                         " announces data outside of the memory that it offers");
   try {
-    if (!empty) std::memcpy(receive.data, common_.transport.node_memory().map(message.from, place), receive.bytes);
+    if (!empty) common_.transport.node_memory().copy(message.from, place, {receive.data, receive.bytes});
   } catch (const MemoryGone& error) {
     return finish(receive,
                   std::make_exception_ptr(PeerLost(receive.text() + " failed: " + error.what(), {message.from})));

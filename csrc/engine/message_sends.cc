@@ -70,7 +70,7 @@ bool PointToPoint::put(int to, const std::shared_ptr<Posting>& send) {
   Location place;
   std::span<const std::byte> payload(send->data, send->bytes);
   if (!whole) {
-    if (near && send->bytes > 0) place = common_.transport.node_memory().locate(send->data, send->bytes);
+    if (near && send->bytes > 0) place = common_.transport.node_memory().offer(send->data, send->bytes);
     if (place.device != 0) place = {};
     payload = std::as_bytes(std::span(&place, 1));
   }

@@ -4,7 +4,7 @@
 //   size of a message      to a rank of another node         to a node peer
 //   up to kWholeBytes      a control message                 the fast box to that rank (fast_box.h)
 //   larger                 announced, then a transfer        announced in the fast box. The receiver copies data that
-//                          that the receiver asks for        it can map, and asks for a transfer of other data
+//                          that the receiver asks for        it can reach, and asks for a transfer of other data
 //
 // A message of up to kWholeBytes travels whole: its send is complete once the message is written, and the receiver
 // buffers it until a receive takes it. The sender counts the bytes that each receiver may buffer. Beyond kBufferedBytes

@@ -1,6 +1,7 @@
 #include "transport/node_memory.h"
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <optional>
 
@@ -125,9 +126,28 @@ std::shared_ptr<Segment> NodeMemory::allocate_on(const std::shared_ptr<Device>& 
   return pool_->take(*this, device, std::max<std::size_t>(bytes, 1), use);
 }
 
+Location NodeMemory::offer(const void* data, std::size_t bytes) {
+  const Location shared = locate(data, bytes);
+  if (shared.segment != 0 || !reads_private()) return shared;
+  return {.segment = Location::kPrivate, .bytes = bytes, .key = reinterpret_cast<std::uint64_t>(data)};
+}
+
+void NodeMemory::copy(int rank, const Location& location, std::span<std::byte> to) {
+  if (location.offset > location.bytes || location.bytes - location.offset < to.size())
+    throw TransportError("rank " + std::to_string(rank) + " offers memory beyond the end of a segment");
+  if (location.segment == Location::kPrivate) return read_private(rank, location.key + location.offset, to);
+  if (!to.empty()) std::memcpy(to.data(), map(rank, location), to.size());
+}
+
+void NodeMemory::read_private(int rank, std::uint64_t, std::span<std::byte>) {
+  throw TransportError("rank " + std::to_string(rank) + " offers memory that this rank cannot reach");
+}
+
 std::byte* NodeMemory::map(int rank, const Location& location, const std::shared_ptr<Device>& device) {
   if (location.offset > location.bytes)
     throw TransportError("rank " + std::to_string(rank) + " offers memory beyond the end of a segment");
+  if (location.segment == Location::kPrivate)
+    throw TransportError("rank " + std::to_string(rank) + " offers private memory to be mapped");
   if (location.device == 0) return map_host(rank, location);
   if (!device)
     throw TransportError("rank " + std::to_string(rank) + " offers device memory to a rank without a device");

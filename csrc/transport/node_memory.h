@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <span>
 #include <tuple>
 #include <vector>
 
@@ -52,6 +53,14 @@ class NodeMemory {
   // `device` accesses the memory; null for host memory. Throws TransportError if the memory cannot be mapped.
   std::byte* map(int rank, const Location& location, const std::shared_ptr<Device>& device = nullptr);
 
+  // Location from which peers can copy(): that of locate(). If there is none, peers may still be able to copy the
+  // memory from this process; else {}.
+  Location offer(const void* data, std::size_t bytes);
+  // Copies the bytes at `location` in the memory of `rank`, a rank of this node. Throws TransportError as map() does.
+  void copy(int rank, const Location& location, std::span<std::byte> to);
+  // Whether all ranks of this node copy from each other's private memory.
+  virtual bool reads_private() const { return false; }
+
   // Ids of the segments freed since the last call. Send them to the node peers, which then call unmap().
   std::vector<std::uint64_t> take_freed() { return table_->take_freed(); }
   void unmap(int rank, std::uint64_t segment) { unmap_host(rank, segment); }
@@ -62,6 +71,8 @@ class NodeMemory {
 
   virtual std::byte* map_host(int rank, const Location& location) = 0;
   virtual void unmap_host(int rank, std::uint64_t segment) = 0;
+  // Copies from `address` in the process of `rank`.
+  virtual void read_private(int rank, std::uint64_t address, std::span<std::byte> to);
   // Closes mapped device memory. Call it before peers' host memory is unmapped, because the lists of openers are there.
   void close_devices() noexcept;
 

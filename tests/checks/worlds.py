@@ -47,7 +47,8 @@ class World:
     def environment(self) -> dict[str, str]:
         """Return the environment that makes processes of one machine such a world."""
         layout = {"SORDINO_RANKS_PER_NODE": str(self.per_node), "SORDINO_SHARED_MEMORY": str(int(self.shared))}
-        return layout | {"SORDINO_TRANSPORT": self.kind}
+        single_copy = str(int(self.ranks % 2 == 0))  # so that both ways are tested, whichever this machine would choose
+        return layout | {"SORDINO_TRANSPORT": self.kind, "SORDINO_SINGLE_COPY": single_copy}
 
     @property
     def launcher(self) -> str:

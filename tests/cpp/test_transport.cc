@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <numeric>
 #include <optional>
@@ -506,6 +507,67 @@ void mailboxes_give_each_message_once() {
   each_is_given_once([&](const Sink& sink) { return reader.poll(sink); });
 }
 
+struct PrivateData {
+  std::vector<std::byte> bytes = std::vector<std::byte>(300'000);
+  Location place(std::size_t begin) const {
+    return {.segment = Location::kPrivate,
+            .bytes = bytes.size(),
+            .offset = begin,
+            .key = reinterpret_cast<std::uint64_t>(bytes.data())};
+  }
+};
+
+// A child has data at an address at which its parent has other data.
+void private_memory_of_a_peer_is_copied() {
+  PrivateData data;
+  int ready[2];
+  CHECK(pipe(ready) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    data.bytes = pattern(data.bytes.size(), 5);  // moved here: elsewhere in memory
+    const Location place = data.place(0);
+    const bool sent = write(ready[1], &place.key, sizeof(place.key)) == sizeof(place.key);
+    while (sent) pause();
+    _exit(1);
+  }
+  std::uint64_t address = 0;
+  CHECK(read(ready[0], &address, sizeof(address)) == sizeof(address));
+  const auto at = [&](std::size_t begin) {
+    Location place = data.place(begin);
+    place.key = address;
+    return place;
+  };
+  const shm::PrivateMemory::Mark mark = shm::PrivateMemory::mark();  // the child has inherited it
+  shm::PrivateMemory reader;
+  reader.introduce(1, child, mark);
+  shm::ShmMemory memory;
+  CHECK(memory.offer(data.bytes.data(), 100).segment == 0);
+  Bytes got(1000);
+  CHECK_THROWS(TransportError, memory.copy(1, at(0), got));  // the node has not agreed to it
+  if (const std::string why = reader.hindrance(1); why.empty()) {
+    memory.read_private_with(reader);
+    CHECK(memory.offer(data.bytes.data(), 100).segment == Location::kPrivate);
+    memory.copy(1, at(99'000), got);
+    const Bytes whole = pattern(300'000, 5);
+    CHECK(std::equal(got.begin(), got.end(), whole.begin() + 99'000));
+    CHECK_THROWS(TransportError, memory.copy(1, at(299'001), got));
+    CHECK_THROWS(TransportError, memory.copy(2, at(0), got));
+    CHECK_THROWS(TransportError, memory.map(1, at(0)));
+    address = 4096;  // where nothing is mapped
+    CHECK_THROWS(MemoryGone, memory.copy(1, at(0), got));
+    reader.introduce(1, child, {mark.address, mark.value + 1});  // as if the process were another one
+    CHECK_THROWS(MemoryGone, reader.read(1, reinterpret_cast<std::uint64_t>(data.bytes.data()), got));
+    CHECK(!reader.hindrance(1).empty());
+  } else {
+    std::fprintf(stderr, "not tested, since %s\n", why.c_str());
+  }
+  kill(child, SIGKILL);
+  CHECK(waitpid(child, nullptr, 0) == child);
+  CHECK_THROWS(MemoryGone, reader.read(1, address, got));
+  close(ready[0]);
+  close(ready[1]);
+}
+
 void the_cores_of_a_process_are_those_that_it_may_run_on() {
   cpu_set_t before;
   CHECK(sched_getaffinity(0, sizeof(before), &before) == 0);
@@ -559,6 +621,7 @@ int main() {
   sim_delivers_in_order();
   sim_gives_each_message_once();
   mailboxes_give_each_message_once();
+  private_memory_of_a_peer_is_copied();
   the_cores_of_a_process_are_those_that_it_may_run_on();
   ranks_share_the_cores_of_a_machine();
   return sordino::test::report();

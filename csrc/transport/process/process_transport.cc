@@ -66,6 +66,15 @@ struct Home {
 struct Box {
   Location place;
   std::uint32_t mark;
+  shm::PrivateMemory::Mark private_mark;
+};
+
+// What a rank can do with the memory of its node.
+enum class Access : std::uint8_t {
+  kNone,
+  kShares,
+  kReadsPrivate,   // and may copy from its peers' private memory
+  kPrefersPrivate  // and takes this for faster; asked of the first rank of a node only
 };
 
 class ProcessTransport : public Transport {
@@ -77,7 +86,7 @@ class ProcessTransport : public Transport {
     find_nodes(homes, config.ranks_per_node);
     watch(homes);
     if (is_local_) require_one_machine(homes);
-    share_memory(meeting, homes, is_local_ || config.shared_memory);
+    share_memory(meeting, homes, is_local_ || config.shared_memory, config.single_copy);
     if (!config.shared_memory) shares_memory_.assign(at(size_), false);
     if (far) far_ = far(meeting);
     if (is_local_ && !near_) throw TransportError("rank " + std::to_string(rank_) + ": " + trouble_);
@@ -207,12 +216,12 @@ class ProcessTransport : public Transport {
 
   // Every rank publishes a box with a random mark, and looks for its peers' marks. If two ranks of a node cannot see
   // each other (another pid namespace, hidden /proc), no rank of that node uses shared memory.
-  void share_memory(Meeting& meeting, const std::vector<Home>& homes, bool wanted) {
+  void share_memory(Meeting& meeting, const std::vector<Home>& homes, bool wanted, int single_copy) {
     const auto together = [this](int a, int b) { return is_local_ || node_of_[at(a)] == node_of_[at(b)]; };
     for (int rank = 0; rank < size_; ++rank) {
       if (together(rank, rank_)) here_.push_back(rank);
     }
-    Box mine{{}, std::random_device{}() | 1u};
+    Box mine{{}, std::random_device{}() | 1u, shm::PrivateMemory::mark()};
     if (wanted) {
       try {
         box_ = memory_.allocate(shm::Mailboxes::bytes_for(here_.size()));
@@ -222,20 +231,27 @@ class ProcessTransport : public Transport {
         trouble_ = error.what();
       }
     }
-    const std::vector<Bytes> gathered = meeting.gather(Writer().put(mine.place).put(mine.mark).take());
+    const std::vector<Bytes> gathered =
+        meeting.gather(Writer().put(mine.place).put(mine.mark).put(mine.private_mark).take());
+    shm::PrivateMemory reader;
     std::vector<std::byte*> boxes;
     for (const int peer : here_) {
       if (!wanted || !trouble_.empty()) break;
       try {
-        boxes.push_back(peer == rank_ ? box_->data : box_of(peer, homes[at(peer)], gathered[at(peer)]));
+        boxes.push_back(peer == rank_ ? box_->data : box_of(peer, homes[at(peer)], gathered[at(peer)], reader));
       } catch (const Error& error) {
         trouble_ = error.what();
       }
     }
-    const std::vector<Bytes> fine = meeting.gather(Bytes{std::byte(wanted && trouble_.empty())});
+    const Access access = wanted && trouble_.empty() ? access_by(reader, single_copy) : Access::kNone;
+    const std::vector<Bytes> gathered_access = meeting.gather(Bytes{std::byte(access)});
+    const auto access_of = [&](int rank) {
+      const Bytes& one = gathered_access[at(rank)];
+      return one.size() == 1 ? static_cast<Access>(one[0]) : Access::kNone;
+    };
     shares_memory_.assign(at(size_), true);
     for (int peer = 0; peer < size_; ++peer) {
-      if (fine[at(peer)] == Bytes{std::byte(1)}) continue;
+      if (access_of(peer) != Access::kNone) continue;
       for (int rank = 0; rank < size_; ++rank) {
         if (together(rank, peer)) shares_memory_[at(rank)] = false;
       }
@@ -245,6 +261,9 @@ class ProcessTransport : public Transport {
                            "to do so: " + trouble_);
     if (shares_memory_[at(rank_)]) {
       near_ = std::make_unique<shm::ShmLink>(memory_, here_, rank_, boxes);
+      const bool all_read =
+          std::all_of(here_.begin(), here_.end(), [&](int rank) { return access_of(rank) >= Access::kReadsPrivate; });
+      if (all_read && access_of(here_.front()) == Access::kPrefersPrivate) memory_.read_private_with(std::move(reader));
     } else if (wanted && trouble_.empty()) {
       trouble_ = "a peer cannot map its memory";
     }
@@ -255,10 +274,26 @@ class ProcessTransport : public Transport {
     }
   }
 
-  std::byte* box_of(int peer, const Home& home, const Bytes& sent) {
+  Access access_by(const shm::PrivateMemory& reader, int single_copy) const {
+    if (single_copy == 0 || here_.size() == 1) return Access::kShares;
+    for (const int peer : here_) {
+      const std::string why = peer == rank_ ? "" : reader.hindrance(peer);
+      if (why.empty()) continue;
+      if (single_copy == 1) {
+        log::say(log::Level::kWarning, rank_,
+                 "rank " + std::to_string(rank_) + ": SORDINO_SINGLE_COPY=1 has no effect: " + why);
+      }
+      return Access::kShares;
+    }
+    const bool prefers = single_copy == 1 || (rank_ == here_.front() && shm::PrivateMemory::saves_time());
+    return prefers ? Access::kPrefersPrivate : Access::kReadsPrivate;
+  }
+
+  std::byte* box_of(int peer, const Home& home, const Bytes& sent, shm::PrivateMemory& private_memory) {
     Reader reader(sent);
-    const Box box{reader.get<Location>(), reader.get<std::uint32_t>()};
+    const Box box{reader.get<Location>(), reader.get<std::uint32_t>(), reader.get<shm::PrivateMemory::Mark>()};
     memory_.introduce(peer, home.pid);
+    private_memory.introduce(peer, home.pid, box.private_mark);
     if (box.place.segment == 0) throw TransportError("rank " + std::to_string(peer) + " has no shared memory");
     try {
       std::byte* mapped = memory_.map(peer, box.place);

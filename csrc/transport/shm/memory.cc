@@ -197,6 +197,11 @@ void ShmMemory::unmap_host(int rank, std::uint64_t segment) {
   segments.erase(found);
 }
 
+void ShmMemory::read_private(int rank, std::uint64_t address, std::span<std::byte> to) {
+  if (!private_) return NodeMemory::read_private(rank, address, to);
+  private_->read(rank, address, to);
+}
+
 ShmMemory::~ShmMemory() {
   close_devices();
   for (auto& [rank, segments] : mapped_) {

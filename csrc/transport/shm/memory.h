@@ -8,9 +8,13 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <unordered_map>
+#include <utility>
 
 #include "transport/node_memory.h"
+#include "transport/shm/private_memory.h"
 
 namespace sordino::shm {
 
@@ -28,11 +32,15 @@ class ShmMemory : public NodeMemory {
 
   // Sets the process of `rank`. Call it before memory of that rank is mapped, also if `rank` is this process's own.
   void introduce(int rank, pid_t pid) { pids_[rank] = pid; }
+  // Lets peers copy from each other's private memory from now on. Call it on all ranks of the node, or on none.
+  void read_private_with(PrivateMemory reader) { private_ = std::move(reader); }
+  bool reads_private() const override { return private_.has_value(); }
   ~ShmMemory() override;
 
  protected:
   std::byte* map_host(int rank, const Location& location) override;
   void unmap_host(int rank, std::uint64_t segment) override;
+  void read_private(int rank, std::uint64_t address, std::span<std::byte> to) override;
 
  private:
   struct Mapping {
@@ -40,6 +48,7 @@ class ShmMemory : public NodeMemory {
     std::size_t bytes;
   };
   std::unordered_map<int, pid_t> pids_;
+  std::optional<PrivateMemory> private_;
   std::unordered_map<int, std::unordered_map<std::uint64_t, Mapping>> mapped_;
 };
 
