@@ -1171,7 +1171,7 @@ ERRORS = [
     ),
     Error(
         "the memory of another process is taken for that of a rank",
-        "wrong identity",
+        "missing check",
         "csrc/transport/shm/private_memory.cc",
         "if (value != mark.value)",
         "if (false)",
@@ -1179,7 +1179,7 @@ ERRORS = [
     ),
     Error(
         "a read of private memory that is only in part there counts as whole",
-        "lost bytes",
+        "missing check",
         "csrc/transport/shm/private_memory.cc",
         "== bytes + sizeof(value) ? 0 : EFAULT",
         "> 0 ? 0 : EFAULT",
@@ -1187,7 +1187,7 @@ ERRORS = [
     ),
     Error(
         "a part of private memory is read from the beginning",
-        "wrong offset",
+        "off by one",
         "csrc/transport/node_memory.cc",
         "location.key + location.offset, to",
         "location.key, to",

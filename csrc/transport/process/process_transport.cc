@@ -65,8 +65,8 @@ struct Home {
 // A rank's mailbox, and a mark in it that proves to a peer that it has mapped the right memory.
 struct Box {
   Location place;
-  std::uint32_t mark;
   shm::PrivateMemory::Mark private_mark;
+  std::uint32_t mark;
 };
 
 // What a rank can do with the memory of its node.
@@ -221,7 +221,7 @@ class ProcessTransport : public Transport {
     for (int rank = 0; rank < size_; ++rank) {
       if (together(rank, rank_)) here_.push_back(rank);
     }
-    Box mine{{}, std::random_device{}() | 1u, shm::PrivateMemory::mark()};
+    Box mine{{}, shm::PrivateMemory::mark(), std::random_device{}() | 1u};
     if (wanted) {
       try {
         box_ = memory_.allocate(shm::Mailboxes::bytes_for(here_.size()));
@@ -232,7 +232,7 @@ class ProcessTransport : public Transport {
       }
     }
     const std::vector<Bytes> gathered =
-        meeting.gather(Writer().put(mine.place).put(mine.mark).put(mine.private_mark).take());
+        meeting.gather(Writer().put(mine.place).put(mine.private_mark).put(mine.mark).take());
     shm::PrivateMemory reader;
     std::vector<std::byte*> boxes;
     for (const int peer : here_) {
@@ -291,7 +291,7 @@ class ProcessTransport : public Transport {
 
   std::byte* box_of(int peer, const Home& home, const Bytes& sent, shm::PrivateMemory& private_memory) {
     Reader reader(sent);
-    const Box box{reader.get<Location>(), reader.get<std::uint32_t>(), reader.get<shm::PrivateMemory::Mark>()};
+    const Box box{reader.get<Location>(), reader.get<shm::PrivateMemory::Mark>(), reader.get<std::uint32_t>()};
     memory_.introduce(peer, home.pid);
     private_memory.introduce(peer, home.pid, box.private_mark);
     if (box.place.segment == 0) throw TransportError("rank " + std::to_string(peer) + " has no shared memory");
