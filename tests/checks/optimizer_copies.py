@@ -14,12 +14,13 @@ import sordino.torch as hvd
 from checks.models import MANY, batch, loss_of, make_model, one_step, part
 from checks.registry import Seat, check
 from checks.training import Twins, sgd
-from sordino.algorithms import Layered, (
+from sordino.algorithms import (
     Algorithm,
     AllReduce,
     Crossover,
     DiLoCo,
     ElasticAveraging,
+    Layered,
     LocalSGD,
     NoLoCo,
     SparseLoCo,
