@@ -10,8 +10,10 @@
 namespace sordino {
 namespace {
 
-// Smaller parts that peers cannot map pass through slots: the kernel needs too long to find them.
+// The kernel copies parts of private memory of at least this size. To find the pages of smaller ones takes too long.
 constexpr std::size_t kLeastPrivate = 64 * 1024;
+// But it does not copy more than this from a single giver: through slots, giver and taker share the work.
+constexpr std::size_t kMostFromOne = 1024 * 1024;
 constexpr std::size_t kLeastChunk = 32 * 1024;  // in bytes of all lanes; shorter ones cost more in waits
 // A giver that takes chunk k has filled chunk k + kAhead - 1, so all ranks have taken chunk k - 2. Peers may be one
 // chunk behind.
@@ -23,16 +25,15 @@ class NodePipeline {
  public:
   NodePipeline(Participants& participants, NodeMove& move)
       : participants_(participants), move_(move), lanes_(move.parts.front().size()), sources_(move.parts.size()) {
-    std::size_t givers = 0;
     for (const auto& parts : move.parts) {
       std::size_t most = 0;
       for (const Part& part : parts) most = std::max(most, part.bytes);
-      givers += most > 0;
+      givers_ += most > 0;
       most_ = std::max(most_, most);
     }
     const std::size_t room = participants.slot_bytes / lanes_ / kLine * kLine;
     // A single giver needs several chunks, to fill one while others take another. If all give, all have work anyway.
-    const std::size_t least_chunks = givers == 1 ? SharedBlock::kSlots : 2;
+    const std::size_t least_chunks = givers_ == 1 ? SharedBlock::kSlots : 2;
     const std::size_t wanted = (most_ / least_chunks + kLine - 1) / kLine * kLine;
     chunk_ = std::clamp(wanted, std::min(std::max(kLeastChunk / lanes_ / kLine * kLine, kLine), room), room);
     slots_.emplace(participants, lanes_ * chunk_);
@@ -104,8 +105,11 @@ class NodePipeline {
     NodeMemory& memory = participants_.transport.node_memory();
     const std::size_t bytes = input_bytes(participants_.me);
     if (bytes == 0) return {};
-    const bool may_be_private = !move_.places.empty() && most_ >= kLeastPrivate;
-    return may_be_private ? memory.offer(move_.input, bytes) : memory.locate(move_.input, bytes);
+    // Where several peers take the same bytes, one copy to a slot serves all of them.
+    const bool taken_once = lanes_ > 1 || participants_.size() == 2;
+    const bool by_kernel =
+        !move_.places.empty() && taken_once && most_ >= kLeastPrivate && (givers_ > 1 || most_ <= kMostFromOne);
+    return by_kernel ? memory.offer(move_.input, bytes) : memory.locate(move_.input, bytes);
   }
 
   void count_sent() {
@@ -152,6 +156,7 @@ class NodePipeline {
   Participants& participants_;
   NodeMove& move_;
   const std::size_t lanes_;
+  int givers_ = 0;                    // participants with data for others
   std::size_t most_ = 0, chunk_ = 0;  // bytes of the largest part, and of a chunk of a part
   std::optional<Slots> slots_;
   std::vector<NodeMove::Source> sources_;
