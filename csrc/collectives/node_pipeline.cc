@@ -1,6 +1,7 @@
 #include "collectives/node_pipeline.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <optional>
 
@@ -10,9 +11,10 @@
 namespace sordino {
 namespace {
 
-// The kernel copies parts of private memory of at least this size. To find the pages of smaller ones takes too long.
+// Least size of parts that the kernel copies from private memory. Looking up the pages of smaller ones takes longer
+// than a second copy.
 constexpr std::size_t kLeastPrivate = 64 * 1024;
-// But it does not copy more than this from a single giver: through slots, giver and taker share the work.
+// Limit for a single giver. Above it slots are faster, because giver and taker share the work.
 constexpr std::size_t kMostFromOne = 1024 * 1024;
 constexpr std::size_t kLeastChunk = 32 * 1024;  // in bytes of all lanes; shorter ones cost more in waits
 // A giver that takes chunk k has filled chunk k + kAhead - 1, so all ranks have taken chunk k - 2. Peers may be one
@@ -25,15 +27,21 @@ class NodePipeline {
  public:
   NodePipeline(Participants& participants, NodeMove& move)
       : participants_(participants), move_(move), lanes_(move.parts.front().size()), sources_(move.parts.size()) {
+    std::size_t givers = 0;
     for (const auto& parts : move.parts) {
-      std::size_t most = 0;
-      for (const Part& part : parts) most = std::max(most, part.bytes);
-      givers_ += most > 0;
+      std::size_t most = 0, most_for_peers = 0;
+      for (std::size_t lane = 0; lane < lanes_; ++lane) {
+        most = std::max(most, parts[lane].bytes);
+        if (lanes_ == 1 || &parts != &move.parts[lane]) most_for_peers = std::max(most_for_peers, parts[lane].bytes);
+      }
+      givers += most > 0;
       most_ = std::max(most_, most);
+      givers_to_peers_ += most_for_peers > 0;
+      most_for_peers_ = std::max(most_for_peers_, most_for_peers);
     }
     const std::size_t room = participants.slot_bytes / lanes_ / kLine * kLine;
     // A single giver needs several chunks, to fill one while others take another. If all give, all have work anyway.
-    const std::size_t least_chunks = givers_ == 1 ? SharedBlock::kSlots : 2;
+    const std::size_t least_chunks = givers == 1 ? SharedBlock::kSlots : 2;
     const std::size_t wanted = (most_ / least_chunks + kLine - 1) / kLine * kLine;
     chunk_ = std::clamp(wanted, std::min(std::max(kLeastChunk / lanes_ / kLine * kLine, kLine), room), room);
     slots_.emplace(participants, lanes_ * chunk_);
@@ -107,8 +115,8 @@ class NodePipeline {
     if (bytes == 0) return {};
     // Where several peers take the same bytes, one copy to a slot serves all of them.
     const bool taken_once = lanes_ > 1 || participants_.size() == 2;
-    const bool by_kernel =
-        !move_.places.empty() && taken_once && most_ >= kLeastPrivate && (givers_ > 1 || most_ <= kMostFromOne);
+    const bool by_kernel = !move_.places.empty() && taken_once && most_for_peers_ >= kLeastPrivate &&
+                           (givers_to_peers_ > 1 || most_for_peers_ <= kMostFromOne);
     return by_kernel ? memory.offer(move_.input, bytes) : memory.locate(move_.input, bytes);
   }
 
@@ -124,7 +132,7 @@ class NodePipeline {
   using Part = NodeMove::Part;
   using Source = NodeMove::Source;
 
-  // Each rank begins with another giver, so that they do not all read the same memory.
+  // Each rank begins with itself, so that they do not all read the same memory.
   template <typename Take>
   void for_each_giver(const Take& take) const {
     const int size = participants_.size();
@@ -156,7 +164,8 @@ class NodePipeline {
   Participants& participants_;
   NodeMove& move_;
   const std::size_t lanes_;
-  int givers_ = 0;                    // participants with data for others
+  int givers_to_peers_ = 0;           // participants with data for others
+  std::size_t most_for_peers_ = 0;    // bytes of the largest part for another participant
   std::size_t most_ = 0, chunk_ = 0;  // bytes of the largest part, and of a chunk of a part
   std::optional<Slots> slots_;
   std::vector<NodeMove::Source> sources_;
@@ -170,15 +179,26 @@ Task offered(Participants& participants, const NodePipeline& pipeline, std::uint
 }
 
 // Offers this rank's input, and learns whether all participants that give data have offered theirs. All ranks set
-// `everyone` to the same value.
-Task offer_inputs(Participants& participants, const NodePipeline& pipeline, bool& everyone) {
+// `all_offered` to the same value.
+Task offer_inputs(Participants& participants, const NodePipeline& pipeline, bool& all_offered) {
   participants.blocks[static_cast<std::size_t>(participants.me)]->location = pipeline.offer();
   participants.reach(&SharedBlock::offered, kOfferStage);
   co_await offered(participants, pipeline, kOfferStage);
-  everyone = true;
+  all_offered = true;
   for (int peer = 0; peer < participants.size(); ++peer) {
     if (pipeline.gives(peer) && participants.blocks[static_cast<std::size_t>(peer)]->location.segment == 0)
-      everyone = false;
+      all_offered = false;
+  }
+}
+
+// Completes once what this rank has read is known to be what its peers gave. A peer that has given up the operation may
+// have changed its input meanwhile. Then this rank waits for a stage that the peer never reaches, until it hears of it.
+Task unchanged(Participants& participants, const NodePipeline& pipeline, std::uint64_t last) {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  for (int peer = 0; peer < participants.size(); ++peer) {
+    const SharedBlock& block = *participants.blocks[static_cast<std::size_t>(peer)];
+    if (pipeline.gives(peer) && block.given_up.load(std::memory_order_acquire) > participants.sequence)
+      co_await participants.reached(peer, &SharedBlock::finished, last);
   }
 }
 
@@ -195,10 +215,11 @@ Task move_in_node(Participants& participants, NodeMove move) {
   const std::uint64_t chunks = pipeline.chunks(), last = stage(chunks - 1);
   const bool gives = pipeline.gives(participants.me);
   co_await slots_free(participants);
-  bool everyone = false;  // offers its input
-  if (pipeline.largest_part() >= kLeastInPlace) co_await offer_inputs(participants, pipeline, everyone);
-  if (everyone) {
+  bool all_offered = false;
+  if (pipeline.largest_part() >= kLeastInPlace) co_await offer_inputs(participants, pipeline, all_offered);
+  if (all_offered) {
     pipeline.take_whole();
+    co_await unchanged(participants, pipeline, last);
     participants.reach(&SharedBlock::finished, last);
     if (gives) co_await participants.all_reached(&SharedBlock::finished, last);  // peers read its input
   } else {

@@ -68,6 +68,11 @@ class Participants {
     if (barrier) barrier->meet(members, stamp(stage));
   }
 
+  // Tells peers that this rank's input may change from now on, although they may not have read it.
+  void note_given_up() {
+    if (SharedBlock* own = blocks[static_cast<std::size_t>(me)])
+      own->given_up.store(sequence + 1, std::memory_order_release);
+  }
   std::uint64_t stamp(std::uint64_t stage) const { return sequence << kStageBits | (stages_used + stage); }
   void count_sent(int index, std::size_t bytes) {
     traffic.count(transport, ranks[static_cast<std::size_t>(index)], bytes);

@@ -28,7 +28,8 @@ struct alignas(64) SharedBlock {
   alignas(64) std::atomic<std::uint64_t> reduced;  // results up to this stage may be read
   // Up to this stage, this rank has read all that it needs of its peers' data.
   alignas(64) std::atomic<std::uint64_t> finished;
-  alignas(64) Location location;            // where the operation's tensor lies, if in shared memory
+  std::atomic<std::uint64_t> given_up;      // 1 + sequence of the latest operation that this rank gave up
+  alignas(64) Location location;            // where the operation's tensor lies, if peers can reach it
   Location result, buffer;                  // of an exchange's result; of data of other nodes, or staging memory
   bool crowded;                             // this rank shares its core with others
   bool reaches_devices, waits_for_devices;  // this rank's device could map, and wait for, all peers' devices

@@ -48,11 +48,14 @@ class FastBox {
       if (sent == chunk || sent == payload.size()) wake();
     } while (sent < payload.size());
   }
+  // Tells the receiver that announced data may change from now on.
+  void close() { head_->closed.store(true, std::memory_order_release); }
   // Bytes of messages that receives have taken so far, as the receiver counts them.
   std::uint64_t consumed() const { return head_->consumed.load(std::memory_order_acquire); }
 
   // The receiver's side.
   Ring& ring() { return ring_; }
+  bool closed() const { return head_->closed.load(std::memory_order_acquire); }
   void consume(std::uint64_t bytes) {
     consumed_ += bytes;
     head_->consumed.store(consumed_, std::memory_order_release);
@@ -69,6 +72,7 @@ class FastBox {
   struct Head {
     alignas(64) std::atomic<std::uint64_t> consumed;
     alignas(64) std::atomic<bool> sender_waits;
+    std::atomic<bool> closed;
   };
 
   Head* head_;

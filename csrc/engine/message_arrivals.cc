@@ -1,4 +1,5 @@
 // The receiver's side of point-to-point messages.
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -100,7 +101,7 @@ void PointToPoint::refuse(Posting& receive, const Arrival& message) {
 void PointToPoint::take_data(const std::shared_ptr<Posting>& receive, const Arrival& message) {
   Location place;
   std::memcpy(&place, message.data.data(), sizeof(place));
-  if (place.segment != 0 || receive->bytes == 0) return copy_from(*receive, message, place);
+  if ((place.segment != 0 || receive->bytes == 0) && copy_from(*receive, message, place)) return;
   const Tag tag = services_.next_tag();
   const bool begun = move(receive, message.from, [&] {
     return common_.transport.receive(message.from, tag, std::span<std::byte>(receive->data, receive->bytes));
@@ -108,8 +109,9 @@ void PointToPoint::take_data(const std::shared_ptr<Posting>& receive, const Arri
   if (begun) post(message.from, Writer().put(Message::kMessage).put(Word::kAsk).put(message.envelope.number).put(tag));
 }
 
-// Copies data, if there are any, from memory of the sender that this rank reaches.
-void PointToPoint::copy_from(Posting& receive, const Arrival& message, const Location& place) {
+// Copies data, if there are any, from memory of the sender that this rank reaches. Returns false if the sender has
+// ended its calls meanwhile, because then the data may have changed. The receive ends once this rank hears why.
+bool PointToPoint::copy_from(Posting& receive, const Arrival& message, const Location& place) {
   const bool empty = receive.bytes == 0;
   if (!empty && (!is_near(message.from) || place.device != 0 || place.offset > place.bytes ||
                  place.bytes - place.offset < receive.bytes))
@@ -118,11 +120,14 @@ void PointToPoint::copy_from(Posting& receive, const Arrival& message, const Loc
   try {
     if (!empty) common_.transport.node_memory().copy(message.from, place, {receive.data, receive.bytes});
   } catch (const MemoryGone& error) {
-    return finish(receive,
-                  std::make_exception_ptr(PeerLost(receive.text() + " failed: " + error.what(), {message.from})));
+    finish(receive, std::make_exception_ptr(PeerLost(receive.text() + " failed: " + error.what(), {message.from})));
+    return true;
   }
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (const Incoming& in = in_[message.from]; in.box && in.box->closed()) return false;
   post(message.from, Writer().put(Message::kMessage).put(Word::kTaken).put(message.envelope.number));
   finish(receive);
+  return true;
 }
 
 // Gives buffer space back to the sender, which has counted this message whether or not it was buffered.

@@ -174,6 +174,7 @@ void PointToPoint::lost(int rank) {
   if (found == out_.end()) return;
   Outgoing& out = found->second;
   queued_ -= static_cast<int>(out.queue.size());
+  if (out.box) out.box->close();
   for (const auto& send : std::exchange(out.queue, {})) finish(*send, departed(*send, rank));
   for (const auto& [number, send] : std::exchange(out.announced, {})) finish(*send, departed(*send, rank));
 }
@@ -231,6 +232,7 @@ void PointToPoint::end(const std::exception_ptr& why) {
     if (message->own) ended.push_back(message->own);
   }
   for (auto& [to, out] : out_) {
+    if (out.box) out.box->close();
     take(std::exchange(out.queue, {}));
     for (const auto& [number, send] : std::exchange(out.announced, {})) ended.push_back(send);
     if (!out.refused.empty()) log::say(log::Level::kWarning, rank_, std::exchange(out.refused, {}) + ".");

@@ -140,7 +140,7 @@ class PointToPoint {
   void deliver(const std::shared_ptr<Posting>& receive, const Arrival& message);
   void refuse(Posting& receive, const Arrival& message);
   void take_data(const std::shared_ptr<Posting>& receive, const Arrival& message);
-  void copy_from(Posting& receive, const Arrival& message, const Location& place);
+  bool copy_from(Posting& receive, const Arrival& message, const Location& place);
   void give_back(int from, std::size_t bytes);
   void drop(const Arrival& message);
   void map_box(int from, const Location& place);

@@ -206,6 +206,7 @@ void Scheduler::finish(Submission& submission, std::exception_ptr error) {
 
 void Scheduler::give_up(ProcessSet& set, const std::exception_ptr& error) {
   Running& over = given_up_.emplace_back(std::move(*set.running));
+  over.participants->note_given_up();
   set.running.reset();
   if (over.channel) {
     device_in_flight_.give_up(*over.channel);
@@ -263,6 +264,7 @@ void Scheduler::end(const std::exception_ptr& failure, bool broken) {
     if (set->entered && !set->entered->name.empty()) give_up_entered(*set);
     // Transfers may still be under way into memory that a task or a caller owns, so both have to survive the failure.
     if (set->running) {
+      set->running->participants->note_given_up();
       for (Submission& submission : set->running->submissions) {
         if (submission.handle) submission.handle->given_up = true;
       }

@@ -17,15 +17,15 @@ class EpochMemory : public NodeMemory {
   std::shared_ptr<Segment> adopt(std::byte* data, std::size_t bytes, int fd) override {
     return below_.adopt(data, bytes, fd);
   }
-  bool reads_private() const override { return below_.reads_private(); }
+  bool offers_private(const void* data, std::size_t bytes) const override { return below_.offers_private(data, bytes); }
 
  protected:
   std::byte* map_host(int rank, const Location& location) override {
-    return of(rank, [&](int member) { return below_.map(member, location); });
+    return with_member(rank, [&](int member) { return below_.map(member, location); });
   }
   void read_private(int rank, std::uint64_t address, std::span<std::byte> to) override {
     const Location place{.segment = Location::kPrivate, .bytes = to.size(), .key = address};
-    of(rank, [&](int member) { below_.copy(member, place, to); });
+    with_member(rank, [&](int member) { below_.copy(member, place, to); });
   }
   void unmap_host(int rank, std::uint64_t segment) override {
     below_.unmap(members_[static_cast<std::size_t>(rank)], segment);
@@ -34,7 +34,7 @@ class EpochMemory : public NodeMemory {
  private:
   // Calls `use` with the number of `rank` below. Memory that is gone is that of `rank`.
   template <typename Use>
-  auto of(int rank, const Use& use) const -> decltype(use(rank)) {
+  auto with_member(int rank, const Use& use) const -> decltype(use(rank)) {
     try {
       return use(members_[static_cast<std::size_t>(rank)]);
     } catch (const MemoryGone& error) {

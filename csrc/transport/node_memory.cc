@@ -8,6 +8,12 @@
 #include "base/error.h"
 
 namespace sordino {
+namespace {
+
+// A copy keeps its thread from polling. So larger private data take another way, in pieces.
+constexpr std::size_t kMostPrivate = std::size_t{64} << 20;
+
+}  // namespace
 
 // Pool of device memory. Peers may keep a block mapped until the end, so blocks are freed only with the pool.
 class NodeMemory::Pool : public std::enable_shared_from_this<Pool> {
@@ -126,9 +132,11 @@ std::shared_ptr<Segment> NodeMemory::allocate_on(const std::shared_ptr<Device>& 
   return pool_->take(*this, device, std::max<std::size_t>(bytes, 1), use);
 }
 
+bool NodeMemory::offers_private(const void*, std::size_t) const { return false; }
+
 Location NodeMemory::offer(const void* data, std::size_t bytes) {
   const Location shared = locate(data, bytes);
-  if (shared.segment != 0 || !reads_private()) return shared;
+  if (shared.segment != 0 || bytes > kMostPrivate || !offers_private(data, bytes)) return shared;
   return {.segment = Location::kPrivate, .bytes = bytes, .key = reinterpret_cast<std::uint64_t>(data)};
 }
 

@@ -53,13 +53,14 @@ class NodeMemory {
   // `device` accesses the memory; null for host memory. Throws TransportError if the memory cannot be mapped.
   std::byte* map(int rank, const Location& location, const std::shared_ptr<Device>& device = nullptr);
 
-  // Location from which peers can copy(): that of locate(). If there is none, peers may still be able to copy the
-  // memory from this process; else {}.
+  // // Location from which peers can copy(): that of locate(), or of private memory, if this node copies from that;
+  // else {}. The caller keeps the data unchanged until peers have copied them.
   Location offer(const void* data, std::size_t bytes);
-  // Copies the bytes at `location` in the memory of `rank`, a rank of this node. Throws TransportError as map() does.
+  // Copies the bytes at `location` in the memory of `rank`, a rank of this node. Throws TransportError as map() does,
+  // and MemoryGone if the process of the rank has ended.
   void copy(int rank, const Location& location, std::span<std::byte> to);
-  // Whether all ranks of this node copy from each other's private memory.
-  virtual bool reads_private() const { return false; }
+  // Whether peers can copy this private memory.
+  virtual bool offers_private(const void* data, std::size_t bytes) const;
 
   // Ids of the segments freed since the last call. Send them to the node peers, which then call unmap().
   std::vector<std::uint64_t> take_freed() { return table_->take_freed(); }

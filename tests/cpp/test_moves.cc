@@ -113,9 +113,41 @@ void what_is_behind_is_not_overwritten(int slow, std::size_t chunks, bool shared
   CHECK(wrong == 0, "slow", slow, "chunks", chunks, "shared", shared, "wrong", wrong);
 }
 
+// The root gives up a broadcast after it has offered its tensor, and its caller changes the tensor. The others must not
+// take the changed values for those of the broadcast.
+void what_a_rank_gave_up_is_not_taken() {
+  constexpr int kRanks = 3;
+  constexpr std::size_t kCount = 20'000;
+  Engines ranks({0, 0, 0}, Config::from_environment());
+  std::vector<Memory> tensors;
+  std::vector<std::shared_ptr<Handle>> handles;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    Memory& memory = tensors.emplace_back(ranks[rank], kCount, true);
+    Request request;
+    request.name = "given up";
+    request.opcode = Opcode::kBroadcast;
+    request.tensors.push_back({DType::kFloat32, {static_cast<std::int64_t>(kCount)}, memory.bytes(), memory.bytes()});
+    handles.push_back(ranks[rank].scheduler.submit(std::move(request)));
+  }
+  for (const int rank : {1, 2}) ranks[rank].poll();
+  for (int turn = 0; turn < 5; ++turn) ranks[0].poll();  // decides and offers
+  CHECK(!handles[0]->done());
+  ranks[0].scheduler.end(std::make_exception_ptr(Error("another operation has failed")), true);
+  CHECK(handles[0]->done() && handles[0]->error);
+  for (int turn = 0; turn < 5; ++turn) {
+    for (const int rank : {1, 2}) ranks[rank].poll();
+  }
+  for (const int rank : {1, 2}) {
+    CHECK(!handles[rank]->done(), "rank", rank);
+    ranks[rank].scheduler.end(std::make_exception_ptr(Error("rank 0 has failed")), true);
+    CHECK(handles[rank]->done() && handles[rank]->error);
+  }
+}
+
 }  // namespace
 
 int main() {
+  what_a_rank_gave_up_is_not_taken();
   for (int slow = 0; slow < 3; ++slow) {
     for (std::size_t chunks = 0; chunks < 14; ++chunks) {
       for (const bool shared : {false, true}) what_is_behind_is_not_overwritten(slow, chunks, shared);

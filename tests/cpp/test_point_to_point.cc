@@ -273,6 +273,25 @@ void shared_tensors_are_read_in_place() {
   CHECK(shared.succeeded());
 }
 
+// Once the sender has failed, its caller may change the data that it announced.
+void shared_tensors_of_a_sender_that_has_failed_are_not_taken() {
+  Engines ranks({0, 0});
+  const std::size_t size = 3 * kWhole;
+  const auto segment = ranks[0].transport->node_memory().allocate(size);
+  Call shared = make(true, 1, 0, {});
+  shared.posting->data = segment->data;
+  shared.posting->bytes = size;
+  shared = started(ranks[0], std::move(shared));
+  ranks[1].poll();
+  ranks[0].messages.end(std::make_exception_ptr(Error("the world has failed")));
+  CHECK(shared.done() && !shared.succeeded());
+  Call got = receive(ranks[1], 0, 0, size);
+  ranks[1].poll();
+  CHECK(!got.done());
+  ranks[1].failures.note_left(0, true, "has shut down");
+  CHECK(!error_of<PeerLost>(*got.handle).empty());
+}
+
 void a_rank_that_leaves() {
   for (const auto& nodes : kPlaces) {
     Engines ranks(nodes);
@@ -701,6 +720,7 @@ int main() {
   both_ranks_learn_of_a_mismatch();
   a_receive_reports_a_refusal();
   shared_tensors_are_read_in_place();
+  shared_tensors_of_a_sender_that_has_failed_are_not_taken();
   a_rank_that_leaves();
   a_rank_that_leaves_because_of_another();
   a_transfer_from_a_rank_that_leaves();

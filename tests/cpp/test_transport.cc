@@ -544,7 +544,7 @@ void private_memory_of_a_peer_is_copied() {
   CHECK(memory.offer(data.bytes.data(), 100).segment == 0);
   Bytes got(1000);
   CHECK_THROWS(TransportError, memory.copy(1, at(0), got));  // the node has not agreed to it
-  if (const std::string why = reader.hindrance(1); why.empty()) {
+  if (const std::string why = reader.why_unreadable(1); why.empty()) {
     memory.read_private_with(reader);
     CHECK(memory.offer(data.bytes.data(), 100).segment == Location::kPrivate);
     memory.copy(1, at(99'000), got);
@@ -553,11 +553,20 @@ void private_memory_of_a_peer_is_copied() {
     CHECK_THROWS(TransportError, memory.copy(1, at(299'001), got));
     CHECK_THROWS(TransportError, memory.copy(2, at(0), got));
     CHECK_THROWS(TransportError, memory.map(1, at(0)));
-    address = 4096;  // where nothing is mapped
-    CHECK_THROWS(MemoryGone, memory.copy(1, at(0), got));
+    CHECK(!memory.offers_private(reinterpret_cast<const void*>(4096), 100));
+    // Nothing is mapped there: the child's loss would be a wrong reason.
+    bool alive = false;
+    try {
+      reader.read(1, 4096, got);
+    } catch (const MemoryGone&) {
+    } catch (const TransportError&) {
+      alive = true;
+    }
+    CHECK(alive);
     reader.introduce(1, child, {mark.address, mark.value + 1});  // as if the process were another one
-    CHECK_THROWS(MemoryGone, reader.read(1, reinterpret_cast<std::uint64_t>(data.bytes.data()), got));
-    CHECK(!reader.hindrance(1).empty());
+    CHECK_THROWS(MemoryGone, reader.read(1, address, got));
+    CHECK_THROWS(MemoryGone, reader.read(1, 4096, got));
+    CHECK(!reader.why_unreadable(1).empty());
   } else {
     std::fprintf(stderr, "not tested, since %s\n", why.c_str());
   }

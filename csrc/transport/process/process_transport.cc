@@ -74,7 +74,7 @@ enum class Access : std::uint8_t {
   kNone,
   kShares,
   kReadsPrivate,   // and may copy from its peers' private memory
-  kPrefersPrivate  // and takes this for faster; asked of the first rank of a node only
+  kPrefersPrivate  // and is told to, or has measured that this is faster. Only the first rank of a node measures
 };
 
 class ProcessTransport : public Transport {
@@ -263,7 +263,9 @@ class ProcessTransport : public Transport {
       near_ = std::make_unique<shm::ShmLink>(memory_, here_, rank_, boxes);
       const bool all_read =
           std::all_of(here_.begin(), here_.end(), [&](int rank) { return access_of(rank) >= Access::kReadsPrivate; });
-      if (all_read && access_of(here_.front()) == Access::kPrefersPrivate) memory_.read_private_with(std::move(reader));
+      const bool preferred =
+          std::any_of(here_.begin(), here_.end(), [&](int rank) { return access_of(rank) == Access::kPrefersPrivate; });
+      if (all_read && preferred) memory_.read_private_with(std::move(reader));
     } else if (wanted && trouble_.empty()) {
       trouble_ = "a peer cannot map its memory";
     }
@@ -277,11 +279,13 @@ class ProcessTransport : public Transport {
   Access access_by(const shm::PrivateMemory& reader, int single_copy) const {
     if (single_copy == 0 || here_.size() == 1) return Access::kShares;
     for (const int peer : here_) {
-      const std::string why = peer == rank_ ? "" : reader.hindrance(peer);
+      const std::string why = peer == rank_ ? "" : reader.why_unreadable(peer);
       if (why.empty()) continue;
       if (single_copy == 1) {
         log::say(log::Level::kWarning, rank_,
-                 "rank " + std::to_string(rank_) + ": SORDINO_SINGLE_COPY=1 has no effect: " + why);
+                 "rank " + std::to_string(rank_) + ": SORDINO_SINGLE_COPY=1 has no effect: " + why +
+                     ". Allow it (sysctl kernel.yama.ptrace_scope=0, or the capability SYS_PTRACE), or unset the "
+                     "variable");
       }
       return Access::kShares;
     }

@@ -25,11 +25,13 @@ class PrivateMemory {
 
   void introduce(int rank, pid_t pid, const Mark& mark) { owners_[rank] = {pid, mark}; }
   // Empty if this process may read the memory of `rank`, else the reason.
-  std::string hindrance(int rank) const;
-  // Copies from `address` in the process of `rank`. Throws MemoryGone if the process has ended, or has no such memory,
-  // and TransportError if the kernel refuses.
+  std::string why_unreadable(int rank) const;
+  // Copies from `address` in the process of `rank`. Throws MemoryGone if the process has ended, and TransportError if
+  // the kernel refuses.
   void read(int rank, std::uint64_t address, std::span<std::byte> to) const;
 
+  // Whether the kernel can copy this memory of this process. It cannot copy memory of devices, for example.
+  static bool readable(const void* data, std::size_t bytes);
   // Whether this machine copies faster in this way than through slots in shared memory. Takes about a millisecond.
   static bool saves_time();
 
