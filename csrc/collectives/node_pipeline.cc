@@ -192,13 +192,14 @@ Task offer_inputs(Participants& participants, const NodePipeline& pipeline, bool
 }
 
 // Completes once what this rank has read is known to be what its peers gave. A peer that has given up the operation may
-// have changed its input meanwhile. Then this rank waits for a stage that the peer never reaches, until it hears of it.
+// have changed its input meanwhile. Then this rank waits for a stage of its own that it never reaches, until it hears of
+// that. It cannot wait for the peer, whose counters go on with its next operation.
 Task unchanged(Participants& participants, const NodePipeline& pipeline, std::uint64_t last) {
   std::atomic_thread_fence(std::memory_order_acquire);
   for (int peer = 0; peer < participants.size(); ++peer) {
     const SharedBlock& block = *participants.blocks[static_cast<std::size_t>(peer)];
     if (pipeline.gives(peer) && block.given_up.load(std::memory_order_acquire) > participants.sequence)
-      co_await participants.reached(peer, &SharedBlock::finished, last);
+      co_await participants.reached(participants.me, &SharedBlock::finished, last + 1);
   }
 }
 

@@ -288,8 +288,8 @@ void shared_tensors_of_a_sender_that_has_failed_are_not_taken() {
   Call got = receive(ranks[1], 0, 0, size);
   ranks[1].poll();
   CHECK(!got.done());
-  ranks[1].failures.note_left(0, true, "has shut down");
-  CHECK(!error_of<PeerLost>(*got.handle).empty());
+  ranks[1].messages.end(std::make_exception_ptr(Error("rank 0 has failed")));
+  CHECK(got.done() && !got.succeeded());
 }
 
 void a_rank_that_leaves() {
