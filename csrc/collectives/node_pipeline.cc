@@ -113,7 +113,7 @@ class NodePipeline {
     NodeMemory& memory = participants_.transport.node_memory();
     const std::size_t bytes = input_bytes(participants_.me);
     if (bytes == 0) return {};
-    // Where several peers take the same bytes, one copy to a slot serves all of them.
+    // If several peers take the same bytes, one copy to a slot serves all of them.
     const bool taken_once = lanes_ > 1 || participants_.size() == 2;
     const bool by_kernel = !move_.places.empty() && taken_once && most_for_peers_ >= kLeastPrivate &&
                            (givers_to_peers_ > 1 || most_for_peers_ <= kMostFromOne);
@@ -192,8 +192,8 @@ Task offer_inputs(Participants& participants, const NodePipeline& pipeline, bool
 }
 
 // Completes once what this rank has read is known to be what its peers gave. A peer that has given up the operation may
-// have changed its input meanwhile. Then this rank waits for a stage of its own that it never reaches, until it hears of
-// that. It cannot wait for the peer, whose counters go on with its next operation.
+// have changed its input meanwhile. Then this rank waits for a stage of its own that it never reaches, until it hears
+// of that. It cannot wait for the peer, whose counters go on with its next operation.
 Task unchanged(Participants& participants, const NodePipeline& pipeline, std::uint64_t last) {
   std::atomic_thread_fence(std::memory_order_acquire);
   for (int peer = 0; peer < participants.size(); ++peer) {

@@ -27,7 +27,7 @@ struct NodeMove {
 
   const std::byte* input;
   std::vector<std::vector<Part>> parts;  // by giver, by taker; or one part that all take. Equal on all participants
-  // Where each participant's part for this rank goes, or empty: then `fold` takes the parts of all participants.
+  // Destinations of the participants' parts for this rank. If this is empty, `fold` takes the parts.
   std::vector<std::byte*> places = {};
   // Called repeatedly with the next bytes, from offset `at` on, of each participant's part for this rank. This rank's
   // own source is its input.

@@ -136,7 +136,7 @@ class Seat:
 
     @contextmanager
     def no_warnings(self) -> Iterator[None]:
-        """Raise what is warned of in this context, if ranks are processes."""
+        """Turn warnings in this context into errors, if ranks are processes."""
         with warnings.catch_warnings() if self.transport == "processes" else nullcontext():
             if self.transport == "processes":
                 warnings.simplefilter("error")

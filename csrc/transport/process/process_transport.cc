@@ -69,12 +69,13 @@ struct Box {
   std::uint32_t mark;
 };
 
-// What a rank can do with the memory of its node.
+// Use that a rank can make of the memory of its node.
 enum class Access : std::uint8_t {
   kNone,
   kShares,
   kReadsPrivate,   // and may copy from its peers' private memory
-  kPrefersPrivate  // and is told to, or has measured that this is faster. Only the first rank of a node measures
+  kPrefersPrivate  // and has the setting for it, or has measured that it is faster. Only the first rank of a node
+                   // measures
 };
 
 class ProcessTransport : public Transport {
