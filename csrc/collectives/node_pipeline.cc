@@ -27,21 +27,19 @@ class NodePipeline {
  public:
   NodePipeline(Participants& participants, NodeMove& move)
       : participants_(participants), move_(move), lanes_(move.parts.front().size()), sources_(move.parts.size()) {
-    std::size_t givers = 0;
-    for (const auto& parts : move.parts) {
-      std::size_t most = 0, most_for_peers = 0;
+    for (std::size_t giver = 0; giver < move.parts.size(); ++giver) {
+      std::size_t most = 0;  // for a peer
       for (std::size_t lane = 0; lane < lanes_; ++lane) {
-        most = std::max(most, parts[lane].bytes);
-        if (lanes_ == 1 || &parts != &move.parts[lane]) most_for_peers = std::max(most_for_peers, parts[lane].bytes);
+        const std::size_t bytes = move.parts[giver][lane].bytes;
+        most_ = std::max(most_, bytes);
+        if (lanes_ == 1 || lane != giver) most = std::max(most, bytes);
       }
-      givers += most > 0;
-      most_ = std::max(most_, most);
-      givers_to_peers_ += most_for_peers > 0;
-      most_for_peers_ = std::max(most_for_peers_, most_for_peers);
+      givers_ += most > 0;
+      most_for_peers_ = std::max(most_for_peers_, most);
     }
     const std::size_t room = participants.slot_bytes / lanes_ / kLine * kLine;
     // A single giver needs several chunks, to fill one while others take another. If all give, all have work anyway.
-    const std::size_t least_chunks = givers == 1 ? SharedBlock::kSlots : 2;
+    const std::size_t least_chunks = givers_ == 1 ? SharedBlock::kSlots : 2;
     const std::size_t wanted = (most_ / least_chunks + kLine - 1) / kLine * kLine;
     chunk_ = std::clamp(wanted, std::min(std::max(kLeastChunk / lanes_ / kLine * kLine, kLine), room), room);
     slots_.emplace(participants, lanes_ * chunk_);
@@ -78,8 +76,7 @@ class NodePipeline {
     } else {
       for_each_giver([&](int peer, std::byte* place) {
         const Source& source = sources_[static_cast<std::size_t>(peer)];
-        std::byte* to = place + chunk * chunk_;
-        if (!source.empty() && to != source.data()) std::memcpy(to, source.data(), source.size());
+        copy(place + chunk * chunk_, source);
       });
     }
     participants_.reach(&SharedBlock::finished, stage(chunk));
@@ -93,8 +90,8 @@ class NodePipeline {
         const auto [begin, bytes] = part_for_me(peer);
         if (peer != participants_.me) {
           memory.copy(participants_.ranks[static_cast<std::size_t>(peer)], input_of(peer, begin), {place, bytes});
-        } else if (bytes > 0 && place != move_.input + begin) {
-          std::memcpy(place, move_.input + begin, bytes);
+        } else {
+          copy(place, {move_.input + begin, bytes});
         }
       });
     for (int peer = 0; peer < participants_.size(); ++peer) {
@@ -116,7 +113,7 @@ class NodePipeline {
     // If several peers take the same bytes, one copy to a slot serves all of them.
     const bool taken_once = lanes_ > 1 || participants_.size() == 2;
     const bool by_kernel = !move_.places.empty() && taken_once && most_for_peers_ >= kLeastPrivate &&
-                           (givers_to_peers_ > 1 || most_for_peers_ <= kMostFromOne);
+                           (givers_ > 1 || most_for_peers_ <= kMostFromOne);
     return by_kernel ? memory.offer(move_.input, bytes) : memory.locate(move_.input, bytes);
   }
 
@@ -141,6 +138,9 @@ class NodePipeline {
       if (part_for_me(peer).bytes > 0) take(peer, move_.places[static_cast<std::size_t>(peer)]);
     }
   }
+  static void copy(std::byte* to, Source from) {
+    if (!from.empty() && to != from.data()) std::memcpy(to, from.data(), from.size());
+  }
   // Location of byte `at` of the input that a peer has offered.
   Location input_of(int peer, std::size_t at) const {
     Location place = participants_.blocks[static_cast<std::size_t>(peer)]->location;
@@ -164,7 +164,7 @@ class NodePipeline {
   Participants& participants_;
   NodeMove& move_;
   const std::size_t lanes_;
-  int givers_to_peers_ = 0;           // participants with data for others
+  int givers_ = 0;                    // participants with data for peers
   std::size_t most_for_peers_ = 0;    // bytes of the largest part for another participant
   std::size_t most_ = 0, chunk_ = 0;  // bytes of the largest part, and of a chunk of a part
   std::optional<Slots> slots_;

@@ -112,13 +112,11 @@ void PointToPoint::take_data(const std::shared_ptr<Posting>& receive, const Arri
 // Copies data, if there are any, from memory of the sender that this rank reaches. Returns false if the sender has
 // ended its calls meanwhile, because then the data may have changed. The receive ends once this rank hears why.
 bool PointToPoint::copy_from(Posting& receive, const Arrival& message, const Location& place) {
-  const bool empty = receive.bytes == 0;
-  if (!empty && (!is_near(message.from) || place.device != 0 || place.offset > place.bytes ||
-                 place.bytes - place.offset < receive.bytes))
+  if (receive.bytes > 0 && (!is_near(message.from) || place.device != 0))
     throw TransportError("rank " + std::to_string(message.from) +
                          " announces data outside of the memory that it offers");
   try {
-    if (!empty) common_.transport.node_memory().copy(message.from, place, {receive.data, receive.bytes});
+    common_.transport.node_memory().copy(message.from, place, {receive.data, receive.bytes});
   } catch (const MemoryGone& error) {
     finish(receive, std::make_exception_ptr(PeerLost(receive.text() + " failed: " + error.what(), {message.from})));
     return true;

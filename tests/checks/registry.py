@@ -137,9 +137,11 @@ class Seat:
     @contextmanager
     def no_warnings(self) -> Iterator[None]:
         """Turn warnings in this context into errors, if ranks are processes."""
-        with warnings.catch_warnings() if self.transport == "processes" else nullcontext():
-            if self.transport == "processes":
-                warnings.simplefilter("error")
+        if self.transport != "processes":
+            yield
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
             yield
 
     def meet(self, name: str, ranks: Iterable[int] | None = None) -> None:

@@ -507,48 +507,35 @@ void mailboxes_give_each_message_once() {
   each_is_given_once([&](const Sink& sink) { return reader.poll(sink); });
 }
 
-struct PrivateData {
-  std::vector<std::byte> bytes = std::vector<std::byte>(300'000);
-  Location place(std::size_t begin) const {
-    return {.segment = Location::kPrivate,
-            .bytes = bytes.size(),
-            .offset = begin,
-            .key = reinterpret_cast<std::uint64_t>(bytes.data())};
-  }
-};
-
-// A child has data at an address at which its parent has other data.
 void private_memory_of_a_peer_is_copied() {
-  PrivateData data;
+  constexpr std::size_t kBytes = 300'000;
   int ready[2];
   CHECK(pipe(ready) == 0);
   const pid_t child = fork();
   if (child == 0) {
-    data.bytes = pattern(data.bytes.size(), 5);  // moved here: elsewhere in memory
-    const Location place = data.place(0);
-    const bool sent = write(ready[1], &place.key, sizeof(place.key)) == sizeof(place.key);
+    const Bytes data = pattern(kBytes, 5);
+    const std::byte* place = data.data();
+    const bool sent = write(ready[1], &place, sizeof(place)) == sizeof(place);
     while (sent) pause();
     _exit(1);
   }
   std::uint64_t address = 0;
   CHECK(read(ready[0], &address, sizeof(address)) == sizeof(address));
-  const auto at = [&](std::size_t begin) {
-    Location place = data.place(begin);
-    place.key = address;
-    return place;
+  const auto at = [address](std::size_t begin) {
+    return Location{.segment = Location::kPrivate, .bytes = kBytes, .offset = begin, .key = address};
   };
   const shm::PrivateMemory::Mark mark = shm::PrivateMemory::mark();  // the child has inherited it
   shm::PrivateMemory reader;
   reader.introduce(1, child, mark);
   shm::ShmMemory memory;
-  CHECK(memory.offer(data.bytes.data(), 100).segment == 0);
   Bytes got(1000);
+  CHECK(memory.offer(got.data(), got.size()).segment == 0);
   CHECK_THROWS(TransportError, memory.copy(1, at(0), got));  // the node has not agreed to it
   if (const std::string why = reader.why_unreadable(1); why.empty()) {
     memory.read_private_with(reader);
-    CHECK(memory.offer(data.bytes.data(), 100).segment == Location::kPrivate);
+    CHECK(memory.offer(got.data(), got.size()).segment == Location::kPrivate);
     memory.copy(1, at(99'000), got);
-    const Bytes whole = pattern(300'000, 5);
+    const Bytes whole = pattern(kBytes, 5);
     CHECK(std::equal(got.begin(), got.end(), whole.begin() + 99'000));
     CHECK_THROWS(TransportError, memory.copy(1, at(299'001), got));
     CHECK_THROWS(TransportError, memory.copy(2, at(0), got));

@@ -111,7 +111,8 @@ def final_gradients(rank: int, size: int) -> None:
         optimizer = wrapped(model, mesh=mesh["replicate"])
         for step in range(3):
             optimizer.zero_grad()
-            with warnings.catch_warnings(action="error", category=UserWarning):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)
                 model(batch(rank, step, 0)).square().mean().backward()
             assert optimizer.gradients_ready()
             for parameter in model.parameters():

@@ -74,8 +74,7 @@ enum class Access : std::uint8_t {
   kNone,
   kShares,
   kReadsPrivate,   // and may copy from its peers' private memory
-  kPrefersPrivate  // and has the setting for it, or has measured that it is faster. Only the first rank of a node
-                   // measures
+  kPrefersPrivate  // and has the setting for it, or has measured that it is faster (the first rank of a node does)
 };
 
 class ProcessTransport : public Transport {

@@ -17,14 +17,13 @@
 namespace sordino::shm {
 namespace {
 
-constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // of one call; the kernel copies less than 2 GiB
-
-// Reads `bytes` bytes and the mark. Returns an errno value, 0 if all is read, or EFAULT if only a part is.
-int read_both(pid_t pid, const PrivateMemory::Mark& mark, std::uint64_t address, std::byte* to, std::size_t bytes,
+// Reads `bytes` bytes at `address`, and the value at `second`. Returns an errno value, 0 if all is read, or EFAULT if
+// only a part is.
+int read_both(pid_t pid, std::uint64_t address, std::byte* to, std::size_t bytes, std::uint64_t second,
               std::uint64_t& value) {
   const std::array<iovec, 2> here = {iovec{to, bytes}, iovec{&value, sizeof(value)}};
   const std::array<iovec, 2> there = {iovec{reinterpret_cast<void*>(address), bytes},
-                                      iovec{reinterpret_cast<void*>(mark.address), sizeof(value)}};
+                                      iovec{reinterpret_cast<void*>(second), sizeof(value)}};
   const ssize_t got = process_vm_readv(pid, here.data(), here.size(), there.data(), there.size(), 0);
   if (got < 0) return errno;
   return static_cast<std::size_t>(got) == bytes + sizeof(value) ? 0 : EFAULT;
@@ -42,10 +41,9 @@ PrivateMemory::Mark PrivateMemory::mark() {
 
 bool PrivateMemory::readable(const void* data, std::size_t bytes) {
   const auto address = reinterpret_cast<std::uint64_t>(data);
-  const Mark last{address + bytes - sizeof(std::uint64_t), 0};
   std::byte first;
-  std::uint64_t value = 0;
-  return bytes >= sizeof(value) && read_both(getpid(), last, address, &first, 1, value) == 0;
+  std::uint64_t last = 0;
+  return bytes >= sizeof(last) && read_both(getpid(), address, &first, 1, address + bytes - sizeof(last), last) == 0;
 }
 
 std::string PrivateMemory::why_unreadable(int rank) const {
@@ -61,26 +59,17 @@ void PrivateMemory::read(int rank, std::uint64_t address, std::span<std::byte> t
   const auto found = owners_.find(rank);
   if (found == owners_.end()) throw TransportError("rank " + std::to_string(rank) + " is not on this node");
   const auto& [pid, mark] = found->second;
-  const auto whose = [&] {
-    return "memory of process " + std::to_string(found->second.pid) + " of rank " + std::to_string(rank);
-  };
-  std::size_t done = 0;
-  do {
-    const std::size_t bytes = std::min(kMostBytes, to.size() - done);
-    std::uint64_t value = 0;
-    const int error = read_both(pid, mark, address + done, to.data() + done, bytes, value);
-    if (error == 0 && value == mark.value) {
-      done += bytes;
-      continue;
-    }
-    // The process may be another one by now, or have ended. If it is the rank's, only this memory is out of reach.
-    const int reached = error == 0 ? 0 : read_both(pid, mark, mark.address, nullptr, 0, value);
-    if (failing_of(reached) == Failing::kGone || reached == EFAULT)
-      throw MemoryGone(whose() + " is gone: " + explained(reached), rank);
-    if (reached != 0) throw TransportError("cannot read " + whose() + ": " + explained(reached));
-    if (value != mark.value) throw MemoryGone(whose() + " is that of another process by now", rank);
-    throw TransportError("cannot copy " + std::to_string(bytes) + " bytes of " + whose() + ": " + explained(error));
-  } while (done < to.size());
+  std::uint64_t value = 0;
+  const int error = read_both(pid, address, to.data(), to.size(), mark.address, value);
+  if (error == 0 && value == mark.value) return;
+  // The process may be another one by now, or have ended. If it is the rank's, only this memory is out of reach.
+  const int reached = error == 0 ? 0 : read_both(pid, mark.address, nullptr, 0, mark.address, value);
+  const std::string whose = "memory of process " + std::to_string(pid) + " of rank " + std::to_string(rank);
+  if (failing_of(reached) == Failing::kGone || reached == EFAULT)
+    throw MemoryGone(whose + " is gone: " + explained(reached), rank);
+  if (reached != 0) throw TransportError("cannot read " + whose + ": " + explained(reached));
+  if (value != mark.value) throw MemoryGone(whose + " is that of another process by now", rank);
+  throw TransportError("cannot copy " + std::to_string(to.size()) + " bytes of " + whose + ": " + explained(error));
 }
 
 bool PrivateMemory::saves_time() {
