@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from stand_in import environment
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -139,3 +142,17 @@ def test_a_device_is_current_for_a_while_and_leaves_the_thread_as_it_was(tmp_pat
     )
     assert done.returncode == 0, done.stderr
     assert subprocess.run([str(program)], timeout=60).returncode == 0
+
+
+def test_the_stand_in_is_used_beside_another_runtime(tmp_path: Path) -> None:
+    """A PyTorch with CUDA loads NVIDIA's runtime, for all libraries of the process, before Sordino loads its own."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    assert compiler is not None
+    variables = environment(tmp_path)
+    (tmp_path / "other.c").write_text("int cudaDriverGetVersion(int* version) { return *version = 0; }\n")
+    (tmp_path / "symbols.map").write_text("OTHER { *; };\n")
+    options = ["-shared", "-fPIC", "-x", "c", "-Wl,--version-script=symbols.map", "other.c", "-o", "other.so"]
+    subprocess.run([compiler, *options], check=True, cwd=tmp_path)
+    program = "from sordino._core import cuda_device; cuda_device(0)"
+    variables["LD_PRELOAD"] = str(tmp_path / "other.so")
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | variables)
