@@ -110,8 +110,11 @@ bool lies_in_place(const Running& running) {
 // Gets the communicator of the operation's participants. Their first operation creates it.
 Task connect(Running& running, const std::shared_ptr<Device>& device) {
   Participants& participants = *running.participants;
-  std::shared_ptr<nccl::Channel>& channel = (*running.channels)[{participants.ranks, device->identity()}];
-  if (!channel) {
+  NcclChannels& channels = *running.channels;
+  const NcclChannels::key_type key{participants.ranks, device->identity()};
+  if (const auto known = channels.find(key); known != channels.end()) {
+    running.channel = known->second;
+  } else {
     const bool first = participants.me == 0;
     Bytes id(sizeof(nccl::UniqueId));
     if (first) id = nccl::Communicator::new_id();
@@ -120,11 +123,11 @@ Task connect(Running& running, const std::shared_ptr<Device>& device) {
     // Runs on the communicator's own threads, which end with it.
     options.use_device = [device] { static thread_local const std::shared_ptr<void> used = device->use(); };
     const std::shared_ptr<void> now = device->use();
-    channel = std::make_shared<nccl::Channel>(
+    running.channel = std::make_shared<nccl::Channel>(
         std::make_unique<nccl::Communicator>(id, participants.size(), participants.me, std::move(options)), device);
+    channels.emplace(key, running.channel);  // only now: a failure leaves no entry without a channel
   }
-  running.channel = channel;
-  co_await channel->ready();
+  co_await running.channel->ready();
 }
 
 bool nccl_folds(const Running& running) {

@@ -47,6 +47,7 @@ int ids = 0, aborts = 0;
 auto& groups = *new std::map<int, int>;  // by rank
 thread_local Grouping group;
 thread_local unsigned long long current_device = 0;
+Result refused = kSuccess;  // guarded by `mutex`
 
 // Runs on the stream.
 void run(void* argument) {
@@ -175,6 +176,11 @@ void fake_nccl_break(int rank, int result) {
   }
 }
 
+void fake_nccl_refuse(int result) {
+  std::lock_guard lock(mutex);
+  refused = static_cast<Result>(result);
+}
+
 void fake_nccl_hang_aborts(int hang) {
   std::lock_guard lock(mutex);
   hang_aborts = hang != 0;
@@ -224,6 +230,7 @@ Result ncclGetUniqueId(UniqueId* id) {
 Result ncclCommInitRankConfig(Comm** comm, int size, UniqueId id, int rank, Settings* config) {
   std::lock_guard lock(mutex);
   *comm = nullptr;
+  if (refused != kSuccess) return complain(refused, "refused by the test");
   if (config == nullptr || config->size < sizeof(Settings) || config->magic != 0xcafebeef || config->version < 21400 ||
       config->blocking != 0 || (config->version < 21700 && config->size != sizeof(Settings))) {
     return complain(kInvalidArgument, "a configuration that is none, or one that blocks");

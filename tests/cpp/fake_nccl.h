@@ -14,6 +14,9 @@ void fake_nccl_set_device(unsigned long long identity);
 // Makes every communicator in which this process has that rank fail with `result` (an ncclResult_t).
 void fake_nccl_break(int rank, int result);
 
+// From now on no communicator can be created: ncclCommInitRankConfig returns `result`. 0 ends this.
+void fake_nccl_refuse(int result);
+
 // From now on ncclCommAbort does not return, until this is called with 0.
 void fake_nccl_hang_aborts(int hang);
 

@@ -33,7 +33,7 @@ def gpus(world: World) -> list[Device]:
     """Return the GPUs of a world's ranks; set the environment for its route, as pretended.devices does."""
     os.environ["SORDINO_GPU_ROUTE"] = "host" if world.kind == "staged" else ""
     if world.kind != "nccl":
-        os.environ.pop("SORDINO_NCCL", None)
+        os.environ["SORDINO_NCCL"] = "off"  # a PyTorch with CUDA brings one, which would stay for later worlds
         return [cuda_device(0)]
     fake = built_stand_in_for_nccl()
     assert fake is not None, "needs libfake_nccl.so: `make test` builds it"

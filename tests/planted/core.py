@@ -1170,6 +1170,14 @@ ERRORS = [
         ("cpp.test_moves",),
     ),
     Error(
+        "a communicator of NCCL is listed before it exists",
+        "missing check",
+        "csrc/engine/run_on_device.cc",
+        "  if (const auto known = channels.find(key); known != channels.end()) {",
+        "  if (const auto known = channels.try_emplace(key).first; known->second) {",
+        ("tests/python/runtime/test_devices.py -k cannot_connect",),
+    ),
+    Error(
         "the memory of another process is taken for that of a rank",
         "missing check",
         "csrc/transport/shm/private_memory.cc",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from pretended import devices
+from pretended import devices, stand_in_for_nccl
 
 import sordino.torch as hvd
 from sordino import sim
@@ -82,6 +82,18 @@ def test_two_ranks_on_one_gpu_by_nccl(route: str, told: str, way: str, monkeypat
     monkeypatch.setenv("SORDINO_GPU_ROUTE", route)
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", told)
     assert ways_of(add, 2, [gpus[0]]) == {way: 3}
+
+
+def test_an_nccl_that_cannot_connect_ends_the_world_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = devices("nccl", 2, monkeypatch)
+    nccl = ctypes.CDLL(str(stand_in_for_nccl()))
+    nccl.fake_nccl_refuse(1)
+    try:
+        with pytest.raises(DeviceError, match="ncclCommInitRankConfig"):
+            sim.run(2, add, devices=gpus)
+    finally:
+        nccl.fake_nccl_refuse(0)
+    assert ways_of(add, 2, gpus) == {"NCCL": 3}
 
 
 @pytest.mark.parametrize("route", ["nccl", "ipc", "mpi", "host"])
