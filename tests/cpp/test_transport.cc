@@ -1,6 +1,7 @@
 // Shared memory between real processes, mailboxes with messages larger than their rings, pipes, and the sim transport.
 #include <sched.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -543,15 +544,24 @@ void private_memory_of_a_peer_is_copied() {
     CHECK_THROWS(TransportError, memory.copy(2, at(0), got));
     CHECK_THROWS(TransportError, memory.map(1, at(0)));
     CHECK(!memory.offers_private(reinterpret_cast<const void*>(4096), 100));
-    // Nothing is mapped there: the child's loss would be a wrong reason.
-    bool alive = false;
-    try {
-      reader.read(1, 4096, got);
-    } catch (const MemoryGone&) {
-    } catch (const TransportError&) {
-      alive = true;
-    }
-    CHECK(alive);
+    // Where nothing is mapped, or less than a reader wants, the loss of the rank would be a wrong reason.
+    const auto is_out_of_reach = [&reader](int rank, std::uint64_t place) {
+      Bytes pages(8192);
+      try {
+        reader.read(rank, place, pages);
+      } catch (const MemoryGone&) {
+        return false;
+      } catch (const TransportError&) {
+        return true;
+      }
+      return false;
+    };
+    CHECK(is_out_of_reach(1, 4096));
+    void* half = mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(half != MAP_FAILED && munmap(static_cast<std::byte*>(half) + 4096, 4096) == 0);
+    reader.introduce(2, getpid(), mark);
+    CHECK(is_out_of_reach(2, reinterpret_cast<std::uint64_t>(half)));
+    munmap(half, 4096);
     reader.introduce(1, child, {mark.address, mark.value + 1});  // as if the process were another one
     CHECK_THROWS(MemoryGone, reader.read(1, address, got));
     CHECK_THROWS(MemoryGone, reader.read(1, 4096, got));
