@@ -67,6 +67,12 @@ class MemoryGone : public TransportError {
   int rank;
 };
 
+// The kernel cannot copy these bytes of another process's memory. The process lives.
+class NotCopied : public TransportError {
+ public:
+  using TransportError::TransportError;
+};
+
 // A GPU, or its driver, has failed. The results of its work are lost.
 class DeviceError : public Error {
  public:

@@ -260,7 +260,7 @@ py::object repeat(const Caller& caller, PyObject* const* given) {
   }
   const bool named = given[Call::kName] != Py_None;
   // A rank that is alone completes even an asynchronous call at once.
-  if (found && found->carried && (waits || found->recipe.takes.size() == 1)) {
+  if (found && found->carried() && (waits || found->recipe.takes.size() == 1)) {
     bool done = false;
     {
       py::gil_scoped_release released;

@@ -140,6 +140,7 @@ Task allreduce_node(Participants& participants, Pieces& pieces, ReduceOp op, dou
     std::vector<std::byte*> tensors;
     co_await find_shared(participants, pieces, tensors);
     if (!tensors.empty()) {
+      participants.direct = true;
       co_await in_place(participants, pieces, tensors, op, pre, post);
       co_return;
     }

@@ -13,7 +13,7 @@ namespace {
 
 // Least size of parts that the kernel copies from private memory. Looking up the pages of smaller ones takes longer
 // than a second copy.
-constexpr std::size_t kLeastPrivate = 64 * 1024;
+constexpr std::size_t kLeastPrivate = 32 * 1024;
 // Limit for a single giver. Above it slots are faster, because giver and taker share the work.
 constexpr std::size_t kMostFromOne = 1024 * 1024;
 constexpr std::size_t kLeastChunk = 32 * 1024;  // in bytes of all lanes; shorter ones cost more in waits
@@ -110,10 +110,8 @@ class NodePipeline {
     NodeMemory& memory = participants_.transport.node_memory();
     const std::size_t bytes = input_bytes(participants_.me);
     if (bytes == 0) return {};
-    // If several peers take the same bytes, one copy to a slot serves all of them.
-    const bool taken_once = lanes_ > 1 || participants_.size() == 2;
-    const bool by_kernel = !move_.places.empty() && taken_once && most_for_peers_ >= kLeastPrivate &&
-                           (givers_ > 1 || most_for_peers_ <= kMostFromOne);
+    const bool by_kernel =
+        !move_.places.empty() && is_for_kernel(most_for_peers_, givers_, lanes_ > 1 || participants_.size() == 2);
     return by_kernel ? memory.offer(move_.input, bytes) : memory.locate(move_.input, bytes);
   }
 
@@ -205,6 +203,10 @@ Task unchanged(Participants& participants, const NodePipeline& pipeline, std::ui
 
 }  // namespace
 
+bool is_for_kernel(std::size_t most, int givers, bool taken_once) {
+  return taken_once && most >= kLeastPrivate && (givers > 1 || most <= kMostFromOne);
+}
+
 bool moves_in_node(const Participants& participants, bool lanes) {
   const std::size_t size = participants.ranks.size();
   return participants.one_node && size > 1 && !participants.compute->device() &&
@@ -219,6 +221,7 @@ Task move_in_node(Participants& participants, NodeMove move) {
   bool all_offered = false;
   if (pipeline.largest_part() >= kLeastInPlace) co_await offer_inputs(participants, pipeline, all_offered);
   if (all_offered) {
+    participants.direct = true;
     pipeline.take_whole();
     co_await unchanged(participants, pipeline, last);
     participants.reach(&SharedBlock::finished, last);

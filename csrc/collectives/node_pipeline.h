@@ -34,6 +34,10 @@ struct NodeMove {
   std::function<void(std::size_t at, const std::vector<Source>& sources)> fold = {};
 };
 
+// Whether the kernel should copy parts from private memory. `most`: bytes of the largest part for another rank.
+// `givers`: ranks that give parts to others. `taken_once`: no part has several takers. If a part has several, one copy
+// to a slot serves all of them.
+bool is_for_kernel(std::size_t most, int givers, bool taken_once);
 // Whether the participants can exchange data in this way: they share memory, the data is the host's, and a slot has
 // room for a lane of each (if `lanes`).
 bool moves_in_node(const Participants& participants, bool lanes);

@@ -70,8 +70,12 @@ void OneShot::receive(int member, const Partial&, std::span<const std::byte>) {
 }
 
 void OneShot::publish(Entry entry, const std::byte* data, std::size_t bytes, std::size_t most) {
-  OneShotSlots::Slot& own = slot(me_, turn_);
   if (bytes > 0) kernels::publish(slots_[me_]->data(turn_, most), data, bytes);
+  publish(entry);
+}
+
+void OneShot::publish(Entry entry) {
+  OneShotSlots::Slot& own = slot(me_, turn_);
   own.operation.store(entry.number, std::memory_order_relaxed);
   own.after = entry.after;
   // Sequentially consistent with has_entered() and `resting`: either this rank sees `resting`, or the resting rank sees

@@ -7,8 +7,9 @@
 //   decline   number 0: the rank has submitted the operation to the negotiation, has joined, or is late
 //
 // If all ranks enter the same number, they have agreed. Then a small operation is done in one shot: each rank takes its
-// result from the published inputs. A larger one runs as if it had been decided (Scheduler). It has a place in the
-// order of the set's operations, so ranks agree on it only if they publish the same number of operations run so far.
+// result from the published inputs. Within a node, some larger ones take a second turn (one_shot_node.h). Any other
+// runs as if it had been decided (Scheduler). It has a place in the order of the set's operations, so ranks agree on it
+// only if they publish the same number of operations run so far.
 //
 // Otherwise the turn has no result, and the ranks that entered submit their operation to the negotiation, which also
 // reports any error.
@@ -40,6 +41,7 @@ struct OneShotSlots {
   static constexpr std::size_t kBeside = 40;  // bytes that fit next to the stamp, so that a peer reads one cache line
   static constexpr std::size_t kStays = 8 * 1024;  // data up to this size alternate between two places
   static constexpr std::size_t kHalf = 512 * 1024;
+  static constexpr std::size_t kMostInTwoTurns = kHalf;
   static constexpr std::size_t kHead = 4096;
   static constexpr std::uint64_t kLeaving = std::uint64_t{1} << 63;  // see OneShot::withdraw
 
@@ -54,8 +56,9 @@ struct OneShotSlots {
   // Set by a node's leader: the latest turn in which some rank waits, and the operation that it waits for.
   alignas(64) std::atomic<std::uint64_t> called;
   std::atomic<std::uint64_t> called_for;
-  std::atomic<std::uint64_t> begun;  // the latest turn in which the leader may have counted the entries of its node
-  std::atomic<std::uint64_t> late;   // turn * ranks + member: the leader has waited long for the member in this turn
+  std::atomic<std::uint64_t> begun;    // the latest turn in which the leader may have counted the entries of its node
+  std::atomic<std::uint64_t> late;     // turn * ranks + member: the leader has waited long for the member in this turn
+  std::atomic<std::uint64_t> gave_up;  // turn in which the rank gave up, so that its memory may change; 0: none
   alignas(kHead) std::byte some[2][kStays];
   std::byte many[2][kHalf];
 
@@ -99,9 +102,11 @@ class OneShot {
 
   virtual ~OneShot() = default;
 
-  // Returns whether this repeat is small enough to be done in one shot, and prepares it for that. `recipe_of` returns
-  // the recipe of a member.
-  virtual bool carries(Repeat& repeat, const std::function<Recipe(std::size_t member)>& recipe_of) const = 0;
+  // Returns what ranks publish for this repeat, and prepares it for that. `recipe_of` returns the recipe of a member.
+  virtual Repeat::Published publishes(Repeat& repeat,
+                                      const std::function<Recipe(std::size_t member)>& recipe_of) const = 0;
+  // Bytes of the largest data that a rank publishes for it in a turn.
+  virtual std::size_t most_of(const Repeat& repeat) const { return repeat.recipe.most; }
   // Remembers an operation that all ranks of the set have done together.
   virtual void remember(Repeat repeat);
   // The operation with this name and signature, or with this number; null if this rank does not know it.
@@ -110,8 +115,9 @@ class OneShot {
 
   // Whether this rank may enter: no rank waits any more in a turn that this rank declined.
   virtual bool free() = 0;
-  // Enters an operation. Its input must stay unchanged until the turn is over.
-  virtual void enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) = 0;
+  // Enters an operation. Its input must stay unchanged until the operation is over.
+  virtual void enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input,
+                     const std::byte* output) = 0;
   // Whether the outcome of the turn is known.
   virtual bool over() const = 0;
   // Whether the outcome will never be known.
@@ -119,8 +125,11 @@ class OneShot {
   // Ends the turn that this rank has entered. Returns whether all ranks entered the same operation.
   virtual bool close() = 0;
   // Writes the result of a small operation that ranks have agreed on. Call it at once after close(): peers may then
-  // write their next input.
-  virtual void deliver(const Repeat& repeat, const std::byte* input, std::byte* output) = 0;
+  // write their next input. Returns false if the operation takes two turns, and this was the first one: then this rank
+  // has entered the second one, with the same operation.
+  virtual bool deliver(const Repeat& repeat, const std::byte* input, std::byte* output) = 0;
+  // Whether this rank is in the second turn of an operation. All ranks end it alike, or the world fails.
+  virtual bool halfway() const { return false; }
 
   // Takes back this rank's entry, because the rank leaves: then the turn has no result on any rank. False if other
   // ranks may have counted the entry. Then the outcome of the turn holds for this rank, too.
@@ -138,8 +147,12 @@ class OneShot {
   // A member has left: from now on ranks agree in turns only on operations that it has already entered.
   virtual void note_left(int) { closed_ = true; }
   bool closed() const { return closed_; }
-  // The set has been removed, or the world has failed: the peers' slots are not read any more.
-  void abandon() { closed_ = abandoned_ = true; }
+  // The set has been removed, or the world has failed: the peers' slots are not read any more, and peers take nothing
+  // more of this rank's memory.
+  void abandon() {
+    closed_ = abandoned_ = true;
+    slots_[me_]->gave_up.store(turn_);
+  }
 
   // Says whether this rank may sleep until peers ring it. Call over() again after this, before sleeping.
   void rest(bool may_sleep) { slots_[me_]->resting.store(may_sleep); }
@@ -180,6 +193,8 @@ class OneShot {
   }
   // Publishes an entry and data for this rank's turn. `most`: largest number of bytes that a rank publishes with it.
   void publish(Entry entry, const std::byte* data, std::size_t bytes, std::size_t most);
+  // Publishes an entry. Its data are in place.
+  void publish(Entry entry);
 
   const std::vector<OneShotSlots*> slots_;  // by place
   const std::vector<int> members_;

@@ -30,7 +30,7 @@ std::shared_ptr<const Repeat> OneShotAlone::make(std::string_view name, const Si
   made->name = name;
   made->what = what;
   made->number = 1;
-  made->carried = true;
+  made->published = Repeat::Published::kInputs;
   made->recipe = how.recipe(request, made->merged, ranks_, 0);
   return made;
 }

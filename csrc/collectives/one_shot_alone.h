@@ -13,16 +13,19 @@ class OneShotAlone : public OneShot {
   OneShotAlone(std::vector<OneShotSlots*> slots, int rank) : OneShot(std::move(slots), {0}, 0, 1), ranks_{rank} {}
 
   std::shared_ptr<const Repeat> find(std::string_view name, const Signature& what) override;
-  bool carries(Repeat&, const std::function<Recipe(std::size_t)>&) const override { return true; }
+  Repeat::Published publishes(Repeat&, const std::function<Recipe(std::size_t)>&) const override {
+    return Repeat::Published::kInputs;
+  }
   void remember(Repeat) override {}
   bool free() override { return true; }
-  void enter(std::shared_ptr<const Repeat>, Entry, const std::byte*) override {}
+  void enter(std::shared_ptr<const Repeat>, Entry, const std::byte*, const std::byte*) override {}
   bool over() const override { return true; }
   bool in_vain() const override { return false; }
   bool close() override { return true; }
   bool withdraw() override { return false; }
-  void deliver(const Repeat& repeat, const std::byte* input, std::byte* output) override {
+  bool deliver(const Repeat& repeat, const std::byte* input, std::byte* output) override {
     assemble(repeat.what, repeat.recipe, {&input, 1}, output);
+    return true;
   }
   std::vector<Number> awaited() override { return {}; }
   std::vector<int> missing() const override { return {}; }

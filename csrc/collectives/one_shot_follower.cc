@@ -17,7 +17,8 @@ bool OneShotFollower::free() {
   return through;
 }
 
-void OneShotFollower::enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) {
+void OneShotFollower::enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input,
+                            const std::byte*) {
   entered_ = true;
   publish(entry, input, repeat->recipe.published, repeat->recipe.most);
 }
@@ -35,10 +36,13 @@ bool OneShotFollower::withdraw() {
   return true;
 }
 
-void OneShotFollower::deliver(const Repeat& repeat, const std::byte* input, std::byte* output) {
-  if (repeat.blocks) return deliver_blocks(repeat, input, results_, output);
-  if (const std::size_t bytes = repeat.recipe.published; bytes > 0)
+bool OneShotFollower::deliver(const Repeat& repeat, const std::byte* input, std::byte* output) {
+  if (repeat.blocks) {
+    deliver_blocks(repeat, input, results_, output);
+  } else if (const std::size_t bytes = repeat.recipe.published; bytes > 0) {
     std::memcpy(output, slots_[0]->data(turn_ - 1, bytes), bytes);
+  }
+  return true;
 }
 
 std::vector<OneShot::Number> OneShotFollower::awaited() {

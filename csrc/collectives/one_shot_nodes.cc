@@ -29,11 +29,12 @@ Scaling scaling_of(const Signature& what, std::size_t ranks) {
 }  // namespace
 
 // The answer is the same on all ranks: it depends only on the sizes of all inputs and nodes.
-bool OneShotNodes::carries(Repeat& repeat, const std::function<Recipe(std::size_t)>& recipe_of) const {
-  if (repeat.recipe.most > OneShotSlots::kMostBytes) return false;
-  if (repeat.what.opcode == Opcode::kAllreduce) return true;
+Repeat::Published OneShotNodes::publishes(Repeat& repeat,
+                                          const std::function<Recipe(std::size_t member)>& recipe_of) const {
+  if (repeat.recipe.most > OneShotSlots::kMostBytes) return Repeat::Published::kNothing;
+  if (repeat.what.opcode == Opcode::kAllreduce) return Repeat::Published::kInputs;
   repeat.blocks = NodeBlocks::of(repeat, sites_, recipe_of);
-  return repeat.blocks != nullptr;
+  return repeat.blocks ? Repeat::Published::kInputs : Repeat::Published::kNothing;
 }
 
 void OneShotNodes::deliver_blocks(const Repeat& repeat, const std::byte* input, const std::byte* blocks,
@@ -69,7 +70,7 @@ OneShotLeader::OneShotLeader(std::vector<OneShotSlots*> slots, Sites sites, std:
   }
 }
 
-void OneShotLeader::enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) {
+void OneShotLeader::enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input, const std::byte*) {
   own_ = Own::kEntered;
   repeat_ = std::move(repeat);
   entry_ = entry;
@@ -92,9 +93,13 @@ bool OneShotLeader::withdraw() {
   return true;
 }
 
-void OneShotLeader::deliver(const Repeat& repeat, const std::byte* input, std::byte* output) {
-  if (repeat.blocks) return deliver_blocks(repeat, input, blocks(), output);
-  if (!partial_.empty()) std::memcpy(output, partial_.data(), partial_.size());
+bool OneShotLeader::deliver(const Repeat& repeat, const std::byte* input, std::byte* output) {
+  if (repeat.blocks) {
+    deliver_blocks(repeat, input, blocks(), output);
+  } else if (!partial_.empty()) {
+    std::memcpy(output, partial_.data(), partial_.size());
+  }
+  return true;
 }
 
 std::vector<OneShot::Number> OneShotLeader::awaited() {

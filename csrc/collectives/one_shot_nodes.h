@@ -50,7 +50,8 @@ namespace sordino {
 // Common part of leaders and followers.
 class OneShotNodes : public OneShot {
  public:
-  bool carries(Repeat& repeat, const std::function<Recipe(std::size_t member)>& recipe_of) const override;
+  Repeat::Published publishes(Repeat& repeat,
+                              const std::function<Recipe(std::size_t member)>& recipe_of) const override;
 
  protected:
   // `slots`: of the members on this node. `results`: NodeBlocks::kMostBytes bytes of the leader's memory, which all of
@@ -73,12 +74,12 @@ class OneShotFollower : public OneShotNodes {
       : OneShotNodes(std::move(slots), std::move(sites), ranks, results) {}
 
   bool free() override;
-  void enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) override;
+  void enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input, const std::byte*) override;
   bool over() const override { return !abandoned_ && has_entered(0, turn_); }
   bool in_vain() const override { return abandoned_ || leader_left_; }
   bool close() override;
   bool withdraw() override;
-  void deliver(const Repeat& repeat, const std::byte* input, std::byte* output) override;
+  bool deliver(const Repeat& repeat, const std::byte* input, std::byte* output) override;
   std::vector<Number> awaited() override;
   void note_left(int member) override;
   std::vector<int> missing() const override;
@@ -97,11 +98,11 @@ class OneShotLeader : public OneShotNodes {
   OneShotLeader(std::vector<OneShotSlots*> slots, Sites sites, std::size_t ranks, std::byte* results, Send send);
 
   bool free() override { return own_ == Own::kNothing && !begun_; }
-  void enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input) override;
+  void enter(std::shared_ptr<const Repeat> repeat, Entry entry, const std::byte* input, const std::byte*) override;
   bool over() const override { return !abandoned_ && own_ == Own::kEntered && told_ == turn_; }
   bool in_vain() const override { return abandoned_; }
   bool close() override;
-  void deliver(const Repeat& repeat, const std::byte* input, std::byte* output) override;
+  bool deliver(const Repeat& repeat, const std::byte* input, std::byte* output) override;
   std::vector<Number> awaited() override;
   void decline() override { own_ = Own::kDeclined; }
   bool withdraw() override;

@@ -92,6 +92,7 @@ class Participants {
   std::vector<SharedBlock*> blocks;    // by participant; null if it shares no memory with this rank
   Segment* own_block = nullptr;        // memory of this rank's block; null without one
   bool one_node = false;               // every participant has a block in `blocks`
+  bool direct = false;                 // the participants reached each other's memory, and used no slots
   std::uint64_t stages_used = 0;       // by finished parts of the operation (one per dtype); equal on all ranks
   std::size_t slot_bytes = 0;
   int patience = 0;                  // re-reads of a peer's counter before doing something else

@@ -77,10 +77,21 @@ struct Repeat {
   Signature what;
   std::uint64_t number = 0;  // equal on all ranks, never 0
   Merged merged;
-  bool carried = false;  // small enough to be published; else the ranks only agree to run it
-  Recipe recipe;         // how this rank gets its result; empty for several tensors and Adasum
+  bool direct = false;  // in a run after a negotiation, all ranks reached the memory that they needed
+  // What ranks publish for it. kShards and kLocations take two turns (one_shot_node.h).
+  enum class Published : std::uint8_t {
+    kNothing,  // the ranks only agree to run it
+    kInputs,
+    kShards,
+    kLocations,
+  } published = Published::kNothing;
+  bool by_kernel = false;  // kLocations: private memory, too, which the kernel copies
+  Recipe recipe{};         // how this rank gets its result; empty for several tensors and Adasum
   // If carried between nodes, and not an all-reduce (node_blocks.h).
   std::shared_ptr<const NodeBlocks> blocks{};
+
+  bool carried() const { return published != Published::kNothing; }
+  bool in_two_turns() const { return published == Published::kShards || published == Published::kLocations; }
 };
 
 // Unnamed operations have names such as "allreduce.noname.0.7". They match by their order, whatever their numbers.

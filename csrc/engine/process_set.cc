@@ -99,7 +99,7 @@ void ProcessSet::open_one_shot() {
     return finish_opening();
   }
   if (sites.all.size() == 1) {
-    one_shot_ = std::make_unique<OneShotNode>(std::move(slots), own, sites.place, crowded_);
+    one_shot_ = std::make_unique<OneShotNode>(std::move(slots), own, sites.place, crowded_, ranks, transport_.node_memory());
     return finish_opening();
   }
   std::byte* results = nullptr;
@@ -166,14 +166,13 @@ void ProcessSet::remember(Running& over) {
                   Signature::of(request),
                   over.participants->sequence << kIndexBits | index,
                   over.decision.merged,
-                  false,
-                  {}};
+                  over.participants->direct};
     if (what.recipe && request.tensors.size() <= 1 && request.op != ReduceOp::kAdasum) {
       const auto recipe_of = [&](std::size_t member) { return what.recipe(request, repeat.merged, ranks, member); };
       repeat.recipe = recipe_of(static_cast<std::size_t>(me));
-      repeat.carried = one_shot_->carries(repeat, recipe_of);
-      if (!repeat.carried) repeat.recipe.published = repeat.recipe.most = 0;
-      if (own_block_) own_block_->reserve(SharedBlock::kOneShotBegin + OneShotSlots::used(repeat.recipe.most));
+      repeat.published = one_shot_->publishes(repeat, recipe_of);
+      if (!repeat.carried()) repeat.recipe.published = repeat.recipe.most = 0;
+      if (own_block_) own_block_->reserve(SharedBlock::kOneShotBegin + OneShotSlots::used(one_shot_->most_of(repeat)));
       const bool fills_rest = repeat.blocks && std::max(repeat.blocks->bytes(), repeat.blocks->result_bytes()) > 0;
       if (own_block_ && fills_rest && one_shot_->place() == 0) own_block_->reserve(block_bytes(transport_.rank()));
     }

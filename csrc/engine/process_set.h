@@ -102,7 +102,7 @@ class ProcessSet {
     return true;
   }
   // Decisions wait while this rank is in a turn with an operation that needs a place in their order.
-  bool holds_decisions() const { return entered && !entered->repeat->carried; }
+  bool holds_decisions() const { return entered && !entered->repeat->carried(); }
 
  private:
   std::size_t block_bytes(int rank) const;

@@ -74,9 +74,17 @@ class Scheduler {
   // Returns what this rank knows of an operation; null if it knows nothing, or if turns are not used.
   std::shared_ptr<const Repeat> find(int set, std::string_view name, const Signature& what);
   // For a thread that waits in its call: enters a small operation. Null if it has to be submitted instead.
-  std::shared_ptr<ProcessSet> enter_call(int set, const std::shared_ptr<const Repeat>& repeat, const std::byte* input);
-  // Collects its result once the turn is over. False if the operation has to be submitted after all.
-  bool collect(ProcessSet& set, const std::byte* input, std::byte* output);
+  std::shared_ptr<ProcessSet> enter_call(int set, const std::shared_ptr<const Repeat>& repeat, const std::byte* input,
+                                         const std::byte* output);
+  // Collects its result once the turn is over.
+  enum class Collected {
+    kNothing,  // the operation has to be submitted after all
+    kHalf,     // this rank has entered the operation's second turn
+    kAll,
+  };
+  Collected collect(ProcessSet& set, const std::byte* input, std::byte* output);
+  // Whether this rank is in the second turn of an operation, which after a loss is never over. Any thread may ask.
+  bool in_second_turn() const { return second_turns_.load() > 0; }
   // Drops an input that this rank has published, because the interrupted caller frees it. The world fails after this.
   void give_up_entered(ProcessSet& set);
   // Ends the turns that submissions have entered and that are over. True if there were any.
@@ -137,9 +145,12 @@ class Scheduler {
   bool is_free(int id) const;
   void require_idle(int set) const;  // with mutex_ held
   bool enter_submission(ProcessSet& set, const Submission& submission);
-  void enter_turn(ProcessSet& set, std::shared_ptr<const Repeat> repeat, std::string name, const std::byte* input);
+  void enter_turn(ProcessSet& set, std::shared_ptr<const Repeat> repeat, std::string name, const std::byte* input,
+                  const std::byte* output);
+  [[noreturn]] void throw_lost(const std::string& operation, const MemoryGone& error) const;
   void end_turn(ProcessSet& set);
   bool close_turn(ProcessSet& set);
+  bool deliver(ProcessSet& set, ProcessSet::InTurn&& turn, const std::byte* input, std::byte* output);
   void count_repeat(ProcessSet& set, const Repeat& repeat);
   Announcement announcement_of(const Request& request) const;
   void announce(ProcessSet& set, Announcement announcement);
@@ -174,7 +185,7 @@ class Scheduler {
   std::map<std::string, std::uint64_t> routes_;
 
   std::atomic<bool> submitted_any_{false};  // spares announce() the lock
-  std::atomic<int> in_flight_{0}, on_devices_{0};
+  std::atomic<int> in_flight_{0}, on_devices_{0}, second_turns_{0};
   std::atomic<bool> posting_{false}, awaited_{false};
 
   // Used by the polling thread only, except removing_.

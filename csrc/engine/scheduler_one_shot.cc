@@ -3,6 +3,7 @@
 // submission:
 //
 //   agreed, small           the result is there
+//   agreed, in two turns    this rank has entered the second one, which has a result, or the world fails
 //   agreed, larger          it runs next, before decisions that arrived meanwhile
 //   not agreed              a submission is announced like a new one; a call submits its operation
 //
@@ -41,15 +42,16 @@ std::shared_ptr<const Repeat> Scheduler::find(int id, std::string_view name, con
 }
 
 std::shared_ptr<ProcessSet> Scheduler::enter_call(int id, const std::shared_ptr<const Repeat>& repeat,
-                                                  const std::byte* input) {
+                                                  const std::byte* input, const std::byte* output) {
   if (common_.failure.latched() || common_.trace.on()) return nullptr;
   const auto found = sets_.find(id);
   if (found == sets_.end() || found->second->entered) return nullptr;  // by another thread, or by an interrupted call
   ProcessSet& set = *found->second;
   OneShot* shot = set.one_shot();
-  if (!shot || shot->closed() || !shot->free() || set.refused == repeat || has_submitted(set, repeat->name))
+  if (!shot || shot->closed() || !shot->free() || set.refused == repeat || has_submitted(set, repeat->name) ||
+      (repeat->in_two_turns() && common_.peers.tolerates_losses()))
     return nullptr;
-  enter_turn(set, repeat, "", input);
+  enter_turn(set, repeat, "", input, output);
   return found->second;
 }
 
@@ -63,38 +65,63 @@ bool Scheduler::enter_submission(ProcessSet& set, const Submission& submission) 
   if (!shot || shot->closed() || !shot->free()) return false;
   const std::string_view name = name_of_repeats(request.name);
   const auto repeat = shot->find(name, Signature::of(request));
-  if (!repeat || set.take_refused(repeat) || (!repeat->carried && set.in_flight.load() > 1) || has_announced(set, name))
+  if (!repeat || set.take_refused(repeat) || (!repeat->carried() && set.in_flight.load() > 1) ||
+      has_announced(set, name) || (repeat->in_two_turns() && common_.peers.tolerates_losses()))
     return false;
-  enter_turn(set, repeat, request.name, request.tensors.empty() ? nullptr : request.tensors[0].input);
+  const Tensor tensor = request.tensors.empty() ? Tensor{} : request.tensors[0];
+  enter_turn(set, repeat, request.name, tensor.input, tensor.output);
   shot->rest(true);
   return true;
 }
 
 void Scheduler::enter_turn(ProcessSet& set, std::shared_ptr<const Repeat> repeat, std::string name,
-                           const std::byte* input) {
+                           const std::byte* input, const std::byte* output) {
   // An unnamed submission has used up a number of its rank, and a waiting call has not. So their entries must differ.
   const bool numbered = is_unnamed(repeat->name) && !name.empty();
-  const Entry entry{repeat->number << 1 | static_cast<std::uint64_t>(numbered), repeat->carried ? 0 : set.sequence()};
-  set.one_shot()->enter(repeat, entry, input);
+  const Entry entry{repeat->number << 1 | static_cast<std::uint64_t>(numbered), repeat->carried() ? 0 : set.sequence()};
+  set.one_shot()->enter(repeat, entry, input, output);
   set.awaited_since.reset();
   set.entered = {std::move(repeat), std::move(name), common_.clock.now(), false};
   ring_resting(common_.transport, set);
 }
 
-bool Scheduler::collect(ProcessSet& set, const std::byte* input, std::byte* output) {
-  const auto repeat = set.entered->repeat;
+Scheduler::Collected Scheduler::collect(ProcessSet& set, const std::byte* input, std::byte* output) {
+  ProcessSet::InTurn turn = std::move(*set.entered);
   if (!close_turn(set)) {
-    set.refused = repeat;
-    return false;
+    if (common_.failure.latched()) set.one_shot()->abandon();
+    set.refused = std::move(turn.repeat);
+    return Collected::kNothing;
   }
-  set.one_shot()->deliver(*repeat, input, output);
-  count_repeat(set, *repeat);
-  return true;
+  return deliver(set, std::move(turn), input, output) ? Collected::kAll : Collected::kHalf;
+}
+
+// Writes the result of a small operation after a turn that ranks have agreed in. Returns false if this rank has entered
+// the second turn of the operation instead.
+bool Scheduler::deliver(ProcessSet& set, ProcessSet::InTurn&& turn, const std::byte* input, std::byte* output) {
+  OneShot& shot = *set.one_shot();
+  const bool before = shot.halfway();
+  bool all = false;
+  try {
+    all = shot.deliver(*turn.repeat, input, output);
+  } catch (const MemoryGone& error) {
+    throw_lost(turn.repeat->name, error);
+  }
+  second_turns_.fetch_add(shot.halfway() - before);
+  if (all) {
+    count_repeat(set, *turn.repeat);
+    return true;
+  }
+  turn.awaited_since = common_.clock.now();
+  turn.warned = false;
+  set.entered = std::move(turn);
+  ring_resting(common_.transport, set);
+  return false;
 }
 
 bool Scheduler::close_turn(ProcessSet& set) {
   OneShot& shot = *set.one_shot();
-  const bool agreed = shot.close();
+  const bool before = shot.halfway(), agreed = shot.close();
+  second_turns_.fetch_add(shot.halfway() - before);
   set.entered.reset();
   // Transports whose messages ring no doorbell are polled for unsent messages anyway (World::work).
   if (shot.relays() && common_.transport.rings_always()) posting_ = !common_.transport.idle();
@@ -148,11 +175,12 @@ bool Scheduler::end_turns() {
 
 void Scheduler::end_turn(ProcessSet& set) {
   OneShot& shot = *set.one_shot();
-  const auto repeat = set.entered->repeat;
+  ProcessSet::InTurn turn = std::move(*set.entered);
+  const auto repeat = turn.repeat;
   Submission submission;
   {
     std::lock_guard lock(mutex_);
-    submission = outstanding_.at(key_of(set.id, set.entered->name));
+    submission = outstanding_.at(key_of(set.id, turn.name));
   }
   shot.rest(false);
   if (!close_turn(set)) {
@@ -162,7 +190,7 @@ void Scheduler::end_turn(ProcessSet& set) {
     }
     return announce(set, announcement_of(submission.request));
   }
-  if (!repeat->carried) {
+  if (!repeat->carried()) {
     Decision& decision = set.decisions.emplace_front();
     decision.names = {submission.request.name};
     decision.participants.resize(set.ranks.size());
@@ -178,12 +206,16 @@ void Scheduler::end_turn(ProcessSet& set) {
       !collective(submission.request.opcode).rows_may_differ || (bytes > 0 && tensor.output_bytes == bytes);
   std::byte* output = fits ? tensor.output : nullptr;
   if (!output && !submission.request.tensors.empty()) {
-    output = submission.handle->results.emplace_back(host_result(repeat->recipe.shape, bytes)).data.get();
+    std::vector<Result>& results = submission.handle->results;
+    if (results.empty()) results.push_back(host_result(repeat->recipe.shape, bytes));  // else made in the first turn
+    output = results.back().data.get();
   }
   submission.handle->rows = repeat->recipe.rows;
-  shot.deliver(*repeat, tensor.input, output);
-  count_repeat(set, *repeat);
-  finish(submission, nullptr);
+  if (deliver(set, std::move(turn), tensor.input, output)) {
+    finish(submission, nullptr);
+  } else {
+    shot.rest(true);
+  }
 }
 
 // True if this rank has submitted this operation, or has joined. Then it waits for other ranks through the coordinator.
@@ -207,7 +239,7 @@ bool Scheduler::must_decline(ProcessSet& set, const std::vector<OneShot::Number>
            const auto repeat = shot.find(number >> 1);
            if (!repeat || set.in_flight.load() == 0) return false;
            std::lock_guard lock(mutex_);
-           return has_announced(set, repeat->name) || (!repeat->carried && waited >= kPatienceOfBusy);
+           return has_announced(set, repeat->name) || (!repeat->carried() && waited >= kPatienceOfBusy);
          });
 }
 

@@ -183,10 +183,14 @@ bool Scheduler::resume(Running& running) {
     if (running.participants->lost) std::rethrow_exception(running.participants->lost);
     return moved;
   } catch (const MemoryGone& error) {
-    throw PeerLost("'" + running.decision.names.front() + "' needs rank " + std::to_string(error.rank) + " on " +
-                       common_.transport.host_of(error.rank) + ", which is lost: " + error.what(),
-                   {error.rank});
+    throw_lost(running.decision.names.front(), error);
   }
+}
+
+void Scheduler::throw_lost(const std::string& operation, const MemoryGone& error) const {
+  throw PeerLost("'" + operation + "' needs rank " + std::to_string(error.rank) + " on " +
+                     common_.transport.host_of(error.rank) + ", which is lost: " + error.what(),
+                 {error.rank});
 }
 
 bool Scheduler::advance(ProcessSet& set) {

@@ -214,11 +214,29 @@ std::shared_ptr<const Repeat> World::find(int set, std::string_view name, const 
 bool World::repeat(int set, const std::shared_ptr<const Repeat>& what, const std::byte* input, std::byte* output) {
   auto turn = progress_->try_turn();
   if (!turn) return false;
-  const std::shared_ptr<ProcessSet> entered = scheduler_->enter_call(set, what, input);
+  const std::shared_ptr<ProcessSet> entered = scheduler_->enter_call(set, what, input, output);
   if (!entered) return false;
   const bool timed = common_.ledger.open_now();
-  Time begin = timed ? steady_clock::now() : Time{};
-  OneShot& shot = *entered->one_shot();
+  const Time begin = timed ? steady_clock::now() : Time{};
+  using Collected = Scheduler::Collected;
+  auto result = Collected::kHalf;
+  while (result == Collected::kHalf) {
+    wait_for_turn(turn, *entered, what->name);
+    try {
+      result = scheduler_->collect(*entered, input, output);
+    } catch (...) {
+      failures_->caught(std::current_exception());
+      result = Collected::kNothing;  // so the caller submits it, which throws the failure
+    }
+  }
+  if (timed) common_.ledger.beside(begin, steady_clock::now());
+  if (scheduler_->posting()) progress_->notify();
+  return result == Collected::kAll;
+}
+
+// Waits until the turn that this rank has entered for a call is over, or in vain. The caller has the turn to poll.
+void World::wait_for_turn(std::unique_lock<std::mutex>& polling, ProcessSet& entered, const std::string& name) {
+  OneShot& shot = *entered.one_shot();
   const int looks = shot.relays() ? 0 : std::max(patience_, kLooks);
   for (int look = 0; look < looks && !shot.over(); ++look) {
     if (patience_ > 0) {
@@ -227,24 +245,19 @@ bool World::repeat(int set, const std::shared_ptr<const Repeat>& what, const std
       sched_yield();  // to the ranks that share this core
     }
   }
-  if (!shot.over()) {
-    if (!timed) begin = steady_clock::now();
-    shot.rest(true);
-    const auto over = [&] { return shot.over() || shot.in_vain() || common_.failure.latched(); };
-    try {
-      progress_->poll_until(turn, over, shot.relays() ? 0 : kLooks, interrupt_);
-    } catch (...) {
-      progress_->alone([&] { scheduler_->give_up_entered(*entered); });
-      interrupted(what->name);
-      throw;
-    }
-    shot.rest(false);
-    count_wait(begin);
+  if (shot.over()) return;
+  const Time begin = steady_clock::now();
+  shot.rest(true);
+  const auto over = [&] { return shot.over() || shot.in_vain() || common_.failure.latched(); };
+  try {
+    progress_->poll_until(polling, over, shot.relays() ? 0 : kLooks, interrupt_);
+  } catch (...) {
+    progress_->alone([&] { scheduler_->give_up_entered(entered); });
+    interrupted(name);
+    throw;
   }
-  if (timed) common_.ledger.beside(begin, steady_clock::now());
-  const bool done = scheduler_->collect(*entered, input, output);
-  if (scheduler_->posting()) progress_->notify();
-  return done;
+  shot.rest(false);
+  count_wait(begin);
 }
 
 bool World::reaches(int rank, const Location& place, const std::shared_ptr<Device>& device) {
@@ -270,10 +283,14 @@ void World::close_service(int number) {
   progress_->alone([&] { services_->close(number, !shut_down_ && !failed()); });
 }
 
-// First waits until no work is in flight on devices: a loss during such work would still fail the whole world.
+// First waits until no work is in flight on devices, and no second turn is open: a loss would still fail the whole
+// world.
 void World::tolerate_losses() {
   require_own_process();
-  progress_->wait([this] { return common_.failure.latched() || scheduler_->device_in_flight().empty(); }, interrupt_);
+  const auto may_begin = [this] {
+    return common_.failure.latched() || (scheduler_->device_in_flight().empty() && !scheduler_->in_second_turn());
+  };
+  progress_->wait(may_begin, interrupt_);
   progress_->alone([this] { common_.peers.tolerate_losses(); });
 }
 

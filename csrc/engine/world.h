@@ -166,6 +166,7 @@ class World {
   void check(Posting& call) const;
   void move_messages(const std::function<void()>& move);
   void interrupted(const std::string& operation);
+  void wait_for_turn(std::unique_lock<std::mutex>& polling, ProcessSet& entered, const std::string& name);
 
   const Config config_;
   const std::shared_ptr<membership::Membership> membership_;  // where ranks survive losses, else null

@@ -17,7 +17,9 @@ class EpochMemory : public NodeMemory {
   std::shared_ptr<Segment> adopt(std::byte* data, std::size_t bytes, int fd) override {
     return below_.adopt(data, bytes, fd);
   }
-  bool offers_private(const void* data, std::size_t bytes) const override { return below_.offers_private(data, bytes); }
+  bool offers_private(const void* data, std::size_t bytes, Sure sure) const override {
+    return below_.offers_private(data, bytes, sure);
+  }
 
  protected:
   std::byte* map_host(int rank, const Location& location) override {

@@ -132,11 +132,11 @@ std::shared_ptr<Segment> NodeMemory::allocate_on(const std::shared_ptr<Device>& 
   return pool_->take(*this, device, std::max<std::size_t>(bytes, 1), use);
 }
 
-bool NodeMemory::offers_private(const void*, std::size_t) const { return false; }
+bool NodeMemory::offers_private(const void*, std::size_t, Sure) const { return false; }
 
-Location NodeMemory::offer(const void* data, std::size_t bytes) {
+Location NodeMemory::offer(const void* data, std::size_t bytes, Sure sure) {
   const Location shared = locate(data, bytes);
-  if (shared.segment != 0 || bytes > kMostPrivate || !offers_private(data, bytes)) return shared;
+  if (shared.segment != 0 || bytes > kMostPrivate || !offers_private(data, bytes, sure)) return shared;
   return {.segment = Location::kPrivate, .bytes = bytes, .key = reinterpret_cast<std::uint64_t>(data)};
 }
 

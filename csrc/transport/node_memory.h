@@ -53,14 +53,17 @@ class NodeMemory {
   // `device` accesses the memory; null for host memory. Throws TransportError if the memory cannot be mapped.
   std::byte* map(int rank, const Location& location, const std::shared_ptr<Device>& device = nullptr);
 
-  // // Location from which peers can copy(): that of locate(), or of private memory, if this node copies from that;
+  // How sure offer() is that the kernel can copy private memory. It cannot copy memory of devices, for example. To be
+  // sure takes half a microsecond.
+  enum class Sure { kYes, kNo };
+  // Location from which peers can copy(): that of locate(), or of private memory, if this node copies from that;
   // else {}. The caller keeps the data unchanged until peers have copied them.
-  Location offer(const void* data, std::size_t bytes);
+  Location offer(const void* data, std::size_t bytes, Sure sure = Sure::kYes);
   // Copies the bytes at `location` in the memory of `rank`, a rank of this node. Throws TransportError as map() does,
-  // and MemoryGone if the process of the rank has ended.
+  // MemoryGone if the process of the rank has ended, and NotCopied if the kernel cannot copy the bytes.
   void copy(int rank, const Location& location, std::span<std::byte> to);
   // Whether peers can copy this private memory.
-  virtual bool offers_private(const void* data, std::size_t bytes) const;
+  virtual bool offers_private(const void* data, std::size_t bytes, Sure sure) const;
 
   // Ids of the segments freed since the last call. Send them to the node peers, which then call unmap().
   std::vector<std::uint64_t> take_freed() { return table_->take_freed(); }

@@ -23,14 +23,15 @@ class Call {
   // Publishes the input; returns whether that worked.
   bool enter(const Signature& what) {
     const auto repeat = engine_->scheduler.find(0, "allreduce." + name_, what);
-    set_ = repeat ? engine_->scheduler.enter_call(0, repeat, data()) : nullptr;
+    set_ = repeat ? engine_->scheduler.enter_call(0, repeat, data(), data()) : nullptr;
     return set_ != nullptr;
   }
   bool enter() { return enter(what_); }
   bool over() const { return set_->one_shot()->over(); }
   bool in_vain() const { return set_->one_shot()->in_vain(); }
   // Returns whether the result is there, and collects it.
-  bool collect() { return engine_->scheduler.collect(*set_, data(), data()); }
+  bool collect() { return collected() == Scheduler::Collected::kAll; }
+  Scheduler::Collected collected() { return engine_->scheduler.collect(*set_, data(), data()); }
   std::shared_ptr<Handle> submit() { return engine_->scheduler.submit(allreduce_of("allreduce." + name_, values_)); }
   bool has(float value) const { return values_ == Values(values_.size(), value); }
 

@@ -142,7 +142,7 @@ void unnamed_submissions_and_calls_do_not_meet() {
 // rank 1 can have run it when rank 0 has not: their sequences differ, and they do not agree.
 void large_ones_agree_only_at_the_same_place_of_the_order() {
   Engines ranks({0, 0});
-  constexpr std::size_t kLarge = 100'000;
+  constexpr std::size_t kLarge = 200'000;  // more bytes than two turns carry
   const auto large_of = [&](int rank, float value) { return Call(ranks[rank], "large", value, kLarge); };
   std::vector<Call> calls{large_of(0, 1), large_of(1, 2)};
   const auto submit_all = [&] {
@@ -372,21 +372,22 @@ void an_entry_that_another_rank_has_counted_is_not_taken_back() {
   std::vector<std::unique_ptr<OneShotSlots>> memory;
   for (int rank = 0; rank < 2; ++rank) memory.push_back(std::make_unique<OneShotSlots>());
   const std::vector slots{memory[0].get(), memory[1].get()};
-  Leaving one(slots, {0, 1}, 0, true);
-  OneShotNode other(slots, {0, 1}, 1, true);
-  one.enter(repeat, {4, 0}, nullptr);
+  const auto transports = sim::Network({0, 0}).transports();
+  Leaving one(slots, {0, 1}, 0, true, {0, 1}, transports[0]->node_memory());
+  OneShotNode other(slots, {0, 1}, 1, true, {0, 1}, transports[1]->node_memory());
+  one.enter(repeat, {4, 0}, nullptr, nullptr);
   CHECK(!one.withdraw_unless([&] {
-    other.enter(repeat, {4, 0}, nullptr);
+    other.enter(repeat, {4, 0}, nullptr, nullptr);
     CHECK(other.over() && other.close());
     return false;
   }));
   CHECK(one.over() && one.close());
-  one.enter(repeat, {4, 0}, nullptr);
-  other.enter(repeat, {4, 0}, nullptr);
+  one.enter(repeat, {4, 0}, nullptr, nullptr);
+  other.enter(repeat, {4, 0}, nullptr, nullptr);
   CHECK(other.close() && !one.withdraw() && one.close());
-  one.enter(repeat, {6, 0}, nullptr);
+  one.enter(repeat, {6, 0}, nullptr, nullptr);
   CHECK(one.withdraw() && one.awaited().empty());
-  other.enter(repeat, {6, 0}, nullptr);
+  other.enter(repeat, {6, 0}, nullptr, nullptr);
   CHECK(other.over() && !other.close() && one.free());
 }
 
@@ -397,13 +398,14 @@ void threads_agree_on_entries_that_are_taken_back() {
   std::vector<std::unique_ptr<OneShotSlots>> memory;
   for (int rank = 0; rank < 2; ++rank) memory.push_back(std::make_unique<OneShotSlots>());
   const std::vector slots{memory[0].get(), memory[1].get()};
+  const auto transports = sim::Network({0, 0}).transports();
   std::vector<char> outcomes[2];
   const auto run = [&](std::size_t rank) {
-    OneShotNode shot(slots, {0, 1}, rank, true);
+    OneShotNode shot(slots, {0, 1}, rank, true, {0, 1}, transports[rank]->node_memory());
     for (int turn = 0; turn < kTurns; ++turn) {
       while (!shot.free()) std::this_thread::yield();
       for (int wait = 0; wait < turn % (rank == 0 ? 7 : 11); ++wait) relax();
-      shot.enter(repeat, {4, 0}, nullptr);
+      shot.enter(repeat, {4, 0}, nullptr, nullptr);
       if (rank == 0 && shot.withdraw()) {
         outcomes[rank].push_back(false);
         continue;
@@ -515,9 +517,11 @@ void a_slot_is_complete_when_it_is_seen() {
     ++looks;
     seen = first.over();
   });
-  const auto set = ranks[1].scheduler.enter_call(0, ranks[1].scheduler.find(0, "allreduce.x", kSum), input.data());
+  const auto repeat = ranks[1].scheduler.find(0, "allreduce.x", kSum);
+  const auto set = ranks[1].scheduler.enter_call(0, repeat, input.data(), input.data());
   CHECK(set && looks == 1 && !seen && first.over());
-  CHECK(ranks[1].scheduler.collect(*set, input.data(), input.data()) && first.collect() && first.has(1));
+  CHECK(ranks[1].scheduler.collect(*set, input.data(), input.data()) == Scheduler::Collected::kAll);
+  CHECK(first.collect() && first.has(1));
 }
 
 // A rank that is alone agrees with itself, on every valid operation.

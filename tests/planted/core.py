@@ -922,7 +922,7 @@ ERRORS = [
     Error(
         "streaming stores leave out the end of a copy",
         "lost message",
-        "csrc/kernels/cpu/streaming.h",
+        "csrc/kernels/cpu/stores.h",
         "  __builtin_memcpy(to + at, from + at, bytes - at);\n",
         "",
         ("cpp.test_publish",),

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <string>
 
-#include "kernels/cpu/streaming.h"
+#include "kernels/cpu/stores.h"
 #include "kernels/cpu/table.h"
 #include "kernels/kernels.h"
 #include "kernels/publish.h"

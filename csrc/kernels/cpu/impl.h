@@ -8,7 +8,7 @@
 #include "kernels/cpu/mixing.h"
 #include "kernels/cpu/residues.h"
 #include "kernels/cpu/scaling.h"
-#include "kernels/cpu/streaming.h"
+#include "kernels/cpu/stores.h"
 #include "kernels/cpu/table.h"
 #include "kernels/cpu/unchanged.h"
 
@@ -30,7 +30,7 @@ inline void copy_to_others(const Reduction& r, std::size_t offset, std::size_t b
     if (r.streaming) {
       stream(r.destinations[k] + offset, r.destinations[0] + offset, bytes);
     } else {
-      __builtin_memcpy(r.destinations[k] + offset, r.destinations[0] + offset, bytes);
+      copy_to_read_lines(r.destinations[k] + offset, r.destinations[0] + offset, bytes);
     }
   }
 }

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 
-#include "kernels/cpu/streaming.h"
+#include "kernels/cpu/stores.h"
 
 namespace sordino::kernels {
 namespace {
@@ -45,10 +44,7 @@ void StoreChoice::took(bool streaming, std::size_t bytes, double nanoseconds) {
 
 void publish(std::byte* to, const std::byte* from, std::size_t bytes) {
   const auto copy = [&](bool streaming) {
-    if (!streaming) {
-      std::memcpy(to, from, bytes);
-      return;
-    }
+    if (!streaming) return copy_to_read_lines(to, from, bytes);
     stream(to, from, bytes);
     streamed();
   };

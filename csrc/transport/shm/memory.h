@@ -34,8 +34,8 @@ class ShmMemory : public NodeMemory {
   void introduce(int rank, pid_t pid) { pids_[rank] = pid; }
   // Lets peers copy from each other's private memory from now on. Call it on all ranks of the node, or on none.
   void read_private_with(PrivateMemory reader) { private_ = std::move(reader); }
-  bool offers_private(const void* data, std::size_t bytes) const override {
-    return private_ && PrivateMemory::readable(data, bytes);
+  bool offers_private(const void* data, std::size_t bytes, Sure sure) const override {
+    return private_ && (sure == Sure::kNo || PrivateMemory::readable(data, bytes));
   }
   ~ShmMemory() override;
 

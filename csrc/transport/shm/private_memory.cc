@@ -69,7 +69,7 @@ void PrivateMemory::read(int rank, std::uint64_t address, std::span<std::byte> t
     throw MemoryGone(whose + " is gone: " + explained(reached), rank);
   if (reached != 0) throw TransportError("cannot read " + whose + ": " + explained(reached));
   if (value != mark.value) throw MemoryGone(whose + " is that of another process by now", rank);
-  throw TransportError("cannot copy " + std::to_string(to.size()) + " bytes of " + whose + ": " + explained(error));
+  throw NotCopied("cannot copy " + std::to_string(to.size()) + " bytes of " + whose + ": " + explained(error));
 }
 
 bool PrivateMemory::saves_time() {

@@ -26,8 +26,8 @@ class PrivateMemory {
   void introduce(int rank, pid_t pid, const Mark& mark) { owners_[rank] = {pid, mark}; }
   // Empty if this process may read the memory of `rank`, else the reason.
   std::string why_unreadable(int rank) const;
-  // Copies from `address` in the process of `rank`. Throws MemoryGone if the process has ended, and TransportError if
-  // the kernel refuses.
+  // Copies from `address` in the process of `rank`. Throws MemoryGone if the process has ended, NotCopied if the kernel
+  // cannot copy these bytes, and TransportError if it refuses all.
   void read(int rank, std::uint64_t address, std::span<std::byte> to) const;
 
   // Whether the kernel can copy this memory of this process. It cannot copy memory of devices, for example.

@@ -1,0 +1,322 @@
+// Operations in two turns within a node, polled by hand: results, memory that ranks reuse, and ranks that leave, give
+// up or are late.
+#include <cstring>
+#include <random>
+
+#include "check.h"
+#include "engine/world.h"
+#include "engines.h"
+
+using namespace sordino;
+using namespace sordino::test;
+
+namespace {
+
+enum class Memory { kOrdinary, kShared, kOfTheFirstRankIsOrdinary };
+
+// A vector of a rank, in ordinary or in shared memory.
+struct Vector {
+  Vector(Engine& engine, std::size_t count, bool shared)
+      : own(shared ? 0 : count),
+        segment(shared ? engine.transport->node_memory().allocate(count * sizeof(float)) : nullptr),
+        count(count) {}
+  float* data() { return segment ? reinterpret_cast<float*>(segment->data) : own.data(); }
+  std::byte* bytes() { return reinterpret_cast<std::byte*>(data()); }
+
+  std::vector<float> own;
+  std::shared_ptr<Segment> segment;
+  std::size_t count;
+};
+
+Request request_of(Opcode kind, Vector& vector, bool in_place) {
+  Request request;
+  request.name = std::string(collective(kind).name) + ".x";
+  request.opcode = kind;
+  request.tensors.push_back({DType::kFloat32,
+                             {static_cast<std::int64_t>(vector.count)},
+                             vector.bytes(),
+                             in_place ? vector.bytes() : nullptr});
+  return request;
+}
+
+std::uint64_t turns_of(Engines& ranks) { return ranks[0].common.traffic.one_shot.load(); }
+
+constexpr Opcode kKinds[] = {Opcode::kAllgather, Opcode::kBroadcast, Opcode::kAlltoall, Opcode::kAllreduce,
+                             Opcode::kReducescatter};
+
+// The operations of one rank, one after the other. Once one is over, the rank overwrites its input.
+class Loop {
+ public:
+  Loop(Engines& engines, int rank, std::size_t count, bool shared) : engines_(engines), rank_(rank) {
+    for (std::size_t kind = 0; kind < std::size(kKinds); ++kind)
+      vectors_.emplace_back(engines[rank], rows(kKinds[kind], rank, count), shared);
+    count_ = count;
+  }
+
+  int done() const { return done_; }
+  std::size_t wrong() const { return wrong_; }
+
+  void step(int operations) {
+    if (!handle_ && done_ < operations) submit();
+    engines_[rank_].poll();
+    if (!handle_ || !handle_->done()) return;
+    CHECK(!handle_->error);
+    look();
+    std::fill_n(vector().data(), vector().count, -1.0f);
+    handle_.reset();
+    ++done_;
+  }
+
+ private:
+  float value(int rank, std::size_t place) const {
+    return static_cast<float>(place % 997 + 1000 * static_cast<std::size_t>(done_) +
+                              100'000 * static_cast<std::size_t>(rank));
+  }
+  int ranks() const { return engines_.size(); }
+  Opcode kind() const { return kKinds[static_cast<std::size_t>(done_) % std::size(kKinds)]; }
+  Vector& vector() { return vectors_[static_cast<std::size_t>(done_) % std::size(kKinds)]; }
+  int root() const { return done_ % ranks(); }
+  // Ranks pass different numbers of rows to an all-gather and to an all-to-all.
+  static std::size_t rows(Opcode kind, int rank, std::size_t count) {
+    const bool differ = kind == Opcode::kAllgather || kind == Opcode::kAlltoall;
+    return count + (differ ? 10 * static_cast<std::size_t>(rank) : 0);
+  }
+  // First row that a rank gives to another one in an all-to-all. Later ranks get more rows.
+  std::size_t begin(int rank, int to) const {
+    const std::size_t all = rows(Opcode::kAlltoall, rank, count_), of = static_cast<std::size_t>(ranks());
+    return all * static_cast<std::size_t>(to * to) / (of * of);
+  }
+  // First row that a rank gets in a reduce-scatter. The first ranks get one row more.
+  std::size_t scattered(int rank) const {
+    const std::size_t of = static_cast<std::size_t>(ranks()), place = static_cast<std::size_t>(rank);
+    return count_ / of * place + std::min(place, count_ % of);
+  }
+
+  void submit() {
+    for (std::size_t place = 0; place < vector().count; ++place) vector().data()[place] = value(rank_, place);
+    Request request = request_of(kind(), vector(), kind() == Opcode::kAllreduce || kind() == Opcode::kBroadcast);
+    request.name += std::to_string(done_ % (ranks() * static_cast<int>(std::size(kKinds))));  // roots differ
+    request.op = ReduceOp::kMax;
+    request.root = root();
+    for (int to = 0; kind() == Opcode::kAlltoall && to < ranks(); ++to)
+      request.splits.push_back(static_cast<std::int64_t>(begin(rank_, to + 1) - begin(rank_, to)));
+    handle_ = engines_[rank_].scheduler.submit(std::move(request));
+  }
+
+  void look() {
+    const auto* result =
+        handle_->results.empty() ? vector().data() : reinterpret_cast<const float*>(handle_->results[0].data.get());
+    const auto expect = [&](int rank, std::size_t first, std::size_t end) {
+      for (std::size_t place = first; place < end; ++place) wrong_ += *result++ != value(rank, place);
+    };
+    const int last = ranks() - 1;
+    switch (kind()) {
+      case Opcode::kAllgather:
+        for (int from = 0; from < ranks(); ++from) expect(from, 0, rows(kind(), from, count_));
+        break;
+      case Opcode::kAlltoall:
+        for (int from = 0; from < ranks(); ++from) expect(from, begin(from, rank_), begin(from, rank_ + 1));
+        break;
+      case Opcode::kReducescatter: expect(last, scattered(rank_), scattered(rank_ + 1)); break;
+      case Opcode::kBroadcast: expect(root(), 0, count_); break;
+      default: expect(last, 0, count_);
+    }
+  }
+
+  Engines& engines_;
+  const int rank_;
+  std::size_t count_ = 0;
+  std::vector<Vector> vectors_;
+  std::shared_ptr<Handle> handle_;
+  int done_ = 0;
+  std::size_t wrong_ = 0;
+};
+
+// One rank is always a step behind. All kinds of operations follow each other, each of them several times.
+void results_are_right_and_inputs_may_change(int size, int slow, std::size_t count, Memory memory) {
+  constexpr int kRounds = 4;
+  const int operations = kRounds * size * static_cast<int>(std::size(kKinds));
+  Engines ranks(std::vector<int>(static_cast<std::size_t>(size), 0));
+  std::vector<Loop> loops;
+  for (int rank = 0; rank < size; ++rank)
+    loops.emplace_back(ranks, rank, count,
+                       memory == Memory::kShared || (memory == Memory::kOfTheFirstRankIsOrdinary && rank > 0));
+  for (int step = 0; step < 40 * operations && loops[static_cast<std::size_t>(slow)].done() < operations; ++step) {
+    loops[static_cast<std::size_t>(slow)].step(operations);
+    for (int times = 0; times < 4; ++times) {
+      for (int rank = 0; rank < size; ++rank) {
+        if (rank != slow) loops[static_cast<std::size_t>(rank)].step(operations);
+      }
+    }
+  }
+  for (int rank = 0; rank < size; ++rank) {
+    const Loop& loop = loops[static_cast<std::size_t>(rank)];
+    CHECK(loop.done() == operations && loop.wrong() == 0, "rank", rank, "slow", slow, "count", count, "done",
+          loop.done(), "wrong", loop.wrong());
+  }
+  // All repeats took turns only if all memory could be reached. An all-reduce did so in any case.
+  const auto repeats = static_cast<std::uint64_t>((kRounds - 1) * size);
+  const bool small = count * sizeof(float) <= OneShotSlots::kMostInTwoTurns;
+  const std::uint64_t least = memory == Memory::kShared ? repeats * std::size(kKinds) : small ? repeats : 0;
+  CHECK(turns_of(ranks) >= least, "turns", turns_of(ranks), "least", least, "count", count);
+}
+
+// Repeats have the same bits as the first run, whatever the reduction, the number of ranks and the size.
+void repeats_have_the_same_bits(int size, std::size_t count, ReduceOp op, bool in_place, bool shared) {
+  Engines ranks(std::vector<int>(static_cast<std::size_t>(size), 0));
+  std::mt19937 random(static_cast<unsigned>(count));
+  std::vector<std::vector<float>> inputs(static_cast<std::size_t>(size), std::vector<float>(count));
+  for (auto& input : inputs) {
+    for (float& one : input) one = std::uniform_real_distribution<float>(-1, 1)(random);
+  }
+  std::vector<std::vector<float>> results;
+  for (int round = 0; round < 3; ++round) {
+    std::vector<Vector> vectors, outputs;
+    std::vector<std::shared_ptr<Handle>> handles;
+    for (int rank = 0; rank < size; ++rank) {
+      Vector& vector = vectors.emplace_back(ranks[rank], count, shared);
+      std::copy(inputs[static_cast<std::size_t>(rank)].begin(), inputs[static_cast<std::size_t>(rank)].end(),
+                vector.data());
+      Request request = request_of(Opcode::kAllreduce, vector, true);
+      if (!in_place) request.tensors[0].output = outputs.emplace_back(ranks[rank], count, shared).bytes();
+      request.op = op;
+      request.prescale = 0.3;
+      request.postscale = 1.7;
+      handles.push_back(ranks[rank].scheduler.submit(std::move(request)));
+    }
+    ranks.settle();
+    for (int rank = 0; rank < size; ++rank) {
+      const auto place = static_cast<std::size_t>(rank);
+      CHECK(handles[place]->done() && !handles[place]->error);
+      float* result = (in_place ? vectors : outputs)[place].data();
+      results.emplace_back(result, result + count);
+    }
+  }
+  CHECK(turns_of(ranks) == 2, "size", size, "count", count);
+  for (const auto& result : results)
+    CHECK(std::memcmp(result.data(), results[0].data(), count * sizeof(float)) == 0, "size", size, "count", count);
+}
+
+struct Pair {
+  explicit Pair(bool shared, std::size_t count = 40'000, Config config = Config::from_environment())
+      : ranks({0, 0}, config), vectors{{ranks[0], count, shared}, {ranks[1], count, shared}} {
+    submit_all();
+    ranks.settle();
+  }
+  std::shared_ptr<Handle> submit(int rank) {
+    Vector& vector = vectors[rank];
+    std::fill_n(vector.data(), vector.count, static_cast<float>(rank + 1));
+    return ranks[rank].scheduler.submit(request_of(Opcode::kAllreduce, vector, true));
+  }
+  void submit_all() { handles = {submit(0), submit(1)}; }
+  // Both ranks enter the first turn; rank 0 ends it, and enters the second one.
+  void go_halfway() {
+    submit_all();
+    for (const int rank : {0, 1}) CHECK(ranks[rank].scheduler.announce() && entered(rank));
+    CHECK(ranks[0].scheduler.end_turns() && halfway(0) && !handles[0]->done());
+  }
+  bool entered(int rank) { return ranks[rank].scheduler.sets().at(0)->entered.has_value(); }
+  bool halfway(int rank) { return ranks[rank].scheduler.sets().at(0)->one_shot()->halfway(); }
+  bool has_sum(int rank) {
+    const Vector& vector = vectors[rank];
+    float* data = vectors[rank].data();
+    return std::all_of(data, data + vector.count, [](float value) { return value == 3; });
+  }
+
+  Engines ranks;
+  Vector vectors[2];
+  std::vector<std::shared_ptr<Handle>> handles;
+};
+
+// The others have changed their memory by then, so they could not negotiate the operation.
+void a_second_turn_is_not_taken_back(bool shared) {
+  Pair pair(shared);
+  pair.go_halfway();
+  pair.ranks[0].scheduler.withdraw();
+  CHECK(pair.entered(0) && !pair.ranks[0].scheduler.settled());
+  pair.ranks[0].scheduler.note_left(1);  // also closes the set's turns to new operations
+  CHECK(!pair.ranks[0].scheduler.end_turns());
+  CHECK(pair.ranks[1].scheduler.end_turns() && pair.halfway(1));
+  CHECK(pair.ranks[0].scheduler.end_turns() && pair.ranks[1].scheduler.end_turns());
+  for (const int rank : {0, 1}) CHECK(pair.handles[static_cast<std::size_t>(rank)]->done() && pair.has_sum(rank));
+}
+
+void who_is_missing_in_a_second_turn_is_named() {
+  Config config = Config::from_environment();
+  config.timeout_s = 30;
+  Pair pair(false, 40'000, config);
+  pair.go_halfway();
+  pair.ranks[0].failures.watch(pair.ranks[0].in(29));
+  try {
+    pair.ranks[0].failures.watch(pair.ranks[0].in(31));
+    CHECK(false);
+  } catch (const Timeout& error) {
+    CHECK(error.missing == std::vector<int>{1} && error.operation == "allreduce.x");
+  }
+}
+
+// A rank gives up after all have agreed, and its caller changes its memory. The other one must not take what it reads.
+void what_a_rank_gave_up_is_not_taken() {
+  Pair pair(true);
+  pair.submit_all();
+  for (const int rank : {0, 1}) CHECK(pair.ranks[rank].scheduler.announce() && pair.entered(rank));
+  pair.ranks[1].scheduler.end(std::make_exception_ptr(Error("another operation has failed")), true);
+  CHECK(pair.handles[1]->done() && pair.handles[1]->error);
+  pair.ranks[0].scheduler.end_turns();
+  CHECK(pair.halfway(0) && !pair.handles[0]->done());
+  for (int times = 0; times < 5; ++times) pair.ranks[0].poll();
+  CHECK(!pair.handles[0]->done());
+  pair.ranks[0].scheduler.end(std::make_exception_ptr(PeerLost("rank 1 has failed", {1})), true);
+  CHECK(pair.handles[0]->done() && pair.handles[0]->error);
+}
+
+// Ranks that go on after a loss negotiate, because nobody would end the second turn.
+void ranks_that_tolerate_losses_take_no_second_turn(bool shared) {
+  Pair pair(shared);
+  for (const int rank : {0, 1}) pair.ranks[rank].common.peers.tolerate_losses();
+  const std::uint64_t before = turns_of(pair.ranks);
+  pair.submit_all();
+  pair.ranks.settle();
+  for (const int rank : {0, 1}) CHECK(pair.handles[static_cast<std::size_t>(rank)]->done() && pair.has_sum(rank));
+  CHECK(turns_of(pair.ranks) == before);
+}
+
+// An operation that ran in shared memory is called with ordinary memory: the turn has no result on any rank, and the
+// next repeat passes through slots.
+void memory_that_cannot_be_reached_is_negotiated() {
+  Pair pair(true);
+  const std::uint64_t before = turns_of(pair.ranks);
+  Vector ordinary(pair.ranks[0], pair.vectors[0].count, false);
+  std::swap(pair.vectors[0], ordinary);
+  for (int round = 0; round < 3; ++round) {
+    pair.submit_all();
+    pair.ranks.settle();
+    for (const int rank : {0, 1}) CHECK(pair.handles[static_cast<std::size_t>(rank)]->done() && pair.has_sum(rank));
+    CHECK(turns_of(pair.ranks) == before + static_cast<std::uint64_t>(round), "round", round);
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const Memory memory : {Memory::kOrdinary, Memory::kShared, Memory::kOfTheFirstRankIsOrdinary}) {
+    for (const std::size_t count : {30'000, 110'000, 150'000}) {
+      for (const int slow : {0, 2}) results_are_right_and_inputs_may_change(3, slow, count, memory);
+    }
+    results_are_right_and_inputs_may_change(2, 1, 33'333, memory);
+  }
+  for (const bool shared : {false, true}) {
+    for (const int size : {2, 3, 5}) {
+      for (const std::size_t count : {40'000, 65'537, 131'072}) {
+        repeats_have_the_same_bits(size, count, ReduceOp::kSum, true, shared);
+        repeats_have_the_same_bits(size, count, ReduceOp::kAverage, false, shared);
+      }
+    }
+    a_second_turn_is_not_taken_back(shared);
+    ranks_that_tolerate_losses_take_no_second_turn(shared);
+  }
+  who_is_missing_in_a_second_turn_is_named();
+  what_a_rank_gave_up_is_not_taken();
+  memory_that_cannot_be_reached_is_negotiated();
+  return report();
+}
