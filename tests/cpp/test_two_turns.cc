@@ -6,13 +6,59 @@
 #include "check.h"
 #include "engine/world.h"
 #include "engines.h"
+#include "wrapped.h"
 
 using namespace sordino;
 using namespace sordino::test;
 
 namespace {
 
-enum class Memory { kOrdinary, kShared, kOfTheFirstRankIsOrdinary };
+enum class Memory { kOrdinary, kShared, kOfTheFirstRankIsOrdinary, kCopiedByTheKernel };
+
+// Memory of ranks in one process, which copy from each other's private memory as if the kernel did it.
+class Copied : public NodeMemory {
+ public:
+  enum class Kernel { kCopies, kRefuses, kFindsNoProcess };
+  static inline Kernel kernel = Kernel::kCopies;
+
+  explicit Copied(NodeMemory& below) : NodeMemory(below), below_(below) {}
+  std::shared_ptr<Segment> allocate(std::size_t bytes) override { return below_.allocate(bytes); }
+  std::shared_ptr<Segment> allocate_sparse(std::size_t bytes, std::size_t reserved) override {
+    return below_.allocate_sparse(bytes, reserved);
+  }
+  bool offers_private(const void*, std::size_t, Sure sure) const override {
+    return sure == Sure::kNo || kernel != Kernel::kRefuses;
+  }
+
+ protected:
+  std::byte* map_host(int rank, const Location& location) override { return below_.map(rank, location); }
+  void unmap_host(int rank, std::uint64_t segment) override { below_.unmap(rank, segment); }
+  void read_private(int rank, std::uint64_t address, std::span<std::byte> to) override {
+    if (kernel == Kernel::kRefuses) throw NotCopied("the kernel refuses");
+    if (kernel == Kernel::kFindsNoProcess) throw MemoryGone("no such process", rank);
+    std::memcpy(to.data(), reinterpret_cast<const void*>(address), to.size());
+  }
+
+ private:
+  NodeMemory& below_;
+};
+
+class WithCopies : public Wrapped {
+ public:
+  explicit WithCopies(std::unique_ptr<Transport> below) : Wrapped(std::move(below)), memory_(Wrapped::node_memory()) {}
+  NodeMemory& node_memory() override { return memory_; }
+
+ private:
+  Copied memory_;
+};
+
+Engines engines(int size, bool with_copies, const Config& config = Config::from_environment()) {
+  return Engines(std::vector<int>(static_cast<std::size_t>(size), 0), config,
+                 [&](std::unique_ptr<Transport> own) -> std::unique_ptr<Transport> {
+                   if (with_copies) return std::make_unique<WithCopies>(std::move(own));
+                   return own;
+                 });
+}
 
 // A vector of a rank, in ordinary or in shared memory.
 struct Vector {
@@ -136,7 +182,7 @@ class Loop {
 void results_are_right_and_inputs_may_change(int size, int slow, std::size_t count, Memory memory) {
   constexpr int kRounds = 4;
   const int operations = kRounds * size * static_cast<int>(std::size(kKinds));
-  Engines ranks(std::vector<int>(static_cast<std::size_t>(size), 0));
+  Engines ranks = engines(size, memory == Memory::kCopiedByTheKernel);
   std::vector<Loop> loops;
   for (int rank = 0; rank < size; ++rank)
     loops.emplace_back(ranks, rank, count,
@@ -157,7 +203,11 @@ void results_are_right_and_inputs_may_change(int size, int slow, std::size_t cou
   // All repeats took turns only if all memory could be reached. An all-reduce did so in any case.
   const auto repeats = static_cast<std::uint64_t>((kRounds - 1) * size);
   const bool small = count * sizeof(float) <= OneShotSlots::kMostInTwoTurns;
-  const std::uint64_t least = memory == Memory::kShared ? repeats * std::size(kKinds) : small ? repeats : 0;
+  const std::uint64_t kinds = memory == Memory::kShared ? std::size(kKinds)
+                              : memory == Memory::kCopiedByTheKernel && size == 2
+                                  ? 3U + small  // between two ranks the kernel copies all but reductions
+                                  : small;
+  const std::uint64_t least = kinds * repeats;
   CHECK(turns_of(ranks) >= least, "turns", turns_of(ranks), "least", least, "count", count);
 }
 
@@ -281,6 +331,79 @@ void ranks_that_tolerate_losses_take_no_second_turn(bool shared) {
   CHECK(turns_of(pair.ranks) == before);
 }
 
+// A result in other memory is not written to the inputs.
+void an_all_reduce_to_other_memory_is_negotiated() {
+  Pair pair(true);
+  Vector results[] = {{pair.ranks[0], pair.vectors[0].count, true}, {pair.ranks[1], pair.vectors[1].count, true}};
+  for (int round = 0; round < 3; ++round) {
+    for (const int rank : {0, 1}) {
+      std::fill_n(pair.vectors[rank].data(), pair.vectors[rank].count, static_cast<float>(rank + 1));
+      Request request = request_of(Opcode::kAllreduce, pair.vectors[rank], true);
+      request.tensors[0].output = results[rank].bytes();
+      pair.handles[static_cast<std::size_t>(rank)] = pair.ranks[rank].scheduler.submit(std::move(request));
+    }
+    pair.ranks.settle();
+    for (const int rank : {0, 1}) {
+      CHECK(pair.handles[static_cast<std::size_t>(rank)]->done() && pair.vectors[rank].data()[0] == rank + 1);
+      std::swap(pair.vectors[rank], results[rank]);
+      CHECK(pair.has_sum(rank));
+      std::swap(pair.vectors[rank], results[rank]);
+    }
+  }
+}
+
+// All-gathers of two ranks whose private memory the kernel copies.
+struct Gathers {
+  static constexpr std::size_t kCount = 40'000;
+
+  ~Gathers() { Copied::kernel = Copied::Kernel::kCopies; }
+  std::shared_ptr<Handle> submit(int rank, int round) {
+    std::fill_n(inputs[rank].data(), kCount, static_cast<float>(10 * round + rank));
+    return ranks[rank].scheduler.submit(request_of(Opcode::kAllgather, inputs[rank], false));
+  }
+  void run(int round, std::uint64_t turns) {
+    const std::vector<std::shared_ptr<Handle>> handles{submit(0, round), submit(1, round)};
+    const std::uint64_t before = turns_of(ranks);
+    ranks.settle();
+    for (const auto& handle : handles) {
+      CHECK(handle->done() && !handle->error && handle->results.size() == 1, "round", round);
+      const auto* result = reinterpret_cast<const float*>(handle->results[0].data.get());
+      CHECK(result[0] == 10 * round && result[kCount] == 10 * round + 1 && result[2 * kCount - 1] == 10 * round + 1);
+    }
+    CHECK(turns_of(ranks) == before + turns, "round", round);
+  }
+
+  Engines ranks = engines(2, true);
+  Vector inputs[2] = {{ranks[0], kCount, false}, {ranks[1], kCount, false}};
+};
+
+// Then no rank has a result of the second turn, and the operation is negotiated, and passes through slots from then on.
+void copies_that_the_kernel_refuses() {
+  Gathers gathers;
+  gathers.run(0, 0);
+  gathers.run(1, 1);
+  Copied::kernel = Copied::Kernel::kRefuses;
+  gathers.run(2, 0);
+  for (const int rank : {0, 1}) CHECK(!gathers.ranks[rank].scheduler.in_second_turn());
+  Copied::kernel = Copied::Kernel::kCopies;
+  gathers.run(3, 0);
+}
+
+void copies_from_a_process_that_is_gone() {
+  Gathers gathers;
+  gathers.run(0, 0);
+  Copied::kernel = Copied::Kernel::kFindsNoProcess;
+  const auto mine = gathers.submit(0, 1), theirs = gathers.submit(1, 1);
+  for (const int rank : {0, 1}) gathers.ranks[rank].scheduler.announce();
+  try {
+    gathers.ranks[0].scheduler.end_turns();
+    CHECK(false);
+  } catch (const PeerLost& error) {
+    CHECK(error.ranks == std::vector<int>{1});
+  }
+  CHECK(!mine->done() && !theirs->done());
+}
+
 // An operation that ran in shared memory is called with ordinary memory: the turn has no result on any rank, and the
 // next repeat passes through slots.
 void memory_that_cannot_be_reached_is_negotiated() {
@@ -299,12 +422,14 @@ void memory_that_cannot_be_reached_is_negotiated() {
 }  // namespace
 
 int main() {
-  for (const Memory memory : {Memory::kOrdinary, Memory::kShared, Memory::kOfTheFirstRankIsOrdinary}) {
+  for (const Memory memory :
+       {Memory::kOrdinary, Memory::kShared, Memory::kOfTheFirstRankIsOrdinary, Memory::kCopiedByTheKernel}) {
     for (const std::size_t count : {30'000, 110'000, 150'000}) {
       for (const int slow : {0, 2}) results_are_right_and_inputs_may_change(3, slow, count, memory);
     }
     results_are_right_and_inputs_may_change(2, 1, 33'333, memory);
   }
+  results_are_right_and_inputs_may_change(2, 0, 150'000, Memory::kCopiedByTheKernel);
   for (const bool shared : {false, true}) {
     for (const int size : {2, 3, 5}) {
       for (const std::size_t count : {40'000, 65'537, 131'072}) {
@@ -318,5 +443,8 @@ int main() {
   who_is_missing_in_a_second_turn_is_named();
   what_a_rank_gave_up_is_not_taken();
   memory_that_cannot_be_reached_is_negotiated();
+  an_all_reduce_to_other_memory_is_negotiated();
+  copies_that_the_kernel_refuses();
+  copies_from_a_process_that_is_gone();
   return report();
 }
