@@ -128,7 +128,7 @@ class OneShot {
   // write their next input. Returns false if the operation takes two turns, and this was the first one: then this rank
   // has entered the second one, with the same operation.
   virtual bool deliver(const Repeat& repeat, const std::byte* input, std::byte* output) = 0;
-  // Whether this rank is in the second turn of an operation. All ranks end it alike, or the world fails.
+  // Whether this rank is in the second turn of an operation. It has the same outcome on all ranks, or the world fails.
   virtual bool halfway() const { return false; }
 
   // Takes back this rank's entry, because the rank leaves: then the turn has no result on any rank. False if other

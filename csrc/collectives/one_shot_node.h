@@ -22,8 +22,8 @@
 //               input, I decline it: then the operation has no result, and is negotiated
 //     deliver   nothing: all ranks have read my input
 //
-// A rank that gives up (it has failed, so the world will) says so in its slots, because its input may change from then
-// on. A rank that has read that input does not enter the second turn: it waits for the failure.
+// A rank that gives up, because its world has failed, sets a flag in its slots: its input may change from then on. A
+// rank that has read that input does not enter the second turn, but waits until its own world fails, too.
 //
 // A rank that leaves while the turn is open takes its entry back (withdraw), unless it is a second turn: the others
 // have changed their memory by then. It first marks the entry, and then checks whether all have entered:
@@ -64,7 +64,7 @@ class OneShotNode : public OneShot {
   std::vector<int> missing() const override;
 
  private:
-  // What a rank publishes of its input in an operation by locations.
+  // A rank publishes this in the first turn of an operation by locations.
   struct Offer {
     bool reached;  // peers can reach it, or need nothing of it
     Location place;

@@ -78,7 +78,7 @@ struct Repeat {
   std::uint64_t number = 0;  // equal on all ranks, never 0
   Merged merged;
   bool direct = false;  // in a run after a negotiation, all ranks reached the memory that they needed
-  // What ranks publish for it. kShards and kLocations take two turns (one_shot_node.h).
+  // Ranks publish this for it. kShards and kLocations take two turns (one_shot_node.h).
   enum class Published : std::uint8_t {
     kNothing,  // the ranks only agree to run it
     kInputs,

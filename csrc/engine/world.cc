@@ -234,7 +234,8 @@ bool World::repeat(int set, const std::shared_ptr<const Repeat>& what, const std
   return result == Collected::kAll;
 }
 
-// Waits until the turn that this rank has entered for a call is over, or in vain. The caller has the turn to poll.
+// Waits until the turn that this rank has entered for a call is over, or never will be. `polling`: the caller's right to
+// poll.
 void World::wait_for_turn(std::unique_lock<std::mutex>& polling, ProcessSet& entered, const std::string& name) {
   OneShot& shot = *entered.one_shot();
   const int looks = shot.relays() ? 0 : std::max(patience_, kLooks);

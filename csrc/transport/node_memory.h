@@ -53,8 +53,8 @@ class NodeMemory {
   // `device` accesses the memory; null for host memory. Throws TransportError if the memory cannot be mapped.
   std::byte* map(int rank, const Location& location, const std::shared_ptr<Device>& device = nullptr);
 
-  // How sure offer() is that the kernel can copy private memory. It cannot copy memory of devices, for example. To be
-  // sure takes half a microsecond.
+  // kYes: offer() asks the kernel whether it can copy private memory, which takes half a microsecond. It cannot copy
+  // memory of devices, for example.
   enum class Sure { kYes, kNo };
   // Location from which peers can copy(): that of locate(), or of private memory, if this node copies from that;
   // else {}. The caller keeps the data unchanged until peers have copied them.

@@ -320,7 +320,7 @@ void what_a_rank_gave_up_is_not_taken() {
   CHECK(pair.handles[0]->done() && pair.handles[0]->error);
 }
 
-// Ranks that go on after a loss negotiate, because nobody would end the second turn.
+// Ranks that go on after a loss negotiate, because a lost rank would never enter the second turn.
 void ranks_that_tolerate_losses_take_no_second_turn(bool shared) {
   Pair pair(shared);
   for (const int rank : {0, 1}) pair.ranks[rank].common.peers.tolerate_losses();
