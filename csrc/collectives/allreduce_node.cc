@@ -113,6 +113,7 @@ class SlotPipeline {
 };
 
 Task through_slots(Participants& participants, Pieces& pieces, ReduceOp op, double pre, double post) {
+  participants.used_slots = true;
   SlotPipeline pipeline(participants, pieces, op, pre, post);
   const std::uint64_t chunks = pipeline.chunks();
   co_await slots_free(participants);

@@ -41,7 +41,7 @@ struct OneShotSlots {
   static constexpr std::size_t kBeside = 40;  // bytes that fit next to the stamp, so that a peer reads one cache line
   static constexpr std::size_t kStays = 8 * 1024;  // data up to this size alternate between two places
   static constexpr std::size_t kHalf = 512 * 1024;
-  static constexpr std::size_t kMostInTwoTurns = kHalf;
+  static constexpr std::size_t kMostInShards = kHalf;  // of an all-reduce in two turns (one_shot_node.h)
   static constexpr std::size_t kHead = 4096;
   static constexpr std::uint64_t kLeaving = std::uint64_t{1} << 63;  // see OneShot::withdraw
 
@@ -122,10 +122,10 @@ class OneShot {
   virtual bool over() const = 0;
   // Whether the outcome will never be known.
   virtual bool in_vain() const = 0;
-  // Ends the turn that this rank has entered. Returns whether all ranks entered the same operation.
+  // Ends the turn that this rank has entered. Returns whether all ranks entered the same operation, and can do it.
   virtual bool close() = 0;
-  // Writes the result of a small operation that ranks have agreed on. Call it at once after close(): peers may then
-  // write their next input. Returns false if the operation takes two turns, and this was the first one: then this rank
+  // Writes the result of an operation that ranks have agreed on. Call it at once after close(): peers may then write
+  // their next input. Returns false if the operation takes two turns, and this was the first one: then this rank
   // has entered the second one, with the same operation.
   virtual bool deliver(const Repeat& repeat, const std::byte* input, std::byte* output) = 0;
   // Whether this rank is in the second turn of an operation. It has the same outcome on all ranks, or the world fails.
@@ -147,11 +147,12 @@ class OneShot {
   // A member has left: from now on ranks agree in turns only on operations that it has already entered.
   virtual void note_left(int) { closed_ = true; }
   bool closed() const { return closed_; }
-  // The set has been removed, or the world has failed: the peers' slots are not read any more, and peers take nothing
-  // more of this rank's memory.
+  // The set has been removed, or the world has failed: the peers' slots are not read any more, and inputs that peers
+  // read in this rank's memory from now on do not count.
   void abandon() {
     closed_ = abandoned_ = true;
     slots_[me_]->gave_up.store(turn_);
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // before the caller changes its memory
   }
 
   // Says whether this rank may sleep until peers ring it. Call over() again after this, before sleeping.

@@ -24,16 +24,15 @@ Repeat::Published OneShotNode::publishes(Repeat& repeat,
   const Recipe& recipe = repeat.recipe;
   const bool is_allreduce = repeat.what.opcode == Opcode::kAllreduce;
   if (repeat.direct) {
-    std::size_t most = 0;  // bytes that one rank takes of another one's input
-    int givers = 0;
-    for (std::size_t giver = 0; giver < ranks_; ++giver) {
-      std::size_t given = 0;
-      for (std::size_t taker = 0; taker < ranks_; ++taker) {
-        if (taker != giver) given = std::max(given, recipe_of(taker).takes[giver].bytes);
+    std::vector<std::size_t> given(ranks_);  // by giver: bytes of the largest part that another rank takes
+    for (std::size_t taker = 0; taker < ranks_; ++taker) {
+      const Recipe theirs = recipe_of(taker);
+      for (std::size_t giver = 0; giver < ranks_; ++giver) {
+        if (giver != taker) given[giver] = std::max(given[giver], theirs.takes[giver].bytes);
       }
-      most = std::max(most, given);
-      givers += given > 0;
     }
+    const std::size_t most = *std::max_element(given.begin(), given.end());
+    const auto givers = static_cast<int>(ranks_) - static_cast<int>(std::count(given.begin(), given.end(), 0));
     const bool taken_once = repeat.what.opcode == Opcode::kAlltoall || ranks_ == 2;
     repeat.by_kernel = !recipe.folds && is_for_kernel(most, givers, taken_once);
     if (most >= kLeastInPlace) return Published::kLocations;
@@ -41,7 +40,7 @@ Repeat::Published OneShotNode::publishes(Repeat& repeat,
   const std::size_t most_folded = (crowded_ ? 4 : 2) * OneShotSlots::kMostBytes;
   if (recipe.most <= OneShotSlots::kMostBytes && (!recipe.folds || recipe.most * ranks_ <= most_folded))
     return Published::kInputs;
-  return is_allreduce && recipe.most <= OneShotSlots::kMostInTwoTurns ? Published::kShards : Published::kNothing;
+  return is_allreduce && recipe.most <= OneShotSlots::kMostInShards ? Published::kShards : Published::kNothing;
 }
 
 std::size_t OneShotNode::most_of(const Repeat& repeat) const {
@@ -96,18 +95,19 @@ bool OneShotNode::deliver(const Repeat& repeat, const std::byte* input, std::byt
     halfway_ = false;
     return true;
   }
-  Entry next = entry_;
+  halfway_ = true;
   if (by_shards) {
     fold_shard(repeat, input, output);
-  } else {
-    try {
-      take_where_they_are(repeat, input, output);
-    } catch (const NotCopied&) {
-      next = {};
-    }
+    publish(entry_);
+    return false;
   }
-  halfway_ = true;
-  if (by_shards || all_hold()) publish(next);
+  Entry next = entry_;
+  try {
+    if (who_gave_up().empty()) take_where_they_are(repeat, input, output);
+  } catch (const NotCopied&) {
+    next = {};
+  }
+  if (who_gave_up().empty()) publish(next);
   return false;
 }
 
@@ -130,6 +130,7 @@ std::vector<OneShot::Number> OneShotNode::awaited() {
 std::vector<int> OneShotNode::missing() const {
   std::vector<int> members;
   if (abandoned_) return members;
+  if (halfway_ && !has_entered(me_, turn_)) return who_gave_up();
   for (std::size_t place = 0; place < slots_.size(); ++place) {
     if (!has_entered(place, turn_)) members.push_back(members_[place]);
   }

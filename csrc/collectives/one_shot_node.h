@@ -86,7 +86,7 @@ class OneShotNode : public OneShot {
   void take_where_they_are(const Repeat& repeat, const std::byte* input, std::byte* output);
   void copy_parts(const Recipe& recipe, const std::byte* input, std::byte* output);
   void reduce_in_place(const Repeat& repeat, std::byte* data);
-  bool all_hold() const;
+  std::vector<int> who_gave_up() const;
 
   const bool crowded_;
   const std::vector<int> world_ranks_;  // by place

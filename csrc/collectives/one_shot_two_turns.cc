@@ -116,35 +116,43 @@ void OneShotNode::take_where_they_are(const Repeat& repeat, const std::byte* inp
 }
 
 void OneShotNode::copy_parts(const Recipe& recipe, const std::byte* input, std::byte* output) {
-  for (std::size_t place = 0; place < ranks_; ++place) {
+  std::size_t at = 0;
+  for (std::size_t place = 0; place < me_; ++place) at += recipe.takes[place].bytes;
+  // Each rank begins with itself, so that they do not all read the same memory.
+  for (std::size_t step = 0; step < ranks_; ++step) {
+    const std::size_t place = (me_ + step) % ranks_;
+    if (place == 0) at = 0;
     const auto [begin, bytes] = recipe.takes[place];
     if (place == me_) {
-      if (bytes > 0 && input + begin != output) std::memcpy(output, input + begin, bytes);
+      if (bytes > 0 && input + begin != output + at) std::memcpy(output + at, input + begin, bytes);
     } else if (bytes > 0) {
       Location from = offer_of(place).place;
       from.offset += begin;
-      memory_.copy(world_ranks_[place], from, {output, bytes});
+      memory_.copy(world_ranks_[place], from, {output + at, bytes});
     }
-    output += bytes;
+    at += bytes;
   }
 }
 
 void OneShotNode::reduce_in_place(const Repeat& repeat, std::byte* data) {
   const ByteShards shards(repeat, ranks_);
-  std::vector<std::byte*> results;
+  thread_local std::vector<std::byte*> results;  // keeps its memory between calls
+  results.resize(ranks_);
   for (std::size_t place = 0; place < ranks_; ++place)
-    results.push_back((place == me_ ? data : map(place)) + shards.begin(me_));
+    results[place] = (place == me_ ? data : map(place)) + shards.begin(me_);
   sources_.assign(results.begin(), results.end());
   reduce(repeat, sources_, results, shards.bytes(me_), kernels::Others::kOrdinary);
 }
 
-// Whether all inputs that this rank has read are what their ranks gave.
-bool OneShotNode::all_hold() const {
+// Members whose memory may have changed since the first turn. All that was read before the call is valid if there are
+// none.
+std::vector<int> OneShotNode::who_gave_up() const {
   std::atomic_thread_fence(std::memory_order_acquire);
+  std::vector<int> members;
   for (std::size_t place = 0; place < ranks_; ++place) {
-    if (place != me_ && slots_[place]->gave_up.load() + 1 >= turn_) return false;
+    if (place != me_ && slots_[place]->gave_up.load() + 1 >= turn_) members.push_back(members_[place]);
   }
-  return true;
+  return members;
 }
 
 }  // namespace sordino

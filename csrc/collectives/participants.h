@@ -85,15 +85,15 @@ class Participants {
   const int set_size;            // members of the process set, joined ones included; Average divides by it
   const std::uint64_t sequence;
   const Tag tag;
-  Compute* compute = &host_compute();  // computes on the memory of the operation
-  nccl::Channel* channel = nullptr;    // for collectives by NCCL; else null
-  QueueBarrier* barrier = nullptr;     // at which the devices meet; null if they do not
-  std::vector<int> members;            // by participant: its place in the process set
-  std::vector<SharedBlock*> blocks;    // by participant; null if it shares no memory with this rank
-  Segment* own_block = nullptr;        // memory of this rank's block; null without one
-  bool one_node = false;               // every participant has a block in `blocks`
-  bool direct = false;                 // the participants reached each other's memory, and used no slots
-  std::uint64_t stages_used = 0;       // by finished parts of the operation (one per dtype); equal on all ranks
+  Compute* compute = &host_compute();       // computes on the memory of the operation
+  nccl::Channel* channel = nullptr;         // for collectives by NCCL; else null
+  QueueBarrier* barrier = nullptr;          // at which the devices meet; null if they do not
+  std::vector<int> members;                 // by participant: its place in the process set
+  std::vector<SharedBlock*> blocks;         // by participant; null if it shares no memory with this rank
+  Segment* own_block = nullptr;             // memory of this rank's block; null without one
+  bool one_node = false;                    // every participant has a block in `blocks`
+  bool direct = false, used_slots = false;  // they reached each other's memory; their data passed through slots
+  std::uint64_t stages_used = 0;            // by finished parts of the operation (one per dtype); equal on all ranks
   std::size_t slot_bytes = 0;
   int patience = 0;                  // re-reads of a peer's counter before doing something else
   SlotUse slot_use;                  // of the set: by the previous operation, then by this one

@@ -1,8 +1,8 @@
 // Repeats: what a rank remembers of an operation that all ranks of a set have done together, so that they can do it
 // again without a negotiation (one_shot.h).
 //
-// In a small repeat each member publishes its input, and takes a part of each member's input. It folds these parts, or
-// lays them one after the other:
+// In most repeats each member publishes its input, or where it is, and takes a part of each member's input. It folds
+// these parts, or lays them one after the other:
 //
 //   all-reduce       every whole input             folds them
 //   reduce-scatter   my rows of every input        folds them

@@ -7,10 +7,9 @@
 namespace sordino {
 namespace {
 
-PeerLost deserted(const Running& running, int rank, const Peers& peers) {
+PeerLost deserted(const std::string& operation, int rank, const Peers& peers) {
   const Departure& departure = peers.departure(rank);
-  return PeerLost("'" + running.decision.names.front() + "', which has begun, waits for " + departure.text,
-                  departure.lost);
+  return PeerLost("'" + operation + "', which has begun, waits for " + departure.text, departure.lost);
 }
 
 }  // namespace
@@ -82,7 +81,7 @@ void FailureDetector::watch_running(const ProcessSet& set, Running& running, Awa
   const double lasted = seconds(running.awaited_since, now);
   if (lasted > 1) {
     for (const int rank : running.participants->laggards()) {
-      if (common_.peers.gone(rank)) throw deserted(running, rank, common_.peers);
+      if (common_.peers.gone(rank)) throw deserted(running.decision.names.front(), rank, common_.peers);
     }
   }
   if (!is_late(timeout_of(set), lasted)) return;
@@ -95,12 +94,18 @@ void FailureDetector::watch_running(const ProcessSet& set, Running& running, Awa
   warn("stalled: " + text + ".");
 }
 
-// A rank that makes no progress at all does not decline the turn either, so this wait needs its own deadline.
+// A rank that makes no progress at all does not decline the turn either, so this wait needs its own deadline. A second
+// turn, which cannot be declined, never ends if a rank has left that should have entered it.
 void FailureDetector::watch_entered(ProcessSet& set, AwakeTime now) const {
   ProcessSet::InTurn& entered = *set.entered;
   const double waited = seconds(entered.awaited_since, now);
-  if (!is_late(timeout_of(set), waited)) return;
   const std::string& name = entered.name.empty() ? entered.repeat->name : entered.name;
+  if (waited > 1 && set.one_shot()->halfway() && !set.one_shot()->over()) {
+    for (const int rank : set.ranks) {
+      if (common_.peers.gone(rank)) throw deserted(name, rank, common_.peers);
+    }
+  }
+  if (!is_late(timeout_of(set), waited)) return;
   std::vector<int> late;
   for (const int member : set.one_shot()->missing()) late.push_back(set.ranks[static_cast<std::size_t>(member)]);
   const std::string text = "'" + name + "' has waited " + whole(waited) + " s for " + named(late);
@@ -113,7 +118,8 @@ void FailureDetector::watch_entered(ProcessSet& set, AwakeTime now) const {
 void FailureDetector::end_serving(ProcessSet& set) {
   for (const int rank : set.running->participants->laggards()) {
     if (!common_.peers.gone(rank)) continue;
-    scheduler_.give_up(set, std::make_exception_ptr(deserted(*set.running, rank, common_.peers)));
+    scheduler_.give_up(set,
+                       std::make_exception_ptr(deserted(set.running->decision.names.front(), rank, common_.peers)));
     return;
   }
 }

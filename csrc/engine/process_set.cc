@@ -99,7 +99,8 @@ void ProcessSet::open_one_shot() {
     return finish_opening();
   }
   if (sites.all.size() == 1) {
-    one_shot_ = std::make_unique<OneShotNode>(std::move(slots), own, sites.place, crowded_, ranks, transport_.node_memory());
+    one_shot_ =
+        std::make_unique<OneShotNode>(std::move(slots), own, sites.place, crowded_, ranks, transport_.node_memory());
     return finish_opening();
   }
   std::byte* results = nullptr;
@@ -162,11 +163,9 @@ void ProcessSet::remember(Running& over) {
     const Request& request = over.submissions[index].request;
     const Collective& what = collective(request.opcode);
     if (!what.repeats || request.device || over.decision.merged.rows.size() > kMostFacts) continue;
-    Repeat repeat{std::string(name_of_repeats(request.name)),
-                  Signature::of(request),
-                  over.participants->sequence << kIndexBits | index,
-                  over.decision.merged,
-                  over.participants->direct};
+    Repeat repeat{std::string(name_of_repeats(request.name)), Signature::of(request),
+                  over.participants->sequence << kIndexBits | index, over.decision.merged,
+                  over.participants->direct && !over.participants->used_slots};
     if (what.recipe && request.tensors.size() <= 1 && request.op != ReduceOp::kAdasum) {
       const auto recipe_of = [&](std::size_t member) { return what.recipe(request, repeat.merged, ranks, member); };
       repeat.recipe = recipe_of(static_cast<std::size_t>(me));

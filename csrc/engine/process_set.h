@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/counted.h"
 #include "collectives/one_shot.h"
 #include "collectives/participants.h"
 #include "engine/negotiation.h"
@@ -89,6 +90,7 @@ class ProcessSet {
     std::string name;  // of the submission; empty if a thread waits in the call (World::repeat)
     AwakeTime awaited_since;
     bool warned = false;
+    Counted counted{};  // among the operations in two turns, if it is one
   };
   std::optional<InTurn> entered;
   std::optional<Time> awaited_since;  // when others, which have entered a turn, began to wait for this rank

@@ -73,7 +73,7 @@ class Scheduler {
   //
   // Returns what this rank knows of an operation; null if it knows nothing, or if turns are not used.
   std::shared_ptr<const Repeat> find(int set, std::string_view name, const Signature& what);
-  // For a thread that waits in its call: enters a small operation. Null if it has to be submitted instead.
+  // For a thread that waits in its call: enters an operation that turns carry. Null if it has to be submitted instead.
   std::shared_ptr<ProcessSet> enter_call(int set, const std::shared_ptr<const Repeat>& repeat, const std::byte* input,
                                          const std::byte* output);
   // Collects its result once the turn is over.
@@ -83,8 +83,9 @@ class Scheduler {
     kAll,
   };
   Collected collect(ProcessSet& set, const std::byte* input, std::byte* output);
-  // Whether this rank is in the second turn of an operation, which after a loss is never over. Any thread may ask.
-  bool in_second_turn() const { return second_turns_.load() > 0; }
+  // Whether this rank has entered a turn of an operation in two turns. After a loss, the second one is never over. Any
+  // thread may ask.
+  bool in_two_turns() const { return in_two_turns_.load() > 0; }
   // Drops an input that this rank has published, because the interrupted caller frees it. The world fails after this.
   void give_up_entered(ProcessSet& set);
   // Ends the turns that submissions have entered and that are over. True if there were any.
@@ -185,7 +186,7 @@ class Scheduler {
   std::map<std::string, std::uint64_t> routes_;
 
   std::atomic<bool> submitted_any_{false};  // spares announce() the lock
-  std::atomic<int> in_flight_{0}, on_devices_{0}, second_turns_{0};
+  std::atomic<int> in_flight_{0}, on_devices_{0}, in_two_turns_{0};
   std::atomic<bool> posting_{false}, awaited_{false};
 
   // Used by the polling thread only, except removing_.

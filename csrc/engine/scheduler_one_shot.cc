@@ -68,8 +68,8 @@ bool Scheduler::enter_submission(ProcessSet& set, const Submission& submission) 
   if (!repeat || set.take_refused(repeat) || (!repeat->carried() && set.in_flight.load() > 1) ||
       has_announced(set, name) || (repeat->in_two_turns() && common_.peers.tolerates_losses()))
     return false;
-  const Tensor tensor = request.tensors.empty() ? Tensor{} : request.tensors[0];
-  enter_turn(set, repeat, request.name, tensor.input, tensor.output);
+  const Tensor* tensor = request.tensors.empty() ? nullptr : &request.tensors[0];
+  enter_turn(set, repeat, request.name, tensor ? tensor->input : nullptr, tensor ? tensor->output : nullptr);
   shot->rest(true);
   return true;
 }
@@ -81,32 +81,37 @@ void Scheduler::enter_turn(ProcessSet& set, std::shared_ptr<const Repeat> repeat
   const Entry entry{repeat->number << 1 | static_cast<std::uint64_t>(numbered), repeat->carried() ? 0 : set.sequence()};
   set.one_shot()->enter(repeat, entry, input, output);
   set.awaited_since.reset();
-  set.entered = {std::move(repeat), std::move(name), common_.clock.now(), false};
+  Counted counted = repeat->in_two_turns() ? Counted(in_two_turns_) : Counted();
+  set.entered = {std::move(repeat), std::move(name), common_.clock.now(), false, std::move(counted)};
   ring_resting(common_.transport, set);
 }
 
 Scheduler::Collected Scheduler::collect(ProcessSet& set, const std::byte* input, std::byte* output) {
   ProcessSet::InTurn turn = std::move(*set.entered);
-  if (!close_turn(set)) {
-    if (common_.failure.latched()) set.one_shot()->abandon();
+  const bool agreed = close_turn(set), failed = common_.failure.latched();
+  // In two turns, ranks read or write each other's memory, of which a failed rank must leave its peers'.
+  if (!agreed || (failed && turn.repeat->in_two_turns())) {
+    if (failed) set.one_shot()->abandon();
     set.refused = std::move(turn.repeat);
     return Collected::kNothing;
   }
   return deliver(set, std::move(turn), input, output) ? Collected::kAll : Collected::kHalf;
 }
 
-// Writes the result of a small operation after a turn that ranks have agreed in. Returns false if this rank has entered
-// the second turn of the operation instead.
+// Writes the result of an operation after a turn that ranks have agreed in. Returns false if this rank has entered the
+// operation's second turn instead.
 bool Scheduler::deliver(ProcessSet& set, ProcessSet::InTurn&& turn, const std::byte* input, std::byte* output) {
   OneShot& shot = *set.one_shot();
-  const bool before = shot.halfway();
   bool all = false;
   try {
     all = shot.deliver(*turn.repeat, input, output);
   } catch (const MemoryGone& error) {
+    shot.abandon();
     throw_lost(turn.repeat->name, error);
+  } catch (...) {
+    shot.abandon();
+    throw;
   }
-  second_turns_.fetch_add(shot.halfway() - before);
   if (all) {
     count_repeat(set, *turn.repeat);
     return true;
@@ -120,8 +125,7 @@ bool Scheduler::deliver(ProcessSet& set, ProcessSet::InTurn&& turn, const std::b
 
 bool Scheduler::close_turn(ProcessSet& set) {
   OneShot& shot = *set.one_shot();
-  const bool before = shot.halfway(), agreed = shot.close();
-  second_turns_.fetch_add(shot.halfway() - before);
+  const bool agreed = shot.close();
   set.entered.reset();
   // Transports whose messages ring no doorbell are polled for unsent messages anyway (World::work).
   if (shot.relays() && common_.transport.rings_always()) posting_ = !common_.transport.idle();
@@ -184,6 +188,9 @@ void Scheduler::end_turn(ProcessSet& set) {
   }
   shot.rest(false);
   if (!close_turn(set)) {
+    // Nothing of a first turn remains.
+    submission.handle->results.clear();
+    submission.handle->rows.clear();
     {
       std::lock_guard lock(mutex_);
       note_announced(set, outstanding_.at(key_of(set.id, submission.request.name)));

@@ -234,8 +234,8 @@ bool World::repeat(int set, const std::shared_ptr<const Repeat>& what, const std
   return result == Collected::kAll;
 }
 
-// Waits until the turn that this rank has entered for a call is over, or never will be. `polling`: the caller's right to
-// poll.
+// Waits until the turn that this rank has entered for a call is over, or never will be. `polling`: the caller's right
+// to poll.
 void World::wait_for_turn(std::unique_lock<std::mutex>& polling, ProcessSet& entered, const std::string& name) {
   OneShot& shot = *entered.one_shot();
   const int looks = shot.relays() ? 0 : std::max(patience_, kLooks);
@@ -284,15 +284,20 @@ void World::close_service(int number) {
   progress_->alone([&] { services_->close(number, !shut_down_ && !failed()); });
 }
 
-// First waits until no work is in flight on devices, and no second turn is open: a loss would still fail the whole
-// world.
+// First waits until no work is in flight on devices, and no operation is in two turns: a loss would still fail the
+// whole world.
 void World::tolerate_losses() {
   require_own_process();
   const auto may_begin = [this] {
-    return common_.failure.latched() || (scheduler_->device_in_flight().empty() && !scheduler_->in_second_turn());
+    return common_.failure.latched() || (scheduler_->device_in_flight().empty() && !scheduler_->in_two_turns());
   };
-  progress_->wait(may_begin, interrupt_);
-  progress_->alone([this] { common_.peers.tolerate_losses(); });
+  for (bool begun = false; !begun;) {
+    progress_->wait(may_begin, interrupt_);
+    progress_->alone([&] {
+      begun = may_begin();
+      if (begun) common_.peers.tolerate_losses();
+    });
+  }
 }
 
 void World::set_timeout(int set, double seconds) {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -29,16 +28,15 @@ def in_one_shot() -> int:
 
 
 def fits(seat: Seat, tensor: torch.Tensor) -> bool:
-    """Return whether a one-shot operation takes such a tensor: in host memory (not of a pretended GPU), and small.
+    """Return whether turns carry an all-reduce of such a tensor: in host memory (not of a pretended GPU), and small.
 
     A rank that is alone takes any size.
     """
     world = current().world
     if seat.size == 1:
         return current().host_device is None
-    one_node = len(set(world.nodes)) == 1 and world.shares_memory  # each rank reads all inputs
-    crowded = seat.size > len(os.sched_getaffinity(0))
-    most = min(128 * 1024 * (1 + crowded) // seat.size, 64 * 1024) if one_node else 64 * 1024
+    one_node = len(set(world.nodes)) == 1 and world.shares_memory  # larger ones take two turns
+    most = 512 * 1024 if one_node else 64 * 1024
     return current().host_device is None and tensor.numel() * tensor.element_size() <= most
 
 

@@ -202,7 +202,7 @@ void results_are_right_and_inputs_may_change(int size, int slow, std::size_t cou
   }
   // All repeats took turns only if all memory could be reached. An all-reduce did so in any case.
   const auto repeats = static_cast<std::uint64_t>((kRounds - 1) * size);
-  const bool small = count * sizeof(float) <= OneShotSlots::kMostInTwoTurns;
+  const bool small = count * sizeof(float) <= OneShotSlots::kMostInShards;
   const std::uint64_t kinds = memory == Memory::kShared ? std::size(kKinds)
                               : memory == Memory::kCopiedByTheKernel && size == 2
                                   ? 3U + small  // between two ranks the kernel copies all but reductions
@@ -305,6 +305,20 @@ void who_is_missing_in_a_second_turn_is_named() {
   }
 }
 
+// A rank that agreed, and then left without ending the operation, as a program may by mistake.
+void a_second_turn_ends_if_a_rank_leaves_in_it() {
+  Pair pair(false);
+  pair.go_halfway();
+  pair.ranks[1].transport->post(0, goodbye());
+  pair.ranks[0].poll();
+  pair.ranks[0].failures.watch(pair.ranks[0].in(0.9));
+  try {
+    pair.ranks[0].failures.watch(pair.ranks[0].in(1.1));
+    CHECK(false);
+  } catch (const PeerLost&) {
+  }
+}
+
 // A rank gives up after all have agreed, and its caller changes its memory. The other one must not take what it reads.
 void what_a_rank_gave_up_is_not_taken() {
   Pair pair(true);
@@ -367,6 +381,7 @@ struct Gathers {
     ranks.settle();
     for (const auto& handle : handles) {
       CHECK(handle->done() && !handle->error && handle->results.size() == 1, "round", round);
+      CHECK(handle->rows == std::vector<std::int64_t>(2, kCount), "round", round);
       const auto* result = reinterpret_cast<const float*>(handle->results[0].data.get());
       CHECK(result[0] == 10 * round && result[kCount] == 10 * round + 1 && result[2 * kCount - 1] == 10 * round + 1);
     }
@@ -384,7 +399,7 @@ void copies_that_the_kernel_refuses() {
   gathers.run(1, 1);
   Copied::kernel = Copied::Kernel::kRefuses;
   gathers.run(2, 0);
-  for (const int rank : {0, 1}) CHECK(!gathers.ranks[rank].scheduler.in_second_turn());
+  for (const int rank : {0, 1}) CHECK(!gathers.ranks[rank].scheduler.in_two_turns());
   Copied::kernel = Copied::Kernel::kCopies;
   gathers.run(3, 0);
 }
@@ -441,6 +456,7 @@ int main() {
     ranks_that_tolerate_losses_take_no_second_turn(shared);
   }
   who_is_missing_in_a_second_turn_is_named();
+  a_second_turn_ends_if_a_rank_leaves_in_it();
   what_a_rank_gave_up_is_not_taken();
   memory_that_cannot_be_reached_is_negotiated();
   an_all_reduce_to_other_memory_is_negotiated();

@@ -15,14 +15,15 @@ from sordino._core import build_info
 
 HEARS_WITHIN_S = 0.25  # on an idle machine
 STRIKE = 6
-SMALL, LARGE = 2, 200_000  # rows of two float32: done in one shot, and by slots or in place
+# Rows of two float32: done in one shot; an all-reduce in two turns; and by slots or in place.
+SMALL, MEDIUM, LARGE = 2, 40_000, 200_000
 KINDS = ("allreduce", "allgather", "reducescatter", "alltoall", "broadcast", "barrier")
 
 
 def case(kind: str, way: str, when: str, rows: int, victim: int, **more: Any) -> Any:
     """Return a case. Each path is a class of drills, of which `make test` runs the first."""
     per_node, arena = more.get("per_node", 0), more.get("arena", False)
-    size = "small" if rows == SMALL else "large"
+    size = {SMALL: "small", MEDIUM: "medium", LARGE: "large"}[rows]
     name = f"{kind}-{way}-{when}-{size}-{victim}" + f"-x{per_node}" * bool(per_node) + "-arena" * arena
     path = more.get("path", f"{kind} in a turn")
     return pytest.param(kind, way, when, rows, victim, per_node, arena, id=name, marks=pytest.mark.drill(path))
@@ -38,6 +39,10 @@ def cases() -> list[Any]:
         case("alltoall", asynchronous, "late", SMALL, 1),
         case("broadcast", blocking, "entered", SMALL, 2),
         case("barrier", blocking, "late", SMALL, 0),
+        # Two turns, by shards and by locations.
+        case("allreduce", blocking, "inside", MEDIUM, 1, path="an all-reduce in two turns"),
+        case("allreduce", asynchronous, "late", MEDIUM, 2, path="an asynchronous all-reduce in two turns"),
+        case("allreduce", blocking, "inside", MEDIUM, 0, arena=True, path="an all-reduce in place in two turns"),
         # Large: the ranks agree in a turn, and move the data after it.
         case("allreduce", asynchronous, "inside", LARGE, 1, path="a large repeat"),
         case("allgather", blocking, "inside", LARGE, 2, path="an all-gather through slots"),
