@@ -2,6 +2,7 @@
 // up or are late.
 #include <cstring>
 #include <random>
+#include <thread>
 
 #include "check.h"
 #include "engine/world.h"
@@ -434,6 +435,47 @@ void memory_that_cannot_be_reached_is_negotiated() {
   }
 }
 
+// Ranks are threads that run freely: some are late, and some submit their operations and wait for them.
+void threads_in_any_order(bool shared) {
+  constexpr int kRanks = 3, kTurns = 300;
+  constexpr std::size_t kCount = 30'000;
+  const Config config = Config::from_environment();
+  std::vector<std::unique_ptr<World>> worlds;
+  for (auto& transport : sim::Network(std::vector<int>(kRanks, 0)).transports())
+    worlds.push_back(std::make_unique<World>(std::move(transport), config));
+  std::vector<std::size_t> wrong(kRanks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      World& world = *worlds[static_cast<std::size_t>(rank)];
+      std::vector<float> own(shared ? 0 : kCount);
+      const auto segment = shared ? world.node_memory().allocate(kCount * sizeof(float)) : nullptr;
+      float* values = shared ? reinterpret_cast<float*>(segment->data) : own.data();
+      auto* data = reinterpret_cast<std::byte*>(values);
+      Signature what{ReduceOp::kSum, DType::kFloat32, 1, 1, {kCount}};
+      for (int turn = 0; turn < kTurns; ++turn) {
+        for (std::size_t place = 0; place < kCount; ++place)
+          values[place] = static_cast<float>(turn * (rank + 1) + static_cast<int>(place % 7));
+        if (turn % 50 == 10 * rank) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        const auto repeat = turn % 17 == rank ? nullptr : world.find(0, "allreduce.x", what);
+        if (!repeat || !world.repeat(0, repeat, data, data)) {
+          Request request;
+          request.name = "allreduce.x";
+          request.opcode = Opcode::kAllreduce;
+          request.tensors.push_back({DType::kFloat32, what.shape, data, data});
+          world.wait(*world.submit_to_wait(std::move(request)));
+        }
+        for (std::size_t place = 0; place < kCount; ++place)
+          wrong[static_cast<std::size_t>(rank)] +=
+              values[place] != static_cast<float>(turn * 6 + 3 * static_cast<int>(place % 7));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == std::vector<std::size_t>(kRanks));
+  CHECK(worlds[0]->traffic().one_shot.load() > kTurns / 2);
+}
+
 }  // namespace
 
 int main() {
@@ -454,6 +496,7 @@ int main() {
     }
     a_second_turn_is_not_taken_back(shared);
     ranks_that_tolerate_losses_take_no_second_turn(shared);
+    threads_in_any_order(shared);
   }
   who_is_missing_in_a_second_turn_is_named();
   a_second_turn_ends_if_a_rank_leaves_in_it();

@@ -1009,7 +1009,7 @@ ERRORS = [
         "a copy that the kernel refuses counts as made",
         "missing check",
         "csrc/collectives/one_shot_node.cc",
-        "      next = {};\n",
+        "    next = {};\n",
         "",
         ("cpp.test_two_turns",),
     ),
