@@ -320,11 +320,13 @@ void a_second_turn_ends_if_a_rank_leaves_in_it() {
   }
 }
 
-// A rank gives up after all have agreed, and its caller changes its memory. The other one must not take what it reads.
-void what_a_rank_gave_up_is_not_taken() {
+// A rank gives up after all have agreed, in the first turn or in the second one, and its caller changes its memory. The
+// other one must not take what it reads.
+void what_a_rank_gave_up_is_not_taken(bool in_second) {
   Pair pair(true);
   pair.submit_all();
   for (const int rank : {0, 1}) CHECK(pair.ranks[rank].scheduler.announce() && pair.entered(rank));
+  if (in_second) CHECK(pair.ranks[1].scheduler.end_turns() && pair.halfway(1));
   pair.ranks[1].scheduler.end(std::make_exception_ptr(Error("another operation has failed")), true);
   CHECK(pair.handles[1]->done() && pair.handles[1]->error);
   pair.ranks[0].scheduler.end_turns();
@@ -500,7 +502,7 @@ int main() {
   }
   who_is_missing_in_a_second_turn_is_named();
   a_second_turn_ends_if_a_rank_leaves_in_it();
-  what_a_rank_gave_up_is_not_taken();
+  for (const bool in_second : {false, true}) what_a_rank_gave_up_is_not_taken(in_second);
   memory_that_cannot_be_reached_is_negotiated();
   an_all_reduce_to_other_memory_is_negotiated();
   copies_that_the_kernel_refuses();
