@@ -402,7 +402,10 @@ void copies_that_the_kernel_refuses() {
   gathers.run(1, 1);
   Copied::kernel = Copied::Kernel::kRefuses;
   gathers.run(2, 0);
-  for (const int rank : {0, 1}) CHECK(!gathers.ranks[rank].scheduler.in_two_turns());
+  for (const int rank : {0, 1}) {
+    Scheduler& scheduler = gathers.ranks[rank].scheduler;
+    CHECK(!scheduler.in_two_turns() && !scheduler.sets().at(0)->one_shot()->halfway());
+  }
   Copied::kernel = Copied::Kernel::kCopies;
   gathers.run(3, 0);
 }
