@@ -93,8 +93,9 @@ class OneShotNode : public OneShot {
   NodeMemory& memory_;
   std::shared_ptr<const Repeat> repeat_;  // of this rank's latest turn, like `entry_`
   Entry entry_;
-  bool halfway_ = false;  // this rank is in the second turn of `repeat_`
-  std::vector<const std::byte*> sources_;
+  bool halfway_ = false;                   // this rank is in the second turn of `repeat_`
+  std::vector<const std::byte*> sources_;  // by place
+  std::vector<std::byte*> results_;
 };
 
 }  // namespace sordino

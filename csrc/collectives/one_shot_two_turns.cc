@@ -136,12 +136,11 @@ void OneShotNode::copy_parts(const Recipe& recipe, const std::byte* input, std::
 
 void OneShotNode::reduce_in_place(const Repeat& repeat, std::byte* data) {
   const ByteShards shards(repeat, ranks_);
-  thread_local std::vector<std::byte*> results;  // keeps its memory between calls
-  results.resize(ranks_);
+  results_.resize(ranks_);
   for (std::size_t place = 0; place < ranks_; ++place)
-    results[place] = (place == me_ ? data : map(place)) + shards.begin(me_);
-  sources_.assign(results.begin(), results.end());
-  reduce(repeat, sources_, results, shards.bytes(me_), kernels::Others::kOrdinary);
+    results_[place] = (place == me_ ? data : map(place)) + shards.begin(me_);
+  sources_.assign(results_.begin(), results_.end());
+  reduce(repeat, sources_, results_, shards.bytes(me_), kernels::Others::kOrdinary);
 }
 
 // Members whose memory may have changed since the first turn. All that was read before the call is valid if there are

@@ -3,7 +3,7 @@
 // submission:
 //
 //   agreed, small           the result is there
-//   agreed, in two turns    this rank has entered the second one, which has a result, or the world fails
+//   agreed, in two turns    this rank has entered the second one, which has the same outcome on all ranks
 //   agreed, larger          it runs next, before decisions that arrived meanwhile
 //   not agreed              a submission is announced like a new one; a call submits its operation
 //
@@ -89,7 +89,7 @@ void Scheduler::enter_turn(ProcessSet& set, std::shared_ptr<const Repeat> repeat
 Scheduler::Collected Scheduler::collect(ProcessSet& set, const std::byte* input, std::byte* output) {
   ProcessSet::InTurn turn = std::move(*set.entered);
   const bool agreed = close_turn(set), failed = common_.failure.latched();
-  // In two turns, ranks read or write each other's memory, of which a failed rank must leave its peers'.
+  // In two turns, ranks use each other's memory. A rank of a failed world must not.
   if (!agreed || (failed && turn.repeat->in_two_turns())) {
     if (failed) set.one_shot()->abandon();
     set.refused = std::move(turn.repeat);

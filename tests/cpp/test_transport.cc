@@ -544,14 +544,14 @@ void private_memory_of_a_peer_is_copied() {
     CHECK_THROWS(TransportError, memory.copy(2, at(0), got));
     CHECK_THROWS(TransportError, memory.map(1, at(0)));
     CHECK(!memory.offers_private(reinterpret_cast<const void*>(4096), 100, NodeMemory::Sure::kYes));
-    // Where nothing is mapped, or less than a reader wants, the loss of the rank would be a wrong reason.
+    // Nothing is mapped there, or less than a reader wants. The error must not say that the rank is lost.
     const auto is_out_of_reach = [&reader](int rank, std::uint64_t place) {
       Bytes pages(8192);
       try {
         reader.read(rank, place, pages);
       } catch (const MemoryGone&) {
         return false;
-      } catch (const TransportError&) {
+      } catch (const NotCopied&) {
         return true;
       }
       return false;

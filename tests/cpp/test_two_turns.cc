@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "engine/world.h"
-#include "engines.h"
+#include "node_moves.h"
 #include "wrapped.h"
 
 using namespace sordino;
@@ -61,28 +61,9 @@ Engines engines(int size, bool with_copies, const Config& config = Config::from_
                  });
 }
 
-// A vector of a rank, in ordinary or in shared memory.
-struct Vector {
-  Vector(Engine& engine, std::size_t count, bool shared)
-      : own(shared ? 0 : count),
-        segment(shared ? engine.transport->node_memory().allocate(count * sizeof(float)) : nullptr),
-        count(count) {}
-  float* data() { return segment ? reinterpret_cast<float*>(segment->data) : own.data(); }
-  std::byte* bytes() { return reinterpret_cast<std::byte*>(data()); }
-
-  std::vector<float> own;
-  std::shared_ptr<Segment> segment;
-  std::size_t count;
-};
-
-Request request_of(Opcode kind, Vector& vector, bool in_place) {
-  Request request;
-  request.name = std::string(collective(kind).name) + ".x";
-  request.opcode = kind;
-  request.tensors.push_back({DType::kFloat32,
-                             {static_cast<std::int64_t>(vector.count)},
-                             vector.bytes(),
-                             in_place ? vector.bytes() : nullptr});
+Request allreduce_of(Vector& vector) {
+  Request request = request_of(Opcode::kAllreduce, vector, true);
+  request.name = "allreduce.x";
   return request;
 }
 
@@ -94,101 +75,53 @@ constexpr Opcode kKinds[] = {Opcode::kAllgather, Opcode::kBroadcast, Opcode::kAl
 // The operations of one rank, one after the other. Once one is over, the rank overwrites its input.
 class Loop {
  public:
-  Loop(Engines& engines, int rank, std::size_t count, bool shared) : engines_(engines), rank_(rank) {
-    for (std::size_t kind = 0; kind < std::size(kKinds); ++kind)
-      vectors_.emplace_back(engines[rank], rows(kKinds[kind], rank, count), shared);
-    count_ = count;
+  Loop(Engines& engines, int rank, std::size_t count, bool shared)
+      : engine_(engines[rank]), moves_{engines.size(), count}, rank_(rank) {
+    for (const Opcode kind : kKinds) vectors_.emplace_back(engine_, moves_.rows(kind, rank), shared);
   }
 
-  int done() const { return done_; }
+  std::size_t done() const { return done_; }
   std::size_t wrong() const { return wrong_; }
 
-  void step(int operations) {
-    if (!handle_ && done_ < operations) submit();
-    engines_[rank_].poll();
+  void step(std::size_t operations) {
+    const std::size_t place = done_ % std::size(kKinds);
+    const Opcode kind = kKinds[place];
+    Vector& vector = vectors_[place];
+    if (!handle_ && done_ < operations) {
+      Request request = moves_.request(kind, rank_, done_, vector);
+      request.name =
+          collective(kind).name + std::to_string(moves_.root(done_));  // each root has a broadcast of its own
+      handle_ = engine_.scheduler.submit(std::move(request));
+    }
+    engine_.poll();
     if (!handle_ || !handle_->done()) return;
     CHECK(!handle_->error);
-    look();
-    std::fill_n(vector().data(), vector().count, -1.0f);
+    wrong_ += moves_.wrong(kind, rank_, done_, vector, *handle_);
+    std::fill_n(vector.data(), vector.count, -1.0f);
     handle_.reset();
     ++done_;
   }
 
  private:
-  float value(int rank, std::size_t place) const {
-    return static_cast<float>(place % 997 + 1000 * static_cast<std::size_t>(done_) +
-                              100'000 * static_cast<std::size_t>(rank));
-  }
-  int ranks() const { return engines_.size(); }
-  Opcode kind() const { return kKinds[static_cast<std::size_t>(done_) % std::size(kKinds)]; }
-  Vector& vector() { return vectors_[static_cast<std::size_t>(done_) % std::size(kKinds)]; }
-  int root() const { return done_ % ranks(); }
-  // Ranks pass different numbers of rows to an all-gather and to an all-to-all.
-  static std::size_t rows(Opcode kind, int rank, std::size_t count) {
-    const bool differ = kind == Opcode::kAllgather || kind == Opcode::kAlltoall;
-    return count + (differ ? 10 * static_cast<std::size_t>(rank) : 0);
-  }
-  // First row that a rank gives to another one in an all-to-all. Later ranks get more rows.
-  std::size_t begin(int rank, int to) const {
-    const std::size_t all = rows(Opcode::kAlltoall, rank, count_), of = static_cast<std::size_t>(ranks());
-    return all * static_cast<std::size_t>(to * to) / (of * of);
-  }
-  // First row that a rank gets in a reduce-scatter. The first ranks get one row more.
-  std::size_t scattered(int rank) const {
-    const std::size_t of = static_cast<std::size_t>(ranks()), place = static_cast<std::size_t>(rank);
-    return count_ / of * place + std::min(place, count_ % of);
-  }
-
-  void submit() {
-    for (std::size_t place = 0; place < vector().count; ++place) vector().data()[place] = value(rank_, place);
-    Request request = request_of(kind(), vector(), kind() == Opcode::kAllreduce || kind() == Opcode::kBroadcast);
-    request.name += std::to_string(done_ % (ranks() * static_cast<int>(std::size(kKinds))));  // roots differ
-    request.op = ReduceOp::kMax;
-    request.root = root();
-    for (int to = 0; kind() == Opcode::kAlltoall && to < ranks(); ++to)
-      request.splits.push_back(static_cast<std::int64_t>(begin(rank_, to + 1) - begin(rank_, to)));
-    handle_ = engines_[rank_].scheduler.submit(std::move(request));
-  }
-
-  void look() {
-    const auto* result =
-        handle_->results.empty() ? vector().data() : reinterpret_cast<const float*>(handle_->results[0].data.get());
-    const auto expect = [&](int rank, std::size_t first, std::size_t end) {
-      for (std::size_t place = first; place < end; ++place) wrong_ += *result++ != value(rank, place);
-    };
-    const int last = ranks() - 1;
-    switch (kind()) {
-      case Opcode::kAllgather:
-        for (int from = 0; from < ranks(); ++from) expect(from, 0, rows(kind(), from, count_));
-        break;
-      case Opcode::kAlltoall:
-        for (int from = 0; from < ranks(); ++from) expect(from, begin(from, rank_), begin(from, rank_ + 1));
-        break;
-      case Opcode::kReducescatter: expect(last, scattered(rank_), scattered(rank_ + 1)); break;
-      case Opcode::kBroadcast: expect(root(), 0, count_); break;
-      default: expect(last, 0, count_);
-    }
-  }
-
-  Engines& engines_;
+  Engine& engine_;
+  const NodeMoves moves_;
   const int rank_;
-  std::size_t count_ = 0;
   std::vector<Vector> vectors_;
   std::shared_ptr<Handle> handle_;
-  int done_ = 0;
-  std::size_t wrong_ = 0;
+  std::size_t done_ = 0, wrong_ = 0;
 };
 
 // One rank is always a step behind. All kinds of operations follow each other, each of them several times.
 void results_are_right_and_inputs_may_change(int size, int slow, std::size_t count, Memory memory) {
   constexpr int kRounds = 4;
-  const int operations = kRounds * size * static_cast<int>(std::size(kKinds));
+  const std::size_t operations = kRounds * static_cast<std::size_t>(size) * std::size(kKinds);
   Engines ranks = engines(size, memory == Memory::kCopiedByTheKernel);
   std::vector<Loop> loops;
   for (int rank = 0; rank < size; ++rank)
     loops.emplace_back(ranks, rank, count,
                        memory == Memory::kShared || (memory == Memory::kOfTheFirstRankIsOrdinary && rank > 0));
-  for (int step = 0; step < 40 * operations && loops[static_cast<std::size_t>(slow)].done() < operations; ++step) {
+  for (std::size_t step = 0; step < 40 * operations && loops[static_cast<std::size_t>(slow)].done() < operations;
+       ++step) {
     loops[static_cast<std::size_t>(slow)].step(operations);
     for (int times = 0; times < 4; ++times) {
       for (int rank = 0; rank < size; ++rank) {
@@ -228,7 +161,7 @@ void repeats_have_the_same_bits(int size, std::size_t count, ReduceOp op, bool i
       Vector& vector = vectors.emplace_back(ranks[rank], count, shared);
       std::copy(inputs[static_cast<std::size_t>(rank)].begin(), inputs[static_cast<std::size_t>(rank)].end(),
                 vector.data());
-      Request request = request_of(Opcode::kAllreduce, vector, true);
+      Request request = allreduce_of(vector);
       if (!in_place) request.tensors[0].output = outputs.emplace_back(ranks[rank], count, shared).bytes();
       request.op = op;
       request.prescale = 0.3;
@@ -257,7 +190,7 @@ struct Pair {
   std::shared_ptr<Handle> submit(int rank) {
     Vector& vector = vectors[rank];
     std::fill_n(vector.data(), vector.count, static_cast<float>(rank + 1));
-    return ranks[rank].scheduler.submit(request_of(Opcode::kAllreduce, vector, true));
+    return ranks[rank].scheduler.submit(allreduce_of(vector));
   }
   void submit_all() { handles = {submit(0), submit(1)}; }
   // Both ranks enter the first turn; rank 0 ends it, and enters the second one.
@@ -355,7 +288,7 @@ void an_all_reduce_to_other_memory_is_negotiated() {
   for (int round = 0; round < 3; ++round) {
     for (const int rank : {0, 1}) {
       std::fill_n(pair.vectors[rank].data(), pair.vectors[rank].count, static_cast<float>(rank + 1));
-      Request request = request_of(Opcode::kAllreduce, pair.vectors[rank], true);
+      Request request = allreduce_of(pair.vectors[rank]);
       request.tensors[0].output = results[rank].bytes();
       pair.handles[static_cast<std::size_t>(rank)] = pair.ranks[rank].scheduler.submit(std::move(request));
     }
@@ -376,7 +309,9 @@ struct Gathers {
   ~Gathers() { Copied::kernel = Copied::Kernel::kCopies; }
   std::shared_ptr<Handle> submit(int rank, int round) {
     std::fill_n(inputs[rank].data(), kCount, static_cast<float>(10 * round + rank));
-    return ranks[rank].scheduler.submit(request_of(Opcode::kAllgather, inputs[rank], false));
+    Request request = request_of(Opcode::kAllgather, inputs[rank], false);
+    request.name = "allgather.x";
+    return ranks[rank].scheduler.submit(std::move(request));
   }
   void run(int round, std::uint64_t turns) {
     const std::vector<std::shared_ptr<Handle>> handles{submit(0, round), submit(1, round)};
