@@ -35,8 +35,8 @@ from sordino.timing import summarize
 from timings.joining import REPORTS
 
 _IMPORTED = time.time()
-_AFTER, _MORE = 20, 40  # steps before the kill, and of a new process after it
-_STEPS = 100_000  # never reached
+_STEPS_BEFORE, _STEPS_AFTER = 20, 40  # of each process before the kill, and of a new one after it
+_QUICK_STEPS = 4, 6
 _BUSY_S = 0.02  # sleep in each step
 
 
@@ -99,11 +99,16 @@ def _wait(job: Job, done: Any) -> None:
             raise job.stuck("the job does not come to the expected step")
 
 
-def measure(folder: Path, how: Sequence[str], respawn: bool) -> dict[str, float]:
-    """Run one job. Return seconds to the newcomer's first step, and of the other rank's steps."""
+def measure(folder: Path, how: Sequence[str], respawn: bool, steps: tuple[int, int]) -> dict[str, float]:
+    """Run one job with so many steps before and after the kill.
+
+    Returns:
+        Seconds to the newcomer's first step, and of the other rank's steps.
+    """
+    before, after = steps
     words = ["-np", "2", *how, "--", sys.executable, str(Path(__file__).resolve()), "--work", str(folder)]
     with Job(folder / "job", words) as job:
-        _wait(job, lambda: len(_read(folder)) == 2 and all(len(steps) >= _AFTER for _, steps in _read(folder)))
+        _wait(job, lambda: len(_read(folder)) == 2 and all(len(steps) >= before for _, steps in _read(folder)))
         first, second = _read(folder)
         victim, survivor = (first, second) if first[0]["rank"] == 1 else (second, first)
         killed = time.time()
@@ -112,22 +117,22 @@ def measure(folder: Path, how: Sequence[str], respawn: bool) -> dict[str, float]
 
         def back() -> bool:
             all_of_them = _read(folder)
-            return len(all_of_them) == wanted and all(len(steps) > _MORE for _, steps in all_of_them[2:])
+            return len(all_of_them) == wanted and all(len(steps) > after for _, steps in all_of_them[2:])
 
         _wait(job, back)
         (folder / "over").touch()
         status = job.wait(time.time() + 60)
     if status != 0:
         raise SordinoError(f"the job ended with status {status}:\n{job.output[-2000:]}")
-    newcomer, steps = _read(folder)[2]
+    newcomer, its_steps = _read(folder)[2]
     found = {
-        "from_kill": steps[0][1] - killed,
-        "from_import": steps[0][1] - newcomer["imported"],
+        "from_kill": its_steps[0][1] - killed,
+        "from_import": its_steps[0][1] - newcomer["imported"],
     }
     if respawn:
         lines = next(lines for head, lines in _read(folder) if head["rank"] == survivor[0]["rank"])
         times = [at for _, at, _ in lines]
-        gaps = [after - before for before, after in itertools.pairwise(times)]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
         joined = next(at for _, at, size in lines if size == 2 and at > killed + 0.5)
         found["step"] = sorted(gaps)[len(gaps) // 2]
         found["slowest_step"] = max(gap for gap, at in zip(gaps, times[1:]) if at >= joined - 1.0)
@@ -140,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="joining", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--results", type=Path, metavar="DIR", help="where to write (default: benchmarks/results)")
-    parser.add_argument("--quick", action="store_true", help="one job of each kind; writes only with --results")
+    parser.add_argument("--quick", action="store_true", help="one short job of each kind; writes only with --results")
     parser.add_argument("--jobs", type=int, default=7, metavar="N", help="jobs of each kind (default 7)")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -153,11 +158,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "respawn": (["--respawn", "1"], True),
         "restart": (["--restarts", "1"], False),
     }
+    steps = _QUICK_STEPS if options.quick else (_STEPS_BEFORE, _STEPS_AFTER)
     try:
         for _ in range(1 if options.quick else options.jobs):
             for kind, (how, respawn) in kinds.items():
                 with tempfile.TemporaryDirectory(prefix="joining-") as folder:
-                    found[kind].append(measure(Path(folder), how, respawn))
+                    found[kind].append(measure(Path(folder), how, respawn, steps))
                 records.log(f"{kind}: {found[kind][-1]}")
     except SordinoError as error:
         return jobs.failed("joining", error)
