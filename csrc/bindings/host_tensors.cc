@@ -7,14 +7,13 @@ namespace sordino::bindings {
 namespace {
 
 struct AttributeNames {
-  PyObject *dtype, *shape, *is_cpu, *is_contiguous, *is_neg, *data_ptr;
+  PyObject *dtype, *shape, *is_cpu, *is_contiguous, *data_ptr;
 };
 
 const AttributeNames& attribute_names() {
   static const AttributeNames interned{
-      PyUnicode_InternFromString("dtype"),  PyUnicode_InternFromString("shape"),
-      PyUnicode_InternFromString("is_cpu"), PyUnicode_InternFromString("is_contiguous"),
-      PyUnicode_InternFromString("is_neg"), PyUnicode_InternFromString("data_ptr")};
+      PyUnicode_InternFromString("dtype"), PyUnicode_InternFromString("shape"), PyUnicode_InternFromString("is_cpu"),
+      PyUnicode_InternFromString("is_contiguous"), PyUnicode_InternFromString("data_ptr")};
   return interned;
 }
 
@@ -22,7 +21,8 @@ bool is_true(const py::object& value) { return value.ptr() == Py_True; }
 
 }  // namespace
 
-HostTensors::HostTensors(py::object tensor_type, const py::dict& codes) : tensor_type_(std::move(tensor_type)) {
+HostTensors::HostTensors(py::object tensor_type, const py::dict& codes)
+    : tensor_type_(std::move(tensor_type)), is_neg_(tensor_type_.attr("is_neg")) {
   for (const auto& [dtype, code] : codes)
     dtypes_[static_cast<std::size_t>(dtype_of(code.cast<int>()))] = py::reinterpret_borrow<py::object>(dtype);
   find_table();
@@ -83,7 +83,7 @@ bool HostTensors::describe_given(PyObject* tensor, HostTensor& out) const {
   if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) != tensor_type_.ptr()) return false;
   if (!describe(tensor, out)) return false;
   // A tensor with the negative bit (the imaginary part of a conjugate) stores its values negated.
-  return !is_true(taken(PyObject_CallMethodNoArgs(tensor, attribute_names().is_neg)));
+  return !is_true(taken(PyObject_CallOneArg(is_neg_.ptr(), tensor)));
 }
 
 }  // namespace sordino::bindings

@@ -36,6 +36,7 @@ class HostTensors {
   bool describe_by_attributes(PyObject* tensor, HostTensor& out) const;
 
   py::object tensor_type_;
+  py::object is_neg_;                                  // the type's method
   std::array<py::object, kDTypeCount> dtypes_;         // by the core's code
   dlpack::Describe table_ = nullptr;                   // null if torch does not have it
   std::array<dlpack::DataType, kDTypeCount> codes_{};  // DLPack's types, by the core's code

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <optional>
 
 #include "bindings/host_tensors.h"
 #include "bindings/operations.h"
@@ -31,6 +32,7 @@ struct Caller {
 };
 
 constexpr const char* kCapsule = "sordino.Caller";
+constexpr std::size_t kMostWithGil = 32 * 1024;  // bytes of all inputs with which a call keeps the GIL
 
 PyObject* name_of_new_empty() {
   static PyObject* const interned = PyUnicode_InternFromString("new_empty");
@@ -126,6 +128,12 @@ struct Call {
       return false;
     }
     what.dtype = source.dtype;
+    target.data = nullptr;
+    if (given[kTarget] == given[kSource]) {
+      target = source;
+    } else if (given[kTarget] != Py_None && !caller.tensors.describe_given(given[kTarget], target)) {
+      return false;
+    }
     return what.opcode != Opcode::kAlltoall || given[kSplits] != Py_None || divide_evenly(*caller.world);
   }
 
@@ -149,17 +157,12 @@ struct Call {
   // The tensor for the result: the one that was given, or a new one. Null if the given one does not fit.
   py::object make_target(const Caller& caller, const std::vector<std::int64_t>& wanted, PyObject* from,
                          PyObject* given) {
-    if (given == from) {
-      target.data = source.data;
-      return wanted == source.shape ? py::reinterpret_borrow<py::object>(given) : py::object();
-    }
     if (given == Py_None) {
       py::object made = new_empty(from, wanted);
       return made && caller.tensors.describe(made.ptr(), target) ? made : py::object();
     }
-    if (!caller.tensors.describe_given(given, target) || target.dtype != what.dtype || target.shape != wanted)
-      return {};
-    return py::reinterpret_borrow<py::object>(given);
+    const bool fits = target.dtype == what.dtype && target.shape == wanted;
+    return fits ? py::reinterpret_borrow<py::object>(given) : py::object();
   }
 
  private:
@@ -238,17 +241,37 @@ py::object name_of_submission(const Caller& caller, const Call& call, bool named
   return caller.number(collective(call.what.opcode).name, py::none(), call.set);
 }
 
-py::object repeat(const Caller& caller, PyObject* const* given) {
+// Does an operation in turns. A quick one keeps the GIL: to release it and to take it again costs as much as a tenth of
+// a small operation. But other ranks on threads of this process need it to enter, so a call that waits releases it.
+bool repeat_now(World& world, const Call& call, World::Found what) {
+  std::optional<py::gil_scoped_release> released;
+  const auto release = [&] { released.emplace(); };
+  const Repeat& repeat = *what.repeat;
+  const bool quick = !repeat.in_two_turns() && repeat.recipe.most * repeat.recipe.takes.size() <= kMostWithGil;
+  if (!quick) release();
+  return world.repeat(call.set, std::move(what), call.source.data, call.target.data,
+                      quick ? std::function<void()>(release) : nullptr);
+}
+
+// The call of this thread. Not inlined, because each use of a thread-local variable looks it up.
+[[gnu::noinline]] Call& call_of_thread() {
   thread_local Call call;
+  return call;
+}
+
+py::object repeat(const Caller& caller, PyObject* const* given) {
+  Call& call = call_of_thread();
   if (call.busy) return {};
   const InCall in_call(call);
   if (!call.read(caller, given)) return {};
   const bool waits = given[Call::kWaits] == Py_True;
-  const std::shared_ptr<const Repeat> found = caller.world->find(call.set, call.name, call.what);
-  if (!found && !call.is_valid(*caller.world)) return {};
   PyObject* const source = given[Call::kSource];
   const bool is_given = given[Call::kTarget] != Py_None;
-  call.target.data = nullptr;
+  World::Found place = caller.world->find(call.set, call.name, call.what);
+  const std::shared_ptr<const Repeat> found = place.repeat;
+  // To make a tensor may run Python code, such as finalizers, which must not find this thread holding the turn.
+  if (!is_given && source != Py_None) place.turn = {};
+  if (!found && !call.is_valid(*caller.world)) return {};
   py::object target = py::none();
   if (source == Py_None) {
     target = py::bool_(true);
@@ -257,16 +280,13 @@ py::object repeat(const Caller& caller, PyObject* const* given) {
     if (!target || (found && !overlap_is_safe(call, *found, call.source.data, call.target.data))) return {};
     static std::byte empty;  // an empty tensor has no address, and would count as no target
     if (!call.target.data) call.target.data = &empty;
+  } else {
+    call.target.data = nullptr;
   }
   const bool named = given[Call::kName] != Py_None;
   // A rank that is alone completes even an asynchronous call at once.
   if (found && found->carried() && (waits || found->recipe.takes.size() == 1)) {
-    bool done = false;
-    {
-      py::gil_scoped_release released;
-      done = caller.world->repeat(call.set, found, call.source.data, call.target.data);
-    }
-    if (done) {
+    if (repeat_now(*caller.world, call, std::move(place))) {
       if (is_given) note_change(caller, target.ptr());
       if (waits && (!is_given || are_equal(found->recipe.rows))) return target;
       auto handle = std::make_shared<Handle>();
@@ -277,6 +297,7 @@ py::object repeat(const Caller& caller, PyObject* const* given) {
       return py::make_tuple(std::move(over), target, name_of_submission(caller, call, named));
     }
   }
+  place.turn = {};
   const py::object name = name_of_submission(caller, call, named);
   PyRequest request = request_of(call, found.get(), name.cast<std::string>());
   if (source == Py_None) request.request.tensors.clear();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/prefetch.h"
 #include "collectives/node_pipeline.h"
 #include "collectives/shared_tensors.h"
 
@@ -61,6 +62,7 @@ void OneShotNode::enter(std::shared_ptr<const Repeat> repeat, Entry entry, const
 bool OneShotNode::close() {
   if (!over()) return false;
   const bool have_agreed = agreed(turn_++);
+  prefetch_to_write(&slot(me_, turn_));  // peers read it two turns ago
   if (halfway_) {
     halfway_ = have_agreed;
     return have_agreed;

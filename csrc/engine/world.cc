@@ -205,23 +205,31 @@ void World::open_ledger(bool opened) {
   common_.ledger.open(opened);
 }
 
-std::shared_ptr<const Repeat> World::find(int set, std::string_view name, const Signature& what) {
-  std::shared_ptr<const Repeat> found;
-  if (!forked()) progress_->try_alone([&] { found = scheduler_->find(set, name, what); });
+World::Found World::find(int set, std::string_view name, const Signature& what) {
+  if (forked()) return {};
+  Found found{nullptr, progress_->try_turn()};
+  if (found.turn) found.repeat = scheduler_->find(set, name, what);
+  if (!found.repeat) found.turn = {};
   return found;
 }
 
-bool World::repeat(int set, const std::shared_ptr<const Repeat>& what, const std::byte* input, std::byte* output) {
-  auto turn = progress_->try_turn();
+bool World::repeat(int set, Found what, const std::byte* input, std::byte* output,
+                   const std::function<void()>& before_waiting) {
+  auto turn = what.turn ? std::move(what.turn) : progress_->try_turn();
   if (!turn) return false;
-  const std::shared_ptr<ProcessSet> entered = scheduler_->enter_call(set, what, input, output);
+  const std::shared_ptr<ProcessSet> entered = scheduler_->enter_call(set, what.repeat, input, output);
   if (!entered) return false;
   const bool timed = common_.ledger.open_now();
   const Time begin = timed ? steady_clock::now() : Time{};
+  bool waiting = !before_waiting;
   using Collected = Scheduler::Collected;
   auto result = Collected::kHalf;
   while (result == Collected::kHalf) {
-    wait_for_turn(turn, *entered, what->name);
+    if (!waiting && !is_over_soon(*entered->one_shot())) {
+      before_waiting();
+      waiting = true;
+    }
+    wait_for_turn(turn, *entered, what.repeat->name);
     try {
       result = scheduler_->collect(*entered, input, output);
     } catch (...) {
@@ -232,6 +240,14 @@ bool World::repeat(int set, const std::shared_ptr<const Repeat>& what, const std
   if (timed) common_.ledger.beside(begin, steady_clock::now());
   if (scheduler_->posting()) progress_->notify();
   return result == Collected::kAll;
+}
+
+// Reads up to kFirstLooks times whether a turn is over. Reads once if ranks share cores, or if this rank is a leader,
+// whose turn ends only by polling.
+bool World::is_over_soon(const OneShot& shot) const {
+  const bool spins = patience_ > 0 && !shot.relays();
+  for (int look = 1; spins && look < kFirstLooks && !shot.over(); ++look) relax();
+  return shot.over();
 }
 
 // Waits until the turn that this rank has entered for a call is over, or never will be. `polling`: the caller's right

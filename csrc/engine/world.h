@@ -52,12 +52,19 @@ class World {
   std::shared_ptr<Handle> submit(Request request);
   // As submit(), for a caller that calls wait() next: no other thread is woken to move the operation.
   std::shared_ptr<Handle> submit_to_wait(Request request);
-  // Returns what this rank knows of an operation that all ranks have done before. Null if it knows nothing, or if
-  // another thread polls.
-  std::shared_ptr<const Repeat> find(int set, std::string_view name, const Signature& what);
+  // What this rank knows of an operation that all ranks have done before; empty if it knows nothing, or if another
+  // thread polls. While `turn` is held, no other thread polls, and the holder may call only repeat(), or release it.
+  struct Found {
+    std::shared_ptr<const Repeat> repeat;
+    std::unique_lock<std::mutex> turn;
+  };
+  Found find(int set, std::string_view name, const Signature& what);
   // Repeats a small operation (collectives/one_shot.h). There is no handle: the operation is done when this returns
   // true. False if it has to be submitted instead, also while another thread polls; submit() then reports errors.
-  bool repeat(int set, const std::shared_ptr<const Repeat>& what, const std::byte* input, std::byte* output);
+  // `before_waiting` is called at most once: if the other ranks do not enter within about a microsecond, or at once if
+  // spinning would keep them from entering.
+  bool repeat(int set, Found what, const std::byte* input, std::byte* output,
+              const std::function<void()>& before_waiting = {});
   // Waits until the handle is done, whether or not it succeeded (see Handle::error). Where ranks survive losses, it
   // also waits for the device's work, because such a rank reports to the others that it has its results.
   void wait(const Handle& handle);
@@ -140,6 +147,8 @@ class World {
   // How often a waiting thread reads memory that other ranks write, between two polls: a poll costs as much as several
   // yields.
   static constexpr int kLooks = 8;
+  // How often the caller of repeat() reads it before `before_waiting` is called.
+  static constexpr int kFirstLooks = 16;
 
   // This rank's place in the job: its own transport, or the transport of the membership's newest epoch.
   struct Position {
@@ -166,6 +175,7 @@ class World {
   void check(Posting& call) const;
   void move_messages(const std::function<void()>& move);
   void interrupted(const std::string& operation);
+  bool is_over_soon(const OneShot& shot) const;
   void wait_for_turn(std::unique_lock<std::mutex>& polling, ProcessSet& entered, const std::string& name);
 
   const Config config_;

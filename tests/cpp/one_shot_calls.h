@@ -47,8 +47,8 @@ class Call {
 
 // Does an operation again as a blocking call does: in one shot if possible.
 inline bool again(World& world, const Signature& what, std::byte* data) {
-  const auto repeat = world.find(0, "allreduce.x", what);
-  return repeat && world.repeat(0, repeat, data, data);
+  World::Found found = world.find(0, "allreduce.x", what);
+  return found.repeat && world.repeat(0, std::move(found), data, data);
 }
 
 // Runs these operations on all ranks with a negotiation.

@@ -397,8 +397,8 @@ void threads_in_any_order(bool shared) {
         for (std::size_t place = 0; place < kCount; ++place)
           values[place] = static_cast<float>(turn * (rank + 1) + static_cast<int>(place % 7));
         if (turn % 50 == 10 * rank) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        const auto repeat = turn % 17 == rank ? nullptr : world.find(0, "allreduce.x", what);
-        if (!repeat || !world.repeat(0, repeat, data, data)) {
+        World::Found found = turn % 17 == rank ? World::Found{} : world.find(0, "allreduce.x", what);
+        if (!found.repeat || !world.repeat(0, std::move(found), data, data)) {
           Request request;
           request.name = "allreduce.x";
           request.opcode = Opcode::kAllreduce;

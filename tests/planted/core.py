@@ -1118,6 +1118,22 @@ ERRORS = [
         ("cpp.test_one_shot", checks("repeats.first_calls_that_are_refused")),
     ),
     Error(
+        "Python code runs while its thread holds the turn",
+        "missing wait",
+        "csrc/bindings/repeat.cc",
+        "  if (!is_given && source != Py_None) place.turn = {};\n",
+        "",
+        ("tests/python/runtime/test_nested_calls.py",),
+    ),
+    Error(
+        "a call that waits keeps the GIL",
+        "missing wait",
+        "csrc/engine/world.cc",
+        "      before_waiting();\n",
+        "",
+        (checks("repeated.every_op_and_length"),),
+    ),
+    Error(
         "an operation is submitted to a set of other ranks",
         "swapped rank",
         "csrc/bindings/repeat.cc",

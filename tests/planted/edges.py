@@ -87,7 +87,7 @@ ERRORS = [
         "repeated negated values are sent as stored",
         "wrong weight",
         "csrc/bindings/host_tensors.cc",
-        "  return !is_true(taken(PyObject_CallMethodNoArgs(tensor, attribute_names().is_neg)));\n",
+        "  return !is_true(taken(PyObject_CallOneArg(is_neg_.ptr(), tensor)));\n",
         "  return true;\n",
         _STORAGE,
     ),

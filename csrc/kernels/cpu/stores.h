@@ -9,24 +9,15 @@
 #include <emmintrin.h>
 #endif
 
+#include "base/prefetch.h"
+
 namespace sordino::kernels {
 namespace {
 
 constexpr std::size_t kLine = 64;  // bytes of a cache line
 
-// Asks for a cache line that this processor will write.
-inline void prefetch_to_write(std::byte* line) {
-#if defined(__x86_64__)
-  // Without -mprfchw, GCC makes __builtin_prefetch fetch the line to read, which does not help. All x86-64 processors
-  // accept this instruction. Old ones ignore it.
-  asm volatile("prefetchw %0" ::"m"(*line));
-#else
-  __builtin_prefetch(line, 1);
-#endif
-}
-
-// As memcpy, for lines that another processor has read. A store to such a line waits until that processor gives it up.
-// A processor has too few store buffers to wait for many lines at a time, but it can prefetch them.
+// As memcpy, for lines that another processor has read. A processor has too few store buffers to wait for many lines at
+// a time, but it can prefetch them.
 inline void copy_to_read_lines(std::byte* to, const std::byte* from, std::size_t bytes) {
   constexpr std::size_t kAhead = 8 * kLine;
   for (std::size_t at = 0; at < kAhead && at < bytes; at += kLine) prefetch_to_write(to + at);

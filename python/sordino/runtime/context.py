@@ -75,7 +75,6 @@ class Context:
         names: names of operations and objects.
         arguments: arguments of `init()`, if it made this context.
         helpers: `sordino.runtime.exchange.helpers.Helpers`, if some ranks only help.
-        recorder: writes the run record of this rank.
         start: `sordino.rendezvous.starts.Start` by which `init()` made this context.
         newcomer: identity of this process while it waits to join a running job, alone in its world; else None.
     """
@@ -89,13 +88,13 @@ class Context:
     internal: InternalSets = field(default_factory=InternalSets)
     arguments: dict[str, Any] | None = None
     helpers: Any = None
-    recorder: Recorder | None = None
     start: Any = None
     newcomer: int | None = None
 
     def __post_init__(self) -> None:
         self.names = Names(self.process_sets)
         self._host_device: Device | None = None
+        self._recorder: Recorder | None = None
         # Identities of the world that was last formed at the launcher or store. Smaller worlds follow it after losses.
         self._founders = list(range(self.world.size)) if self.newcomer is None else [self.newcomer]
         self._first_epoch = 0
@@ -136,6 +135,23 @@ class Context:
             self.repeat = self.world.repeating(
                 torch.Tensor, DTYPE_CODES, note_change, self.pending.taken, self.names.operation
             )
+        self.repeat_and_note = self.repeat if self._recorder is None else self._repeat_and_note
+
+    def _repeat_and_note(self, *call: Any) -> Any:
+        result = self.repeat(*call)
+        if result is not None:
+            self.note_return()
+        return result
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Writer of the run record of this rank, if it writes one."""
+        return self._recorder
+
+    @recorder.setter
+    def recorder(self, recorder: Recorder | None) -> None:
+        self._recorder = recorder
+        self._choose_repeat()
 
     @property
     def host_device(self) -> Device | None:
@@ -217,8 +233,8 @@ class Context:
 
     def note_return(self) -> None:
         """Note the end of a call for communication, for the run record."""
-        if self.recorder is not None:
-            self.recorder.asked()
+        if self._recorder is not None:
+            self._recorder.asked()
 
     def abort(self, cause: str | BaseException) -> None:
         """Tell all other ranks that this rank is about to end because of `cause`, which is as for `shutdown()`."""
@@ -252,12 +268,13 @@ class _Local(threading.local):
 
 _local = _Local()
 _default: Context | None = None
+_differ = False  # a thread has had a context of its own. To look one up takes longer than the rest of `current()`
 _no_rank = ""
 
 
 def current() -> Context:
     """Return the current context. Raises `UsageError` (a ValueError, as in Horovod) before `init()`."""
-    context = _local.context or _default
+    context = (_local.context or _default) if _differ else _default
     if context is None:
         raise UsageError(_no_rank or "Sordino has not been initialized; call sordino.torch.init() first.")
     return context
@@ -291,6 +308,8 @@ def set_default(context: Context | None) -> None:
 @contextmanager
 def use(context: Context) -> Iterator[Context]:
     """Make `context` the current one for this thread."""
+    global _differ
+    _differ = True
     previous, _local.context = _local.context, context
     try:
         yield context

@@ -57,12 +57,12 @@ def allreduce(
         OperationMismatch, PeerLost, Timeout, TransportError: see `synchronize`.
     """
     if average is None and compression is _NO_COMPRESSION and is_constant(tensor):
-        context, set_id = current(), process_set.process_set_id
-        result = context.repeat(
+        set_id = process_set.process_set_id
+        result = current().repeat_and_note(
             opcode.ALLREDUCE, True, tensor, None, name, set_id, op, prescale_factor, postscale_factor
         )
         if result is not None:
-            return repeated(context, result, tensor)  # type: ignore[no-any-return]
+            return result  # type: ignore[no-any-return]
     factors = (prescale_factor, postscale_factor)
     return grouped_allreduce([tensor], average, name, compression, op, *factors, process_set)[0]
 
@@ -107,10 +107,9 @@ def allgather(
     for this rank's rows. Raises UsageError after the operation if `out` has another shape or dtype.
     """
     if is_constant(tensor, out):
-        context = current()
-        again = context.repeat(opcode.ALLGATHER, True, tensor, out, name, process_set.process_set_id)
+        again = current().repeat_and_note(opcode.ALLGATHER, True, tensor, out, name, process_set.process_set_id)
         if again is not None:
-            return repeated(context, again, tensor, out)  # type: ignore[no-any-return]
+            return repeated(again, tensor, out)  # type: ignore[no-any-return]
     result = grouped_allgather([tensor], name, process_set)[0]
     return result if out is None else put(result, out)
 
@@ -141,10 +140,10 @@ def broadcast(
     UsageError also if the root is not in the set.
     """
     if is_constant(tensor):
-        context, set_id = current(), process_set.process_set_id
-        again = context.repeat(opcode.BROADCAST, True, tensor, None, name, set_id, Sum, 1.0, 1.0, root_rank)
+        set_id = process_set.process_set_id
+        again = current().repeat_and_note(opcode.BROADCAST, True, tensor, None, name, set_id, Sum, 1.0, 1.0, root_rank)
         if again is not None:
-            return repeated(context, again, tensor)  # type: ignore[no-any-return]
+            return again  # type: ignore[no-any-return]
     result: torch.Tensor
     if is_traced():
         result = traced.broadcast(tensor, root_rank, name, traced.place_of(process_set))
@@ -176,10 +175,9 @@ def alltoall(
         OperationMismatch, PeerLost, Timeout, TransportError: see `synchronize`.
     """
     if splits is None and is_constant(tensor, out):
-        context = current()
-        again = context.repeat(opcode.ALLTOALL, True, tensor, out, name, process_set.process_set_id)
+        again = current().repeat_and_note(opcode.ALLTOALL, True, tensor, out, name, process_set.process_set_id)
         if again is not None:
-            return repeated(context, again, tensor, out)
+            return repeated(again, tensor, out)
     if is_traced():
         output, received = traced.alltoall(tensor, splits_of(splits), name, traced.place_of(process_set))
     elif _in_transform():
@@ -210,12 +208,12 @@ def reducescatter(
     `tensor`. Raises UsageError after the operation if `out` has another shape or dtype.
     """
     if compression is _NO_COMPRESSION and is_constant(tensor, out):
-        context, set_id = current(), process_set.process_set_id
-        again = context.repeat(
+        set_id = process_set.process_set_id
+        again = current().repeat_and_note(
             opcode.REDUCESCATTER, True, tensor, out, name, set_id, op, prescale_factor, postscale_factor
         )
         if again is not None:
-            return repeated(context, again, tensor, out)  # type: ignore[no-any-return]
+            return repeated(again, tensor, out)  # type: ignore[no-any-return]
     factors = (prescale_factor, postscale_factor)
     result = grouped_reducescatter([tensor], name, compression, op, process_set, *factors)[0]
     return result if out is None else put(result, out)

@@ -10,7 +10,6 @@ from sordino._core import Request
 from sordino.errors import UsageError
 from sordino.runtime import opcode
 from sordino.runtime.collectives.operation import Operation
-from sordino.runtime.collectives.repeats import repeated
 from sordino.runtime.context import Context, current, use
 from sordino.runtime.process_set import ProcessSet, global_process_set
 
@@ -65,8 +64,5 @@ def join(device: int = -1) -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all ranks of the set have called this. Collective."""
-    context = current()
-    if context.repeat(opcode.BARRIER, True, None, None, "barrier", process_set.process_set_id):
-        repeated(context, True, None)
-    else:
+    if not current().repeat_and_note(opcode.BARRIER, True, None, None, "barrier", process_set.process_set_id):
         Operation(opcode.BARRIER, "barrier", "barrier", [], lambda _: None, process_set).run()

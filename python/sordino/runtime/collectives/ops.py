@@ -19,7 +19,7 @@ from sordino.runtime.collectives.descriptions import (
     reducescatter_operation,
 )
 from sordino.runtime.collectives.operation import Average, Reduction, Sum, resolve_op
-from sordino.runtime.collectives.repeats import repeated, start
+from sordino.runtime.collectives.repeats import start
 from sordino.runtime.context import current
 from sordino.runtime.process_set import ProcessSet, global_process_set
 
@@ -86,12 +86,12 @@ def allreduce_(
     Arguments and errors are those of `allreduce`.
     """
     if average is None:
-        context, set_id = current(), process_set.process_set_id
-        result = context.repeat(
+        set_id = process_set.process_set_id
+        result = current().repeat_and_note(
             opcode.ALLREDUCE, True, tensor, tensor, name, set_id, op, prescale_factor, postscale_factor
         )
         if result is not None:
-            return repeated(context, result, tensor)  # type: ignore[no-any-return]
+            return result  # type: ignore[no-any-return]
     reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return allreduce_operation([tensor], True, "allreduce", name, reduction, _first).run()  # type: ignore[no-any-return]
 
@@ -183,10 +183,10 @@ def broadcast_(
 
     Arguments and errors are those of `broadcast`.
     """
-    context, set_id = current(), process_set.process_set_id
-    again = context.repeat(opcode.BROADCAST, True, tensor, tensor, name, set_id, Sum, 1.0, 1.0, root_rank)
+    set_id = process_set.process_set_id
+    again = current().repeat_and_note(opcode.BROADCAST, True, tensor, tensor, name, set_id, Sum, 1.0, 1.0, root_rank)
     if again is not None:
-        return repeated(context, again, tensor)  # type: ignore[no-any-return]
+        return again  # type: ignore[no-any-return]
     result: torch.Tensor = broadcast_operation(tensor, True, root_rank, name, process_set).run()
     return result
 

@@ -5,7 +5,7 @@ The function is `context.repeat` (csrc/bindings/repeat.cc). It also does operati
     repeat(code, waits, tensor, out, name, set_id, op, prescale, postscale, root, splits)
 
 It returns None for tensors, arguments and worlds that it does not handle. Then `Operation` (operation.py) does the
-operation, or raises an error.
+operation, or raises an error. Blocking calls use `context.repeat_and_note`, which notes their return for a run record.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from sordino._core import Handle
 from sordino.errors import UsageError
 from sordino.runtime import opcode
-from sordino.runtime.context import Context, current
+from sordino.runtime.context import current
 from sordino.runtime.devices import HOST
 from sordino.runtime.pending import Pending
 from sordino.runtime.process_set import ProcessSet
@@ -37,15 +37,15 @@ is_traced = torch.compiler.is_dynamo_compiling if torch.__version__ >= (2, 13) e
 """Return whether Dynamo is tracing, so that a collective must be an operator of torch (traced.py)."""
 
 
-def repeated(context: Context, result: Any, tensor: torch.Tensor | None, out: torch.Tensor | None = None) -> Any:
-    """Return the result of a blocking operation. `result` comes from `context.repeat`, maybe as a handle.
+def repeated(result: Any, tensor: torch.Tensor, out: torch.Tensor | None = None) -> Any:
+    """Return the result of a blocking operation of which ranks may get different numbers of rows.
 
-    `tensor` is the input (None: a barrier), `out` the caller's tensor for the result, if any.
+    Args:
+        result: from `context.repeat`: a tensor, or a handle.
+        tensor: the input.
+        out: the caller's tensor for the result, if any.
     """
-    if context.recorder is not None:
-        context.note_return()
     if type(result) is Handle:
-        assert tensor is not None
         result = _result(result, tensor, out)
         return result if out is None or result is out else put(result, out)
     return result
