@@ -75,6 +75,7 @@ class Context:
         names: names of operations and objects.
         arguments: arguments of `init()`, if it made this context.
         helpers: `sordino.runtime.exchange.helpers.Helpers`, if some ranks only help.
+        recorder: writes the run record of this rank. `record_by()` sets it.
         start: `sordino.rendezvous.starts.Start` by which `init()` made this context.
         newcomer: identity of this process while it waits to join a running job, alone in its world; else None.
     """
@@ -88,13 +89,13 @@ class Context:
     internal: InternalSets = field(default_factory=InternalSets)
     arguments: dict[str, Any] | None = None
     helpers: Any = None
+    recorder: Recorder | None = None
     start: Any = None
     newcomer: int | None = None
 
     def __post_init__(self) -> None:
         self.names = Names(self.process_sets)
         self._host_device: Device | None = None
-        self._recorder: Recorder | None = None
         # Identities of the world that was last formed at the launcher or store. Smaller worlds follow it after losses.
         self._founders = list(range(self.world.size)) if self.newcomer is None else [self.newcomer]
         self._first_epoch = 0
@@ -135,7 +136,7 @@ class Context:
             self.repeat = self.world.repeating(
                 torch.Tensor, DTYPE_CODES, note_change, self.pending.taken, self.names.operation
             )
-        self.repeat_and_note = self.repeat if self._recorder is None else self._repeat_and_note
+        self.repeat_and_note = self.repeat if self.recorder is None else self._repeat_and_note
 
     def _repeat_and_note(self, *call: Any) -> Any:
         result = self.repeat(*call)
@@ -143,14 +144,9 @@ class Context:
             self.note_return()
         return result
 
-    @property
-    def recorder(self) -> Recorder | None:
-        """Writer of the run record of this rank, if it writes one."""
-        return self._recorder
-
-    @recorder.setter
-    def recorder(self, recorder: Recorder | None) -> None:
-        self._recorder = recorder
+    def record_by(self, recorder: Recorder) -> None:
+        """Let `recorder` write the run record of this rank."""
+        self.recorder = recorder
         self._choose_repeat()
 
     @property
@@ -233,8 +229,8 @@ class Context:
 
     def note_return(self) -> None:
         """Note the end of a call for communication, for the run record."""
-        if self._recorder is not None:
-            self._recorder.asked()
+        if self.recorder is not None:
+            self.recorder.asked()
 
     def abort(self, cause: str | BaseException) -> None:
         """Tell all other ranks that this rank is about to end because of `cause`, which is as for `shutdown()`."""

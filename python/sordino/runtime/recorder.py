@@ -4,7 +4,7 @@ All time, and all bytes sent, belong either to a step or to "besides": the time 
 the last call of Sordino that the script makes before its next gradients (an evaluation, a broadcast, a checkpoint). All
 other time belongs to the step that follows.
 
-A rank without a recorder only checks for it in each step and call. With a recorder, a step costs the core's counting
+A rank without a recorder at most checks for it in a step or a call. With a recorder, a step costs the core's counting
 and a line in the rank's file. Lines become rarer in the course of a run, so that a record of any run stays small.
 """
 

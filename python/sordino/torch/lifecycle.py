@@ -135,7 +135,7 @@ def init(
         for line in misspelt_variables(os.environ, (name for name, *_ in _core.variables())):
             _log.warning("warning: %s", line)
     if folder:
-        context.recorder = Recorder(context, folder)
+        context.record_by(Recorder(context, folder))
     if context.newcomer is None:
         context.world.start_trace_of_settings()
         _let_others_look(context)

@@ -264,7 +264,7 @@ def test_many_ranks_are_taken_together(tmp_path: Path) -> None:
 
 def train(folder: str, algorithm: Any, steps: int) -> None:
     context = current()
-    context.recorder = Recorder(context, folder)
+    context.record_by(Recorder(context, folder))
     torch.manual_seed(0)
     model = torch.nn.Linear(64, 32)
     optimizer = hvd.DistributedOptimizer(
@@ -308,7 +308,7 @@ def test_what_the_script_asks_for_is_besides_the_steps(tmp_path: Path, algorithm
     twice."""
 
     def work() -> tuple[list[float], float]:
-        current().recorder = Recorder(current(), str(tmp_path))
+        current().record_by(Recorder(current(), str(tmp_path)))
         before = hvd.stats()["bytes_sent"]
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 32))
@@ -348,7 +348,7 @@ def test_what_the_script_asks_for_is_besides_the_steps(tmp_path: Path, algorithm
 
 def test_a_step_lasts_without_the_evaluation_before_it(tmp_path: Path) -> None:
     def work() -> None:
-        current().recorder = Recorder(current(), str(tmp_path))
+        current().record_by(Recorder(current(), str(tmp_path)))
         weight = torch.nn.Parameter(torch.ones(10))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1))
         for step in range(3):
@@ -375,7 +375,7 @@ def test_a_step_lasts_without_the_evaluation_before_it(tmp_path: Path) -> None:
 
 def test_what_an_unfinished_step_sent_is_told(tmp_path: Path) -> None:
     def work() -> float:
-        current().recorder = Recorder(current(), str(tmp_path))
+        current().record_by(Recorder(current(), str(tmp_path)))
         before = hvd.stats()["bytes_sent"]
         weight = torch.nn.Parameter(torch.ones(1000))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1))
@@ -393,7 +393,7 @@ def test_what_an_unfinished_step_sent_is_told(tmp_path: Path) -> None:
 
 def test_normalization_over_ranks_is_of_the_step(tmp_path: Path) -> None:
     def work() -> None:
-        current().recorder = Recorder(current(), str(tmp_path))
+        current().record_by(Recorder(current(), str(tmp_path)))
         model = hvd.SyncBatchNorm(3)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
         for _ in range(3):
@@ -427,7 +427,7 @@ def test_waits_are_for_the_rank_that_comes_last(tmp_path: Path, algorithm: str) 
     arrived = [threading.Semaphore(0) for _ in range(10)]
 
     def work() -> None:
-        current().recorder = Recorder(current(), str(tmp_path))
+        current().record_by(Recorder(current(), str(tmp_path)))
         weight = torch.nn.Parameter(torch.ones(1000))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), algorithm=algorithm)
         for step in arrived:
@@ -452,7 +452,7 @@ def test_a_recovery_is_told_and_counting_goes_on(tmp_path: Path) -> None:
     network = SimNetwork([0, 0, 0])
 
     def work() -> None:
-        current().recorder = Recorder(current(), str(tmp_path))
+        current().record_by(Recorder(current(), str(tmp_path)))
         weight = torch.nn.Parameter(torch.ones(1000))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.01))
         for step in range(6):
@@ -498,7 +498,7 @@ def test_skipping_of_a_tensor_that_is_unfrozen(tmp_path: Path) -> None:
     """The tensor comes before others in the model, which keep their earlier points."""
 
     def work() -> None:
-        current().recorder = Recorder(current(), str(tmp_path))
+        current().record_by(Recorder(current(), str(tmp_path)))
         weights = {name: torch.nn.Parameter(torch.ones(4)) for name in "abc"}
         weights["b"].requires_grad_(False)
         sgd = torch.optim.SGD(weights.values(), lr=0.1)
@@ -541,7 +541,7 @@ def test_what_a_record_costs_ends_with_it(tmp_path: Path) -> None:
 
 def test_a_metric_is_one_number(tmp_path: Path) -> None:
     def work() -> None:
-        current().recorder = Recorder(current(), str(tmp_path))
+        current().record_by(Recorder(current(), str(tmp_path)))
         for wrong in (torch.ones(2), "high", None):
             with pytest.raises(UsageError, match=r"record\(loss=.*must be one number"):
                 hvd.record(loss=wrong)
