@@ -107,7 +107,7 @@ def test_the_grace_holds_for_ranks_that_outlive_others(tmp_path: Path) -> None:
 def test_a_folder_that_another_program_removes(tmp_path: Path) -> None:
     told = Outcomes(1, tmp_path / "gone")
     assert told.known() == {} and not told.over()
-    program = 'rm -rf "$(dirname "$SORDINO_RENDEZVOUS")/.."; sleep 0.3; exit 5'
+    program = 'rm -rf "$(dirname "$(dirname "$SORDINO_RENDEZVOUS")")"; sleep 0.3; exit 5'
     done = launch("run", "-np", "1", "--restarts", "1", "--", "sh", "-c", program)
     assert done.returncode == 5 and "Traceback" not in done.stderr
     assert "it has been restarted once" in done.stderr
