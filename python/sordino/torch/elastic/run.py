@@ -97,8 +97,8 @@ def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[],
                 go_on_after(current(), cause)
             try:
                 if isinstance(cause, HostsUpdatedInterrupt):
-                    admit(current(), state.layout(), state.leaves)
-                    state.stay()
+                    if admit(current(), state.layout(), state.leaves):
+                        state.stay()
                 if cause is not None and reset is not None:
                     reset()
                 state.rejoin(undo=isinstance(cause, SordinoError))
@@ -108,6 +108,7 @@ def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[],
                 state.sync()
                 current().losses.unsettled = False
                 _wait_for_enough(state)
+                _let_go(cause)
                 return func(state, *args, **kwargs)
             except (UsageError, NotBuilt):
                 raise
@@ -137,6 +138,13 @@ def _check_limit(faults: int, limit: int | None, cause: Exception) -> None:
             f"elastic.run: {faults} faults, but reset_limit={limit}. The last fault was {type(cause).__name__}: "
             f"{cause}. If the faults were independent losses, raise reset_limit"
         ) from cause
+
+
+def _let_go(cause: BaseException | None) -> None:
+    """Let go of the local variables of the calls that raised an error, such as batches and the last call's graph."""
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
 
 
 def _tell(faults: int, cause: Exception) -> None:
