@@ -1,4 +1,4 @@
-"""Ranks that are lost in `save_shards`, where the others continue: the checkpoint is complete, or all raise PeerLost."""
+"""Ranks that are lost in `save_shards`, where others continue: the checkpoint is complete, or all raise PeerLost."""
 
 from __future__ import annotations
 

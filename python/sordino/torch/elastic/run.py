@@ -96,9 +96,8 @@ def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[],
                 _check_limit(faults, reset_limit, cause)
                 go_on_after(current(), cause)
             try:
-                if isinstance(cause, HostsUpdatedInterrupt):
-                    if admit(current(), state.layout(), state.leaves):
-                        state.stay()
+                if isinstance(cause, HostsUpdatedInterrupt) and admit(current(), state.layout(), state.leaves):
+                    state.stay()
                 if cause is not None and reset is not None:
                     reset()
                 state.rejoin(undo=isinstance(cause, SordinoError))
