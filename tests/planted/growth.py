@@ -516,6 +516,14 @@ ERRORS = [
         ("tests/faults/test_kill_in_checkpoints.py --tier all",),
     ),
     Error(
+        "a full disk of one rank lets the others wait",
+        "missing check",
+        "python/sordino/torch/elastic/run.py",
+        "except (UsageError, NotBuilt, Unwritable):",
+        "except (UsageError, NotBuilt):",
+        ("tests/python/torch/test_elastic_calls.py",),
+    ),
+    Error(
         "a rank that could not leave stays",
         "missing check",
         "python/sordino/torch/elastic/run.py",

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sordino.checkpoint.files import check, decode, load, read, save, shown
 from sordino.checkpoint.pieces import Piece, Summary, checked, encoded, joined, make_a_whole, outline, summary
-from sordino.errors import PeerLost, SordinoError, Unreadable, UsageError
+from sordino.errors import PeerLost, SordinoError, Unreadable, Unwritable, UsageError
 from sordino.files import checked_path, remove_leftover
 from sordino.log import logger
 
@@ -88,7 +88,7 @@ class Folder:
                 them.
 
         Raises:
-            UsageError, SordinoError: as in `sordino.checkpoint.save`. Earlier checkpoints are unchanged.
+            UsageError, Unwritable: as in `sordino.checkpoint.save`. Earlier checkpoints are unchanged.
         """
         path = self._file(step)
         _require_bool(drop_newer)
@@ -114,7 +114,7 @@ class Folder:
 
         Raises:
             UsageError: on all ranks, if the parts do not form a complete state. Earlier checkpoints are unchanged.
-            SordinoError: on all ranks, if one of them cannot write. Earlier checkpoints are unchanged.
+            Unwritable: on all ranks, if one of them cannot write. Earlier checkpoints are unchanged.
             PeerLost: a rank is lost. With `on_peer_lost="continue"` all remaining ranks raise it.
         """
         suffix = f".{secrets.token_hex(8)}.shard"
@@ -289,7 +289,7 @@ class _Everyone:
 def _together(action: Callable[[], T], undo: Callable[[], None], process_set: ProcessSet | None) -> list[T]:
     """Return the results of `action` on all ranks. If it fails on one rank, all ranks call `undo` and raise.
 
-    The error is a SordinoError that names the first rank on which it failed, but a rank on which `action` raised
+    The error is an Unwritable or UsageError that names the first rank on which it failed, but a rank on which `action` raised
     anything else than a SordinoError or OSError raises that. If a rank is lost, no rank undoes anything, because some
     ranks may know already that `action` succeeded on all ranks, and have continued.
     """
@@ -313,5 +313,5 @@ def _together(action: Callable[[], T], undo: Callable[[], None], process_set: Pr
             undo()
             if other is not None:
                 raise other
-            raise (UsageError if reason[0] else SordinoError)(f"rank {rank}: {reason[1]}")
+            raise (UsageError if reason[0] else Unwritable)(f"rank {rank}: {reason[1]}")
     return [answer for answer, _ in gathered]

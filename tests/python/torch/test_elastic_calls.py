@@ -11,7 +11,8 @@ import torch
 
 import sordino.torch as hvd
 from sordino import sim
-from sordino.errors import SordinoError
+from sordino.checkpoint import Folder
+from sordino.errors import SordinoError, Unwritable
 from sordino.runtime.context import current
 from sordino.runtime.recovery import growth
 from sordino.torch.elastic import HostsUpdatedInterrupt, ObjectState
@@ -37,6 +38,20 @@ def test_locals_of_a_call_that_failed_are_freed(chained: bool) -> None:
             raise SordinoError("a fault") from error
 
     assert sim.run(1, lambda: train(ObjectState(step=0))) == [True]
+
+
+def test_a_full_disk_ends_the_run() -> None:
+    """Only the rank that writes knows of it, and the others wait for that rank."""
+    calls: list[int] = []
+
+    @hvd.elastic.run
+    def train(state: ObjectState) -> None:
+        calls.append(state.step)
+        Folder("/dev/full/folder").save(1, {})
+
+    with pytest.raises(Unwritable):
+        sim.run(1, lambda: train(ObjectState(step=0)))
+    assert calls == [0]
 
 
 def test_a_size_that_changes_in_the_synchronization_is_noticed() -> None:
