@@ -289,9 +289,9 @@ class _Everyone:
 def _together(action: Callable[[], T], undo: Callable[[], None], process_set: ProcessSet | None) -> list[T]:
     """Return the results of `action` on all ranks. If it fails on one rank, all ranks call `undo` and raise.
 
-    The error is an Unwritable or UsageError that names the first rank on which it failed, but a rank on which `action` raised
-    anything else than a SordinoError or OSError raises that. If a rank is lost, no rank undoes anything, because some
-    ranks may know already that `action` succeeded on all ranks, and have continued.
+    The error is an Unwritable or a UsageError that names the first rank on which it failed. But a rank on which
+    `action` raised anything else than a SordinoError or OSError raises that. If a rank is lost, no rank undoes
+    anything, because some ranks may know already that `action` succeeded on all ranks, and have continued.
     """
     # Imported here, because checkpoints can be read where the core, which `sordino.torch` needs, is not built.
     from sordino.runtime.process_set import global_process_set

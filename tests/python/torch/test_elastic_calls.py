@@ -11,7 +11,6 @@ import torch
 
 import sordino.torch as hvd
 from sordino import sim
-from sordino.checkpoint import Folder
 from sordino.errors import SordinoError, Unwritable
 from sordino.runtime.context import current
 from sordino.runtime.recovery import growth
@@ -47,7 +46,7 @@ def test_a_full_disk_ends_the_run() -> None:
     @hvd.elastic.run
     def train(state: ObjectState) -> None:
         calls.append(state.step)
-        Folder("/dev/full/folder").save(1, {})
+        raise Unwritable("the disk is full")
 
     with pytest.raises(Unwritable):
         sim.run(1, lambda: train(ObjectState(step=0)))
