@@ -19,6 +19,7 @@ from sordino.errors import (
     Timeout,
     TransportError,
     Unreadable,
+    Unwritable,
     UsageError,
 )
 
@@ -38,6 +39,7 @@ __all__ = [
     "Timeout",
     "TransportError",
     "Unreadable",
+    "Unwritable",
     "UsageError",
     "__version__",
 ]

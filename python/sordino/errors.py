@@ -49,6 +49,10 @@ class Unreadable(UsageError):
     """A checkpoint cannot be read, but may be intact. So no earlier one is loaded in its place."""
 
 
+class Unwritable(SordinoError):
+    """A checkpoint cannot be written, such as to a full disk. Earlier ones are unchanged."""
+
+
 class NonFinite(SordinoError, ArithmeticError):
     """Gradients or parameters have NaN or Inf (`check_finite=True`).
 

@@ -84,7 +84,7 @@ def test_who_is_late(job: tuple[Path, Started], stage: str) -> None:
 
 def test_without_ranks() -> None:
     status, output = inspect("1")
-    assert status == 1 and "no ranks of this user run here" in output
+    assert status == 1 and "no ranks of this user have started here" in output
 
 
 def test_answers_of_a_rank_are_json(tmp_path: Path) -> None:

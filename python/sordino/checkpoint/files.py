@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 
 from sordino.checkpoint.values import decoded, encoded, is_number, plain_key
-from sordino.errors import SordinoError, Unreadable, UsageError
+from sordino.errors import SordinoError, Unreadable, Unwritable, UsageError
 from sordino.files import atomic_file, checked_path
 
 _FORMAT, _FORMAT_OF_VALUES = 1, 2  # the second one is for files with values of values.py, and is newer
@@ -46,7 +46,7 @@ def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
 
     Raises:
         UsageError: `state` holds a value that `load` could not read back, or another process is writing `path`.
-        SordinoError: the file cannot be written (disk full, no permission). An earlier checkpoint is unchanged.
+        Unwritable: the file cannot be written (disk full, no permission). An earlier checkpoint is unchanged.
     """
     check(state)
     plain = encoded(state)
@@ -60,7 +60,7 @@ def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
         # torch reports a failed write() as a RuntimeError about its own position; the cause is the OSError inside.
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         message = f"{path}: the checkpoint cannot be written ({cause}); an earlier checkpoint is unchanged"
-        raise SordinoError(message) from error
+        raise Unwritable(message) from error
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sordino.checkpoint.files import check, decode, load, read, save, shown
 from sordino.checkpoint.pieces import Piece, Summary, checked, encoded, joined, make_a_whole, outline, summary
-from sordino.errors import SordinoError, Unreadable, UsageError
+from sordino.errors import PeerLost, SordinoError, Unreadable, Unwritable, UsageError
 from sordino.files import checked_path, remove_leftover
 from sordino.log import logger
 
@@ -88,7 +88,7 @@ class Folder:
                 them.
 
         Raises:
-            UsageError, SordinoError: as in `sordino.checkpoint.save`. Earlier checkpoints are unchanged.
+            UsageError, Unwritable: as in `sordino.checkpoint.save`. Earlier checkpoints are unchanged.
         """
         path = self._file(step)
         _require_bool(drop_newer)
@@ -102,7 +102,8 @@ class Folder:
     ) -> None:
         """Write the checkpoint of a step, of which each rank has a part. Collective over the process set (all ranks).
 
-        The checkpoint is complete when this returns. If a rank dies or fails meanwhile, it does not exist.
+        The checkpoint is complete when this returns. If a rank fails meanwhile, it does not exist. If a rank dies, this
+        raises PeerLost, unless the checkpoint was complete before.
 
         Args:
             step: number of the step, the same on all ranks.
@@ -113,8 +114,8 @@ class Folder:
 
         Raises:
             UsageError: on all ranks, if the parts do not form a complete state. Earlier checkpoints are unchanged.
-            SordinoError: on all ranks, if one of them cannot write. Earlier checkpoints are unchanged.
-            PeerLost: a rank is lost.
+            Unwritable: on all ranks, if one of them cannot write. Earlier checkpoints are unchanged.
+            PeerLost: a rank is lost. With `on_peer_lost="continue"` all remaining ranks raise it.
         """
         suffix = f".{secrets.token_hex(8)}.shard"
         written: list[Path] = []
@@ -133,7 +134,9 @@ class Folder:
                 with contextlib.suppress(OSError):  # all ranks must learn of the original error
                     shard.unlink(missing_ok=True)
 
-        def complete() -> None:
+        def complete() -> bool:
+            if written[0].name != done[0][1]:
+                return False
             for rank, (other, name, length, _) in enumerate(done):
                 if other != step:
                     raise UsageError(f"save_shards: rank {rank} saves step {other}, but rank 0 saves step {step}")
@@ -144,11 +147,14 @@ class Folder:
             names = [name for _, name, _, _ in done]
             save(self._file(step), {_SHARDS: names})
             self._remove_others(int(step), names, drop_newer)
+            return True
 
-        done = _together(write, undo, process_set)
+        everyone = _Everyone(process_set)
+        done = everyone.gather(write, undo)
         whole = make_a_whole([one for *_, one in done])
-        outlines = [] if whole else _together(lambda: outline(plain), undo, process_set)
-        _together(lambda: complete() if written[0].name == done[0][1] else None, undo, process_set)
+        outlines = [] if whole else everyone.gather(lambda: outline(plain), undo)
+        if not any(_together(complete, undo, process_set)):  # it may be complete, so the shards stay
+            raise PeerLost(f"the rank that completes the checkpoint of step {step} is lost")
 
     def load(self, step: int) -> dict[str, Any]:
         """Return the complete state of a step, with all tensors on the CPU, for any number of ranks that saved it.
@@ -258,12 +264,34 @@ def _check_whole(outlines: Sequence[dict[str, Any]]) -> None:
         ) from error
 
 
+class _Everyone:
+    """The ranks that take part from the beginning to the end."""
+
+    def __init__(self, process_set: ProcessSet | None) -> None:
+        from sordino.runtime.process_set import global_process_set
+
+        self._process_set = process_set
+        self._count = len((process_set or global_process_set).ranks or [])
+
+    def gather(self, action: Callable[[], T], undo: Callable[[], None]) -> list[T]:
+        """Return the results of all ranks, as `_together`. If one is lost, all others call `undo` and raise PeerLost.
+
+        Where ranks survive losses, all of them see the same results. Some may have recovered from a loss before they
+        counted the ranks, so the largest count is decisive.
+        """
+        answers = _together(lambda: (self._count, action()), undo, self._process_set)
+        if len(answers) < max(count for count, _ in answers):
+            undo()
+            raise PeerLost("a rank was lost before its part of the checkpoint was complete")
+        return [answer for _, answer in answers]
+
+
 def _together(action: Callable[[], T], undo: Callable[[], None], process_set: ProcessSet | None) -> list[T]:
     """Return the results of `action` on all ranks. If it fails on one rank, all ranks call `undo` and raise.
 
-    The error is a SordinoError that names the first rank on which it failed, but a rank on which `action` raised
-    anything else than a SordinoError or OSError raises that. If a rank is lost, no rank undoes anything, because some
-    ranks may know already that `action` succeeded on all ranks, and have continued.
+    The error is an Unwritable or a UsageError that names the first rank on which it failed. But a rank on which
+    `action` raised anything else than a SordinoError or OSError raises that. If a rank is lost, no rank undoes
+    anything, because some ranks may know already that `action` succeeded on all ranks, and have continued.
     """
     # Imported here, because checkpoints can be read where the core, which `sordino.torch` needs, is not built.
     from sordino.runtime.process_set import global_process_set
@@ -285,5 +313,5 @@ def _together(action: Callable[[], T], undo: Callable[[], None], process_set: Pr
             undo()
             if other is not None:
                 raise other
-            raise (UsageError if reason[0] else SordinoError)(f"rank {rank}: {reason[1]}")
+            raise (UsageError if reason[0] else Unwritable)(f"rank {rank}: {reason[1]}")
     return [answer for answer, _ in gathered]

@@ -35,5 +35,9 @@ def main(options: argparse.Namespace) -> int:
     elif answers:
         print("\n".join(described(answers, options.threads)))
     if not answers:
-        print("sordino inspect: no ranks of this user run here, or they have SORDINO_INSPECT=0", file=sys.stderr)
+        print(
+            "sordino inspect: no ranks of this user have started here, or they have SORDINO_INSPECT=0. Ranks that "
+            "still wait in init() do not answer; `sordino run` names the missing ones after SORDINO_STALL_WARN_S",
+            file=sys.stderr,
+        )
     return 0 if answers else 1

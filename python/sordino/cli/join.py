@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -93,6 +94,8 @@ def _on_this_machine(pid: int | None) -> dict[str, str]:
 
 def _become(command: Sequence[str], environment: Mapping[str, str]) -> int:
     words = resolve(command)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and the program would inherit that
     try:
         os.execvpe(words[0], words, environment)
     except OSError as error:

@@ -123,7 +123,7 @@ def main(options: argparse.Namespace) -> int:
     if options.record is not None:
         chosen["SORDINO_RECORD"] = os.path.abspath(options.record)
     environment |= chosen
-    given = mpi.parse_exports(options.env, [], environment)
+    given = mpi.parse_exports(options.env, False, environment)
     for name in _OF_THE_LAUNCHER:
         if name in given:
             raise UsageError(f"-x {name}: the launcher sets this variable; omit it")
@@ -131,14 +131,11 @@ def main(options: argparse.Namespace) -> int:
         if given.get(name, value) != value:
             raise UsageError(f"-x {name}={given[name]} contradicts {name}={value} of another option; omit one")
     if limits is not None:
-        record = _record(options, limits.start)
-        work = partial(
-            repeat, _noted(run_elastic.starter(options, limits, environment, given), record), options.restarts
-        )
+        start = run_elastic.starter(options, limits, environment, given)
+        work = partial(repeat, _noted(start, _record(options, limits.start)), options.restarts)
         return guarded(work, lambda: None, options.grace)
     ranks = _ranks(options.ranks, hosts)
     extra = mpi.parse_extra(options.mpi_args)
-    job = mpi.Job(ranks, options.command, hosts, mpi.parse_exports(options.env, hosts, environment), extra)
     by_mpi = options.launcher == "mpi" or (options.launcher is None and bool(hosts or extra))
     by_mpi = by_mpi or (options.prefers_mpi and _has_mpirun(environment))
     if by_mpi and options.respawn:
@@ -148,7 +145,10 @@ def main(options: argparse.Namespace) -> int:
     # A batch system gives its hosts to mpirun only.
     known = environment if by_mpi else {}
     capacity.check(ranks, hosts, extra, known, capacity.this_machine(), options.oversubscribe)
-    return (_by_mpi if by_mpi else _locally)(options, job, environment, _record(options, ranks))
+    spreads = bool(hosts) or capacity.names_hosts(extra, known) or capacity.slurm_nodes(known) > 1
+    exports = mpi.parse_exports(options.env, spreads, environment)
+    job = mpi.Job(ranks, options.command, hosts, exports, extra, spreads)
+    return (_by_mpi if by_mpi else _locally)(options, job, environment)
 
 
 def _record(options: argparse.Namespace, ranks: int) -> Lines | None:
@@ -180,7 +180,7 @@ def _has_mpirun(environment: dict[str, str]) -> bool:
     return True
 
 
-def _locally(options: argparse.Namespace, job: mpi.Job, environment: dict[str, str], record: Lines | None) -> int:
+def _locally(options: argparse.Namespace, job: mpi.Job, environment: dict[str, str]) -> int:
     environment |= job.exports or {}
     # Otherwise each rank computes with one thread per core, and the ranks slow each other down.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, capacity.this_machine().cores // job.ranks)))
@@ -193,24 +193,24 @@ def _locally(options: argparse.Namespace, job: mpi.Job, environment: dict[str, s
             variables = {**environment, "SORDINO_RESTART": str(number)}
             return jobs.start_locally(job, variables, place, survives_losses, stop, respawns=options.respawn)
 
-        work = partial(repeat, _noted(start, record), options.restarts)
+        work = partial(repeat, _noted(start, _record(options, job.ranks)), options.restarts)
         return guarded(work, place.clear, options.grace)
 
 
-def _by_mpi(options: argparse.Namespace, job: mpi.Job, environment: dict[str, str], record: Lines | None) -> int:
+def _by_mpi(options: argparse.Namespace, job: mpi.Job, environment: dict[str, str]) -> int:
     launcher = mpi.find_launcher(mpi.build_info(), environment)
     if options.on_peer_lost == "continue":
         job = replace(job, extra=[*mpi.fault_tolerance(launcher), *job.extra])
     if options.verbose:
-        print(f"sordino run: {shlex.join(mpi.command_line(launcher, job))}", file=sys.stderr, flush=True)
+        print(f"sordino run: {shlex.join(mpi.command_line(launcher, job, environment))}", file=sys.stderr, flush=True)
     with jobs.place_for(launcher, job) as place:
 
         def start(number: int, stop: StopSignals) -> Ended:
             restart = {"SORDINO_RESTART": str(number)}
-            numbered = replace(job, exports={**(job.exports or {}), **restart}) if job.hosts else job
+            numbered = replace(job, exports={**(job.exports or {}), **restart}) if job.spreads else job
             return jobs.start(launcher, numbered, {**environment, **restart}, place, stop)
 
-        work = partial(repeat, _noted(start, record), options.restarts)
+        work = partial(repeat, _noted(start, _record(options, job.ranks)), options.restarts)
         return guarded(work, place.clear if place else lambda: None, options.grace)
 
 

@@ -84,7 +84,7 @@ def starter(
     options: argparse.Namespace, limits: Limits, environment: Mapping[str, str], given: Mapping[str, str]
 ) -> Callable[[int, StopSignals], Ended]:
     """Return a function that starts the job for the n-th time. `given`: the variables of -x."""
-    exported = mpi.parse_exports(options.env, ["others"], environment)
+    exported = mpi.parse_exports(options.env, True, environment)
     words, ssh = mpi.resolve(options.command), options.ssh or SSH
     if options.verbose:
         print(f"sordino run: {shlex.join(words)}; on other hosts by {ssh}", file=sys.stderr, flush=True)

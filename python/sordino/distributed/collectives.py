@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from sordino.distributed.reductions import BITWISE, OPS, Kinds, combined, kind_of, mean_of_total, require_reducible
+from sordino.distributed.reductions import Kind, combined, kind_of, mean_of_total, require_reducible
 from sordino.distributed.results import Rows, spread
 from sordino.distributed.submissions import Parts, Submissions
 from sordino.distributed.work import Part
@@ -31,7 +31,7 @@ from sordino.errors import UsageError
 from sordino.runtime import opcode
 from sordino.runtime.collectives import ops
 from sordino.runtime.collectives.joining import barrier
-from sordino.runtime.collectives.operation import Sum, synchronize_all
+from sordino.runtime.collectives.operation import Average, Sum, synchronize_all
 from sordino.runtime.collectives.point_to_point import recv_async, send_async
 from sordino.runtime.context import use
 from sordino.runtime.views import movable
@@ -55,19 +55,22 @@ class Collectives(Submissions):
         kind, factor = kind_of(op)
         if tensor.is_sparse:
             return self._all_reduce_sparse(tensor, kind, factor, waits)
-        if kind in BITWISE:
-            gathered = tensor.new_empty((self.size, tensor.numel()))
-            return self._then(
-                self.all_gather(gathered, tensor, waits),
-                lambda: tensor.detach().copy_(combined(kind, gathered).view_as(tensor)),
-            )
+        if kind.combine is not None:
+            return self._all_reduce_bits(tensor, kind.combine, waits)
         require_reducible(kind, tensor)
-        return self._in_place(opcode.ALLREDUCE, tensor, waits, (OPS[kind], factor), ops.allreduce_async_)
+        return self._in_place(opcode.ALLREDUCE, tensor, waits, (kind.code, factor), ops.allreduce_async_)
 
-    def _all_reduce_sparse(self, tensor: torch.Tensor, kind: Any, factor: float, waits: bool) -> Parts:
+    def _all_reduce_bits(self, tensor: torch.Tensor, combine: Callable[..., torch.Tensor], waits: bool) -> Parts:
+        gathered = tensor.new_empty((self.size, tensor.numel()))
+        return self._then(
+            self.all_gather(gathered, tensor, waits),
+            lambda: tensor.detach().copy_(combined(combine, gathered).view_as(tensor)),
+        )
+
+    def _all_reduce_sparse(self, tensor: torch.Tensor, kind: Kind, factor: float, waits: bool) -> Parts:
         """Reduce a sparse COO tensor in place. Ranks may have different numbers of entries."""
-        if kind not in (Kinds.SUM, Kinds.AVG):
-            raise UsageError(f"all_reduce of a sparse tensor: the reduction must be SUM or AVG, not {kind}")
+        if kind.code not in (Sum, Average):
+            raise UsageError(f"all_reduce of a sparse tensor: the reduction must be SUM or AVG, not {kind.name}")
         given = tensor.detach().coalesce()
         with use(self._context):
             handles = [
@@ -81,7 +84,7 @@ class Collectives(Submissions):
             if factor != 1:
                 values = (values * factor).to(tensor.dtype)
             total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False).coalesce()
-            if kind == Kinds.AVG:
+            if kind.code == Average:
                 mean_of_total(total.values(), self.size)
             with torch.no_grad():
                 tensor.copy_(total)
@@ -91,14 +94,14 @@ class Collectives(Submissions):
     def all_reduce_together(self, tensors: Sequence[torch.Tensor], op: Any, waits: bool) -> Parts:
         """Reduce several tensors in place, as one operation where the reduction allows it."""
         kind, factor = kind_of(op)
-        if len(tensors) == 1 or kind in BITWISE or any(tensor.is_sparse for tensor in tensors):
+        if len(tensors) == 1 or kind.combine is not None or any(tensor.is_sparse for tensor in tensors):
             return [part for tensor in tensors for part in self.all_reduce(tensor, op, waits)]
         for tensor in tensors:
             require_reducible(kind, tensor)
         with use(self._context):
             handle = ops.grouped_allreduce_async_(
                 [movable(tensor.detach()) for tensor in tensors],
-                op=OPS[kind],
+                op=kind.code,
                 prescale_factor=factor,
                 process_set=self._set,
             )
@@ -118,12 +121,12 @@ class Collectives(Submissions):
             )
         kind, factor = kind_of(op)
         rows = source.reshape(size, output.numel())
-        if kind in BITWISE:
+        if (combine := kind.combine) is not None:
             received = torch.empty_like(rows)
             moved = self.all_to_all(received, rows, None, None, waits)
-            return self._then(moved, lambda: output.detach().copy_(combined(kind, received).view_as(output)))
+            return self._then(moved, lambda: output.detach().copy_(combined(combine, received).view_as(output)))
         require_reducible(kind, source)
-        return self._into(output, (1, output.numel()), opcode.REDUCESCATTER, rows, waits, (OPS[kind], factor))
+        return self._into(output, (1, output.numel()), opcode.REDUCESCATTER, rows, waits, (kind.code, factor))
 
     def reduce_scatter_list(self, output: torch.Tensor, sources: Sequence[torch.Tensor], op: Any, waits: bool) -> Parts:
         """Reduce lists of tensors, one for each rank and of the output's size; each rank gets its own."""
@@ -245,18 +248,24 @@ class Collectives(Submissions):
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Parts:
         """Send a tensor to a rank of the set."""
+        started = self._context.message(True, False, tensor, self._ranks[to], tag, self._set.process_set_id)
+        if started is not None:
+            return [Part(started.done, started.wait)]
         with use(self._context):
             handle = send_async(movable(tensor.detach()), self._ranks[to], tag, self._set)
         return [Part(partial(self._is_done, handle), partial(self._synchronize, handle))]
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> tuple[Parts, Callable[[], int]]:
         """Receive into a tensor, from a rank of the set or any one. Also return a function that returns the sender."""
+        place = None if source is None else self._ranks[source]
+        started = self._context.message(False, False, tensor, place, tag, self._set.process_set_id)
+        if started is not None:
+            return [Part(started.done, started.wait)], lambda: self._ranks.index(started.source)
         senders: list[int] = []
 
         def wait() -> None:
             senders.append(self._ranks.index(self._synchronize(handle)))
 
         with use(self._context):
-            place = None if source is None else self._ranks[source]
             handle = recv_async(movable(tensor.detach()), place, tag, self._set)
         return [Part(partial(self._is_done, handle), wait)], lambda: senders[0]

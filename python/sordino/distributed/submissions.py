@@ -52,8 +52,11 @@ class Submissions:
         self, code: int, tensor: torch.Tensor, waits: bool, options: tuple[Any, ...], start: Callable[..., int]
     ) -> Parts:
         """Submit an operation whose result replaces its input."""
-        plain = movable(tensor.detach())
-        begun = self._context.repeat(code, waits, plain, plain, None, self._set.process_set_id, *options)
+        repeat, set_id = self._context.repeat, self._set.process_set_id
+        begun = repeat(code, waits, tensor, tensor, None, set_id, *options)
+        if begun is None:  # such as a parameter, or a complex tensor
+            plain = movable(tensor.detach())
+            begun = repeat(code, waits, plain, plain, None, set_id, *options)
         if begun is None:
             with use(self._context):
                 return self._parts_of(start(plain, process_set=self._set, **_named(code, options)), waits)

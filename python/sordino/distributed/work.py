@@ -113,13 +113,24 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._completer = completer
-        self._parts = list(parts)
-        self._results = list(results)
+        self._parts = parts
+        self._results = results
         self._source = source
-        self._limit = None if timeout is None else (time.monotonic() + timeout.total_seconds(), timeout)
-        self._future: Future[Any] | None = None
-        self._devices: list[Any] = list({tensor.device: None for tensor in results if tensor.is_cuda})
-        self._ready: list[torch.cuda.Event] = []  # on a GPU: after the operation, on the first waiter's streams
+        if timeout is not None:
+            self._limit = time.monotonic() + timeout.total_seconds(), timeout
+        for tensor in results:
+            if tensor.is_cuda:
+                self._use_devices()
+                break
+
+    # Most works use none of these.
+    _limit: tuple[float, timedelta] | None = None
+    _future: Future[Any] | None = None
+    _devices: Sequence[Any] = ()
+
+    def _use_devices(self) -> None:
+        self._devices = list({tensor.device: None for tensor in self._results if tensor.is_cuda})
+        self._ready: list[torch.cuda.Event] = []  # after the operation, on the first waiter's streams
         self._lock = threading.Lock()
 
     @untraced
@@ -193,7 +204,7 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
     def result(self) -> list[torch.Tensor]:
         """Return the tensors with the results, after waiting for them."""
         self.wait()
-        return self._results
+        return list(self._results)
 
     @untraced
     def source_rank(self) -> int:
@@ -209,7 +220,7 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
     def get_future(self) -> Future[Any]:
         """Return a future of the results. Python and C++ get the operation's error from it."""
         if self._future is None:
-            began: Future[Any] = Future(devices=self._devices or None)
+            began: Future[Any] = Future(devices=list(self._devices) or None)
             # Not set_exception: C++ would take the exception for the result. On a GPU, torch calls the function on
             # its own streams, and orders streams that wait for the future after them.
             self._future = began.then(lambda _: self.result())

@@ -29,6 +29,7 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 1.0
+_LOOK_MS = 50
 _FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)  # not for its children
 
 
@@ -50,14 +51,17 @@ def main() -> int:
     except OSError as error:
         print(f"sordino run: {error.filename}: {error.strerror}", file=sys.stderr, flush=True)
         return 127
-    ended = os.pidfd_open(process.pid)
-    waiting = select.poll()
-    for descriptor in (0, woken, ended):
+    waiting, rest_ms = select.poll(), None
+    for descriptor in (0, woken):
         waiting.register(descriptor, select.POLLIN)
+    try:
+        waiting.register(os.pidfd_open(process.pid), select.POLLIN)
+    except (AttributeError, OSError):  # an old Python, or a sandbox
+        rest_ms = _LOOK_MS
     killed_at: float | None = None
     held = _pass_on(process.pid, held)
     while process.poll() is None:
-        ready = [descriptor for descriptor, _ in waiting.poll(None if killed_at is None else 50)]
+        ready = [descriptor for descriptor, _ in waiting.poll(rest_ms if killed_at is None else _LOOK_MS)]
         if 0 in ready:
             data = os.read(0, 1 << 16)
             held = _pass_on(process.pid, held + data)

@@ -1,4 +1,4 @@
-"""Descriptors of a launcher: the number that it may have, complete writes, and pseudo-terminals."""
+"""Descriptors of a launcher: the number that it may have, complete writes, messages, and outputs of ranks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import select
+import sys
 import termios
 from collections.abc import Iterator
 
@@ -52,7 +53,26 @@ def write(descriptor: int, data: bytes) -> None:
                 writable.poll()
 
 
-def make_raw(terminal: int) -> None:
+def say(text: str) -> None:
+    """Print a message of `sordino run` on stderr. It is lost if stderr cannot be written, as output of ranks is."""
+    with contextlib.suppress(OSError):
+        print(f"sordino run: {text}", file=sys.stderr, flush=True)
+
+
+def output_pair() -> tuple[int, int]:
+    """Return the descriptors to read and to write the stdout of a rank.
+
+    It is a pseudo-terminal, so that programs write line by line; a pipe if the system has none left.
+    """
+    try:
+        reading, writing = os.openpty()
+    except OSError:
+        return os.pipe()
+    _make_raw(writing)
+    return reading, writing
+
+
+def _make_raw(terminal: int) -> None:
     """Make a pseudo-terminal pass on bytes unchanged."""
     attributes = termios.tcgetattr(terminal)
     attributes[1] &= ~termios.OPOST

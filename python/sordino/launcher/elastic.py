@@ -323,7 +323,7 @@ class ElasticJob:
         self._failures.append((text, status))
         self._lost += 1
         self._cooldowns.failed(slot.host, now, lived)
-        if not self._met:
+        if not self._met and not self._stop.received:
             self._end_all(now + _SAY_S)
         elif self._living:
             self._say(text)
@@ -360,7 +360,7 @@ class ElasticJob:
 
     @staticmethod
     def _say(text: str) -> None:
-        print(f"sordino run: {text}", file=sys.stderr, flush=True)
+        descriptors.say(text)
 
 
 def _address_for(host: str) -> str:

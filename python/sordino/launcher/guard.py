@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 from sordino.errors import SordinoError, UsageError
 from sordino.launcher import terminal
+from sordino.launcher.descriptors import say
 from sordino.launcher.processes import StopSignals, end_with_parent, sender, subreaper
 
 _LONGER_S = 15.0  # additional grace of the copy, which first kills the job and clears
@@ -70,7 +71,7 @@ def _work(parent: int, work: Callable[[StopSignals], int], clear: Callable[[], N
         finally:
             clear()
     except SordinoError as error:
-        print(f"sordino run: {error}", file=sys.stderr)
+        say(str(error))
         status = 2 if isinstance(error, UsageError) else 1
     except BaseException:
         traceback.print_exc()

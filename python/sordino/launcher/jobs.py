@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from sordino.launcher import mpi, outcomes
+from sordino.launcher import descriptors, mpi, outcomes
 from sordino.launcher.local import LocalJob
 from sordino.launcher.outcomes import Deadlines, Outcomes
 from sordino.launcher.processes import Ended, StopSignals, supervise
@@ -78,12 +77,12 @@ def start_locally(
 def place_for(launcher: mpi.Launcher, job: mpi.Job) -> Iterator[JobFolder | None]:
     """Yield the folder of a job that mpirun starts.
 
-    It is None if the launcher has no options for it, or uses other hosts, which would not have the folder.
+    It is None if the launcher has no options for it, or may use other hosts, which would not have the folder.
 
     A killed mpirun leaves its session files and 16 MiB of shared memory for each rank. So these files go to a folder
     that is removed.
     """
-    if launcher.family != "openmpi" or job.hosts:
+    if launcher.family != "openmpi" or job.spreads:
         yield None
         return
     with scratch(_base(job.ranks)) as (folder, lock):
@@ -98,7 +97,7 @@ def _base(ranks: int) -> Path:
     free, needed = room.f_bavail * room.f_frsize, ranks * _BYTES_PER_RANK
     if room.f_blocks and free < needed:  # a tmpfs without a limit reports 0 blocks
         text = f"{shm} has {free >> 10:,} KiB free, but {ranks} ranks of Open MPI need {needed >> 10:,} KiB"
-        print(f"sordino run: {text}; their shared memory is in {other}", file=sys.stderr, flush=True)
+        descriptors.say(f"{text}; their shared memory is in {other}")
         return other
     return shm
 
@@ -122,7 +121,7 @@ def start(
             variables.setdefault("PRTE_MCA_prte_local_tmpdir_base", str(folder))
 
         def run(job: mpi.Job, reports: Outcomes | None = None, errors: int | None = None) -> Ended:
-            words, over = mpi.command_line(launcher, job), reports.over if reports else None
+            words, over = mpi.command_line(launcher, job, variables), reports.over if reports else None
             inherited = (place.lock,) if place else ()
             return supervise(words, variables, stop, timeout, output, errors, inherited, over)
 
@@ -161,6 +160,7 @@ def _kept(job: mpi.Job, where: str) -> mpi.Job:
 @contextlib.contextmanager
 def _subfolder(folder: Path) -> Iterator[Path]:
     """Make a subfolder for one start, and remove it."""
+    folder.mkdir(parents=True, exist_ok=True)  # another program may have removed it since the last start
     made = Path(tempfile.mkdtemp(dir=folder))
     try:
         yield made
@@ -176,5 +176,5 @@ def _judged(ended: Ended, reports: Outcomes) -> Ended:
     if ended.stopped and status not in (0, ended.status):
         return replace(ended, status=128 + ended.stopped)
     if why:
-        print(f"sordino run: {why}", file=sys.stderr, flush=True)
+        descriptors.say(why)
     return replace(ended, status=status, why=why)

@@ -8,6 +8,7 @@ line by line. Lines of several ranks are never mixed. The remaining ranks get si
 |---|---|---|
 | the time limit has passed, or `Outcomes.over()` | at once | 1 s later |
 | a rank has failed, and ranks do not survive losses | after 0.3 s, for the errors of other ranks | 1 s later |
+| this process has got a stop signal | the signal is passed on | after the grace (`StopSignals`) |
 
 With `respawns`, a rank that fails while others run is replaced by a process with a new number, which joins the job. If
 such a process fails within 10 s, the next replacement starts after 1 s, 2 s, 4 s, up to a minute.
@@ -22,7 +23,6 @@ import secrets
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -129,7 +129,7 @@ class LocalJob:
         if stopped and status != 0:
             return Ended(128 + stopped, stopped)
         if why:
-            print(f"sordino run: {why}", file=sys.stderr, flush=True)
+            descriptors.say(why)
         return Ended(status, stopped, why=why)
 
     # ---- ranks
@@ -141,28 +141,27 @@ class LocalJob:
 
     def _start_now(self, number: int) -> bool:
         self._started_at[number] = self._clock.now()
-        master, slave = os.openpty()
-        descriptors.make_raw(slave)
+        stdout, stdout_in = descriptors.output_pair()
         errors, errors_in = os.pipe()
         try:
             process = subprocess.Popen(
                 self._words,
                 env={**self._environment, RANK: str(number), **({NEWCOMER: "1"} if number >= self._size else {})},
                 stdin=None if number == 0 else subprocess.DEVNULL,
-                stdout=slave,
+                stdout=stdout_in,
                 stderr=errors_in,
                 preexec_fn=self._prepare_rank,
             )
         except OSError as error:
-            print(f"sordino run: {self._words[0]}: {error.strerror}{self._fix()}", file=sys.stderr, flush=True)
-            for descriptor in (master, errors):
+            descriptors.say(f"{self._words[0]}: {error.strerror}{self._fix()}")
+            for descriptor in (stdout, errors):
                 os.close(descriptor)
             self._note(number, 127)
             return False
         finally:
-            os.close(slave)
+            os.close(stdout_in)
             os.close(errors_in)
-        self._living[number] = Rank(number, process, self._events, dict(zip((master, errors), self._targets)))
+        self._living[number] = Rank(number, process, self._events, dict(zip((stdout, errors), self._targets)))
         return True
 
     def _prepare_rank(self) -> None:
@@ -180,7 +179,10 @@ class LocalJob:
         """Note that a rank has ended. Later output of its children is lost."""
         rank.finish()
         del self._living[rank.number]
-        self._note(rank.number, rank.process.wait())
+        code = rank.process.wait()
+        if code != 0 and self._respawns:
+            rank.send(signal.SIGKILL)  # its children, which may hold what its replacement needs, such as a port
+        self._note(rank.number, code)
 
     def _note(self, number: int, code: int) -> None:
         self._server.left(number)
@@ -209,7 +211,7 @@ class LocalJob:
             number = self._server.new_number()
             self._outcomes.replace(lost, number)
             text = f"{self._outcomes.known()[lost]}; process {number} replaces it"
-            print(f"sordino run: {text} ({self._respawned} of {self._respawns})", file=sys.stderr, flush=True)
+            descriptors.say(f"{text} ({self._respawned} of {self._respawns})")
             self._start(number)
 
     def _send(self, number: int) -> None:
@@ -238,7 +240,7 @@ class LocalJob:
         if self._ends is None and self._living:
             if late or self._outcomes.over():
                 self._ends = [(now, signal.SIGTERM), (now + _GRACE_S, signal.SIGKILL)]
-            elif self._failures:
+            elif self._failures and not self._stop.received:
                 self._ends = [(now + _SAY_S, signal.SIGTERM), (now + _SAY_S + _GRACE_S, signal.SIGKILL)]
         while self._ends and now >= self._ends[0][0]:
             self._send(self._ends.pop(0)[1])

@@ -40,6 +40,7 @@ class Job:
         hosts: `name` or `name:slots` of each host; empty: this machine.
         exports: environment variables for the ranks on all hosts, with their values.
         extra: further options for mpirun, unchanged.
+        spreads: whether ranks may run on other hosts.
     """
 
     ranks: int
@@ -47,6 +48,7 @@ class Job:
     hosts: Sequence[str] = ()
     exports: Mapping[str, str] | None = None
     extra: Sequence[str] = ()
+    spreads: bool = False
 
     @property
     def fault_tolerant(self) -> bool:
@@ -104,8 +106,17 @@ def _identify(path: Path) -> Launcher | None:
     return Launcher(path, family, re.sub(r"\s+", " ", number))
 
 
-def command_line(launcher: Launcher, job: Job) -> list[str]:
-    """Return the command line that starts `job` with `launcher`."""
+def command_line(launcher: Launcher, job: Job, environment: Mapping[str, str] | None = None) -> list[str]:
+    """Return the command line that starts `job` with `launcher`.
+
+    Values that mpirun finds in its own environment do not appear in it with Open MPI, because any user can read it.
+
+    Args:
+        launcher: the launcher.
+        job: the job.
+        environment: environment of the launcher.
+    """
+    known = environment or {}
     words = [str(launcher.path)]
     exports = job.exports or {}
     if launcher.family == "openmpi":
@@ -115,7 +126,7 @@ def command_line(launcher: Launcher, job: Job) -> list[str]:
         words += ["--oversubscribe", "--bind-to", "none"]
         words += ["--host", ",".join(job.hosts)] if job.hosts else []
         for name, value in exports.items():
-            words += ["-x", f"{name}={value}"]
+            words += ["-x", name if known.get(name) == value else f"{name}={value}"]
     else:
         words += ["-hosts", ",".join(job.hosts)] if job.hosts else []
         for name, value in exports.items():
@@ -166,16 +177,16 @@ def parse_hosts(text: str) -> list[str]:
     return hosts
 
 
-def parse_exports(words: Iterable[str], hosts: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+def parse_exports(words: Iterable[str], spreads: bool, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for the ranks from words `NAME` and `NAME=VALUE`.
 
-    With other hosts, Sordino's own variables are added. Ranks on this machine inherit the environment anyway.
+    If the job spreads to other hosts, Sordino's own variables are added. Ranks on this machine inherit the environment.
 
     Raises:
         UsageError: a name is invalid, or a variable given by name only is not set here.
     """
     exports: dict[str, str] = {}
-    if hosts:
+    if spreads:
         exports = {name: value for name, value in environment.items() if _FORWARDED.fullmatch(name)}
     for word in words:
         name, equals, value = word.partition("=")

@@ -168,11 +168,23 @@ class Outcomes:
 
     def known(self) -> dict[int, Outcome]:
         """Return the outcomes by rank. Messages of ranks that end because the job is over are ignored."""
-        new = [one for one in self._folder.iterdir() if one.name not in self._read] if self._folder else []
-        for link in sorted(new, key=lambda one: one.lstat().st_mtime_ns) if not self._verdict else ():
+        for link in self._new_links() if not self._verdict else ():
             self._read.add(link.name)
             self.take(wire.read_link(link))
         return self._known
+
+    def _new_links(self) -> list[Path]:
+        """Return the links of the folder that have not been read, in the order in which they were made.
+
+        If another program has removed the folder, there are no more notices, and the job goes on without.
+        """
+        if self._folder is None:
+            return []
+        try:
+            new = [one for one in self._folder.iterdir() if one.name not in self._read]
+            return sorted(new, key=lambda one: one.lstat().st_mtime_ns)
+        except OSError:
+            return []
 
     def over(self) -> bool:
         """Return whether the job is over: all ranks have ended, or a condition of the module's table has taken effect.
@@ -191,7 +203,7 @@ class Outcomes:
         waited = now - self._since[1]
         if hopeless.cause == _START and waited > self._deadlines.warning and not self._warned:
             self._warned = True
-            print(f"sordino run: stalled: {hopeless.text}, for {waited:.0f} s", file=sys.stderr, flush=True)
+            descriptors.say(f"stalled: {hopeless.text}, for {waited:.0f} s")
         if waited > hopeless.patience_s:
             if hopeless.ends:
                 self._end(hopeless)
@@ -201,7 +213,7 @@ class Outcomes:
 
     def _end(self, hopeless: _Hopeless) -> None:
         """Kill stopped ranks of this machine. The others, which wait for their ends, end by themselves then."""
-        print(f"sordino run: {hopeless.text}; killed", file=sys.stderr, flush=True)
+        descriptors.say(f"{hopeless.text}; killed")
         for rank in hopeless.ends:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pids[rank], signal.SIGKILL)

@@ -246,10 +246,28 @@ def _wait_until(
         return 0
 
 
+def descriptor_of_end(child: int) -> int:
+    """Return a descriptor that becomes readable when a child process has ended. The process is not reaped.
+
+    Some Pythons have no `os.pidfd_open`, and some sandboxes forbid it. There a thread waits for the process.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        return os.pidfd_open(child)
+    reading, writing = os.pipe()
+
+    def wait() -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        os.close(writing)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return reading
+
+
 @contextlib.contextmanager
 def _end_of(child: subprocess.Popen[bytes]) -> Iterator[select.poll]:
     """Yield a poll object for the child's end. It notices the end at once, while `Popen.wait(timeout)` polls."""
-    descriptor = os.pidfd_open(child.pid)
+    descriptor = descriptor_of_end(child.pid)
     try:
         end = select.poll()
         end.register(descriptor, select.POLLIN)

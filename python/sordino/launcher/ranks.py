@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 
 from sordino.launcher import descriptors
-from sordino.launcher.processes import FOR_THE_PROGRAM
+from sordino.launcher.processes import FOR_THE_PROGRAM, descriptor_of_end
 
 _LONGEST_LINE = 1 << 16
 
@@ -34,13 +34,13 @@ class Rank:
         outputs: Mapping[int, int],
     ) -> None:
         self.number, self.process, self._events = number, process, events
-        self._pidfd = os.pidfd_open(process.pid)
+        self._end = descriptor_of_end(process.pid)
         self._streams: dict[int, tuple[int, bytes]] = {}  # target and held output, by the rank's descriptor
         for descriptor, target in outputs.items():
             fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NONBLOCK)
             self._streams[descriptor] = target, b""
             events.register(descriptor, selectors.EVENT_READ, self._reader(descriptor))
-        events.register(self._pidfd, selectors.EVENT_READ, self)
+        events.register(self._end, selectors.EVENT_READ, self)
 
     def send(self, number: int) -> None:
         """Send a signal to the rank's process group. A signal for the program goes to the rank only."""
@@ -60,8 +60,8 @@ class Rank:
                 if not self._read(descriptor):
                     break
         self.flush()
-        self._events.unregister(self._pidfd)
-        os.close(self._pidfd)
+        self._events.unregister(self._end)
+        os.close(self._end)
         self.close()
 
     def close(self) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 
+from sordino.launcher.descriptors import say
 from sordino.launcher.outcomes import signal_name, signal_of
 from sordino.launcher.processes import Ended, StopSignals
 
@@ -37,10 +37,10 @@ def repeat(start: Callable[[int, StopSignals], Ended], restarts: int, stop: Stop
         elif by := signal_of(ended.status):
             what += f", which is {signal_name(by)}"
         if number == restarts:
-            _say(f"{what}; it has been restarted {_times(restarts)}, which is the limit")
+            say(f"{what}; it has been restarted {_times(restarts)}, which is the limit")
             break
         wait = next_wait(wait, lived)
-        _say(f"{what}; restart {number + 1} of {restarts}" + (f" in {wait:.0f} s" if wait else ""))
+        say(f"{what}; restart {number + 1} of {restarts}" + (f" in {wait:.0f} s" if wait else ""))
         stop.sleep(wait)
         if stop.received:
             return 128 + stop.received[0]
@@ -54,7 +54,3 @@ def next_wait(wait: float, lived: float) -> float:
 
 def _times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
-
-
-def _say(text: str) -> None:
-    print(f"sordino run: {text}", file=sys.stderr, flush=True)

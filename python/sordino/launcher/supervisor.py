@@ -71,7 +71,8 @@ def _become(command: list[str], mask: set[int | signal.Signals]) -> None:
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        print(f"sordino run: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(f"sordino run: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
         os._exit(127)
 
 

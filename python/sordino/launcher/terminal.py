@@ -13,6 +13,8 @@ import signal
 import threading
 from typing import Any
 
+from sordino.launcher.processes import descriptor_of_end
+
 _STDIN = 0
 _REST_S = 0.5  # between two attempts to read while this process is in the background
 
@@ -51,7 +53,7 @@ class Input:
             return
         os.close(self._pipe.pop(0))
         os.set_blocking(self._pipe[0], False)
-        end = os.pidfd_open(child)
+        end = descriptor_of_end(child)
         try:
             _pass_on(self._pipe, end)
         finally:

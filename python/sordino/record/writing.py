@@ -106,7 +106,7 @@ def job_file(folder: str | os.PathLike[str], what: str, **values: Any) -> Lines:
         UsageError: there is a record already, or the folder cannot be written.
     """
     path = checked_path(folder) / JOB
-    if path.exists():
+    if path.exists() or any(path.parent.glob("rank-*.jsonl")):
         raise UsageError(f"{folder} holds the record of another run; name another folder, or remove it")
     file = Lines(path)
     file.write("job", format=FORMAT, version=sordino.__version__, what=what, time=time.time(), **values)

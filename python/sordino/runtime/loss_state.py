@@ -58,6 +58,8 @@ class Lockstep:
             yield self.begun_part
         except BaseException:
             self.begun_part -= 1
+            # The next part has this number, and its results have not been received.
+            self.received_part = min(self.received_part, self.begun_part)
             raise
         finally:
             self.undo = nothing

@@ -20,6 +20,7 @@ from sordino.errors import (
     Timeout,
     TransportError,
     Unreadable,
+    Unwritable,
     UsageError,
 )
 from sordino.runtime.collectives.autograd import (
@@ -130,6 +131,7 @@ __all__ = [
     "Timeout",
     "TransportError",
     "Unreadable",
+    "Unwritable",
     "UsageError",
     "add_process_set",
     "allgather",

@@ -121,11 +121,11 @@ def test_hosts(pairs: list[tuple[str, int]]) -> None:
 
 def test_exports() -> None:
     environment = {"SORDINO_TIMEOUT_S": "5", "PYTHONPATH": "p", "HOME": "/h"}
-    assert mpi.parse_exports(["HOME", "A=b=c"], [], environment) == {"HOME": "/h", "A": "b=c"}
+    assert mpi.parse_exports(["HOME", "A=b=c"], False, environment) == {"HOME": "/h", "A": "b=c"}
     everywhere = {"SORDINO_TIMEOUT_S": "7", "PYTHONPATH": "p"}
-    assert mpi.parse_exports(["SORDINO_TIMEOUT_S=7"], ["other"], environment) == everywhere
+    assert mpi.parse_exports(["SORDINO_TIMEOUT_S=7"], True, environment) == everywhere
     with pytest.raises(UsageError, match="UNSET is not set here"):
-        mpi.parse_exports(["UNSET"], [], environment)
+        mpi.parse_exports(["UNSET"], False, environment)
 
 
 def test_the_mpirun_of_the_build_comes_first_then_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

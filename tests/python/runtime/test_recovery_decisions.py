@@ -73,6 +73,29 @@ def test_a_second_loss_in_a_repeat_does_not_bring_back_the_first_result(monkeypa
     assert (found, tries) == (2, [0, 1, 2])
 
 
+def test_a_result_that_was_received_in_vain_is_not_that_of_the_next_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends a part after its results have come. The next part has the same number, and is lost before its own."""
+    world: Any = World(monkeypatch)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(losses, "_say_arrived", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        losses.together(world, SimpleNamespace(), lambda: 1, lockstep=world.lockstep)  # type: ignore[arg-type]
+    monkeypatch.setattr(losses, "_say_arrived", lambda *_: None)
+    world.coming, tries = [{1: 1}], list[int]()
+
+    def work() -> int:
+        tries.append(len(tries))
+        if len(tries) == 1:
+            raise PeerLost("rank 2 is lost")
+        return 7
+
+    assert losses.together(world, SimpleNamespace(), work, lockstep=world.lockstep) == 7  # type: ignore[arg-type]
+    assert world.told == [(0, 0)]
+
+
 @pytest.mark.parametrize("how", ["together", "again"])
 def test_what_is_completed_is_a_new_beginning(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """The limit is for consecutive recoveries in which no rank was missing."""

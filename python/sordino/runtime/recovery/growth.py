@@ -100,36 +100,39 @@ def wait_outside(context: Context) -> bool:
         return False
 
 
-def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> None:
+def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> bool:
     """Let waiting processes join, and let ranks leave that want to. Collective over the ranks, between steps.
 
-    On a rank that leaves, this raises SystemExit with status 0.
+    On a rank that leaves, this raises SystemExit with status 0. If all ranks want to leave, none does.
 
     Args:
         context: the context of this rank, which adopts the next world.
         layout: lines that must be the same on a newcomer, besides the lines of the optimizers.
         leaves: whether this rank wants to leave.
 
+    Returns:
+        whether all ranks wanted to leave, and none has joined.
+
     Raises:
         SordinoError: this rank cannot continue after a loss.
     """
     gc.collect()  # an optimizer that only a reference cycle keeps alive would be renewed on some ranks only
     lines = _layout(context, layout)
-    plan = together(context, global_process_set, lambda: _agreed_plan(context, lines, leaves))
+    plan, all_want_to_leave = together(context, global_process_set, lambda: _agreed_plan(context, lines, leaves))
     if plan is None:
-        return
+        return all_want_to_leave
     for one in context.losses.living_growing():
         one.before_growth()
     admission = _admission(context)
     if admission is None or context.has_process_sets():  # the others recover without the ranks that leave
         if context.identity in plan.leavers:
             _leave(context)
-        return
+        return all_want_to_leave
     world, problem = _elected(context, admission, plan)
     if problem:
         if context.rank == 0:
             _log.warning("the ranks go on as before, without other ranks: %s", problem)
-        return
+        return all_want_to_leave
     if world is None:
         _leave(context)
     _move(context, world, plan)
@@ -138,6 +141,7 @@ def admit(context: Context, layout: Sequence[str], leaves: bool = False) -> None
         changes = [f"with {_named(joined)}"] if plan.newcomers and joined else []
         changes += [f"without {_named(plan.leavers)}, which left"] if plan.leavers else []
         _log.warning("%d ranks continue %s", context.size, " and ".join(changes))
+    return False
 
 
 def _leave(context: Context) -> NoReturn:
@@ -206,16 +210,20 @@ def _layout(context: Context, more: Sequence[str]) -> list[str]:
     return [f"{len(lines)} values with the hash {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"]
 
 
-def _agreed_plan(context: Context, layout: Sequence[str], leaves: bool) -> Plan | None:
-    """Return the plan that the first rank makes; None if no rank joins or leaves. Collective."""
+def _agreed_plan(context: Context, layout: Sequence[str], leaves: bool) -> tuple[Plan | None, bool]:
+    """Return the plan that the first rank makes, and whether all ranks want to leave. Collective.
+
+    The plan is None if no rank joins or leaves.
+    """
     leavers = [
         identity for identity, goes in zip(context.identities, gather_by_core(context, leaves, "leavers")) if goes
     ]
-    if len(leavers) == context.size:
+    all_want_to_leave = len(leavers) == context.size
+    if all_want_to_leave:
         leavers = []
     said = _planned(context, layout, leavers).encoded().decode() if context.rank == 0 else ""
     plan = Plan.decoded(gather_by_core(context, said, "plan")[0].encode())
-    return plan if plan.newcomers or plan.leavers else None
+    return plan if plan.newcomers or plan.leavers else None, all_want_to_leave
 
 
 def _planned(context: Context, layout: Sequence[str], leavers: Sequence[int]) -> Plan:

@@ -189,7 +189,7 @@ class State(ABC):
 
     def stay(self) -> None:
         """Note that this rank could not leave, as all ranks want to. It tries again when their number changes."""
-        self._stays_at = current().size if self.leaves else 0
+        self._stays_at = current().size
 
     def layout(self) -> list[str]:
         """Return lines that must be the same on a process that wants to join: the values of this state."""

@@ -2,7 +2,8 @@
 
   end of func(state, ...)     next
   returns                     return its result
-  UsageError, NotBuilt        raise it, because it would only recur
+  UsageError, NotBuilt,
+  Unwritable                  raise it, because it would only recur, and the other ranks may not know of it
   SordinoError                form a world of the remaining ranks, reset, rejoin with undo, sync, call func again
   HostsUpdatedInterrupt       let newcomers join and others leave, reset, rejoin without undo, sync, call func again
 
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from sordino.errors import NotBuilt, SordinoError, UsageError
+from sordino.errors import NotBuilt, SordinoError, Unwritable, UsageError
 from sordino.log import logger
 from sordino.rendezvous.environment import MIN_RANKS
 from sordino.runtime.collectives.objects import allgather_object
@@ -50,8 +51,8 @@ def run(func: Trains[Any] | None = None, *, reset_limit: int | None = 100) -> An
 
     The state is synchronized and the function called. After a `HorovodInternalError` the remaining ranks form a new
     world, go back to the last commit, call the state's reset callbacks, synchronize it, and call the function again.
-    After a `HostsUpdatedInterrupt` they do the same, without going back. Wrong arguments (`UsageError`) and missing
-    features (`NotBuilt`) would only recur, so they end the run.
+    After a `HostsUpdatedInterrupt` they do the same, without going back. Wrong arguments (`UsageError`), missing
+    features (`NotBuilt`) and full disks (`Unwritable`) would only recur, so they end the run.
 
     Args:
         func: the function. All ranks call it with states that have the same attributes.
@@ -96,8 +97,7 @@ def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[],
                 _check_limit(faults, reset_limit, cause)
                 go_on_after(current(), cause)
             try:
-                if isinstance(cause, HostsUpdatedInterrupt):
-                    admit(current(), state.layout(), state.leaves)
+                if isinstance(cause, HostsUpdatedInterrupt) and admit(current(), state.layout(), state.leaves):
                     state.stay()
                 if cause is not None and reset is not None:
                     reset()
@@ -108,8 +108,9 @@ def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[],
                 state.sync()
                 current().losses.unsettled = False
                 _wait_for_enough(state)
+                _let_go(cause)
                 return func(state, *args, **kwargs)
-            except (UsageError, NotBuilt):
+            except (UsageError, NotBuilt, Unwritable):
                 raise
             except (SordinoError, HostsUpdatedInterrupt) as error:
                 cause = error
@@ -137,6 +138,13 @@ def _check_limit(faults: int, limit: int | None, cause: Exception) -> None:
             f"elastic.run: {faults} faults, but reset_limit={limit}. The last fault was {type(cause).__name__}: "
             f"{cause}. If the faults were independent losses, raise reset_limit"
         ) from cause
+
+
+def _let_go(cause: BaseException | None) -> None:
+    """Let go of the local variables of the calls that raised an error, such as batches and the last call's graph."""
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
 
 
 def _tell(faults: int, cause: Exception) -> None:

@@ -109,7 +109,8 @@ class ObjectState(State):
         rank = [one.token for one in reports].index(self._token)
         for part, snapshot in zip(self._parts.values(), received):
             part.install(snapshot, rank, len(reports))
-        self._size = len(reports)
+        if self._size is None:
+            self._size = len(reports)  # else `rejoin` has set it. After a loss since then the next commit interrupts
         self._version = max(one.version for one in reports) + 1
 
     def _receive_all(self) -> tuple[list[RankReport], list[Snapshot]]:
