@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import weakref
 from typing import Any
 
@@ -15,7 +16,6 @@ from sordino.errors import SordinoError, Unwritable
 from sordino.runtime.context import current
 from sordino.runtime.recovery import growth
 from sordino.torch.elastic import HostsUpdatedInterrupt, ObjectState
-from sordino.torch.elastic import run as runs
 
 
 @pytest.mark.parametrize("chained", [False, True])
@@ -76,7 +76,7 @@ def test_a_rank_asks_again_unless_all_want_to_leave(all_leave: bool, monkeypatch
         asked.append(leaves)
         return all_leave
 
-    monkeypatch.setattr(runs, "admit", admit)
+    monkeypatch.setattr(importlib.import_module("sordino.torch.elastic.run"), "admit", admit)
 
     @hvd.elastic.run
     def train(state: ObjectState) -> None:
