@@ -319,7 +319,7 @@ ERRORS = [
         "the last rank leaves, and nothing of the job remains",
         "forgotten rollback",
         _GROWTH,
-        "    if len(leavers) == context.size:\n        leavers = []\n",
+        "    if all_want_to_leave:\n        leavers = []\n",
         "",
         (_JOIN + "all_want_to_leave",),
     ),
