@@ -100,7 +100,7 @@ def _wait(job: Job, done: Any) -> None:
 
 
 def measure(folder: Path, how: Sequence[str], respawn: bool, steps: tuple[int, int]) -> dict[str, float]:
-    """Run one job with so many steps before and after the kill.
+    """Run one job, with these numbers of steps before and after the kill.
 
     Returns:
         Seconds to the newcomer's first step, and of the other rank's steps.

@@ -428,17 +428,17 @@ ERRORS = [
     Error(
         "hosts of a batch system count as this machine",
         "swapped rank",
-        "python/sordino/cli/run.py",
-        " or capacity.slurm_nodes(known) > 1",
+        _LAUNCHER + "capacity.py",
+        " or _slurm_nodes(environment) > 1",
         "",
         (_MISSING + "hosts_of_a",),
     ),
     Error(
         "hosts of a file count as this machine",
         "swapped rank",
-        "python/sordino/cli/run.py",
-        " or capacity.names_hosts(extra, known)",
-        "",
+        _LAUNCHER + "capacity.py",
+        " or _names_hosts(extra, environment) or",
+        " or",
         (_MISSING + "hosts_of_a",),
     ),
     Error(

@@ -149,10 +149,10 @@ class Folder:
             self._remove_others(int(step), names, drop_newer)
             return True
 
-        everyone = _Everyone(process_set)
-        done = everyone.gather(write, undo)
+        begun_by = len(_members(process_set).ranks or [])
+        done = _together(write, undo, process_set, begun_by)
         whole = make_a_whole([one for *_, one in done])
-        outlines = [] if whole else everyone.gather(lambda: outline(plain), undo)
+        outlines = [] if whole else _together(lambda: outline(plain), undo, process_set, begun_by)
         if not any(_together(complete, undo, process_set)):  # it may be complete, so the shards stay
             raise PeerLost(f"the rank that completes the checkpoint of step {step} is lost")
 
@@ -264,37 +264,32 @@ def _check_whole(outlines: Sequence[dict[str, Any]]) -> None:
         ) from error
 
 
-class _Everyone:
-    """The ranks that take part from the beginning to the end."""
+def _members(process_set: ProcessSet | None) -> ProcessSet:
+    # Imported here, because checkpoints can be read where the core, which `sordino.torch` needs, is not built.
+    from sordino.runtime.process_set import global_process_set
 
-    def __init__(self, process_set: ProcessSet | None) -> None:
-        from sordino.runtime.process_set import global_process_set
-
-        self._process_set = process_set
-        self._count = len((process_set or global_process_set).ranks or [])
-
-    def gather(self, action: Callable[[], T], undo: Callable[[], None]) -> list[T]:
-        """Return the results of all ranks, as `_together`. If one is lost, all others call `undo` and raise PeerLost.
-
-        Where ranks survive losses, all of them see the same results. Some may have recovered from a loss before they
-        counted the ranks, so the largest count is decisive.
-        """
-        answers = _together(lambda: (self._count, action()), undo, self._process_set)
-        if len(answers) < max(count for count, _ in answers):
-            undo()
-            raise PeerLost("a rank was lost before its part of the checkpoint was complete")
-        return [answer for _, answer in answers]
+    return process_set or global_process_set
 
 
-def _together(action: Callable[[], T], undo: Callable[[], None], process_set: ProcessSet | None) -> list[T]:
+def _together(
+    action: Callable[[], T], undo: Callable[[], None], process_set: ProcessSet | None, begun_by: int = 0
+) -> list[T]:
     """Return the results of `action` on all ranks. If it fails on one rank, all ranks call `undo` and raise.
 
     The error is an Unwritable or a UsageError that names the first rank on which it failed. But a rank on which
-    `action` raised anything else than a SordinoError or OSError raises that. If a rank is lost, no rank undoes
-    anything, because some ranks may know already that `action` succeeded on all ranks, and have continued.
+    `action` raised anything else than a SordinoError or OSError raises that.
+
+    Where a loss ends the world, a rank that hears of it undoes nothing, because some ranks may know already that
+    `action` succeeded on all ranks, and have continued. Where ranks survive losses, all remaining ones see the same
+    results. Then fewer results than ranks that have begun mean that all call `undo` and raise PeerLost.
+
+    Args:
+        action: what each rank does.
+        undo: called if it fails.
+        process_set: the ranks; None: all.
+        begun_by: number of ranks at the beginning. Some ranks may have recovered from a loss before they counted, so
+            the largest number of any rank is decisive. 0: a loss does not matter.
     """
-    # Imported here, because checkpoints can be read where the core, which `sordino.torch` needs, is not built.
-    from sordino.runtime.process_set import global_process_set
     from sordino.torch.functions import allgather_object
 
     result: T | None = None
@@ -306,12 +301,15 @@ def _together(action: Callable[[], T], undo: Callable[[], None], process_set: Pr
         failure = isinstance(error, UsageError), str(error)
     except Exception as error:
         other, failure = error, (False, f"{type(error).__name__}: {error}")
-    members = process_set or global_process_set
-    gathered: list[tuple[T, tuple[bool, str] | None]] = allgather_object((result, failure), process_set=members)
-    for rank, (_, reason) in enumerate(gathered):
+    said = (result, failure, begun_by)
+    gathered: list[tuple[T, tuple[bool, str] | None, int]] = allgather_object(said, process_set=_members(process_set))
+    for rank, (_, reason, _) in enumerate(gathered):
         if reason is not None:
             undo()
             if other is not None:
                 raise other
             raise (UsageError if reason[0] else Unwritable)(f"rank {rank}: {reason[1]}")
-    return [answer for answer, _ in gathered]
+    if len(gathered) < max(count for *_, count in gathered):
+        undo()
+        raise PeerLost("a rank was lost before its part of the checkpoint was complete")
+    return [answer for answer, *_ in gathered]

@@ -29,6 +29,7 @@ from functools import partial
 from sordino.cli import run_elastic
 from sordino.errors import NotBuilt, UsageError
 from sordino.launcher import capacity, jobs, mpi
+from sordino.launcher.descriptors import say
 from sordino.launcher.guard import guarded
 from sordino.launcher.processes import GRACE_S, Ended, StopSignals
 from sordino.launcher.restarts import repeat
@@ -145,7 +146,7 @@ def main(options: argparse.Namespace) -> int:
     # A batch system gives its hosts to mpirun only.
     known = environment if by_mpi else {}
     capacity.check(ranks, hosts, extra, known, capacity.this_machine(), options.oversubscribe)
-    spreads = bool(hosts) or capacity.names_hosts(extra, known) or capacity.slurm_nodes(known) > 1
+    spreads = capacity.spreads(hosts, extra, known)
     exports = mpi.parse_exports(options.env, spreads, environment)
     job = mpi.Job(ranks, options.command, hosts, exports, extra, spreads)
     return (_by_mpi if by_mpi else _locally)(options, job, environment)
@@ -186,7 +187,7 @@ def _locally(options: argparse.Namespace, job: mpi.Job, environment: dict[str, s
     environment.setdefault("OMP_NUM_THREADS", str(max(1, capacity.this_machine().cores // job.ranks)))
     survives_losses = environment.get(ON_PEER_LOST) == "continue"
     if options.verbose:
-        print(f"sordino run: {job.ranks} ranks: {shlex.join(mpi.resolve(job.command))}", file=sys.stderr, flush=True)
+        say(f"{job.ranks} ranks: {shlex.join(mpi.resolve(job.command))}")
     with jobs.job_folder() as place:
 
         def start(number: int, stop: StopSignals) -> Ended:
@@ -202,7 +203,7 @@ def _by_mpi(options: argparse.Namespace, job: mpi.Job, environment: dict[str, st
     if options.on_peer_lost == "continue":
         job = replace(job, extra=[*mpi.fault_tolerance(launcher), *job.extra])
     if options.verbose:
-        print(f"sordino run: {shlex.join(mpi.command_line(launcher, job, environment))}", file=sys.stderr, flush=True)
+        say(shlex.join(mpi.command_line(launcher, job, environment)))
     with jobs.place_for(launcher, job) as place:
 
         def start(number: int, stop: StopSignals) -> Ended:

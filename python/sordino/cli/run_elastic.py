@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import resource
 import shlex
-import sys
 from collections.abc import Callable, Mapping
 
 from sordino.errors import UsageError
 from sordino.launcher import mpi
+from sordino.launcher.descriptors import say
 from sordino.launcher.discovery import Discovery
 from sordino.launcher.elastic import FILES_PER_PROCESS, OTHER_FILES, SSH, ElasticJob, Limits
 from sordino.launcher.processes import Ended, StopSignals
@@ -87,7 +87,7 @@ def starter(
     exported = mpi.parse_exports(options.env, True, environment)
     words, ssh = mpi.resolve(options.command), options.ssh or SSH
     if options.verbose:
-        print(f"sordino run: {shlex.join(words)}; on other hosts by {ssh}", file=sys.stderr, flush=True)
+        say(f"{shlex.join(words)}; on other hosts by {ssh}")
 
     def start(number: int, stop: StopSignals) -> Ended:
         restart = {"SORDINO_RESTART": str(number)}

@@ -103,6 +103,11 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
         completer: the thread that completes the futures of the group; None: this work's future has its own thread.
     """
 
+    # Most works use none of these.
+    _limit: tuple[float, timedelta] | None = None
+    _future: Future[Any] | None = None
+    _devices: Sequence[Any] = ()
+
     def __init__(
         self,
         parts: Sequence[Part],
@@ -122,11 +127,6 @@ class SordinoWork(dist.Work):  # type: ignore[misc]
             if tensor.is_cuda:
                 self._use_devices()
                 break
-
-    # Most works use none of these.
-    _limit: tuple[float, timedelta] | None = None
-    _future: Future[Any] | None = None
-    _devices: Sequence[Any] = ()
 
     def _use_devices(self) -> None:
         self._devices = list({tensor.device: None for tensor in self._results if tensor.is_cuda})

@@ -67,13 +67,18 @@ def _group_limit(root: str) -> int | None:
     return _core.limits(root)["memory"]
 
 
-def names_hosts(extra: Sequence[str], environment: Mapping[str, str]) -> bool:
+def spreads(hosts: Sequence[str], extra: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether ranks may run on other hosts. Arguments are those of `check`."""
+    return bool(hosts) or _names_hosts(extra, environment) or _slurm_nodes(environment) > 1
+
+
+def _names_hosts(extra: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Return whether options of mpirun, or variables such as a batch system's, name hosts for it."""
     options = (word.partition("=")[0] for word in extra)
     return any(map(_HOST_OPTIONS.fullmatch, options)) or any(environment.get(name) for name in _HOST_VARIABLES)
 
 
-def slurm_nodes(environment: Mapping[str, str]) -> int:
+def _slurm_nodes(environment: Mapping[str, str]) -> int:
     """Return the number of nodes that Slurm gives to mpirun; 1 without Slurm."""
     nodes = environment.get("SLURM_JOB_NUM_NODES", "")
     return int(nodes) if re.fullmatch(r"[1-9]\d{0,4}", nodes) else 1
@@ -99,12 +104,12 @@ def check(
     """
     if hosts:
         machines, where = [_machine(host, here) for host in hosts], f"--hosts {','.join(hosts)}"
-    elif names_hosts(extra, environment):
+    elif _names_hosts(extra, environment):
         if ranks > _MOST_ELSEWHERE:
             raise UsageError(f"-np {ranks}: the limit is {_MOST_ELSEWHERE} ranks; correct it")
         return
     else:
-        nodes = slurm_nodes(environment)
+        nodes = _slurm_nodes(environment)
         machines = [here] * nodes
         where = f"this machine ({here})" if len(machines) == 1 else f"{nodes} nodes like this one ({here})"
     most, beyond = (sum(machine.most(how) for machine in machines) for how in (oversubscribe, True))

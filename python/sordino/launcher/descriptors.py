@@ -62,7 +62,8 @@ def say(text: str) -> None:
 def output_pair() -> tuple[int, int]:
     """Return the descriptors to read and to write the stdout of a rank.
 
-    It is a pseudo-terminal, so that programs write line by line; a pipe if the system has none left.
+    They are the ends of a pseudo-terminal, so that programs write line by line, or of a pipe if the system has no
+    pseudo-terminal left.
     """
     try:
         reading, writing = os.openpty()

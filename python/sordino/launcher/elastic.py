@@ -146,7 +146,7 @@ class ElasticJob:
             stack.enter_context(stop.to(self._send))
             while not self._over(stop):
                 if problem := self._discovery.look():
-                    self._say(f"--host-discovery-script: {problem}; the known hosts stay")
+                    descriptors.say(f"--host-discovery-script: {problem}; the known hosts stay")
                 if not stop.received and self._ends is None:
                     self._follow_hosts()
                 self._wait()
@@ -157,7 +157,7 @@ class ElasticJob:
         if stopped and status != 0:
             return Ended(128 + stopped, stopped)
         if why:
-            self._say(why)
+            descriptors.say(why)
         return Ended(status, stopped, why=why)
 
     def _over(self, stop: StopSignals) -> bool:
@@ -201,7 +201,7 @@ class ElasticJob:
         gone = surplus(hosts, taken)
         for process in self._living.values():
             if process.slot in gone and process.kill_at is None:
-                self._say(f"{process.slot.host} has fewer slots; the process there gets SIGTERM")
+                descriptors.say(f"{process.slot.host} has fewer slots; the process there gets SIGTERM")
                 process.send(signal.SIGTERM)
                 process.kill_at = now + self._grace
             if process.kill_at is not None and now >= process.kill_at:
@@ -212,7 +212,7 @@ class ElasticJob:
         for slot in slots[: self._limits.most - len(self._living)]:
             if self._stop.received:
                 break
-            self._say(f"a process on {slot.host} joins")
+            descriptors.say(f"a process on {slot.host} joins")
             self._failures = self._failures[1:]
             self._start(slot, None)
             staying += 1
@@ -228,7 +228,7 @@ class ElasticJob:
         """
         self._size, self._short_since = len(slots), None
         hosts = dict.fromkeys(slot.host for slot in slots)
-        self._say(f"{_processes(len(slots))} on {', '.join(hosts)}")
+        descriptors.say(f"{_processes(len(slots))} on {', '.join(hosts)}")
         all(not self._stop.received and self._start(slot, number) for number, slot in enumerate(slots))
 
     def _wait_for_more(self, now: float, what: str, tells: bool) -> None:
@@ -236,7 +236,7 @@ class ElasticJob:
         if self._short_since is None:
             self._short_since = now
             if tells:
-                self._say(f"{what}; waiting for hosts, at most {self._limits.patience:.0f} s")
+                descriptors.say(f"{what}; waiting for hosts, at most {self._limits.patience:.0f} s")
         elif now - self._short_since > self._limits.patience:
             problem = f" ({self._discovery.problem})" if self._discovery.problem else ""
             self._verdict = (
@@ -267,7 +267,7 @@ class ElasticJob:
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            self._say(f"{words[0]}: {error.strerror}")
+            descriptors.say(f"{words[0]}: {error.strerror}")
             for descriptor in (orders, output, errors):
                 os.close(descriptor)
             self._note(slot, 127, 0.0)
@@ -326,7 +326,7 @@ class ElasticJob:
         if not self._met and not self._stop.received:
             self._end_all(now + _SAY_S)
         elif self._living:
-            self._say(text)
+            descriptors.say(text)
 
     def _end_all(self, at: float) -> None:
         if self._ends is None:
@@ -357,10 +357,6 @@ class ElasticJob:
             process.rank.close()
             os.close(process.orders)  # the agents end their processes
         self._events.close()
-
-    @staticmethod
-    def _say(text: str) -> None:
-        descriptors.say(text)
 
 
 def _address_for(host: str) -> str:

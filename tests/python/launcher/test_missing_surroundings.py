@@ -124,7 +124,7 @@ def test_without_a_free_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.
 
 
 def test_children_of_a_rank_that_is_replaced_end(tmp_path: Path) -> None:
-    """What they hold, such as a port, is free for the replacement."""
+    """The replacement can take what they held, such as a port."""
     program = (
         "import os, pathlib, signal, subprocess, sys, time\n"
         "import sordino.torch as hvd\n"

@@ -1,4 +1,4 @@
-"""What `hvd.elastic.run` keeps from one call of the training function to the next."""
+"""`hvd.elastic.run` keeps, from one call of the training function to the next, what it needs and nothing else."""
 
 from __future__ import annotations
 
